@@ -1,5 +1,4 @@
-"""The page of a trial: counts by part of the project, every mutant with the test that ended it, and
-the survivors."""
+"""The page of a trial: counts by part of the project, the survivors and the equivalents."""
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ from ops.checks.mutants.trial import Outcome, Result
 _HEAD = """# Learning mutants
 
 Each mutant is one small change that makes a run learn wrongly. It is made in a copy of the tree.
-The tests that should notice are run there, fleets never. The list is
-`ops/checks/mutants/catalogue.toml`; `make mutants` runs it and writes this page and
-`ops/results/mutants.json`. A survivor is a change that these tests do not notice. An equivalent
-computes the same as the original, and has a reason.
+The tests that should notice are run there, fleets never. `ops/checks/mutants/catalogue.toml` has the
+changes and what each breaks; `make mutants` runs them and writes this page and
+`ops/results/mutants.json`, which names the test that noticed each. A survivor is a change that these
+tests do not notice. An equivalent computes the same as the original, and has a reason.
 """
 
 
@@ -46,17 +45,7 @@ def write_page(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome], *, co
         if chosen:
             lines += ["", f"## {title}", "", "| mutant | change | why |", "|---|---|---|"]
             lines += [f"| {m.name} | {_cell(m.breaks)} (`{m.file}`) | {_cell(m.equivalent)} |" for m in chosen]
-    lines += ["", "## Killed", "", "| mutant | in | breaks | noticed by |", "|---|---|---|---|"]
-    for mutant in mutants:
-        outcome = outcomes[mutant.name]
-        if outcome.result is Result.KILLED:
-            lines.append(f"| {mutant.name} | `{mutant.file}` | {_cell(mutant.breaks)} | {_test(outcome.by)} |")
     return "\n".join(lines) + "\n"
-
-
-def _test(by: str) -> str:
-    file, _, test = by.partition("::")
-    return f"`{file}`: {_cell(test.partition('[')[0])}" if test else _cell(by)
 
 
 def _cell(text: str) -> str:
