@@ -40,6 +40,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 -- only looked at
 _NUM_PROMPTS = 512
 _ANSWER_S = 1.0
 _COMMAND_S = 300.0
+_WORDS_CHARS = 600
 _HEARS_HANGUPS = ("env", "--default-signal=HUP")
 """A process that a drill under nohup starts would inherit an ignored SIGHUP, and no supervisor
 would receive one."""
@@ -62,6 +63,8 @@ class DrillFleet:
         self.clock = folder / "clock"
         self.orders = folder / "orders"
         self.journals = folder / "journals"
+        self.last_words = ""
+        """What the last command said beside its output."""
         self.memory = MEMORY
         """The fleet's ``/dev/shm``, as this process sees it."""
         self._settings = list(settings)
@@ -142,9 +145,13 @@ class DrillFleet:
                 [*self._host, sys.executable, "-m", "pipeline.cli", *arguments, "--json"],
                 cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=timeout_s,
             )  # fmt: skip
+            self.last_words = done.stderr[-_WORDS_CHARS:].strip()
             return json.loads(done.stdout)
-        except (subprocess.TimeoutExpired, json.JSONDecodeError):
-            return None
+        except subprocess.TimeoutExpired:
+            self.last_words = f"no answer within {timeout_s:g} s"
+        except json.JSONDecodeError:
+            pass
+        return None
 
     def prepared(self, program: str, *arguments: str) -> subprocess.Popen[str]:
         """Start a Python program on the fleet's host, which reads and writes through pipes."""

@@ -271,6 +271,6 @@ def _end(one: Striking, outcome: Outcome, watch: DrillWatch) -> None:
 def _audit(fleet: DrillFleet) -> Audited:
     found = fleet.command("ledger", "audit", str(fleet.run_dir))
     if found is None:
-        return Audited(balances=False, in_flight=0, text="the audit gave no answer")
+        return Audited(balances=False, in_flight=0, text=f"the audit gave no answer: {fleet.last_words}")
     in_flight = sum(found["trajectories"]["in_flight"].values())
     return Audited(found["balances"], in_flight, f"{found['trajectories']}")

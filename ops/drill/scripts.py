@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from ops.drill.fleet import DrillFleet
 from pipeline.ledger.address import read_address
@@ -29,8 +31,12 @@ def keep_busy(fleet: DrillFleet, seconds: float | None) -> Callable[[], object]:
     assert address is not None, "a run that has taken updates has a server"
 
     def run() -> None:
-        # it takes as long as the script, and ends with the server
-        with redis.Redis.from_url(address.url, socket_timeout=_JOIN_S) as client, suppress(redis.RedisError):
+        # it takes as long as the script, and ends with the server: the next one gets no script
+        never = Retry(NoBackoff(), 0)
+        with (
+            redis.Redis.from_url(address.url, socket_timeout=_JOIN_S, retry=never) as client,
+            suppress(redis.RedisError),
+        ):
             client.execute_command("EVAL", _BUSY if seconds else _ENDLESS, 1, _KEY, seconds or 0.0)
 
     thread = threading.Thread(target=run, name="busy", daemon=True)

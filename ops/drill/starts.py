@@ -27,6 +27,7 @@ _SPREAD_S = 1.5
 _TIGHT_S = 0.002
 _ORDER_S = 180.0
 _HELD_S = 60.0
+_FINISHED = "is finished"
 
 
 def is_starting(fleet: DrillFleet) -> bool:
@@ -55,46 +56,48 @@ def kill_server(fleet: DrillFleet, rng: random.Random) -> str:
 
 def go_down(fleet: DrillFleet, rng: random.Random) -> tuple[list[Event], str]:
     """Have the run end by ``headrace down``; return what happened, and a note."""
-    order = Order(fleet, "down", str(fleet.run_dir))
-    _until_begun(fleet)
-    time.sleep(rng.choice([0.0, rng.uniform(0.0, _SPREAD_S)]))
-    was_late = not is_starting(fleet)
+    answer, words, note = _accepted(fleet, rng, "down", str(fleet.run_dir))
     version = max((row.policy_version for row in fleet.updates()), default=-1)
-    answer, words = order.give()
     is_over = bool(until(fleet.is_over, 5.0))
     found = "the supervisor went on" if answer is not None else f"the command failed: {words}"
     if not is_over:
         fleet.supervisor.kill()
         fleet.supervisor.wait()
     events: list[Event] = [Wished("`headrace down` during a start", held=is_over and answer is not None, found=found)]
-    events += [Told(Ending.DOWN_STARTING, version), SupervisorEnded(fleet.supervisor.returncode)]
-    return events, "the start was over" if was_late else ""
+    return [*events, Told(Ending.DOWN_STARTING, version), SupervisorEnded(fleet.supervisor.returncode)], note
 
 
 def scale(fleet: DrillFleet, rng: random.Random) -> tuple[list[Event], str]:
     """Change the number of generators; return whether that holds, and a note."""
     number = rng.choice([1, 3])
-    order = Order(fleet, "scale", f"generator={number}", str(fleet.run_dir))
+    answer, words, note = _accepted(fleet, rng, "scale", f"generator={number}", str(fleet.run_dir))
+    what = f"`headrace scale generator={number}` during a start"
+    if answer is None and (fleet.is_over() or _FINISHED in words):
+        return [], f"the run was over before the start was; {note}"
+    if answer is None:
+        return [Wished(what, held=False, found=f"{note}: {words}")], ""
+    until(lambda: not is_starting(fleet), _START_S)
+    is_held = until(lambda: fleet.is_over() or _num_generators(fleet) == (number, number), _HELD_S)
+    found = "{} are wanted, {} are there".format(*_num_generators(fleet))
+    return [Wished(what, held=bool(is_held), found=found)], note
+
+
+def _accepted(fleet: DrillFleet, rng: random.Random, *order: str) -> tuple[Any, str, str]:
+    """Give an order during the start, again and again while it is refused: its folder is made, or the
+    start is to be waited for. Return the answer, the last words, and a note."""
+    first = Order(fleet, *order)
     _until_begun(fleet)
     time.sleep(rng.choice([0.0, rng.uniform(0.0, _SPREAD_S)]))
     num_refused, deadline = 0, time.monotonic() + _START_S
     was_late = not is_starting(fleet)
-    answer, words = order.give()
-    # it is told to wait for the start
-    while answer is None and "is finished" not in words and time.monotonic() < deadline and not fleet.is_over():
+    answer, words = first.give()
+    while answer is None and _FINISHED not in words and time.monotonic() < deadline and not fleet.is_over():
         num_refused += 1
         was_late = not is_starting(fleet)
-        answer, words = Order(fleet, "scale", f"generator={number}", str(fleet.run_dir)).give()
-    what = f"`headrace scale generator={number}` during a start"
-    if answer is None and (fleet.is_over() or "is finished" in words):
-        return [], f"the run was over before the start was, refused {num_refused} times"
-    if answer is None:
-        return [Wished(what, held=False, found=f"refused {num_refused} times: {words}")], ""
-    until(lambda: not is_starting(fleet), _START_S)
-    is_held = until(lambda: fleet.is_over() or _num_generators(fleet) == (number, number), _HELD_S)
-    found = "{} are wanted, {} are there".format(*_num_generators(fleet))
-    note = f"accepted {'after' if was_late else 'during'} the start, refused {num_refused} times before"
-    return [Wished(what, held=bool(is_held), found=found)], note
+        answer, words = Order(fleet, *order).give()
+    when = "after" if was_late else "during"
+    note = f"{order[0]} accepted {when} the start" + (f", refused {num_refused} times before" if num_refused else "")
+    return answer, words, note if num_refused or was_late else ""
 
 
 def _num_generators(fleet: DrillFleet) -> tuple[int, int]:
