@@ -16,12 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from ops.docs.whole_fleet import whole_collector
 from pipeline.ledger.types import Pause, QueueStat
 from pipeline.observability.effective_time import EffectiveTime, UpSpan, effective_time
-from pipeline.observability.metric_names import ENDPOINT_METRICS, WORKER_METRICS
 from pipeline.observability.metrics import HeartbeatCollector, MetricsServer
 from pipeline.runtime.registry.contract import LinkReport, WaitingFor
 from protocol.errors import ConfigError
 from tests.manual_clock import ManualClock
-from tests.pipeline.observability.counters_in_code import counters_in_code
 from tests.pipeline.observability.test_live_view import TOTALS
 from tests.pipeline.observability.test_status import NOW, beat
 
@@ -46,22 +44,6 @@ def whole_page() -> str:
 @pytest.fixture(scope="module")
 def families(whole_page: str) -> list[Metric]:
     return list(text_string_to_metric_families(whole_page))
-
-
-def test_every_counter_of_a_worker_is_a_metric() -> None:
-    found = counters_in_code()
-    assert len(found) > 50, "the code is looked through"
-    missing = {
-        name: place
-        for name, place in found.items()
-        if name not in WORKER_METRICS and name.removeprefix("ENDPOINT:") not in ENDPOINT_METRICS
-    }
-    assert missing == {}, "pipeline/observability/metric_names.py has no metric for these counters"
-
-
-def test_no_metric_is_of_a_counter_that_no_worker_has() -> None:
-    found = {name.removeprefix("ENDPOINT:") for name in counters_in_code()}
-    assert {*WORKER_METRICS, *ENDPOINT_METRICS} - found == set()
 
 
 def test_the_effective_time_is_there_by_its_three_measures(whole_page: str) -> None:
