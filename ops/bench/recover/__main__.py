@@ -3,19 +3,12 @@
     python -m ops.bench.recover --role learner generator --minutes 10 --mean 30 --json bench-results/recover.json
     python -m ops.bench.recover --role learner --fault kill --mean 120 --gaps failures.csv
     python -m ops.bench.recover --role generator --against fleet.standby=1
-    python -m ops.bench.recover --oracle --role generator learner --fault kill --mean 40 --set emulation.load_s=10
     python -m ops.bench.recover --shown bench-results/recover.json
 
 Each role has a fleet of its own, of real processes with emulated models. Faults arrive by seeded
 exponential gaps, or by those of a file, such as a published failure trace. Its gaps can be
 rescaled. With --against each run is made twice, the second time with other settings and the same
 faults.
-
-With --oracle each run is made with three fleets: without standbys, with them, and with an oracle's
-that knows each fault in advance. At each arrival one worker is struck, or several at one moment.
-``ops.bench.recover.oracle`` has the weights, and what is compared. The fleet with standbys has as
-many as suffice with 0.99, or ``fleet.standby`` by --set. The oracle's arrivals wait until standbys
-are ready for all that they strike. A learner has a standby of its own, in the last two fleets.
 
 *Consumes* seeds and perhaps a file. *Produces* tables, JSON, and exit code 1 when a bar does not
 hold. *Waits for* the fleets."""
@@ -29,33 +22,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ops.bench.recover.arrivals import dealt, exponential, onsets, read_gaps, replayed, rescaled
-from ops.bench.recover.oracle import COLD, FLEETS, ORACLE, oracle_bars, oracle_tables, sufficient, weighted_cases
-from ops.bench.recover.processes import FAULTS, ROLES, SETTINGS, PlannedRun, measure
+from ops.bench.recover.arrivals import exponential, onsets, read_gaps, replayed, rescaled
+from ops.bench.recover.processes import FAULTS, ROLES, PlannedRun, measure
 from ops.bench.recover.trials import BASE, RunRecord, Trial, bars, compared, read_runs, spoken, tables, written
 from ops.bench.table import provenance
 from ops.drill.fleet import ROOT
 from ops.ending import exit_code
-from pipeline.config.load import load_config
 from pipeline.process.progress_bar import tracked
-from pipeline.supervisor.standbys.number import DAY_S
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
 MEAN_S = 30.0
-_RUN_FILE = ROOT / "configs" / "drill.toml"
 
 
 def planned(given: argparse.Namespace) -> Iterator[PlannedRun]:
     """Yield the runs: of each role and seed one for each of the compared fleets, in turns.
 
     Raises ConfigError for times that are not above 0, and DataError for a file with nonsense."""
-    for name in ("minutes", "warm", "mean", "window", "rate"):
+    for name in ("minutes", "warm", "mean"):
         value = getattr(given, name)
         if value is not None and not 0.0 < value < float("inf"):
             raise ConfigError(f"--{name} is {value:g}; expected a finite number above 0")
-    if given.oracle and given.against:
-        raise ConfigError("--oracle compares fleets of its own; expected it without --against")
     gaps = None if given.gaps is None else read_gaps(given.gaps)
     if gaps is not None and given.mean is not None:
         gaps = rescaled(gaps, given.mean)
@@ -64,7 +51,7 @@ def planned(given: argparse.Namespace) -> Iterator[PlannedRun]:
         arriving = exponential(given.mean or MEAN_S, seed) if gaps is None else replayed(gaps, seed)
         plan = PlannedRun(BASE, role, tuple(given.fault), onsets(arriving, 60.0 * given.minutes), seed, given.warm,
                           60.0 * given.minutes, tuple(given.set))  # fmt: skip
-        runs = _against_oracle(plan, given) if given.oracle else _against(plan, given.against)
+        runs = _against(plan, given.against)
         yield from runs[number % len(runs) :]
         yield from runs[: number % len(runs)]
 
@@ -72,32 +59,6 @@ def planned(given: argparse.Namespace) -> Iterator[PlannedRun]:
 def _against(plan: PlannedRun, settings: Sequence[str] | None) -> list[PlannedRun]:
     other = [replace(plan, label=" ".join(settings), settings=(*plan.settings, *settings))] if settings else []
     return [plan, *other]
-
-
-def _against_oracle(plan: PlannedRun, given: argparse.Namespace) -> list[PlannedRun]:
-    """Return the three fleets under one plan. Raises ConfigError: fewer arrivals than cases."""
-    config = load_config([_RUN_FILE], [*SETTINGS, *plan.settings])
-    is_learner = plan.role is Role.LEARNER
-    num_workers = 1 if is_learner else getattr(config.fleet, str(plan.role))
-    failing = (num_workers, given.rate or config.recovery.faults_per_day, given.window)
-    weights = weighted_cases(*failing, given.catastrophe)
-    sizes = [size for size, _ in weights]
-    if len(plan.onsets) < len(sizes):
-        raise ConfigError(
-            f"{len(plan.onsets)} faults arrive in {given.minutes:g} minutes; expected at least {len(sizes)}, one for each "
-            "number of workers: raise --minutes or lower --mean"
-        )
-    plan = replace(plan, sizes=dealt(sizes, len(plan.onsets), plan.seed), weights=weights)
-    standbys = config.fleet.standby
-    most = max(sufficient(*failing), *sizes, standbys if isinstance(standbys, int) else 0)
-    settings = {
-        COLD: (*plan.settings, "fleet.standby=0", "fleet.standby_learner=off"),
-        BASE: (f"fleet.standby={sufficient(*failing)}", *plan.settings),
-        ORACLE: (*plan.settings, f"fleet.standby={most}"),
-    }
-    if is_learner:
-        settings |= dict.fromkeys((BASE, ORACLE), (*plan.settings, "fleet.standby_learner=on"))
-    return [replace(plan, label=label, settings=settings[label], is_foretold=label == ORACLE) for label in FLEETS]
 
 
 def _said(trial: Trial) -> None:
@@ -118,18 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one run of each role for each")
     parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of all runs")
     parser.add_argument("--against", nargs="+", metavar="SETTING=VALUE", help="compare with these settings")
-    parser.add_argument(
-        "--oracle", action="store_true", help="compare cold starts, standbys, and an oracle that knows each fault"
-    )
-    parser.add_argument("--rate", type=float, metavar="FAULTS", help="of a worker a day, for the oracle's weights")
-    parser.add_argument(
-        "--window",
-        type=float,
-        default=DAY_S,
-        metavar="SECONDS",
-        help="within which faults weigh as simultaneous; a day",
-    )
-    parser.add_argument("--catastrophe", type=int, metavar="WORKERS", help="struck at once, with weight 0.01")
     parser.add_argument("--shown", type=Path, nargs="+", metavar="FILE", help="show earlier results instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every trial")
     given = parser.parse_args(arguments)
@@ -146,8 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 conditions = provenance("recover", arguments, seeds=given.seed, load=[min(loads), max(loads)])
                 given.json.parent.mkdir(parents=True, exist_ok=True)
                 given.json.write_text(written(conditions, runs), encoding="utf-8")
-    print(f"\n{tables(runs)}\n\n{compared(runs)}{oracle_tables(runs)}")
-    held = bars(runs) | oracle_bars(runs)
+    print(f"\n{tables(runs)}\n\n{compared(runs)}")
+    held = bars(runs)
     print("\n".join(f"{'holds' if value else 'DOES NOT HOLD'}: {bar}" for bar, value in held.items()))
     for run in runs:
         said = [*(f"ended without a fault: {words}" for words in run.healthy), *run.notes]

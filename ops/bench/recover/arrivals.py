@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, islice, pairwise, repeat, takewhile
+from itertools import accumulate, chain, pairwise, repeat, takewhile
 from math import fsum, isfinite
 from pathlib import Path
 
@@ -65,13 +65,6 @@ def replayed(gaps: Sequence[float], seed: int) -> Iterator[float]:
     """Yield given gaps again and again, from a seeded place on."""
     start = random.Random(f"gaps/{seed}").randrange(len(gaps))
     return chain(gaps[start:], chain.from_iterable(repeat(gaps)))
-
-
-def dealt(sizes: Sequence[int], number: int, seed: int) -> tuple[int, ...]:
-    """Return a size for each of so many arrivals: each size once a round, in a seeded order."""
-    rng = random.Random(f"sizes/{seed}")
-    rounds = (rng.sample(sizes, len(sizes)) for _ in range(0, number, len(sizes)))
-    return tuple(islice(chain.from_iterable(rounds), number))
 
 
 def onsets(gaps: Iterable[float], duration_s: float) -> tuple[float, ...]:

@@ -8,7 +8,6 @@ ledger, messages, snapshots and repairs are real. Only the injector knows the on
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -17,8 +16,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -31,13 +29,11 @@ from ops.bench.recover.trials import (
     repaired,
     usual_seconds,
 )
-from ops.drill.events import Replaced
+from ops.drill.events import Lost
 from ops.drill.fleet import DrillFleet, until
 from ops.drill.witness import Witness
 from pipeline.observability.effective_reader import EffectiveTimeReader
 from pipeline.observability.repairs import PARTS, RepairRow, read_repairs, read_steps
-from pipeline.process.records import process_runs
-from pipeline.process.standby_files import read_reports
 from protocol.errors import DataError
 from protocol.ids import Role
 
@@ -80,12 +76,6 @@ class PlannedRun:
     duration_s: float
     settings: tuple[str, ...] = ()
     """Over ``SETTINGS``."""
-    sizes: tuple[int, ...] = ()
-    """Workers that each arrival strikes at one moment; none: one each."""
-    is_foretold: bool = False
-    """Whether each arrival waits until standbys are ready for all that it strikes."""
-    weights: tuple[tuple[int, float], ...] = ()
-    """Of the sizes, in a comparison with an oracle."""
 
 
 @dataclass(slots=True)
@@ -143,7 +133,8 @@ def measure(plan: PlannedRun, on_trial: Callable[[Trial], None] = lambda _: None
         fleet.close()
         events = witness.close()
     ahead_s = time.time() - time.monotonic()
-    replaced = [(one.at_s + ahead_s, one.worker, one.reason) for one in events if isinstance(one, Replaced)]
+    lost = [one for one in events if isinstance(one, Lost) and one.how == "worker_replaced"]
+    replaced = [(one.at_s + ahead_s, one.worker, one.reason) for one in lost]
     found = run.record(replaced, balances=balances)
     shutil.rmtree(folder, ignore_errors=True)
     return found
@@ -163,8 +154,6 @@ class _StruckFleet:
         self._rows = list[RepairRow]()
         self._next_read_s = 0.0
         self._num_left_out = 0
-        self._ready_since_s: float | None = None
-        """When as many standbys were ready as the next arrival needs."""
 
     def warm(self) -> None:
         """Wait for the first updates, and go on without faults. Raises DataError."""
@@ -177,15 +166,11 @@ class _StruckFleet:
 
     def strike_all(self) -> None:
         """Strike at each arrival, and wait for the repairs. Raises DataError when the run ends."""
-        sizes = self._plan.sizes or (1,) * len(self._plan.onsets)
-        waiting = deque(enumerate(zip(self._plan.onsets, sizes, strict=True)))
+        waiting = deque(self._plan.onsets)
         while waiting or self._open or time.time() < self._began_s + self._plan.duration_s:
             now_s = time.time() - self._began_s
-            if waiting:
-                number, (due_s, size) = waiting[0]
-                if self._may_strike(size) and now_s >= due_s and self._strike(number, due_s, size):
-                    waiting.popleft()
-                    self._ready_since_s = None
+            if waiting and now_s >= waiting[0] and self._strike(waiting[0]):
+                waiting.popleft()
             self._settle()
             last_s = max((each.trial.onset_s for each in self._open), default=now_s)
             if now_s > last_s + _LATEST_S or now_s > self._plan.duration_s + 2 * _LATEST_S:
@@ -223,61 +208,39 @@ class _StruckFleet:
                 return
             time.sleep(min(_POLL_S, left_s))
 
-    def _may_strike(self, size: int) -> bool:
-        """Return whether so many workers may be struck: a foretold arrival waits until standbys are
-        ready for them, and the supervisor knows of these."""
-        if not self._plan.is_foretold:
-            return True
-        reports = read_reports(self._fleet.run_dir).values()
-        ready = [report for report in reports if self._plan.role in report.roles and process_runs(report.pid)]
-        needs_weights = self._plan.role is not Role.LEARNER
-        if sum(report.version is not None or not needs_weights for report in ready) < size:
-            self._ready_since_s = None
-        elif self._ready_since_s is None:
-            self._ready_since_s = time.monotonic()
-        return self._ready_since_s is not None and time.monotonic() - self._ready_since_s > _KNOWN_S
-
-    def _strike(self, number: int, due_s: float, size: int) -> bool:
-        """Strike so many workers of the role that are at work; False while there are too few."""
+    def _strike(self, due_s: float) -> bool:
+        """Strike a worker of the role that is at work; False while there is none."""
         under_repair = {each.trial.target for each in self._open}
         at_work = [beat for beat in self._fleet.workers(self._plan.role) if beat.progress > 0]
         free = [beat for beat in at_work if beat.who.worker not in under_repair]
-        if len(free) < size:
+        if not free:
             return False
-        chosen = self._rng.sample(free, size)
+        beat = self._rng.choice(free)
         fault = self._rng.choice(self._plan.faults)
         self._seen.look(self._fleet)
         load = round(os.getloadavg()[0], 2)
-        struck = list[_Struck]()
-        for beat in chosen:
-            onset_s = time.time() - self._began_s
-            if self._fleet.kill(beat.pid, FAULTS[fault]):
-                put_off_s = round(onset_s - due_s, 3)
-                trial = Trial(str(self._plan.role), fault, beat.who.worker, round(onset_s, 3), put_off_s, load=load)
-                struck.append(_Struck(replace(trial, strike=number)))
-        self._open += struck
-        return bool(struck)
+        onset_s = time.time() - self._began_s
+        if not self._fleet.kill(beat.pid, FAULTS[fault]):
+            return False
+        put_off_s = round(onset_s - due_s, 3)
+        trial = Trial(str(self._plan.role), fault, beat.who.worker, round(onset_s, 3), put_off_s, load=load)
+        self._open.append(_Struck(trial))
+        return True
 
     def _settle(self) -> None:
-        """Complete the trials whose repair is in the record, a learner's once it has committed. In
-        a comparison with an oracle the worker's log has the first work, too."""
+        """Complete the trials whose repair is in the record, a learner's once it has committed."""
         now_s = time.monotonic()
-        if is_read := now_s >= self._next_read_s:
+        if now_s >= self._next_read_s:
             self._next_read_s = now_s + _READ_EVERY_S
             self._rows, _ = read_repairs(self._fleet.run_dir)
         is_learner = self._plan.role is Role.LEARNER
-        is_logged = bool(self._plan.weights) and not is_learner
         for each in list(self._open):
             if not each.is_repaired and (found := repaired(each.trial, self._began_s, self._rows)) is not None:
                 each.trial, each.is_repaired = found, True
             if is_learner and each.trial.committed_s is None:
                 found = committed(each.trial, self._began_s, self._seen.updates)
                 each.trial = found or each.trial
-            if is_logged and is_read and each.is_repaired and each.trial.worked_s is None:
-                onset_s = self._began_s + each.trial.onset_s
-                each.trial = replace(each.trial, worked_s=first_work(self._fleet.run_dir, each.trial.target, onset_s))
-            waits = (is_learner and each.trial.committed_s is None) or (is_logged and each.trial.worked_s is None)
-            if each.is_repaired and not waits:
+            if each.is_repaired and not (is_learner and each.trial.committed_s is None):
                 self._open.remove(each)
                 self._done.append(each.trial)
                 self._on_trial(each.trial)
@@ -310,29 +273,13 @@ class _StruckFleet:
             healthy=ended_unstruck(ended, trials),
             balances=balances,
             trials=trials,
-            weights=self._plan.weights,
             usual_ratio=round(self._usual_ratio, 4),
             notes=(*(f"evicted: {sentence}" for _, _, sentence in evicted), *self._left_out()),
         )
 
     def _left_out(self) -> Iterator[str]:
         if self._num_left_out:
-            yield f"{self._num_left_out} arrivals struck nothing: too few workers were at work, or standbys ready"
-
-
-def first_work(run_dir: Path, worker: str, onset_s: float) -> float | None:
-    """Return the seconds from an onset (since 1970) until a worker's next process had done its
-    first work, by its log; None where the log does not have it."""
-    try:
-        lines = (run_dir / "logs" / f"{worker}.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if '"first_work_done"' in line:
-            at_s = datetime.fromisoformat(json.loads(line)["at"]).timestamp()
-            if at_s >= onset_s:
-                return round(at_s - onset_s, 3)
-    return None
+            yield f"{self._num_left_out} arrivals struck nothing: too few workers were at work"
 
 
 def _ended_well(fleet: DrillFleet) -> bool:

@@ -52,10 +52,6 @@ class Trial:
     """Updates that the learner made again; None for other roles."""
     load: float = 0.0
     """Load average of the machine over the last minute, at the onset."""
-    strike: int | None = None
-    """Number of the arrival: at one, several workers may be struck."""
-    worked_s: float | None = None
-    """The new process had finished a piece of work, by its own log; None where it was not read."""
 
     @property
     def back_s(self) -> float | None:
@@ -89,8 +85,6 @@ class RunRecord:
     """Whether the ledger's audit balanced at the end."""
     trials: tuple[Trial, ...]
     notes: tuple[str, ...] = ()
-    weights: tuple[tuple[int, float], ...] = ()
-    """In a comparison with an oracle: numbers of workers struck together, each with its weight."""
     usual_ratio: float | None = None
     """The ratio by steps without faults, before and after. It is below 1 where updates differ in
     length: a few long ones move the mean, and not the median. None in earlier records."""
@@ -240,10 +234,9 @@ def compared(runs: Sequence[RunRecord]) -> str:
 
 
 def bars(runs: Sequence[RunRecord]) -> dict[str, bool]:
-    """Return each bar that these runs have trials for, and whether it holds. Single repairs of a
-    comparison with an oracle have none: cold fleets are a part of it."""
+    """Return each bar that these runs have trials for, and whether it holds."""
     found = dict[str, bool]()
-    for (label, role, fault), trials in _grouped(run for run in runs if not run.weights).items():
+    for (label, role, fault), trials in _grouped(runs).items():
         name = f"{label}: {role}, {fault}: at work again within {_bar_s(role):g} s in 95 %"
         found[name] = quantile([trial.back_s for trial in trials], 0.95) <= _bar_s(role)
     learners = [trial for run in runs for trial in run.trials if trial.role == "learner"]
@@ -327,7 +320,8 @@ def read_runs(text: str) -> list[RunRecord]:
 
 
 def _read(row: Mapping[str, Any]) -> RunRecord:
-    lists = {each.name: tuple(row[each.name]) for each in fields(RunRecord) if isinstance(row.get(each.name), list)}
-    trials = tuple(Trial(**trial) for trial in row["trials"])
-    weights = tuple((size, weight) for size, weight in row.get("weights", ()))
-    return RunRecord(**{**row, **lists, "trials": trials, "weights": weights})
+    # records of earlier trees have fields of comparisons that are gone
+    known, of_trial = ({each.name for each in fields(kind)} for kind in (RunRecord, Trial))
+    kept = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items() if name in known}
+    trials = tuple(Trial(**{name: value for name, value in one.items() if name in of_trial}) for one in row["trials"])
+    return RunRecord(**{**kept, "trials": trials})

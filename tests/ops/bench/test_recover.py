@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -14,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.bench.recover import __main__ as bench
-from ops.bench.recover.arrivals import dealt, exponential, onsets, read_gaps, replayed, rescaled
-from ops.bench.recover.processes import first_work
+from ops.bench.recover.arrivals import exponential, onsets, read_gaps, replayed, rescaled
 from ops.bench.recover.trials import (
     RunRecord,
     Trial,
@@ -115,14 +112,6 @@ def test_exponential_gaps_have_their_mean_and_its_spread() -> None:
     assert sum(gap > 30.0 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.02)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True), st.integers(0, 30), st.integers(0, 99))
-def test_each_round_of_arrivals_has_each_size_once_by_seed_alone(sizes: list[int], number: int, seed: int) -> None:
-    found = dealt(sizes, number, seed)
-    assert len(found) == number and found == dealt(sizes, number, seed)
-    for start in range(0, number - len(sizes) + 1, len(sizes)):
-        assert sorted(found[start : start + len(sizes)]) == sorted(sizes)
-
-
 # -- records ---------------------------------------------------------------------------------------
 
 
@@ -207,21 +196,10 @@ def test_the_tables_have_every_group_and_two_settings_are_compared_by_their_medi
     assert "| learner | kill | 4.0 | not seen | - |" in compared([run(), never])
 
 
-def test_the_first_work_after_an_onset_is_read_in_the_workers_log(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    events = (("first_work_done", "12:00:01.5"), ("worker_ready", "12:00:08"), ("first_work_done", "12:00:09.25"))
-    lines = [json.dumps({"event": event, "at": f"2025-01-31T{at}Z"}) for event, at in events]
-    (tmp_path / "logs" / "generator-0.jsonl").write_text("\n".join(lines) + "\n")
-    onset_s = datetime(2025, 1, 31, 12, 0, 7, tzinfo=UTC).timestamp()
-    assert first_work(tmp_path, "generator-0", onset_s) == 2.25
-    assert first_work(tmp_path, "generator-0", onset_s + 3.0) is None
-    assert first_work(tmp_path, "generator-1", onset_s) is None
-
-
 def test_a_runs_record_survives_its_file() -> None:
     runs = [
         run(),
-        run("other", "value", notes=("a note",), healthy=("reward-0: why",), weights=((1, 0.99), (2, 0.01))),
+        run("other", "value", notes=("a note",), healthy=("reward-0: why",)),
     ]
     assert read_runs(written({"command": "python -m ops.bench.recover"}, runs)) == runs
 
