@@ -231,7 +231,7 @@ _FACTORS: Final = (
     "run.num_updates=10",
     # examined afterwards
     "evaluation.num_prompts=1",
-    "learner.learning_rate=5e-5",
+    "learner.learning_rate=1.5e-4",
     "fleet.generator=1",
     "generation.max_response_tokens=160",
     "generation.num_slots=192",
@@ -243,7 +243,7 @@ _FACTORS: Final = (
     "algorithm.groups_per_update=64",
     "algorithm.positive_nll_coefficient=0.0",
     "algorithm.adaptive_lambda_alpha=1.0",
-    "value.learning_rate=1e-3",
+    "value.learning_rate=2e-4",
     "value.warmup_steps=3",
     "value.batch_trajectories=32",
     # the critic is there already
