@@ -30,8 +30,6 @@ from pipeline.supervisor.joining.manifest import Manifest, ManifestHead
 from pipeline.supervisor.launchers.ssh import _decoded as decoded_report
 from pipeline.training.checkpoints import MANIFEST_FILE, sealed_digests
 from pipeline.training.mirror.layout import read_copy
-from pipeline.training.snapshot_copies import SnapshotCopy
-from pipeline.training.snapshot_copies import decoded as decoded_copy
 from pipeline.training.snapshots import read_told
 from protocol.errors import HeadraceError
 from workers.engines.emulated.state import LearnedState
@@ -78,7 +76,6 @@ REFUSED: dict[str, Callable[[Path, bytes], object]] = {
     "training state": lambda folder, junk: parse_training_state(junk, folder),
     "emulated state": lambda folder, junk: LearnedState.parse(junk, folder),
     "snapshot": lambda _, junk: read_told(junk),
-    "copy of a snapshot": lambda _, junk: decoded_copy(junk, SnapshotCopy),
     "ledger's address": file(LEDGER_FILE, read_address),
     "changed settings": lambda folder, junk: file(CHANGES_NAME, changed_settings)(folder, IN_A_LIST),
     "settings' changes": lambda folder, junk: file(CHANGES_NAME, read_changes)(folder, IN_A_LIST),

@@ -4,7 +4,7 @@ step, beside the next one.
 The worker lends its engine's state to a copy, and goes on. The engine waits for the copy's end
 before it changes the state (``pipeline.training.live_states``). Copy, digest and manifest are made
 on another thread (``pipeline.training.snapshots``). A snapshot that is due before the last one is
-sealed is left out, as is one for which every buffer is being read.
+sealed is left out.
 
 A worker that dies goes on from the newest sealed snapshot. It is that of its last update, or of the
 one before while the last one's is copied and sealed. So at most one update is repeated; the one
@@ -104,9 +104,6 @@ class SnapshotWriter:
         except _FAILURES as error:
             self._stop(error)
             return
-        if lent is None:
-            self._ctx.count("skipped_snapshots")
-            return
         self._ctx.count("snapshot_s", time.perf_counter() - started_s)
         placed, self._loan = lent
         seal = partial(self._folder.seal, placed, version=version, num_updates=num_updates, state=state)
@@ -118,7 +115,7 @@ class SnapshotWriter:
         if self._task is not None and not self._task.done():
             await asyncio.wait({self._task}, timeout=limit_s)
 
-    def _lend(self, live_state: Callable[[], LiveState]) -> tuple[OpenBuffer, StateLoan] | None:
+    def _lend(self, live_state: Callable[[], LiveState]) -> tuple[OpenBuffer, StateLoan]:
         """Begin a loan to a buffer, once it is known that there is room. Raises OSError."""
         live = live_state()
         if not self._is_room_known:
@@ -131,7 +128,7 @@ class SnapshotWriter:
                 )
             self._is_room_known = True
         placed = self._folder.place(live)
-        return None if placed is None else (placed, live.lend(placed.pages))
+        return placed, live.lend(placed.pages)
 
     async def _keep(self, loan: StateLoan, seal: Callable[[], None], version: int) -> None:
         def copy_and_seal() -> None:

@@ -17,7 +17,7 @@ from protocol.printable import printable_line
 VALUES = (b"\xff\xfe\x00", b"{", b"null", b"[" * 10_000, b"abc", b"-7", b"1" * 300, b'{"who":7}')
 NAMES = (b"generator-9", b"\xff\xfe", b"a b\n\x1b[31m")
 _SCORES = ("inf", "-inf", "1e300", "0")
-_NAMED = ("heartbeats", "endpoints", "epochs", "snapshot_peers", "relays")
+_NAMED = ("heartbeats", "endpoints", "epochs", "relays")
 """Hashes whose entries are named by their worker."""
 KEYS = {key: kind for key, kind in TYPES.items() if key in WRITTEN[Role.GENERATOR] and kind in ("hash", "zset", "set")}
 

@@ -84,13 +84,10 @@ def join(
 ) -> int:
     """Give a run of another host workers of this one, until it ends."""
     from pipeline.ledger.url import hide_password, refuse_plaintext
-    from pipeline.preflight.memory_needs import room_here
     from pipeline.runtime.log import log_to_stderr, open_log
-    from pipeline.runtime.machine import this_machine
     from pipeline.supervisor.joining.join import JoinRequest
     from pipeline.supervisor.joining.join import join as join_run
     from pipeline.supervisor.joining.joined_folder import claimed_folder, default_base
-    from pipeline.supervisor.joining.snapshot_keeper import SnapshotKeeper
     from pipeline.supervisor.joining.stay import join_and_stay
 
     log_to_stderr()
@@ -126,14 +123,9 @@ def join(
             waits = f"this host waits up to {stay_s:g} s for `headrace up --resume`; Ctrl-C ends it"
             click.echo(f"{printable(outcome.detail)}; {waits}", err=True)
 
-        async def keeping() -> JoinOutcome:
-            async with SnapshotKeeper(folder, free_bytes=lambda: room_here(this_machine()).free) as keeper:
-                check = partial(check_host, role=wanted)
-                once = partial(join_run, request, folder, check=check, began=began, keeper=keeper)
-                return await join_and_stay(request, once, stay_s=stay_s, stays=stays)
-
+        once = partial(join_run, request, folder, check=partial(check_host, role=wanted), began=began)
         try:
-            outcome = asyncio.run(keeping())
+            outcome = asyncio.run(join_and_stay(request, once, stay_s=stay_s, stays=stays))
         finally:
             log.close()
         return _report(folder, outcome, as_json=as_json)

@@ -30,6 +30,11 @@ REMOVED: Final[Mapping[str, Removed]] = {
         "it judged a prompt by its first two scored responses, the shortest, so training saw mostly short ones. Leave it "
         "out, or use name vapo with dynamic_sampling, which judges whole groups",
     ),
+    "checkpoint.snapshot_peers": Removed(
+        ("auto", "off"),
+        "joined hosts keep no copies of snapshots. Leave it out; a learner whose host was restarted goes on from its newest "
+        "checkpoint: write one more often by checkpoint.every_updates and every_s",
+    ),
     "launch.kubernetes.autoscaler": Removed(("hpa",), _ELASTIC),
     "launch.kubernetes.max_replicas": Removed((16,), _ELASTIC),
     "launch.kubernetes.queue_depth": Removed((64,), _ELASTIC),

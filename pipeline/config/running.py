@@ -133,11 +133,6 @@ class CheckpointSection(Section):
         "one. It takes twice the size of weights and optimiser. A worker that dies then repeats at most one update; more where "
         "a copy takes longer than an update. auto: where there is room, unless it would gather DeepSpeed's shares.",
     )
-    snapshot_peers: Literal["auto", "on", "off"] = setting(
-        "auto",
-        "Up to two joined hosts keep copies of the learner's newest two snapshots in their memory, for a learner whose host "
-        "was restarted. auto: hosts with generators, but not the run's own; on: joined processes of the run's own, too.",
-    )
     mirror: StoreUrl | None = setting(
         None,
         "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER. Checkpoints are copied to the folder run.name in it, in "

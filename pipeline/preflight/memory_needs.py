@@ -6,8 +6,8 @@
     generator    P weights in their type (on a CPU the published ones, in place) + KV cache of all slots
     reference    P weights + the activations of one layer
     /dev/shm     (weights.keep + 1) P published, once a host
-                 + the learner's weights and optimiser twice (three times with peers), and a value worker's
-                   twice, for snapshots, where they fit or must be
+                 + the learner's weights and optimiser twice, and a value worker's twice,
+                   for snapshots, where they fit or must be
     standby      P weights of each model that it prepares, idle; left out where they do not fit
     ledger       ledger.max_memory_mb
 
@@ -155,9 +155,7 @@ def snapshots(config: RunConfig, shape: Shape) -> list[Need]:
     """Return the memory of the learner's snapshots; nothing where none are taken."""
     trained = 0 if config.learner.lora.rank else shape.num_weights * _FP32
     state = int(trained * (1.0 + _STATE_SHARE.get(config.learner.optimizer, 2.0)))
-    # while a peer copies one of two, a third is filled
-    has_peers = config.wire.transport == "tcp" and config.checkpoint.snapshot_peers != "off"
-    return _snapshots(SNAPSHOTS, config, state, gathered_ranks(config.learner), num_buffers=3 if has_peers else 2)
+    return _snapshots(SNAPSHOTS, config, state, gathered_ranks(config.learner))
 
 
 def value_snapshots(config: RunConfig, shape: Shape) -> list[Need]:
@@ -165,12 +163,11 @@ def value_snapshots(config: RunConfig, shape: Shape) -> list[Need]:
     return _snapshots(f"value {SNAPSHOTS}", config, 3 * shape.num_weights * _FP32, gathered_ranks(config.value))
 
 
-def _snapshots(name: str, config: RunConfig, state: int, num_gathered: int, *, num_buffers: int = 2) -> list[Need]:
+def _snapshots(name: str, config: RunConfig, state: int, num_gathered: int) -> list[Need]:
     setting = config.checkpoint.snapshots
     if setting == "off" or (setting == "auto" and num_gathered > 1):
         return []
-    buffers = {f"{num_buffers} buffers": num_buffers * state}
-    return [Need(name, buffers, 0, is_optional=setting == "auto")]
+    return [Need(name, {"2 buffers": 2 * state}, 0, is_optional=setting == "auto")]
 
 
 def published(config: RunConfig, shape: Shape) -> Need:

@@ -5,15 +5,11 @@ memory, for its next incarnation.
       learner#3/                    of that incarnation
         a.state  b.state            buffers, filled in turn: safetensors with weights, optimiser and random states
         a.json   b.json             manifests: the buffer's size and digest, the worker's state, and their own digest
-        c.state  c.json             a third, made while one of the two is copied to a peer
       a.state.rank-1              of several ranks: which copy rank 1 has put its share into
       learner#2.taken-by-learner#3/ the predecessor's, until learner#3 has sealed its own first
 
 A buffer is filled only once its manifest is gone, and the manifest is renamed in last. So a buffer
 with a manifest is whole, and while one is filled, the other is there. Both are allocated once.
-
-A buffer that is being copied to another host has a lock on its file (``snapshot_shelf``), and is
-passed over. The writer never waits for it: it takes the third, or leaves a snapshot out.
 
 An incarnation that takes over first renames every other folder. The former writer reaches its files
 by path alone, to remove a manifest and to rename one in. Both fail then, so it neither changes a
@@ -23,13 +19,11 @@ A snapshot lasts as long as the host. It settles nothing: that takes a checkpoin
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
-import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +42,7 @@ from protocol.private import ensure_private_folder
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory-backed storage; the folder made in it is private (0700)
 _FORMAT = 1
-_SLOTS = ("a", "b", "c")
+_SLOTS = ("a", "b")
 _TAKEN = ".taken-by-"
 _ALLOCATED_BYTES = 1 << 28
 """Allocated, or digested, at once."""
@@ -92,11 +86,6 @@ class SnapshotManifest(msgspec.Struct, frozen=True):
     note: str
     state: dict[str, Any]
 
-    @property
-    def epoch(self) -> int:
-        """That of the incarnation which wrote it."""
-        return int(self.owner.rpartition("#")[2])
-
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
@@ -139,10 +128,11 @@ class _StateBuffer:
                 work.step()
             self.data = np.frombuffer(mmap.mmap(fd, laid_out.num_bytes), np.uint8)
         except BaseException:
-            os.close(fd)
             path.unlink(missing_ok=True)
             raise
-        self.path, self.specs, self._fd = path, specs, fd
+        finally:
+            os.close(fd)
+        self.path, self.specs = path, specs
         end = len(laid_out.head)
         self.data[:end] = np.frombuffer(laid_out.head, np.uint8)
         self.pages = BufferPages(path, [], [])
@@ -150,22 +140,6 @@ class _StateBuffer:
             self.pages.arrays.append(self.data[end : end + spec.num_bytes])
             self.pages.starts.append(end)
             end += spec.num_bytes
-
-    def lock(self) -> bool:
-        """Keep readers away until :meth:`unlock`; False while there is one."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def unlock(self) -> None:
-        """Let readers in."""
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Give the file up; its pages go with the views of them."""
-        os.close(self._fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,58 +216,27 @@ class SnapshotFolder:
         """Log why a snapshot is not gone on from, and remove it."""
         _refuse(snapshot.path, snapshot.name, reason)
 
-    def adopt(self, manifest: bytes, peer: str, write: Callable[[Path], None]) -> StateSnapshot | None:
-        """Take a copy that came from a peer like a predecessor's snapshot; None if it is refused,
-        which is logged. ``write`` fills the buffer's file. Raises OSError, with nothing left."""
-        name = f"{_safe(peer)}-{digest_buffer(manifest).rpartition(':')[2][:8]}"
-        folder = self._root / f"peer-{name}{_TAKEN}{self._owner}"
-        folder.mkdir(mode=0o700)
-        buffer = folder / "a.state"
-        try:
-            write(buffer)
-            _write_manifest(_manifest_of(buffer), manifest)
-        except BaseException:
-            # its memory would be held until the first seal
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return self._look(buffer)
-
-    def fill(self, live: LiveState) -> OpenBuffer | None:
-        """Copy a state into an older buffer, as :meth:`place` has it."""
+    def fill(self, live: LiveState) -> OpenBuffer:
+        """Copy a state into the older buffer, as :meth:`place` has it."""
         placed = self.place(live)
-        if placed is not None:
-            live.lend(placed.pages).copy()
+        live.lend(placed.pages).copy()
         return placed
 
-    def place(self, live: LiveState) -> OpenBuffer | None:
-        """Return an older buffer for a state; its snapshot ends with that. None while both other
-        buffers are read, or there is no room for the third. Raises OSError: no room for two, or the
-        folder was taken over."""
-        name = self._free_slot()
-        if not name:
-            return None
+    def place(self, live: LiveState) -> OpenBuffer:
+        """Return the older buffer for a state; its snapshot ends with that. Raises OSError: no room
+        for two, or the folder was taken over."""
+        name = next(name for name in _SLOTS if name != self._newest)
         path = self._own / f"{name}.state"
         if name in self._sealed:
             _manifest_of(path).unlink()
             self._sealed.remove(name)
         if name in self._slots and self._slots[name].specs != live.specs:
             # its pages go before the new ones come
-            self._slots.pop(name).close()
+            del self._slots[name]
             path.unlink()
         if name not in self._slots:
-            try:
-                self._slots[name] = _StateBuffer(path, live.specs)
-            except OSError:
-                if name != _SLOTS[-1] or not self._own.is_dir():
-                    raise
-                return None
-            self._slots[name].lock()
+            self._slots[name] = _StateBuffer(path, live.specs)
         return OpenBuffer(self._slots[name], live.note)
-
-    def _free_slot(self) -> str:
-        """Return a slot without the newest snapshot, locked if it is there; "" without one."""
-        others = (name for name in _SLOTS if name != self._newest)
-        return next((name for name in others if name not in self._slots or self._slots[name].lock()), "")
 
     def seal(self, filled: OpenBuffer, *, version: int, num_updates: int, state: dict[str, Any]) -> None:
         """Make a snapshot of a filled buffer. The first removes the predecessors'. Raises OSError:
@@ -314,7 +257,6 @@ class SnapshotFolder:
         )
         path = _manifest_of(filled.slot.path)
         _write_manifest(path, msgspec.json.encode(told))
-        filled.slot.unlock()
         is_first = not self._sealed
         self._sealed.add(path.stem)
         self._newest = path.stem
@@ -329,19 +271,14 @@ class SnapshotFolder:
 
     def clear(self) -> None:
         """Give the memory back: remove this incarnation's snapshots."""
-        self._close()
+        self._slots.clear()
         self._sealed.clear()
         shutil.rmtree(self._own, ignore_errors=True)
 
     def remove(self) -> None:
         """Remove the folder, with all snapshots."""
-        self._close()
-        shutil.rmtree(self._root, ignore_errors=True)
-
-    def _close(self) -> None:
-        for slot in self._slots.values():
-            slot.close()
         self._slots.clear()
+        shutil.rmtree(self._root, ignore_errors=True)
 
     def _look(self, buffer: Path) -> StateSnapshot | None:
         path = _manifest_of(buffer)
@@ -359,31 +296,10 @@ class SnapshotFolder:
         return snapshot
 
 
-def sealed_manifests(root: Path) -> list[tuple[Path, bytes]]:
-    """Return the sealed buffers of the incarnation that writes, newest first, with the manifest of
-    each; none where there are none. Nothing is changed."""
-    found: list[tuple[float, Path, bytes]] = []
-    for path in root.glob("*/*.json"):
-        if _TAKEN in path.parent.name:
-            continue
-        try:
-            text = path.read_bytes()
-            told = _parse_manifest(path, text)
-        except (DataError, OSError):
-            # it is being replaced, or is refused when it is taken over
-            continue
-        found.append((told.at_s, path.with_suffix(".state"), text.rpartition(b"\n")[0]))
-    return [(buffer, text) for _, buffer, text in sorted(found, reverse=True)]
-
-
 def _refuse(buffer: Path, name: str, reason: str) -> None:
     _log.warning("snapshot refused", snapshot=name, reason=reason)
     for path in (_manifest_of(buffer), buffer):
         path.unlink(missing_ok=True)
-
-
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9-]", "-", name)[:40]
 
 
 def _manifest_of(buffer: Path) -> Path:
@@ -397,11 +313,7 @@ def _write_manifest(path: Path, text: bytes) -> None:
 
 
 def _read_manifest(path: Path) -> SnapshotManifest:
-    return _parse_manifest(path, path.read_bytes())
-
-
-def _parse_manifest(path: Path, content: bytes) -> SnapshotManifest:
-    text, _, digest = content.rpartition(b"\n")
+    text, _, digest = path.read_bytes().rpartition(b"\n")
     if digest_buffer(text).encode() != digest:
         raise DataError(f"{path} does not match its digest; it was changed, or cut off")
     try:
@@ -418,8 +330,6 @@ def read_told(text: bytes) -> SnapshotManifest:
         raise DataError(f"cannot be read: {error}; another release wrote it") from error
     if told.format != _FORMAT:
         raise DataError(f"has format {told.format}, expected {_FORMAT}; another release wrote it")
-    if not told.owner.rpartition("#")[2].isdigit():
-        raise DataError(f"names no incarnation: {told.owner!r:.40}")
     return told
 
 

@@ -1,5 +1,5 @@
-"""Where a new learner begins: a snapshot in its host's memory, else a peer's copy of one, else a
-checkpoint, else the start model. Which snapshots count: ``workers.snapshot_restore``."""
+"""Where a new learner begins: a snapshot in its host's memory, else a checkpoint, else the start
+model. Which snapshots count: ``workers.snapshot_restore``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from pipeline.training.update_log.records import Origin
 from protocol.errors import ConfigError
 from workers.engines.build import build_training_backend
 from workers.engines.training.seam import TrainingBackend
-from workers.learner.peer_snapshots import peers_snapshots
 from workers.snapshot_restore import RestoredSnapshot, restore_snapshot
 from workers.snapshot_writer import SnapshotWriter
 
@@ -77,17 +76,6 @@ async def begin(ctx: ActorContext) -> Beginning:
         counted="num_updates",
     )
     restored = await restore(found) if found else None
-    settings = ctx.config.checkpoint
-    if (
-        restored is None
-        and "off" not in (settings.snapshots, settings.snapshot_peers)
-        and ctx.config.wire.transport == "tcp"
-    ):
-        least = int(on_disk[-1].state.get("num_updates", 0)) if on_disk else 0
-        async for copied in peers_snapshots(ctx, memory, least_updates=least):
-            restored = await restore([copied])
-            if restored is not None:
-                break
     if restored is not None:
         return await _from_memory(ctx, folder, backend, writer, restored, on_disk)
     checkpoint = await ctx.compute(folder.newest)

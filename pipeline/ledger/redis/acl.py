@@ -44,7 +44,7 @@ COMMANDS: Final = (*CONNECTION, *WRITES)
 
 _EVERY: Final = (
     *("counters", "epochs", "endpoints", "endpoint_changes", "heartbeats", "seen", "versions", "reaching"),
-    *("relays", "relay_order", "snapshot_peers", "mailboxes", "failures"),
+    *("relays", "relay_order", "mailboxes", "failures"),
     *("news:*", "asked:*", "never", "home"),
 )
 """``news:*`` only wakes readers; ``home`` is what a joined host sends home."""

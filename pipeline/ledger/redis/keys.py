@@ -61,7 +61,6 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:weights`` | string | registry: the newest published weights | the run |
 | ``{run}:relays`` | hash | registry: worker -> epoch, and where it serves weights | while it gives signs of life |
 | ``{run}:relay_order`` | zset | registry: relays in the order in which they came | while so |
-| ``{run}:snapshot_peers`` | hash | registry: joined host -> which copies of snapshots it has, and where | the run |
 | ``{run}:run_status`` | string | registry: the run's state and the sentence that explains it | the run |
 | ``{run}:manifest`` | string | what another host needs to join: code version, settings, files | until the run's next start |
 | ``{run}:home`` | stream | joined hosts' logs and tallies on their way to the run's folder, at most 256 | until received |
@@ -150,7 +149,6 @@ settings_changes = _one("settings_changes")
 weights = _one("weights")
 relays = _one("relays")
 relay_order = _one("relay_order")
-snapshot_peers = _one("snapshot_peers")
 run_status = _one("run_status")
 notifications = _each("news")
 

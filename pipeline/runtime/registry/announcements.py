@@ -37,24 +37,6 @@ class RelayAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     public_key: str = ""
 
 
-class SnapshotPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """A joined host that keeps copies of the learner's snapshots in its memory."""
-
-    name: str
-    host: str
-    endpoint: str = ""
-    """Where it serves them; "" while it has none."""
-    public_key: str = ""
-    at_s: float = 0.0
-    """When it renewed this, by its own clock."""
-    version: int = -1
-    """Of its newest copy; -1 without one."""
-    num_bytes: int = 0
-    """Memory that its copies take."""
-    num_late: int = 0
-    """Updates whose snapshots were passed over, since the one before was still on its way."""
-
-
 class RelayPlace(NamedTuple):
     """A relay's place in the order in which relays came. Places below only change when one goes."""
 

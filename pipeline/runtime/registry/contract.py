@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from pipeline.process.work import WorkReport
-from pipeline.runtime.registry.announcements import RelayAnnouncement, RelayPlace, SnapshotPeer, WeightsAnnouncement
+from pipeline.runtime.registry.announcements import RelayAnnouncement, RelayPlace, WeightsAnnouncement
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
 from pipeline.runtime.registry.vitals import CheckDigests, Vitals
 from protocol.ids import Incarnation, Role
@@ -394,14 +394,6 @@ class Registry(Protocol):
 
         Only relays that came before ``who`` are returned, so that relays never wait for one another
         in a circle. Relays whose worker is silent, or was fenced, are forgotten."""
-        ...
-
-    async def set_snapshot_peer(self, peer: SnapshotPeer) -> None:
-        """Publish, or renew, what a joined host keeps of the learner's snapshots."""
-        ...
-
-    async def snapshot_peers(self) -> list[SnapshotPeer]:
-        """Return the hosts that keep such copies, or have kept them, the last renewed first."""
         ...
 
     async def check_entries(self) -> Mapping[str, str]:

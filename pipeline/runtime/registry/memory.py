@@ -12,7 +12,6 @@ import msgspec
 
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
-from pipeline.runtime.registry.announcements import SnapshotPeer
 from pipeline.runtime.registry.contract import (
     MAX_FAILURES,
     MAX_REACHING,
@@ -59,7 +58,6 @@ class MemoryRegistry:
     _fleet: Fleet | None = None
     _settings_changes: list[SettingsChange] = field(default_factory=list[SettingsChange])
     _weights: WeightsAnnouncement | None = None
-    _snapshot_peers: dict[str, SnapshotPeer] = field(default_factory=dict[str, SnapshotPeer])
     _relays: dict[str, tuple[int, RelayAnnouncement]] = field(default_factory=dict[str, tuple[int, RelayAnnouncement]])
     """Worker -> epoch and announcement, in the order in which they came."""
     _failures: list[tuple[float, FailureReport]] = field(default_factory=list[tuple[float, FailureReport]])
@@ -204,14 +202,6 @@ class MemoryRegistry:
             else:
                 del self._relays[worker]
         return found
-
-    async def set_snapshot_peer(self, peer: SnapshotPeer) -> None:
-        """Publish, or renew, what a joined host keeps of the learner's snapshots."""
-        self._snapshot_peers[peer.name] = peer
-
-    async def snapshot_peers(self) -> list[SnapshotPeer]:
-        """Return the hosts that keep copies of snapshots, the last renewed first."""
-        return sorted(self._snapshot_peers.values(), key=lambda peer: peer.at_s, reverse=True)
 
     async def check_entries(self) -> Mapping[str, str]:
         """Return ``unreadable``."""

@@ -29,7 +29,6 @@ from redis.exceptions import ResponseError
 from pipeline.ledger.redis.connection import Command, PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
-from pipeline.runtime.registry.announcements import SnapshotPeer
 from pipeline.runtime.registry.contract import (
     MAX_FAILURES,
     MAX_REACHING,
@@ -58,7 +57,6 @@ _changes = msgspec.json.Decoder(SettingsChange)
 _failures = msgspec.json.Decoder(FailureReport)
 _announcements = msgspec.json.Decoder(WeightsAnnouncement)
 _relays = msgspec.json.Decoder(RelayAnnouncement)
-_peers = msgspec.json.Decoder(SnapshotPeer)
 
 T = TypeVar("T")
 
@@ -77,7 +75,7 @@ class _Status(msgspec.Struct, frozen=True):
 
 _endpoints = msgspec.json.Decoder(_Endpoint)
 _DECODERS: Mapping[str, msgspec.json.Decoder[Any]] = {
-    "endpoints": _endpoints, "relays": _relays, "snapshot_peers": _peers,
+    "endpoints": _endpoints, "relays": _relays,
 }  # fmt: skip
 _statuses = msgspec.json.Decoder(_Status)
 
@@ -316,16 +314,6 @@ class RedisRegistry:
         )
         return self._all_of("relays", entries, _relays)
 
-    async def set_snapshot_peer(self, peer: SnapshotPeer) -> None:
-        """Publish, or renew, what a joined host keeps of the learner's snapshots."""
-        await self._command("HSET", self._keys["snapshot_peers"], peer.name, msgspec.json.encode(peer))
-
-    async def snapshot_peers(self) -> list[SnapshotPeer]:
-        """Return the hosts that keep copies of snapshots, the last renewed first."""
-        found: list[bytes] = await self._command("HVALS", self._keys["snapshot_peers"])
-        peers = self._all_of("snapshot_peers", found, _peers)
-        return sorted(peers, key=lambda peer: peer.at_s, reverse=True)
-
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
         await self._run("set_run_status", status=_packed(status), present=b"", is_any=True)
@@ -375,7 +363,7 @@ class RedisRegistry:
 
     async def check_entries(self) -> Mapping[str, str]:
         """Read every entry that a worker may write; return ``unreadable``."""
-        checked = ("epochs", "endpoints", "relays", "snapshot_peers")
+        checked = ("epochs", "endpoints", "relays")
         asked = [(command, self._keys[key]) for key in checked for command in ("HKEYS", "HVALS")]
         found = iter(await self._commands("check_entries", asked))
         for key, names, blobs in zip(checked, found, found, strict=True):

@@ -16,7 +16,7 @@ from protocol.ids import Role
 
 NEWS = {Topic.ENDPOINTS: "endpoint_news", Topic.WEIGHTS: "weights_news", Topic.RUN: "run_news"}
 TYPES: Final = {
-    **dict.fromkeys(("epochs", "endpoints", "heartbeats", "relays", "snapshot_peers"), "hash"),
+    **dict.fromkeys(("epochs", "endpoints", "heartbeats", "relays"), "hash"),
     **dict.fromkeys(("endpoint_changes", "mailboxes", "seen", "versions", "failures", "relay_order"), "zset"),
     **dict.fromkeys(("fleet", "weights", "run_status"), "string"),
     **dict.fromkeys(NEWS.values(), "stream"),

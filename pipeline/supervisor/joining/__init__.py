@@ -6,4 +6,4 @@ On the run's host: ``manifest`` (what a joined host needs), ``file_server`` (ran
 
 On a joined host: ``file_cache`` and ``file_fetch`` (files by digest), ``joined_folder`` (a run's
 folder made of them), ``joined_supervisor`` (its workers), ``home`` (logs and tallies).
-``stay`` waits there for a resumed run, and ``snapshot_keeper`` keeps the learner's snapshots."""
+``stay`` waits there for a resumed run."""

@@ -1,8 +1,7 @@
 """Serves ranges of a manifest's files, on the run's host.
 
 A request names a digest. The answer is a part of the file with that digest, and no other file is
-served. The requester checks the whole. Peers get parts of the learner's snapshots in the same way
-(``pipeline.training.snapshot_shelf``)."""
+served. The requester checks the whole."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from pipeline.training.snapshot_shelf import SnapshotShelf
 from protocol.channel import Responder
 from protocol.complaints import Complaints
 from protocol.errors import UnknownMessage
@@ -28,19 +26,15 @@ _log = structlog.get_logger(__name__)
 class FileServer:
     """Answers requests for the files of one run."""
 
-    def __init__(self, served: Mapping[str, Path], *, max_part_bytes: int, shelf: SnapshotShelf | None = None) -> None:
-        """``served``: digest -> file; no part is longer than ``max_part_bytes``. ``shelf``: serves
-        snapshots."""
+    def __init__(self, served: Mapping[str, Path], *, max_part_bytes: int) -> None:
+        """``served``: digest -> file; no part is longer than ``max_part_bytes``."""
         self._served = served
-        self._shelf = shelf
         self._max_part_bytes = max_part_bytes
         self._complaints = Complaints()
 
     async def serve(self, responder: Responder, until: asyncio.Event) -> None:
         """Answer until the event is set."""
         while not until.is_set():
-            if self._shelf is not None:
-                self._shelf.look()
             try:
                 await responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)
             except UnknownMessage as error:
@@ -58,9 +52,6 @@ class FileServer:
             raise UnknownMessage(f"a {type(request).__name__} was sent to a file server; expected a FileRequest")
         path = self._served.get(request.digest)
         data, total = b"", 0
-        if path is None and self._shelf is not None:
-            wanted = min(request.max_bytes, self._max_part_bytes)
-            data, total = self._shelf.answer(request.digest, request.offset, wanted)
         if path is not None:
             try:
                 with path.open("rb") as file:

@@ -38,7 +38,6 @@ from pipeline.supervisor.joining.host_keys import mirrored_keys
 from pipeline.supervisor.joining.joined_folder import JoinedFolder, link_files, room, write_folder
 from pipeline.supervisor.joining.joined_supervisor import HostRefusal, JoinedSupervisor, JoinOutcome
 from pipeline.supervisor.joining.manifest import Manifest, ManifestFile, ManifestHead
-from pipeline.supervisor.joining.snapshot_keeper import SnapshotKeeper
 from pipeline.supervisor.processes import Command, worker_command
 from protocol.channel import Requester
 from protocol.errors import ConfigError, LedgerUnavailable
@@ -80,7 +79,6 @@ async def join(
     check: Callable[[RunConfig], None] = lambda _: None,
     began: Callable[[], None] = lambda: None,
     command: Command = worker_command,
-    keeper: SnapshotKeeper | None = None,
 ) -> JoinOutcome:
     """Join a run and stay until it ends.
 
@@ -90,7 +88,6 @@ async def join(
         check: Raises ConfigError for what this host lacks, before large files are fetched.
         began: Called once the workers are about to be started.
         command: Command line of a worker.
-        keeper: Copies the learner's snapshots while this host has joined.
 
     Raises ConfigError: clocks or versions differ, the role is not wanted, or the run's host cannot
     be reached. Raises LedgerRefused, LedgerUnavailable, DataError, StorageFailed, Interrupted."""
@@ -108,7 +105,7 @@ async def join(
         request.ledger_url, request.run, keys, token_file=request.token_file, refused=refusal.by_ledger
     ):
         _log.info("keys_exchanged")
-        return await _stay(request, folder, manifest, keys, check, began, command, refusal, keeper)
+        return await _stay(request, folder, manifest, keys, check, began, command, refusal)
 
 
 async def _stay(
@@ -120,7 +117,6 @@ async def _stay(
     began: Callable[[], None],
     command: Command,
     refusal: HostRefusal,
-    keeper: SnapshotKeeper | None,
 ) -> JoinOutcome:
     """Fetch the files, and keep the workers until the run ends."""
     transport = _transport(folder, manifest, keys)
@@ -141,12 +137,8 @@ async def _stay(
                 raise
             requester.close()
             began()
-            if keeper is not None:
-                keeper.begin(config, manifest, request.ledger_url)
             return await supervisor.run(request.ledger_url)
     finally:
-        if keeper is not None:
-            keeper.end()
         transport.close()
 
 

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -30,9 +29,6 @@ from pipeline.supervisor.joining.further_servers import further_servers
 from pipeline.supervisor.joining.home import HomeEntry, HomeWriter
 from pipeline.supervisor.joining.host_keys import keep_tokens
 from pipeline.supervisor.joining.manifest import Manifest, encode_manifest, make_manifest
-from pipeline.training.snapshot_copies import snapshot_secret
-from pipeline.training.snapshot_shelf import SnapshotShelf
-from pipeline.training.snapshots import snapshots_folder
 from protocol.endpoints import mailbox_endpoint
 from protocol.errors import ConfigError, LedgerError
 from protocol.hosts import advertised
@@ -110,7 +106,7 @@ class RunHost:
     async def _serve_files(self, ended: asyncio.Event, keys: CurveKeys) -> None:
         client = connect(self._url, timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S, client_name=NAME)
         board = JoinBoard(client, self._config.run.name)
-        transport, shelf = None, self._shelf()
+        transport = None
         try:
             # That of an earlier start names an endpoint that is gone.
             await board.set_manifest(b"")
@@ -126,22 +122,14 @@ class RunHost:
             manifest = msgspec.structs.replace(manifest, endpoint=responder.endpoint, public_key=transport.public_key)
             await board.set_manifest(encode_manifest(manifest))
             _log.info("hosts_can_join", endpoint=manifest.endpoint, num_files=len(manifest.files))
-            server = FileServer(served, max_part_bytes=self._config.weights.max_part_mb << 20, shelf=shelf)
+            server = FileServer(served, max_part_bytes=self._config.weights.max_part_mb << 20)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(server.serve(responder, ended))
                 tasks.create_task(self._receive(board, ended))
         finally:
-            if shelf is not None:
-                shelf.close()
             if transport is not None:
                 transport.close()
             await board.aclose()
-
-    def _shelf(self) -> SnapshotShelf | None:
-        settings = self._config.checkpoint
-        if settings.snapshots == "off" or settings.snapshot_peers == "off":
-            return None
-        return SnapshotShelf(snapshots_folder(self._run_dir), partial(snapshot_secret, self._run_dir))
 
     def _transport(self, keys: CurveKeys) -> ZmqTransport:
         wire = self._config.wire

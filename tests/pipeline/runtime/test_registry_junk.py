@@ -12,7 +12,7 @@ import redis.asyncio
 
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
-from pipeline.runtime.registry.announcements import RelayAnnouncement, SnapshotPeer
+from pipeline.runtime.registry.announcements import RelayAnnouncement
 from pipeline.runtime.registry.contract import FailureReport, Fleet, RunState, RunStatus, Topic
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
@@ -60,7 +60,6 @@ async def begin(registry: RedisRegistry, writer: RedisHeartbeatWriter) -> dict[s
         await asyncio.to_thread(writer.beat, beat_of(who))
     learner = await registry.register(Role.LEARNER, "learner")
     await registry.announce_weights(learner, announcement(1))
-    await registry.set_snapshot_peer(SnapshotPeer(name="peer", host="there"))
     await registry.depart(learner, FailureReport(who=learner, error="E", message="m"))
     await registry.set_fleet(Fleet({Role.GENERATOR: 1}))
     await registry.set_run_status(RunStatus(RunState.RUNNING))
@@ -76,7 +75,6 @@ async def read_all(registry: RedisRegistry, who: Incarnation) -> None:
     assert "generator-0" in {beat.who.worker for beat in await registry.heartbeats(Role.GENERATOR)}
     assert (await registry.endpoints(Role.REWARD, silent=True))["reward-0"] == ("ipc://reward-0", "")
     assert "m" in {failure.message for failure in await registry.failures()}
-    assert "peer" in {peer.name for peer in await registry.snapshot_peers()}
     await registry.reaching_generators()
     await registry.relays(who, [0, 1, 2])
     await registry.epoch("other")
@@ -134,7 +132,7 @@ async def test_every_entry_that_cannot_be_read_is_named_with_its_worker(
     registry, writer, client = run
     await begin(registry, writer)
     assert await registry.check_entries() == {}
-    hashes = ("epochs", "endpoints", "heartbeats", "relays", "snapshot_peers")
+    hashes = ("epochs", "endpoints", "heartbeats", "relays")
     for key in hashes:
         for name in ("other", b"\xff\xfe"):
             await client.hset(keys_of(RUN)[key], name, b"\xff{")  # pyright: ignore[reportArgumentType]
@@ -203,7 +201,6 @@ async def test_a_key_of_another_type_is_removed_and_its_entries_are_written_anew
     await registry.heartbeats()
     await registry.endpoints(Role.REWARD)
     await registry.failures()
-    await registry.snapshot_peers()
     await registry.reaching_generators()
     await registry.heartbeats(Role.GENERATOR)
     assert (await registry.run_status()).state is RunState.RUNNING
@@ -215,7 +212,6 @@ async def test_a_key_of_another_type_is_removed_and_its_entries_are_written_anew
         await registry.set_endpoint(newer, f"ipc://{who.worker}")
         await registry.announce_relay(newer, RelayAnnouncement(worker=who.worker, endpoint="ipc://relay"))
         assert await asyncio.to_thread(writer.beat, beat_of(newer))
-    await registry.set_snapshot_peer(SnapshotPeer(name="peer", host="there"))
     assert {beat.who.worker for beat in await registry.heartbeats()} == set(HEALTHY)
     assert await client.type(name) in (TYPES[key].encode(), b"none")
 

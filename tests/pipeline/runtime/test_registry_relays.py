@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 import redis.asyncio
 import redis.exceptions
 
-from pipeline.runtime.registry.announcements import SnapshotPeer
 from pipeline.runtime.registry.contract import (
     Registry,
     RelayAnnouncement,
@@ -67,15 +65,3 @@ async def test_a_silent_relay_is_forgotten(kind: str, redis_client: redis.asynci
     await registry.announce_relay(second, relay("generator-1"))
     assert await registry.relays(second, [0]) == []
     assert await registry.announce_relay(second, relay("generator-1")) == RelayPlace(0, 1)
-
-
-async def test_hosts_that_keep_copies_of_snapshots_are_listed_the_last_renewed_first(subject: Subject) -> None:
-    registry = subject.registry
-    assert await registry.snapshot_peers() == []
-    first, second = (SnapshotPeer(name=name, host=name, at_s=at_s) for name, at_s in (("a", 1.0), ("b", 2.0)))
-    for peer in (second, first):
-        await registry.set_snapshot_peer(peer)
-    assert await registry.snapshot_peers() == [second, first]
-    renewed = msgspec.structs.replace(first, at_s=3.0, version=7, endpoint="tcp://10.0.0.7:5555")
-    await registry.set_snapshot_peer(renewed)
-    assert await registry.snapshot_peers() == [renewed, second]

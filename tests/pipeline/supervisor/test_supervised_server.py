@@ -312,7 +312,7 @@ def test_junk_in_the_registry_during_a_run_ends_nothing(tmp_path: Path) -> None:
         prefix = f"{{{run.config.run.name}}}:"
         with redis.Redis.from_url(read_ledger_url(run.run_dir)) as client:
             for name in ("generator-9", b"\xff\xfe"):
-                for key in ("heartbeats", "endpoints", "epochs", "snapshot_peers", "relays"):
+                for key in ("heartbeats", "endpoints", "epochs", "relays"):
                     client.hset(prefix + key, name, b"\xff{")  # pyright: ignore[reportArgumentType]
                 for key in ("seen", "endpoint_changes", "mailboxes"):
                     client.execute_command("ZADD", prefix + key, time.time(), name)

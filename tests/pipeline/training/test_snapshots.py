@@ -34,7 +34,6 @@ def writer(root: Path, owner: str = "learner#1", *, run: str = "run", set_aside:
 
 def write(folder: SnapshotFolder, version: int, *, size: int = SIZE, **state: Any) -> None:
     filled = folder.fill(live(version, size))
-    assert filled is not None
     folder.seal(filled, version=version, num_updates=version, state=state)
 
 
@@ -132,7 +131,6 @@ def test_a_stale_incarnation_neither_changes_nor_seals_once_it_is_succeeded(tmp_
     for version in (1, 2):
         write(stale, version)
     filled = stale.fill(live(3))
-    assert filled is not None
     second, found, _ = successor(tmp_path)
     with pytest.raises(OSError):
         stale.seal(filled, version=3, num_updates=3, state={})

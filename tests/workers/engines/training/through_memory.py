@@ -47,15 +47,12 @@ class ThroughMemory:
 
     def fill(self, backend: TrainingBackend | ValueEngine) -> OpenBuffer:
         """Copy the present state."""
-        filled = self._first.fill(backend.live_state())
-        assert filled is not None
-        return filled
+        return self._first.fill(backend.live_state())
 
     def lend(self, backend: TrainingBackend | ValueEngine) -> tuple[OpenBuffer, StateLoan]:
         """Begin a loan of the present state."""
         live = backend.live_state()
         placed = self._first.place(live)
-        assert placed is not None
         return placed, live.lend(placed.pages)
 
     def read(self, filled: OpenBuffer) -> KeptState:
