@@ -23,7 +23,6 @@ from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of, indistinct
 from ops.bench.ablation.page import as_json, as_markdown
 from ops.bench.ablation.runs import Outcome, carry_out, carry_out_here, outcome_of, outcome_path, outcomes
-from ops.bench.ablation.signal import SIGNALS_NAME, read_signals
 from ops.bench.ablation.tables import TABLES, Table
 from ops.bench.ablation.window_ends import WindowEnds, of_units
 from ops.demo.task import Split
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command += f" --held-out {options.held_out}"
     options.out.mkdir(parents=True, exist_ok=True)
     raw = as_json(table, made, command) | ({"critic_at_start": asdict(before)} if before else {})
-    page = as_markdown(table, made, command, read_signals(options.out / SIGNALS_NAME), kept=raw)
+    page = as_markdown(table, made, command, kept=raw)
     (options.out / f"{table.name}.md").write_text(page, encoding="utf-8")
     (options.out / f"{table.name}.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
     if made and not table.is_timed:
@@ -123,7 +122,7 @@ def render(name: str, out: Path) -> None:
         made = [
             outcome_of({key: of for key, of in values.items() if key != "mean_live"}) for values in kept["outcomes"]
         ]
-        page = as_markdown(TABLES[name], made, kept["command"], read_signals(out / SIGNALS_NAME), kept=kept)
+        page = as_markdown(TABLES[name], made, kept["command"], kept=kept)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} holds no raw data of {name}: {error}; run the table without --render") from error
     (out / f"{name}.md").write_text(page, encoding="utf-8")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from ops.bench.ablation.compare import interval, paired, rows_of
 from ops.bench.ablation.fleet_page import accuracies, effects, phases, race, window_ends
 from ops.bench.ablation.runs import Outcome
-from ops.bench.ablation.signal import Signal, as_table
 from ops.bench.ablation.summary import JUDGED, Compared, compared, figures, marked
 from ops.bench.table import prose
 from pipeline.config.load import load_config
@@ -33,17 +32,6 @@ _END = (
 _WHOLE = "*On the way* is the mean of all examinations until then: it shows how soon accuracy rises."
 _COUNTED = "Tokens of dropped groups and of the critic's first phase count."
 _NOT_RUN = "No row of this table has been trained yet, so there are no accuracies."
-_SIGNAL = (
-    "Each row's own rule makes advantages of 256 responses of the start policy, with the critic that its policy would "
-    "start with. `python -m ops.bench.ablation.signal` compares them ([raw](ablation-signal.json)) at the digits that "
-    "decide. The gap is the mean advantage of right digits less that of wrong ones. The batch's advantages are scaled "
-    "to a standard deviation of 1 first. *d* is the same difference in standard deviations within the right and the "
-    "wrong ones. A policy gradient learns the rule from the gap, through the noise that *d* measures. *Trained* is the "
-    "share of responses with an advantage other than 0. A row whose critic starts elsewhere has other samples of the "
-    "same start policy: its difference holds the luck of both. Intervals are of 95 % over seeds. Differences are paired by "
-    f"seed. {JUDGED} Rows that are left out make the first row's advantages, and differ from it in "
-    "the loss alone."
-)
 _BY_HAND = "Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set` and"
 _ALONE = (
     "No fleet made these rows. One row alone: `python -m ops.bench.ablation {name}` with `--only ROW`, which trains a run "
@@ -104,7 +92,6 @@ def as_markdown(
     table: Table,
     outcomes: Sequence[Outcome],
     command: str,
-    signals: Sequence[Signal] = (),
     *,
     kept: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
@@ -127,8 +114,6 @@ def as_markdown(
     else:
         parts += [_verdicts(table, outcomes)] if outcomes else [_NOT_RUN]
         parts += [f"    {command}", on]
-        if signals:
-            parts += ["## The signal before anything is trained", prose(_SIGNAL), as_table(signals, table.name)]
         parts += _learning(table, outcomes) if outcomes else []
     if outcomes:
         parts += ["## The runs", prose(_RUNS), _runs(table, outcomes)]
