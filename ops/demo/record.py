@@ -40,15 +40,17 @@ WIDTH, HEIGHT = CELL_W * COLUMNS + 2 * MARGIN, CELL_H * (TOP_ROWS + SHELL_ROWS +
 INK, PAPER, DIM, TYPED = "#e0e0e0", "#121212", "#808890", "#a3d9a5"
 PLAY_S, HOLD_KILL_S, HOLD_END_S = 15.0, 2.0, 5.0
 MAX_FRAMES, DEADLINE_S = 110, 1200.0
-KILL_AT = 15
-"""Update at which a generator is killed."""
-PROGRESS = re.compile(r"\d\d:\d\d:\d\d \w+ \d|\[\w+ *\] ")
-"""Lines of progress and of the log. The view shows both."""
+KILL_AT = 15  # updates
+PROGRESS = re.compile(r"\d\d:\d\d:\d\d \w+ \d|\[\w+ *\] ")  # and the log; the view shows both
 
 Span = tuple[str, str, str, bool]
 """Text, its colour, the colour behind it (empty: the screen's), whether bold."""
 Line = tuple[Span, ...]
 Lines = tuple[Line, ...]
+
+
+def _typed(command: str) -> Line:
+    return (("$ ", DIM, "", False), (command, TYPED, "", True))
 
 
 class Recorder:
@@ -119,10 +121,6 @@ class Recorder:
         rule: Line = (("─" * COLUMNS, DIM, "", False),)
         top = [*self.top, *[()] * (TOP_ROWS - len(self.top))]
         self.frames.append((time.monotonic() - self._started_s, (*top, rule, *self.shell[-SHELL_ROWS:])))
-
-
-def _typed(command: str) -> Line:
-    return (("$ ", DIM, "", False), (command, TYPED, "", True))
 
 
 def _line_of(strip: Iterable[Any]) -> Line:
@@ -245,8 +243,7 @@ def main() -> None:
     evaluations = [row for row in rows if isinstance(row, EvaluationRow) and row.is_main]
     pictures = {"demo.svg": film(paced(recorder.frames, recorder.killed_at_s)), "accuracy.svg": curve(evaluations)}
     for name, picture in pictures.items():
-        (PICTURES / name).write_text(picture, encoding="utf-8")
-        print(f"{PICTURES / name}: {len(picture) // 1000} kB")
+        print(f"{PICTURES / name}: {(PICTURES / name).write_text(picture, encoding='utf-8') // 1000} kB")
 
 
 if __name__ == "__main__":
