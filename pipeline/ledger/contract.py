@@ -63,9 +63,9 @@ from protocol.trajectory import Field, Score, TrajectoryChunk
 
 class Ledger(Protocol):
     """The durable ledger. Every method is one atomic transition, but for those that may walk over
-    much: ``audit``, and ``settle``, ``recover`` and ``cancel_in_flight``. On a server these end unit
-    by unit, each whole and once, and other calls go on between. A caller that dies half-way leaves
-    the rest to its successor's same call.
+    much: ``audit``, ``settle``, ``return_claim``, ``recover`` and ``cancel_in_flight``. On a server
+    they go unit by unit, each whole and once, and other calls go on between. A caller that dies
+    half-way leaves the rest to its successor's ``recover``, or its own ``cancel_in_flight``.
 
     Every method raises LedgerUnavailable when no server answers. Methods with an incarnation raise
     Fenced when it is not its worker's newest."""

@@ -86,8 +86,8 @@ class RedisLedger:
     """``pipeline.ledger.contract.Ledger`` on a server: Redis 6.2 or later, or Valkey.
 
     ``now`` returns seconds. Without it the scripts read the server's clock, so workers' clocks need
-    not agree. ``most``: chunks that one call reads or ends of a walk over all, or over an update;
-    other calls go on between them. ``aclose`` closes the client."""
+    not agree. ``most``: chunks that one call reads of a walk over all, and four times those that it
+    ends; other calls go on between. ``aclose`` closes the client."""
 
     def __init__(
         self, client: redis.asyncio.Redis, run: str, *, now: Callable[[], float] | None = None, most: int = MOST
@@ -96,6 +96,9 @@ class RedisLedger:
         self._run = run
         self._now = now
         self.most = most
+        """Records that a call reads of a walk over all."""
+        # a chunk that leaves takes several times as long as one that is read
+        self._most_ended = -(-most // 4)
         self._counters = keys.counters(run)
         self._connection = self.connection = PipelinedConnection(client)
         """Of all its calls; a worker's registry shares it."""
@@ -261,7 +264,12 @@ class RedisLedger:
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:
         """Return a claim's units to ready, and their number."""
-        return await self._call("return_claim", who, id=claim_id)
+        returned, more = 0, 1
+        while more:
+            async with self._requests.one_at_a_time() as number:
+                part, more = await self._call("return_claim", who, request=number, most=self._most_ended, id=claim_id)
+            returned += part
+        return returned
 
     async def advance(self, who: Incarnation, policy_version: int) -> None:
         """Make ``policy_version`` the one that admission counts from. It only grows."""
@@ -272,7 +280,7 @@ class RedisLedger:
         settled, more = 0, 1
         while more:
             async with self._requests.one_at_a_time() as number:
-                asked = {"request": number, "updates": num_updates, "most": self.most, "claims": claims}
+                asked = {"request": number, "updates": num_updates, "most": self._most_ended, "claims": claims}
                 part, more = await self._call("settle", who, **asked)
             settled += part
         return settled
@@ -287,7 +295,7 @@ class RedisLedger:
         told = (*kept, *applied)
         while more:
             async with self._requests.one_at_a_time() as number:
-                asked = {"request": number, "most": self.most, "kept": len(kept), "claims": told}
+                asked = {"request": number, "most": self._most_ended, "kept": len(kept), "claims": told}
                 part, more = await self._call("recover", who, **asked)
             returned += part
         return returned
@@ -341,7 +349,7 @@ class RedisLedger:
         ended, more, last = 0, 1, None
         while more:
             async with self._requests.one_at_a_time() as number:
-                asked = {"request": number, "reason": reason.value, "most": self.most, "last": last}
+                asked = {"request": number, "reason": reason.value, "most": self._most_ended, "last": last}
                 part, more, last = await self._call("cancel", who, **asked)
             ended += part
         return ended

@@ -22,6 +22,7 @@ ANSWERED_ALIKE = {
         "claim",
         "claim_finished",
         "settle",
+        "return_claim",
         "recover",
         "recover_finished",
         "cancel",
@@ -35,7 +36,7 @@ class LossyRedis(RedisLedger):
     copies may still arrive."""
 
     def __init__(self, client, run: str, *, now, dice: random.Random) -> None:
-        super().__init__(client, run, now=now, most=3)
+        super().__init__(client, run, now=now, most=8)
         self._dice = dice
         self._sent: list = []
 

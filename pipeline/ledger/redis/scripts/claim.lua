@@ -4,6 +4,9 @@
 -- The choice is pipeline.ledger.staleness.choose, line by line; pipeline/ledger/staleness.md proves
 -- what it keeps.
 --
+-- It stays one step, since the choice is of one moment and a claim is whole: an update of 3,125 groups
+-- of eight, out of 100,000 chunks, takes 0.2 s on a busy machine, against 3 s to settle it.
+--
 -- Uses     beginning counts leaving many prompts ready requests versions
 -- Reads    settings counters running running_age parked
 -- Writes   ready ready_age claims claim:<id> asked:<who>, the units' state, and all that a dropped

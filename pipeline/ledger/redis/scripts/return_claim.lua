@@ -1,14 +1,32 @@
--- return_claim.lua: return a claim's units to ready.
+-- return_claim.lua: return a claim's units to ready, a part a call. The claim is there until its last
+-- unit has come back: a learner that dies between two calls leaves the rest to its successor's recover.
 --
--- Uses     beginning ready
--- Writes   claims claim:<id> ready ready_age, the units' state
--- ARGV[4]  id  text
--- Returns  how many units came back; 0 when the claim is not there
+-- Uses     beginning ready requests
+-- Writes   claims claim:<id> ready ready_age asked:<who>, the units' state
+-- ARGV[4]  request  integer  its number
+-- ARGV[5]  most     integer  units that come back
+-- ARGV[6]  id       text
+-- Returns  { how many units came back, 1 when the call is to be made again, else 0 }; 0 units when the
+--          claim is not there
 
-local id = ARGV[4]
+local request, most, id = ARGV[4], tonumber(ARGV[5]), ARGV[6]
+local order = order_of('return_claim', request)
+if order == 'late' then return LATE end
+if order == 'again' then
+  local told = call('HMGET', ASKED, 'return_claim:returned', 'return_claim:more')
+  return { integer(told[1]), integer(told[2]) }
+end
 allow_growth()
-if call('HDEL', P .. 'claims', id) == 0 then return 0 end
-local units = call('ZRANGE', P .. 'claim:' .. id, 0, -1, 'WITHSCORES')
-for i = 1, #units, 2 do make_ready(units[i], units[i + 1], call('HGET', unit_key(units[i]), 'oldest')) end
-call('DEL', P .. 'claim:' .. id)
-return #units / 2
+local returned, more, key = 0, 0, P .. 'claim:' .. id
+if call('HEXISTS', P .. 'claims', id) == 1 then
+  local units = call('ZRANGE', key, 0, most - 1, 'WITHSCORES')
+  for i = 1, #units, 2 do
+    make_ready(units[i], units[i + 1], call('HGET', unit_key(units[i]), 'oldest'))
+    call('ZREM', key, units[i])
+    returned = returned + 1
+  end
+  more = call('EXISTS', key)
+  if more == 0 then call('HDEL', P .. 'claims', id) end
+end
+remember('return_claim', request, 'return_claim:returned', returned, 'return_claim:more', more)
+return { returned, more }

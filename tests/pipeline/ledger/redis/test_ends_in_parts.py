@@ -35,7 +35,7 @@ class InParts(RedisLedger):
     dies_after = 0
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
-        super().__init__(client, "test", most=3)
+        super().__init__(client, "test", most=12)
         self.calls: list[str] = []
 
     async def _call(self, name: str, who: Incarnation | None, **arguments: object) -> Any:
@@ -127,6 +127,23 @@ async def test_a_learner_that_dies_while_it_recovers_is_succeeded(ledger: InPart
     assert again.units == other.units, "in their order"
 
 
+async def test_a_claim_comes_back_in_parts_and_its_rest_with_the_successor(ledger: InParts) -> None:
+    claim = await ledger.update()
+    assert await ledger.return_claim(LEARNER, claim.claim_id) == len(claim.units)
+    assert ledger.calls.count("return_claim") > 1
+    assert await ledger.return_claim(LEARNER, claim.claim_id) == 0
+    again = await ledger.update()
+    assert again.units == claim.units
+    ledger.die("return_claim", 1)
+    with pytest.raises(Died):
+        await ledger.return_claim(LEARNER, again.claim_id)
+    assert 0 < (await ledger.totals()).num_ready_units < len(claim.units)
+    assert 0 < await ledger.recover(SUCCESSOR, ()) < len(claim.units)
+    last = await ledger.claim(SUCCESSOR, policy_version=0)
+    assert isinstance(last, Claim)
+    assert last.units == claim.units, "in their order"
+
+
 async def test_a_cancel_that_is_cut_short_leaves_no_claim_of_what_is_gone(ledger: InParts) -> None:
     await ledger.update()
     for lease in (await ledger.lease(GENERATOR, max_trajectories=BATCH)).leases:
@@ -152,6 +169,7 @@ async def test_a_cancel_that_is_cut_short_leaves_no_claim_of_what_is_gone(ledger
 async def test_looks_and_requeues_take_several_calls_with_the_answer_of_one(
     ledger: InParts, redis_client: redis.asyncio.Redis
 ) -> None:
+    ledger.most = 3
     for lease in (await ledger.lease(GENERATOR, max_trajectories=2 * BATCH)).leases:
         await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
     at_once = RedisLedger(redis_client, "test", most=1000)
