@@ -32,13 +32,13 @@ def mailbox_addresses(fleet: DrillFleet) -> dict[Incarnation, str]:
     return found
 
 
-def put_address(fleet: DrillFleet, who: Incarnation, address: str) -> None:
-    """Register an address as an incarnation's mailbox, with the key that the mailbox has. Nothing
-    happens where it has a successor, or the ledger does not answer."""
-    blob = fleet.ledger("HGET", keys.endpoints(RUN), who.worker)
-    key = msgspec.json.decode(blob).get("public_key", "") if blob else ""
+def put_address(fleet: DrillFleet, who: Incarnation, address: str, key: str | None = None) -> None:
+    """Register an address as an incarnation's mailbox, by default with the key that the mailbox has.
+    Nothing happens where it has a successor, or the ledger does not answer."""
+    blob = fleet.ledger("HGET", keys.endpoints(RUN), who.worker) if key is None else None
+    public_key = key or (msgspec.json.decode(blob).get("public_key", "") if blob else "")
     with contextlib.suppress(Fenced, LedgerUnavailable):
-        asyncio.run(_put(read_ledger_url(fleet.run_dir), who, address, key))
+        asyncio.run(_put(read_ledger_url(fleet.run_dir), who, address, public_key))
 
 
 async def _put(url: str, who: Incarnation, address: str, public_key: str) -> None:

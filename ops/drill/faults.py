@@ -344,7 +344,8 @@ class Striking:
         self._site.events += [Unnamed(entry) for entry in unnamed(status, entries)]
         own = self._pick(self._rng.choice([Role.GENERATOR, Role.LEARNER, *_SCORERS]))
         if own is not None and (before := litter_own(fleet, own.who.worker, self._rng)):
-            self._undo.append(lambda: _put_back(fleet, own.who, before))
+            entry = msgspec.json.decode(before)
+            self._undo.append(lambda: put_address(fleet, own.who, entry["endpoint"], entry["public_key"]))
         fenced = self._pick(self._rng.choice([Role.GENERATOR, Role.LEARNER, *_SCORERS]))
         if fenced is None:
             return
@@ -579,12 +580,6 @@ def look_for_leftovers(site: Site, after: str) -> None:
         return
     told = {event.what for event in site.events if isinstance(event, Left)}
     site.events += [Left(what, after) for what in leftovers(fleet.run_dir, fleet.memory) if what not in told]
-
-
-def _put_back(fleet: DrillFleet, who: Incarnation, before: bytes) -> None:
-    """Write a mailbox's entry as it was, if its worker has no successor."""
-    if fleet.ledger("HGET", keys.epochs(RUN), who.worker) == str(who.epoch).encode():
-        fleet.ledger("HSET", keys.endpoints(RUN), who.worker, before)
 
 
 def _weights_path(fleet: DrillFleet) -> Path:

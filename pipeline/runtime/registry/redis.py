@@ -428,15 +428,17 @@ class RedisRegistry:
             # On a new connection there may be another server, with other numbers.
             if not known or self._known_on == self._connection.num_connects:
                 break
+        before = self._mailboxes
         if not known:
-            self._mailboxes.clear()
+            self._mailboxes = {}
         self._known, self._known_on = last, self._connection.num_connects
         for name, entry in zip(flat[::2], flat[1::2], strict=True):
             worker = self._entries.name("endpoints", name)
             if worker is None:
                 continue
+            # Junk says nothing of a mailbox: what was known of it still holds.
+            found = (self._entries.value("endpoints", name, entry, _endpoints) or before.get(worker)) if entry else None
             self._mailboxes.pop(worker, None)
-            found = self._entries.value("endpoints", name, entry, _endpoints) if entry else None
             if found is not None:
                 self._mailboxes[worker] = found
         return {name.decode(errors="replace") for name in silent}

@@ -145,6 +145,24 @@ async def test_every_entry_that_cannot_be_read_is_named_with_its_worker(
     assert "epochs of other" not in await registry.check_entries()
 
 
+async def test_a_mailbox_that_was_known_stays_so_when_its_entry_becomes_junk(
+    run: tuple[RedisRegistry, RedisHeartbeatWriter, redis.asyncio.Redis], redis_server: str
+) -> None:
+    registry, writer, client = run
+    await begin(registry, writer)
+    mailbox = {"reward-0": ("ipc://reward-0", "")}
+    assert await registry.endpoints(Role.REWARD, silent=True) == mailbox
+    await client.hset(keys.endpoints(RUN), "reward-0", b"\xff{")  # pyright: ignore[reportArgumentType]
+    await client.zadd(keys.endpoint_changes(RUN), {"reward-0": 1e6})
+    assert await registry.endpoints(Role.REWARD, silent=True) == mailbox
+    await registry._connection.aclose()
+    assert await registry.endpoints(Role.REWARD, silent=True) == mailbox, "all is read again on a new connection"
+    assert "endpoints of reward-0" in registry.unreadable
+    who = await registry.register(Role.REWARD, "reward-0")
+    await registry.set_endpoint(who, "ipc://again")
+    assert await registry.endpoints(Role.REWARD, silent=True) == {"reward-0": ("ipc://again", "")}
+
+
 @pytest.mark.parametrize("key", ["heartbeats", "endpoints", "epochs"])
 async def test_a_workers_own_entry_that_cannot_be_read_is_named_and_written_anew(
     run: tuple[RedisRegistry, RedisHeartbeatWriter, redis.asyncio.Redis], key: str
