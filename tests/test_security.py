@@ -213,7 +213,7 @@ def test_no_join_and_no_launched_worker_sends_a_token_in_the_clear(rest: str, tm
     )
     assert "unencrypted over the network" in str(done.exception) and "--allow-plaintext" in str(done.exception)
     local = "ledger.url=redis://127.0.0.1:6379/0"
-    for address in ([f"ledger.url={url}"], [local, f"launch.ledger_url={url}"], [local, f"ledger.shards=['{url}']"]):
+    for address in ([f"ledger.url={url}"], [local, f"launch.ledger_url={url}"]):
         config = op_config(tmp_path, "wire.transport=tcp", *address)
         with pytest.raises(ConfigError, match="unencrypted over the network"):
             join_command(config, tmp_path)

@@ -16,7 +16,7 @@ from protocol.printable import printable_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pipeline.ledger.types import Audit, Pause
+    from pipeline.ledger.types import Pause
     from pipeline.observability.status import QueueRow
     from pipeline.operator.status_report import StatusReport
 
@@ -114,7 +114,6 @@ async def audit(at: Attached, as_json: bool) -> int:
     from pipeline.runtime.liveness import is_silent
 
     found = await at.ledger.audit()
-    by_server = _by_server(at, found)
     live = {str(beat.who) for beat in await at.registry.heartbeats() if not is_silent(beat.silent_s)}
     window_tokens = at.config.generation.window_tokens
     regenerated = read_regenerated(at.run_dir, found.tokens_stored, live, window_tokens=window_tokens)
@@ -122,8 +121,6 @@ async def audit(at: Attached, as_json: bool) -> int:
         parts = {name: getattr(found, name) for name in ("groups", "trajectories", "tokens", "finished")}
         differences = {name: balance.difference for name, balance in parts.items()}
         head = {"balances": found.balances, "difference": differences, **parts}
-        if by_server:
-            head["shards"] = by_server
         echo_json({**head, "rework": regenerated_rows(regenerated), "num_unflushed": found.num_unflushed})
     else:
         from rich.console import Console
@@ -134,19 +131,10 @@ async def audit(at: Attached, as_json: bool) -> int:
         console.print(audit_table(found))
         if regenerated:
             console.print(in_words(regenerated))
-        for server, balances in by_server.items():
-            console.print(f"ledger server {server} {'balances' if balances else '[red]does not balance[/red]'}")
         verdict = "it balances" if found.balances else "[red]it does not balance: this is a bug[/red]"
         warning = durability_line(found.num_unflushed)
         console.print(f"{verdict}; {warning}" if warning else verdict)
     return 0 if found.balances else 1
-
-
-def _by_server(at: Attached, audit: Audit) -> dict[str, bool]:
-    """Return whether the law holds in each server of a ledger over several; {} for one."""
-    shards: tuple[Audit, ...] = getattr(audit, "shards", ())
-    names: tuple[str, ...] = getattr(at.ledger, "names", ())
-    return {name: shard.balances for name, shard in zip(names, shards, strict=True)}
 
 
 @click.command(

@@ -33,7 +33,7 @@ _OVERLAP_S = 600.0
 def tokens() -> None:
     """Create, list, revoke and rotate tokens, with which other hosts join a run.
 
-    A token is for one run and one role. It is a user of the ledger's servers, which give it no
+    A token is for one run and one role. It is a user of the ledger's server, which gives it no
     other run's keys."""
 
 
@@ -90,7 +90,7 @@ _REMEDY = "copy it to the other host, with mode 0600; there: headrace fleet join
 def list_(run: Path | None, as_json: bool) -> None:
     """List a run's tokens, oldest first.
 
-    Hosts are those that joined over tcp. Connections are those to the ledger's servers now."""
+    Hosts are those that joined over tcp. Connections are those to the ledger's server now."""
 
     async def read() -> list[TokenRow]:
         async with look_at(run) as at:
@@ -130,23 +130,20 @@ def revoke(names: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     if not names:
         raise click.UsageError("no token given; `headrace fleet tokens list` names them")
 
-    async def end() -> tuple[list[str], list[str]]:
+    async def end() -> list[str]:
         ended: list[str] = []
-        unreached: list[str] = []
         async with attach(run) as at:
             for name in names:
                 workers = await at.tokens.revoke(name)
-                unreached += at.tokens.unreached
                 known = {beat.who.worker for beat in await at.registry.heartbeats()}
                 for worker in sorted(known & set(workers)):
                     await at.registry.fence(worker)
                     ended.append(worker)
-        return ended, list(dict.fromkeys(unreached))
+        return ended
 
-    workers, unreached = asyncio.run(end())
+    workers = asyncio.run(end())
     lines = [f"revoked: {', '.join(names)}", f"ended workers: {printable_line(', '.join(workers)) or 'none'}"]
-    value = {"revoked": list(names), "ended_workers": workers, "unreached": unreached}
-    answer(as_json, value, *lines, *map(_repeated, unreached))
+    answer(as_json, {"revoked": list(names), "ended_workers": workers}, *lines)
 
 
 @tokens.command(
@@ -175,25 +172,20 @@ def rotate(name: tuple[str, ...], run: Path | None, out: Path | None, overlap_s:
     if len(name) != 1:
         raise click.UsageError("expected one token; `headrace fleet tokens list` names them")
 
-    async def change() -> tuple[Token, Path, tuple[str, ...]]:
+    async def change() -> tuple[Token, Path]:
         async with attach(run) as at:
             path = _place(at, name[0], out)
             token = await at.tokens.rotate(name[0], overlap_s=overlap_s, ca=_authority(at))
-            return token, _write(at, token, path), at.tokens.unreached
+            return token, _write(at, token, path)
 
-    token, path, unreached = asyncio.run(change())
+    token, path = asyncio.run(change())
     old = f"the old secret works for {overlap_s:g} s more" if overlap_s else "the old secret has ended"
     answer(
         as_json,
-        _shown(token, path) | {"overlap_s": overlap_s, "unreached": unreached},
+        _shown(token, path) | {"overlap_s": overlap_s},
         f"{token.id} has a new secret: {path}; {old}",
         _REMEDY.format(path=path),
-        *map(_repeated, unreached),
     )
-
-
-def _repeated(server: str) -> str:
-    return f"the ledger server {server} did not take it; the supervisor repeats it there"
 
 
 def _shown(token: Token, path: Path) -> dict[str, object]:

@@ -91,7 +91,7 @@ def up(
     from pipeline.config.load import load_config, resolve_paths
     from pipeline.data.hub_models import pin_models, with_hub_names
     from pipeline.data.places import pin_data
-    from pipeline.ledger.address import known_shards, known_url
+    from pipeline.ledger.address import known_url
     from pipeline.operator.top.run import has_screen
     from pipeline.supervisor.run_folder import check_no_run, prepare_run_dir
 
@@ -119,10 +119,7 @@ def up(
         return 0
     if resume is not None:
         config = _at(config, resume.resolve())
-        known = {
-            "url": known_url(config.run_dir, config.ledger.url),
-            "shards": known_shards(config.run_dir, config.ledger.shards),
-        }
+        known = {"url": known_url(config.run_dir, config.ledger.url)}
         config = with_hub_names(config.model_copy(update={"ledger": config.ledger.model_copy(update=known)}))
     else:
         # First, because the other checks take longer.

@@ -35,6 +35,12 @@ REMOVED: Final[Mapping[str, Removed]] = {
         "joined hosts keep no copies of snapshots. Leave it out; a learner whose host was restarted goes on from its newest "
         "checkpoint: write one more often by checkpoint.every_updates and every_s",
     ),
+    "ledger.shards": Removed(
+        ([],),
+        "one run has one server. Leave it out. One server carries about 2,000 generators at windows of 1,024 tokens, and more "
+        "at longer ones (generation.window_tokens); several runs spread over the nodes of a Redis Cluster "
+        "(ledger.url = redis+cluster://HOST,HOST)",
+    ),
     "launch.kubernetes.autoscaler": Removed(("hpa",), _ELASTIC),
     "launch.kubernetes.max_replicas": Removed((16,), _ELASTIC),
     "launch.kubernetes.queue_depth": Removed((64,), _ELASTIC),

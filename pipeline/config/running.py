@@ -176,11 +176,6 @@ class LedgerSection(Section):
         "redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST. Absent: "
         "REDIS_URL, else an embedded server of this run. The password is written to no record.",
     )
-    shards: tuple[str, ...] = setting(
-        (),
-        "URLs of further servers: groups are spread evenly over ledger.url and these, for more than one server carries. "
-        "algorithm.groups_per_update is a multiple of their number. A resumed run names the same ones, in their order.",
-    )
     allow_plaintext: bool = setting(
         False, "Allow a redis:// URL of another host, unencrypted. Off: rediss:// is required."
     )

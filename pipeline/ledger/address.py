@@ -16,13 +16,18 @@ from protocol.errors import ConfigError
 LEDGER_FILE = "ledger.json"
 
 
+class _Former(msgspec.Struct, frozen=True):
+    """What only files of earlier releases have."""
+
+    shards: tuple[str, ...] = ()
+    """Further servers, which had parts of the run."""
+
+
 class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ledger is and, if it is embedded, its server process."""
 
     url: str
     """With the password; ``pipeline.ledger.redis.client`` has the schemes."""
-    shards: tuple[str, ...] = ()
-    """URLs of further servers, with their passwords (``pipeline.ledger.sharded``)."""
     is_embedded: bool = False
     socket: str = ""
     """Path of the embedded server's socket."""
@@ -50,11 +55,19 @@ def read_address(run_dir: Path) -> LedgerAddress | None:
     Raises ConfigError when the file is not a ledger address."""
     path = run_dir / LEDGER_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=LedgerAddress)
+        content = path.read_bytes()
+        former = msgspec.json.decode(content, type=_Former)
+        address = msgspec.json.decode(content, type=LedgerAddress)
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a ledger address: {error}; remove it, and start the run again") from error
+    if former.shards:
+        raise ConfigError(
+            f"{path} names {1 + len(former.shards)} servers, and a run has one: its groups are on all of them. Read it with "
+            "the release that made it, or start another run from its newest checkpoint's model"
+        )
+    return address
 
 
 def known_url(run_dir: Path, configured: str | None) -> str | None:
@@ -72,26 +85,6 @@ def known_url(run_dir: Path, configured: str | None) -> str | None:
             "it either. Give the whole URL again, in a run file or with --set ledger.url=URL"
         )
     return known
-
-
-def known_shards(run_dir: Path, configured: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the URLs of a resumed run's further servers, with their passwords.
-
-    Raises ConfigError when the run has others, or another number of them."""
-    address = read_address(run_dir)
-    known = configured if address is None else address.shards
-    if len(known) != len(configured):
-        raise ConfigError(
-            f"ledger.shards names {len(configured)} further servers, but the run began with {len(known)}: its groups are on "
-            "those. Name the same ones, in the same order, or start another run"
-        )
-    for shown, url in zip(configured, known, strict=True):
-        if is_hidden(shown) and (is_hidden(url) or hide_password(url) != shown):
-            raise ConfigError(
-                f"ledger.shards has {shown!r}, without its password, and {run_dir / LEDGER_FILE} does not have it either. Give "
-                "the whole URLs again, in a run file or with --set ledger.shards=[...]"
-            )
-    return tuple(url if is_hidden(shown) else shown for shown, url in zip(configured, known, strict=True))
 
 
 def read_ledger_url(run_dir: Path) -> str:

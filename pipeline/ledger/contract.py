@@ -1,8 +1,7 @@
 """The ledger's contract: its promises between sampling and learning.
 
 One state machine, two implementations: ``pipeline.ledger.memory.ledger`` (in this process) and
-``pipeline.ledger.redis.ledger`` (Lua scripts, one per transition). ``pipeline.ledger.sharded``
-spreads a run over several of them, and has their promises. One contract suite runs on all.
+``pipeline.ledger.redis.ledger`` (Lua scripts, one per transition). One contract suite runs on both.
 Every call returns at once, with a refusal that names its reason when nothing can be given.
 
     admit ──> open ──> leased ──> finished ──> ready ──> claimed ──> trained

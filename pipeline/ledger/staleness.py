@@ -114,8 +114,6 @@ def check_spec(spec: LedgerSpec) -> None:
         ("eta", spec.eta, 0),
         ("oversampling", spec.oversampling, 1),
         ("max_attempts", spec.max_attempts, 1),
-        ("shard", spec.shard, 0),
-        ("num_shards", spec.num_shards, spec.shard + 1),
     ):
         if value < least:
             raise ConfigError(f"ledger {name} is {value}, expected at least {least}")

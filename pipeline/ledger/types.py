@@ -114,11 +114,6 @@ class LedgerSpec:
     """Failures of one role on one chunk before its unit is a dead letter."""
     max_bytes: int | None = None
     """Watermark: admission stops while the store holds more than this."""
-    shard: int = 0
-    """Which share of a run this ledger holds: groups, and evaluation prompts, ``shard``,
-    ``shard + num_shards``, ..."""
-    num_shards: int = 1
-    """Over so many ledgers is the run spread (``pipeline.ledger.sharded``)."""
     value_training: bool = False
     """Keep every finished, scored training trajectory with its values until the value worker has
     trained on it. Its unit's end does not matter, except drops in ``SPOILING``. Needs the fields
@@ -429,7 +424,7 @@ class Totals:
     num_unflushed: int = 0
     """Last checkpoints in a row for which the server did not confirm its file on disk."""
     next_group: int = 0
-    """Above the numbers of all admitted groups. Several shards may have admitted fewer groups."""
+    """Above the numbers of all admitted groups."""
     num_trajectories_admitted: int = 0
     credit_trained: int = 0
     """Of ``credit_used``, that is trained."""

@@ -15,8 +15,6 @@ MAX_CHUNKS_PER_TRAJECTORY: Final = 65_536
 """A chunk's order is its trajectory's order times this, plus its index."""
 MAX_EVALUATION_PROMPTS: Final = 10_000_000
 MAX_EVALUATION_SAMPLES: Final = 10_000
-SHARD_SETTINGS: Final = ("shard", "num_shards")
-"""Settings of a run over several ledgers; a run on one has none of them stored."""
 
 
 def check_chunk(chunk: TrajectoryChunk) -> None:
@@ -85,8 +83,6 @@ def spec_texts(spec: LedgerSpec) -> dict[str, str]:
     """Return every setting as text, for comparison and for Redis. None is the empty text."""
     texts: dict[str, str] = {}
     for item in fields(spec):
-        if spec.num_shards == 1 and item.name in SHARD_SETTINGS:
-            continue
         value: object = getattr(spec, item.name)
         if isinstance(value, frozenset):
             value = ",".join(field.value for field in Field if field in spec.fields)
@@ -99,12 +95,6 @@ def spec_texts(spec: LedgerSpec) -> dict[str, str]:
 def mismatch(there: LedgerSpec | Mapping[str, str], wanted: LedgerSpec) -> LedgerMismatch:
     """Return the error that names every setting in which an existing ledger differs."""
     have = spec_texts(there) if isinstance(there, LedgerSpec) else there
-    place = (have.get("shard", "0"), have.get("num_shards", "1"))
-    if place != (str(wanted.shard), str(wanted.num_shards)):
-        return LedgerMismatch(
-            f"the ledger of run {wanted.run!r} there is {_share(*place)}, expected {_share(wanted.shard, wanted.num_shards)}: "
-            "name the same servers as before in ledger.url and ledger.shards, in the same order, or give another run name"
-        )
     differing = "; ".join(
         f"{name} is {have.get(name, 'absent')!r} there, {value!r} here"
         for name, value in spec_texts(wanted).items()
@@ -114,7 +104,3 @@ def mismatch(there: LedgerSpec | Mapping[str, str], wanted: LedgerSpec) -> Ledge
         f"the ledger of run {wanted.run!r} was opened with other settings: {differing}; use the same configuration and data, "
         "or another run name"
     )
-
-
-def _share(shard: object, num_shards: object) -> str:
-    return "the whole" if str(num_shards) == "1" else f"share {shard} of {num_shards}"

@@ -19,7 +19,7 @@ from pipeline.observability.prompt_accuracies import (
 )
 from pipeline.observability.report_data import RunRecords, read_records
 
-_OF_THE_RUN = frozenset({"run.name", "run.dir", "run.seed", "ledger.url", "ledger.shards", "supervisor.metrics_port"})
+_OF_THE_RUN = frozenset({"run.name", "run.dir", "run.seed", "ledger.url", "supervisor.metrics_port"})
 """Settings in which runs of one configuration differ."""
 
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from pipeline.ledger.admin import LedgerAdmin
     from pipeline.ledger.inspection import LedgerInspection
+    from pipeline.ledger.redis.ledger import RedisLedger
     from pipeline.ledger.redis.tokens import TokenAdmin
     from pipeline.runtime.registry.contract import Registry
-    from pipeline.runtime.run_ledger import RunLedger
 
 _ANSWER_S = 5.0
 _NAMED_RUNS = 3
@@ -42,7 +42,7 @@ class Attached:
 
     run_dir: Path
     settings: Glance
-    connect_ledger: Callable[[], RunLedger]
+    connect_ledger: Callable[[], RedisLedger]
     registry: Registry
     client: Any
     """That both use, for further parts of the ledger."""
@@ -50,7 +50,7 @@ class Attached:
     """Whether the server reads a copy: what is changed there is lost."""
 
     @cached_property
-    def ledger(self) -> RunLedger:
+    def ledger(self) -> RedisLedger:
         """The run's ledger, made when it is first needed: its import takes time."""
         return self.connect_ledger()
 
@@ -58,26 +58,22 @@ class Attached:
     def tokens(self) -> TokenAdmin:
         """The run's join tokens."""
         from pipeline.ledger.redis.tokens import TokenAdmin
-        from pipeline.ledger.sharded.servers import LedgerServers
 
-        further = self.ledger.further if isinstance(self.ledger, LedgerServers) else ()
-        return TokenAdmin(self.client, self.settings.run.name, further=further)
+        return TokenAdmin(self.client, self.settings.run.name)
 
     @property
     def admin(self) -> LedgerAdmin:
         """Operations of an operator on the ledger."""
         from pipeline.ledger.redis.admin import RedisAdmin
-        from pipeline.ledger.redis.ledger import RedisLedger
 
-        return RedisAdmin(self.ledger) if isinstance(self.ledger, RedisLedger) else self.ledger.admin
+        return RedisAdmin(self.ledger)
 
     @property
     def inspection(self) -> LedgerInspection:
         """Looks into the ledger."""
         from pipeline.ledger.redis.inspection import RedisInspection
-        from pipeline.ledger.redis.ledger import RedisLedger
 
-        return RedisInspection(self.ledger) if isinstance(self.ledger, RedisLedger) else self.ledger.inspection
+        return RedisInspection(self.ledger)
 
     @cached_property
     def config(self) -> RunConfig:
@@ -155,15 +151,14 @@ async def _connected(run: Path | None, hold: _Hold, *, in_thread: bool = False) 
             found = await held.enter_async_context(_held(hold, run_dir, settings.ledger.max_memory_mb, in_thread))
             is_copy = found is not None and hold is _hold_copy
             url = found or read_ledger_url(run_dir)
-        connect_to = functools.partial(connect, patience_s=_ANSWER_S)
-        client = connect_to(url)
+        client = connect(url, patience_s=_ANSWER_S)
         registry = RedisRegistry(client, settings.run.name)
-        ledgers: list[RunLedger] = []
+        ledgers: list[RedisLedger] = []
 
-        def connect_ledger() -> RunLedger:
-            from pipeline.runtime.run_ledger import run_ledger
+        def connect_ledger() -> RedisLedger:
+            from pipeline.ledger.redis.ledger import RedisLedger
 
-            ledgers.append(run_ledger(client, settings.run.name, run_dir, connect_to))
+            ledgers.append(RedisLedger(client, settings.run.name))
             return ledgers[-1]
 
         try:

@@ -26,9 +26,8 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.files.code_copies import checked_code
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.server.embedded import check_shards, external_url
+from pipeline.ledger.server.embedded import external_url
 from pipeline.ledger.server.promises import judge_terms, read_promises
-from pipeline.ledger.sharded.split import shard_spec
 from pipeline.ledger.types import LedgerSpec
 from pipeline.ledger.url import hide_password, refuse_plaintext
 from pipeline.preflight.engines import check_engines
@@ -253,7 +252,7 @@ def _address(subject: _Subject) -> list[CheckFinding]:
 
 def _ledger(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
-    shard_spec(ledger_spec(config, subject.source), 0, 1 + len(config.ledger.shards))
+    ledger_spec(config, subject.source)
     return [warn("ledger", line) for line in asyncio.run(_check_ledger(subject.config))]
 
 
@@ -341,23 +340,15 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
     """Return warnings about a running server's promises. Raises ConfigError when the server would
     lose parts of the ledger, LedgerUnavailable when it does not answer."""
     url = external_url(config.ledger.url, os.environ)
-    check_shards(config.ledger.shards, has_url=url is not None)
     if url is None:
         return ()
-    warnings = await _check_server(config, url, "ledger.url" if config.ledger.url else "REDIS_URL")
-    for number, shard in enumerate(config.ledger.shards):
-        warnings += await _check_server(config, shard, f"ledger.shards[{number}]")
-    return warnings
-
-
-async def _check_server(config: RunConfig, url: str, setting: str) -> tuple[str, ...]:
     if not config.ledger.allow_plaintext:
         refuse_plaintext(url, "set ledger.allow_plaintext")
     client = connect(url, patience_s=_ANSWER_S)
     try:
         # One deadline for all of its answers.
         async with asyncio.timeout(2 * _ANSWER_S):
-            terms = await read_promises(client, setting)
+            terms = await read_promises(client, "ledger.url" if config.ledger.url else "REDIS_URL")
     except TimeoutError as error:
         raise LedgerUnavailable(
             f"the ledger server {hide_password(url)} answers too slowly: expected its terms within {2 * _ANSWER_S:g} s"

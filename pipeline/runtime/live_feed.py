@@ -9,10 +9,10 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.flow_ring import FlowRingWriter, flow_folder
 from pipeline.runtime.host_watch import HostWatch
-from pipeline.runtime.run_ledger import RunLedger, connections_of
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role
 
@@ -29,13 +29,13 @@ def open_ring(config: RunConfig, run_dir: Path, who: Incarnation, log: Filtering
         return None
 
 
-def begin_vitals(ctx: ActorContext, ledger: RunLedger) -> HostWatch:
+def begin_vitals(ctx: ActorContext, ledger: RedisLedger) -> HostWatch:
     """Have heartbeats report the host and the ledger's answers; return the watch to stop at the
     end."""
     uses_gpu = ctx.who.role is not Role.REWARD or ctx.config.reward.model is not None
     watch = HostWatch(ctx.run_dir, uses_gpu=uses_gpu)
     signs = ctx.worker_state.signs
-    signs.connections, signs.host = connections_of(ledger), watch.latest
+    signs.ledger, signs.host = ledger.connection, watch.latest
     # A loop that stands still from its first turn on lags, too.
     signs.lag.expect(0.0)
     watch.start()

@@ -72,7 +72,7 @@ class VitalSigns:
     Attributes:
         lag: the main loop's delay.
         host: returns the latest figures of the host.
-        connections: to the ledger's servers.
+        ledger: the connection to the ledger's server; None before there is one.
         begun_s: when the oldest work that is held began, by the monotonic clock; None for none.
         input_depth, output_depth: as in ``Vitals``."""
 
@@ -81,7 +81,7 @@ class VitalSigns:
         self._clock, self._work, self._cpu_s = clock, work, cpu_s
         self.lag = LoopLag(clock.monotonic)
         self.host: Callable[[], HostState] = HostState
-        self.connections: tuple[Answering, ...] = ()
+        self.ledger: Answering | None = None
         self.begun_s: float | None = None
         self.input_depth: int | None = None
         self.output_depth: int | None = None
@@ -91,7 +91,7 @@ class VitalSigns:
 
     def take(self, counters: Mapping[str, float], *, held: int) -> Vitals:
         """Return the vitals since the last call; called from the heartbeat thread alone."""
-        now_s, begun_s, host = self._clock.monotonic(), self.begun_s, self.host()
+        now_s, begun_s, host, ledger = self._clock.monotonic(), self.begun_s, self.host(), self.ledger
         share = host.disk_free_share
         return Vitals(
             loop_lag_ms=round(1e3 * self.lag.take(), 1),
@@ -105,9 +105,9 @@ class VitalSigns:
             gpus=host.gpu.ids,
             service={kind: _rounded(sums) for kind, sums in self._work.service().items()},
             errors=int(sum(counters.get(name, 0) for name in ERROR_COUNTERS)),
-            retries=_retries(counters) + sum(connection.num_repeats for connection in self.connections),
+            retries=_retries(counters) + (0 if ledger is None else ledger.num_repeats),
             refused=self.refused,
-            ledger_rtt_ms=round(1e3 * max((one.rtt_s for one in self.connections), default=0.0), 2),
+            ledger_rtt_ms=0.0 if ledger is None else round(1e3 * ledger.rtt_s, 2),
             oldest_age_s=round(max(0.0, now_s - begun_s), 2) if held and begun_s is not None else 0.0,
             input_depth=self.input_depth,
             output_depth=self.output_depth,

@@ -23,7 +23,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +52,7 @@ from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
-from pipeline.runtime.run_ledger import connect_worker, run_ledger
+from pipeline.runtime.run_ledger import connect_worker
 from pipeline.runtime.signals import stop_signals
 from pipeline.runtime.threads import limit_threads, threads_of
 from pipeline.runtime.tracing import open_spans
@@ -211,11 +210,9 @@ class Host:
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
         who = await self._register()
         self._on_epoch(who.epoch)
-        connect_to = partial(connect_worker, self._config, self._run_dir, worker=self._worker)
-        client = connect_to(self._url)
-        ledger = run_ledger(client, self._config.run.name, self._run_dir, connect_to)
-        shared = ledger.connection if isinstance(ledger, RedisLedger) else None
-        registry = RedisRegistry(client, self._config.run.name, connection=shared)
+        client = connect_worker(self._config, self._run_dir, self._url, self._worker)
+        ledger = RedisLedger(client, self._config.run.name)
+        registry = RedisRegistry(client, self._config.run.name, connection=ledger.connection)
         transport = open_transport(self._config, self._run_dir, who)
         spans = open_spans(self._config.tracing, self._config.run.name, who, self._log)
         ctx = self._context = ActorContext(

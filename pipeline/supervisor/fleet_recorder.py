@@ -13,12 +13,12 @@ from pathlib import Path
 
 import structlog
 
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import QueueStat
 from pipeline.observability.effective_reader import EffectiveTimeReader
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetMeter
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.runtime.run_ledger import RunLedger
 from protocol.ids import Role
 
 _EFFECTIVE_EVERY_S = 30.0
@@ -53,7 +53,7 @@ class FleetRecorder:
         self,
         beats: Iterable[Heartbeat],
         wanted: Mapping[str, Role],
-        ledger: RunLedger,
+        ledger: RedisLedger,
         queues: Sequence[QueueStat],
         now_s: float,
     ) -> None:
@@ -63,12 +63,12 @@ class FleetRecorder:
         if self._meter.is_due(now_s):
             await self._write(ledger, queues, now_s)
 
-    async def end(self, ledger: RunLedger, queues: Sequence[QueueStat], now_s: float) -> None:
+    async def end(self, ledger: RedisLedger, queues: Sequence[QueueStat], now_s: float) -> None:
         """Write the row of a last, shorter interval. Raises LedgerError."""
         if self._meter.is_due(now_s, _LEAST_S):
             await self._write(ledger, queues, now_s)
 
-    async def _write(self, ledger: RunLedger, queues: Sequence[QueueStat], now_s: float) -> None:
+    async def _write(self, ledger: RedisLedger, queues: Sequence[QueueStat], now_s: float) -> None:
         row = self._meter.take(await ledger.totals(), queues, now_s, self._clock())
         try:
             await asyncio.to_thread(self._history.append, row)

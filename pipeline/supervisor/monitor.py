@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.watch import ServerWatch
 from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
-from pipeline.runtime.run_ledger import RunLedger
 from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.fleet_recorder import FleetRecorder
 from protocol.errors import LedgerDiskFailed, LedgerError, LedgerUnavailable
@@ -50,7 +50,7 @@ class Monitor:
     def __init__(
         self,
         registry: Registry,
-        ledger: RunLedger,
+        ledger: RedisLedger,
         server: EmbeddedServer | None,
         metrics: MetricsServer | None,
         watch: Callable[[RunSnapshot], None] | None,

@@ -9,18 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import structlog
 
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.embedded import read_ledger_url
 from pipeline.process.exit_codes import Interrupted
 from pipeline.runtime.registry.contract import Fleet, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.runtime.run_ledger import RunLedger, run_ledger
 from pipeline.supervisor.evictions import carried_over
 from pipeline.supervisor.monitor import Monitor
 from protocol.ids import Role
@@ -33,14 +32,12 @@ log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def start_calls(
     config: RunConfig, run_dir: Path, monitor: Monitor, is_stopped: Callable[[], bool], *, answer_s: float
-) -> AsyncIterator[tuple[RunLedger, RedisRegistry]]:
+) -> AsyncIterator[tuple[RedisLedger, RedisRegistry]]:
     """Connect for the start's calls. They wait for the ledger's server as long as workers do: it may
     die meanwhile, and ``monitor`` starts it again. Calls raise Interrupted once ``is_stopped``, and
     what ``Monitor.keep_server`` raises."""
-    connect_to = partial(connect, timeout_s=answer_s, patience_s=config.ledger.outage_timeout_s)
-    client = connect_to(read_ledger_url(run_dir))
-    ledger = run_ledger(client, config.run.name, run_dir, connect_to)
-    registry = RedisRegistry(client, config.run.name, also_fence=getattr(ledger, "fence", None))
+    client = connect(read_ledger_url(run_dir), timeout_s=answer_s, patience_s=config.ledger.outage_timeout_s)
+    ledger, registry = RedisLedger(client, config.run.name), RedisRegistry(client, config.run.name)
 
     def give_up(trouble: str) -> None:
         if trouble and is_stopped():

@@ -32,6 +32,7 @@ from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.binary import log_choice
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, read_ledger_url
 from pipeline.ledger.types import LedgerSpec
@@ -43,7 +44,6 @@ from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.runtime.run_ledger import RunLedger, run_ledger
 from pipeline.runtime.signals import leave_terminals, obeying
 from pipeline.supervisor import leftovers
 from pipeline.supervisor.code_keeper import CodeKeeper
@@ -148,11 +148,9 @@ class Supervisor:
         does not answer at the start, or its embedded server cannot be started again."""
         with obeying(self._on_signal), self._metrics() as metrics:
             server = await asyncio.to_thread(self._open_ledger)
-            connect_to = partial(connect, timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
-            client = connect_to(read_ledger_url(self._run_dir))
-            ledger = run_ledger(client, self._config.run.name, self._run_dir, connect_to)
-            fence = getattr(ledger, "fence", None)
-            registry = RedisRegistry(client, self._config.run.name, also_fence=fence)
+            run = self._config.run.name
+            client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
+            ledger, registry = RedisLedger(client, run), RedisRegistry(client, run)
             deadline_s = self._config.ledger.scoring_deadline_s
             patience_s = self._server_patience_s
             recorder = FleetRecorder(self._run_dir, time.monotonic())
@@ -172,9 +170,7 @@ class Supervisor:
                 await monitor.close(stops_server=server is not None and not server.is_adopted)
                 raise
             try:
-                address = read_address(self._run_dir)
-                shards = () if address is None else address.shards
-                with self._joined_hosts.served(read_ledger_url(self._run_dir), shards):
+                with self._joined_hosts.served(read_ledger_url(self._run_dir)):
                     async with self._start_calls(monitor) as (_, starting):
                         await self._begin(starting)
                     status = await self._settings.beside(registry, self._supervise(monitor))
@@ -200,7 +196,7 @@ class Supervisor:
 
     # -- beginning and end -------------------------------------------------------------------------
 
-    def _start_calls(self, monitor: Monitor) -> AbstractAsyncContextManager[tuple[RunLedger, RedisRegistry]]:
+    def _start_calls(self, monitor: Monitor) -> AbstractAsyncContextManager[tuple[RedisLedger, RedisRegistry]]:
         return start_calls(self._config, self._run_dir, monitor, lambda: self._num_signals > 0, answer_s=_ANSWER_S)
 
     @contextmanager
@@ -228,7 +224,6 @@ class Supervisor:
             server = open_ledger(
                 self._run_dir,
                 configured_url=settings.url,
-                shards=settings.shards,
                 max_memory_mb=settings.max_memory_mb,
                 patience_s=self._server_patience_s,
                 given_up=self._stop_requested,
@@ -291,7 +286,7 @@ class Supervisor:
         except (OSError, ValueError) as error:
             log.warning("start_not_recorded", reason=str(error))
 
-    async def _conclude(self, registry: Registry, ledger: RunLedger, status: RunStatus) -> None:
+    async def _conclude(self, registry: Registry, ledger: RedisLedger, status: RunStatus) -> None:
         """Write the last state and the report, unless the ledger is away. A report that cannot be
         written (full disk, changed program) does not change the run's end."""
         await self._repairing.record()

@@ -22,7 +22,6 @@ from ops.bench.ledger.payload import Payload, reference_of, reward_of
 from ops.bench.ledger.race import Gate, Part
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
-from pipeline.ledger.sharded.servers import LedgerServers, ledger_servers
 from pipeline.ledger.types import Claim, Lease, LedgerSpec, Refusal, Unit
 from protocol.channel import Mailbox
 from protocol.codec import encode_once
@@ -63,15 +62,10 @@ class Job:
     num_chunks: int
     """A multiple of BATCH."""
     num_tokens: int
-    shards: tuple[str, ...] = ()
-    """URLs of further servers, over which the groups are spread."""
 
-    def ledger(self) -> RedisLedger | LedgerServers:
+    def ledger(self) -> RedisLedger:
         """Return a process's ledger."""
-        urls = [self.url, *self.shards]
-        if not self.shards:
-            return RedisLedger(connect(self.url), RUN)
-        return ledger_servers([connect(url) for url in urls], RUN, urls)
+        return RedisLedger(connect(self.url), RUN)
 
     def endpoint(self, field: Field) -> str:
         """Return where a field's scorer listens."""
@@ -86,8 +80,6 @@ class Job:
             group_size=GROUP,
             units_per_update=BATCH,
             eta=_ETA,
-            # The prompts of each shard end with its part of the race.
-            num_prompts=self.num_chunks // GROUP if self.shards else None,
             fields=frozenset(self.fields),
         )
 

@@ -83,7 +83,7 @@ class MemoryInspection:
         return UnknownTrajectory(
             name,
             s.spec.group_size,
-            s.nth_group(s.admitted["groups"]),
+            s.admitted["groups"],
             (groups[0], groups[-1]) if groups else None,
             (lives[0], lives[-1]) if lives else None,
         )

@@ -410,7 +410,7 @@ class MemoryLedger:
         if request.number in s.evaluations:
             return
         s.evaluations[request.number] = EvaluationRecord(request)
-        for prompt in range(s.spec.shard, request.num_prompts, s.spec.num_shards):
+        for prompt in range(request.num_prompts):
             for sample in range(request.samples_per_prompt):
                 trajectory = TrajectoryId(f"e{request.number}", prompt, sample)
                 s.trajectories[trajectory] = TrajectoryRecord(since_s=now)

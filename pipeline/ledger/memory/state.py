@@ -87,10 +87,6 @@ class LedgerState:
 
     # -- names -----------------------------------------------------------------------------------
 
-    def nth_group(self, place: int) -> int:
-        """Return the number of this ledger's group, or prompt, in this place of its order."""
-        return self.spec.shard + self.spec.num_shards * place
-
     def members(self, group: int) -> Iterator[TrajectoryId]:
         """Yield a group's trajectories."""
         return (TrajectoryId(TRAIN_LANE, group, member) for member in range(self.spec.group_size))
@@ -168,7 +164,7 @@ class LedgerState:
     @property
     def is_exhausted(self) -> bool:
         """Whether every prompt is admitted, and none waits to be admitted again."""
-        following = self.nth_group(self.admitted["groups"] - self.num_again)
+        following = self.admitted["groups"] - self.num_again
         return self.spec.num_prompts is not None and following >= self.spec.num_prompts and not len(self.again)
 
     def is_untrained(self, number: int) -> bool:

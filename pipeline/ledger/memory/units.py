@@ -64,9 +64,9 @@ def _admit_group(s: LedgerState, now: float) -> Refusal | None:
         why = Refusal.EXHAUSTED if s.is_exhausted else Refusal.PAUSED
     if why is not None:
         return why
-    number = s.nth_group(s.admitted["groups"])
+    number = s.admitted["groups"]
     again = s.again.first
-    fresh = s.nth_group(s.admitted["groups"] - s.num_again)
+    fresh = s.admitted["groups"] - s.num_again
     s.groups[number] = GroupRecord(live=size, prompt=fresh if again is None else again, admitted_s=now)
     if again is not None:
         s.again.discard(again)

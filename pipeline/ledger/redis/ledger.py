@@ -58,7 +58,6 @@ from pipeline.ledger.types import (
     WriteStatus,
 )
 from pipeline.ledger.validation import (
-    SHARD_SETTINGS,
     check_chunk,
     check_evaluation,
     check_value_batch,
@@ -422,10 +421,6 @@ class RedisLedger:
         """Ping the server. Raises LedgerUnavailable, or LedgerDiskFailed if it refuses writes."""
         await self._pipelined("ping", [("PING",)])
 
-    async def raise_epoch(self, worker: str, epoch: int) -> None:
-        """Make ``epoch`` the least of a worker here, where no registry hands epochs out."""
-        await self.ask("raise_epoch", of=worker, least=epoch)
-
     async def ask(self, script: str, **arguments: object) -> Any:
         """Run a script without an incarnation, for ``pipeline.ledger.redis.admin``."""
         return await self._call(script, None, **arguments)
@@ -485,9 +480,8 @@ class RedisLedger:
 
 def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
     """Return the settings that every script reads first: the S of ``parts/beginning.lua``."""
-    names = _READ_BY_SCRIPTS if spec.num_shards == 1 else (*_READ_BY_SCRIPTS, *SHARD_SETTINGS)
     return msgspec.msgpack.encode(
-        {name: getattr(spec, name) for name in names}
+        {name: getattr(spec, name) for name in _READ_BY_SCRIPTS}
         | {"batch": spec.units_per_update, "surplus": credit, "fields": texts["fields"]}
     )
 

@@ -8,19 +8,17 @@ A server's users are of all its databases, so a user's name has the run's, but 0
 rules name no databases, a run has no tokens beside one of the same name in database 0, whose keys
 they would reach.
 
-In a Cluster all nodes get the users: a worker's first connection goes to any node of its URL. So do
-all servers of a run over several. The records are on its home alone.
+In a Cluster all nodes get the users: a worker's first connection goes to any node of its URL.
 
-The server's clock decides when an old secret ends: the home's."""
+The server's clock decides when an old secret ends."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +79,7 @@ class TokenRow:
     hosts: tuple[str, ...]
     """That have joined with it over tcp."""
     num_connections: int | None
-    """To the run's servers now; None where one does not list them."""
+    """To the run's server now; None where it does not list them."""
     is_overlapping: bool
     """The secret before the last rotation is still accepted."""
 
@@ -93,23 +91,16 @@ class AclRefused(ConfigError):
 class TokenAdmin:
     """The owner's side of a run's tokens. Every method raises LedgerUnavailable and AclRefused."""
 
-    def __init__(
-        self, client: redis.asyncio.Redis, run: str, *, further: Sequence[tuple[str, redis.asyncio.Redis]] = ()
-    ) -> None:
-        """``further``: name and client of each server beside the home (``ledger.shards``)."""
+    def __init__(self, client: redis.asyncio.Redis, run: str) -> None:
         self._run = run
-        self._home = _Server(client, run)
-        self._connection = self._home.connection
-        self._further = tuple(_Server(other, run, name=name) for name, other in further)
+        self._server = _Server(client, run)
+        self._connection = self._server.connection
         self._left_out: set[str] = set()
-        self.unreached: tuple[str, ...] = ()
-        """Servers beside the home where the last change failed; ``keep`` repeats it."""
 
     async def create(self, role: Role, *, ca: str = "") -> Token:
-        """Make a token and its users. ``ca``: PEM text of the authority of the home's certificate.
+        """Make a token and its users. ``ca``: PEM text of the authority of the server's certificate.
 
-        Where one server fails, no token is left. Raises ConfigError for a role that joins no
-        run."""
+        Raises ConfigError for a role that joins no run."""
         if role not in ROLES:
             raise ConfigError(f"--role {role}: expected {', '.join(ROLES)}; a supervisor joins no run")
         token = Token(
@@ -125,14 +116,10 @@ class TokenAdmin:
             await users.make(token.id, record, record.created_s)
 
         # The user first: a server that permits none is left without a record.
-        await self._home.here(make)
+        await make(self._server.users)
         await self._write(token.id, record)
         await self._ask("SADD", keys.permitted(self._run), token.id)
-        # With a record: a supervisor would remove a user without.
-        if failures := await self._at_further(make):
-            await self.revoke(token.id)
-            raise failures[0]
-        await self._home.at_others(make)
+        await self._server.at_others(make)
         return token
 
     async def rotate(self, token_id: str, *, overlap_s: float, ca: str = "") -> Token:
@@ -155,9 +142,8 @@ class TokenAdmin:
             if overlap_s <= 0:
                 await users.end_connections(token_id)
 
-        await self._home.here(change)
-        await self._at_further(change)
-        await self._home.at_others(change)
+        await change(self._server.users)
+        await self._server.at_others(change)
         return Token(run=self._run, role=record.role, id=token_id, secret=secret, ca=ca)
 
     async def revoke(self, token_id: str) -> tuple[str, ...]:
@@ -166,7 +152,7 @@ class TokenAdmin:
         The server ends the user's connections. Of workers, those of its role: a host may give its
         connections any name. Raises ConfigError for an unknown token."""
         role = (await self._record(token_id)).role
-        connected = await self._home.connected()
+        connected = await self._server.connected()
         workers = tuple(dict.fromkeys(name for of, name in connected if of == token_id and name.startswith(f"{role}-")))
         # The record first: otherwise a supervisor would make the user again.
         await self._ask("HDEL", keys.tokens(self._run), token_id)
@@ -177,9 +163,8 @@ class TokenAdmin:
         async def remove(users: _Users) -> None:
             await users.remove(token_id)
 
-        await self._home.here(remove)
-        await self._at_further(remove)
-        await self._home.at_others(remove)
+        await remove(self._server.users)
+        await self._server.at_others(remove)
         await self._ask("DEL", keys.permitted_of(self._run, token_id))
         return workers
 
@@ -198,60 +183,28 @@ class TokenAdmin:
         return rows
 
     async def keep(self) -> None:
-        """Make the servers' users equal the records: after a restart, a failover, an overlap's end.
+        """Make the server's users equal the records: after a restart, a failover, an overlap's end.
 
-        A user who loses an old secret loses its connections, which come back with the new one. One
-        server's failure keeps no other from it, and is raised after."""
+        A user who loses an old secret loses its connections, which come back with the new one."""
         now_s, records = await self._now_s(), await self._records()
 
         async def keep(users: _Users) -> None:
             await users.keep(records, now_s, self._records)
 
-        async def keep_further(users: _Users) -> None:
-            # Once without records, too: a token may have been revoked while the server was away.
-            if records or users.applied or not users.is_checked:
-                try:
-                    await keep(users)
-                except AclRefused:
-                    if records:
-                        raise
-                users.is_checked = True
-
-        failures = await self._at_further(keep_further)
-        if records or self._home.users.applied:
-            await self._home.here(keep)
-            await self._home.at_others(keep)
-        if failures:
-            raise failures[0]
+        if records or self._server.users.applied:
+            await keep(self._server.users)
+            await self._server.at_others(keep)
 
     async def aclose(self) -> None:
         """Release the connections."""
-        for server in (self._home, *self._further):
-            await server.aclose()
+        await self._server.aclose()
 
     # -- inside ----------------------------------------------------------------------------------
 
-    async def _at_further(self, doing: Callable[[_Users], Awaitable[None]]) -> list[LedgerError | AclRefused]:
-        """Do it at all servers beside the home at once; return what failed, and name where."""
-
-        async def failure(server: _Server) -> LedgerError | AclRefused | None:
-            try:
-                await server.here(doing)
-                await server.at_others(doing)
-            except (LedgerError, AclRefused) as error:
-                return error
-            return None
-
-        async with asyncio.TaskGroup() as tasks:
-            trying = [tasks.create_task(failure(server)) for server in self._further]
-        failures = [(server.name, task.result()) for server, task in zip(self._further, trying, strict=True)]
-        self.unreached = tuple(name for name, error in failures if error is not None)
-        return [error for _, error in failures if error is not None]
-
     async def _num_connected(self) -> Counter[str] | None:
-        """Return each token's connections, at all servers; None when one does not list them."""
+        """Return each token's connections; None where the server does not list them."""
         try:
-            return Counter([token for server in (self._home, *self._further) for token, _ in await server.connected()])
+            return Counter([token for token, _ in await self._server.connected()])
         except LedgerError:
             return None
 
@@ -296,21 +249,14 @@ class TokenAdmin:
 
 
 class _Server:
-    """One of a run's servers: its users, and those of a Cluster's other nodes."""
+    """A run's server: its users, and those of a Cluster's other nodes."""
 
-    def __init__(self, client: redis.asyncio.Redis, run: str, *, name: str = "") -> None:
-        """``name``: for errors; empty for the home."""
-        self.name = name
+    def __init__(self, client: redis.asyncio.Redis, run: str) -> None:
         self._run, self._database = run, database_of(client)
         self._client = client
         self.connection = PipelinedConnection(client)
         self.users = _Users(self.connection, run, self._database)
         self._others: dict[Place, tuple[redis.asyncio.Redis, _Users]] = {}
-
-    async def here(self, doing: Callable[[_Users], Awaitable[None]]) -> None:
-        """Do it at the server itself."""
-        with _naming(self.name):
-            await doing(self.users)
 
     async def at_others(self, doing: Callable[[_Users], Awaitable[None]]) -> None:
         """Do it at a Cluster's other nodes. ``keep`` repeats what fails there."""
@@ -340,7 +286,7 @@ class _Server:
             await client.aclose()
 
     async def _ask(self, *command: Any) -> Any:
-        with _naming(self.name), ledger_faults(f"tokens: {command[0]}"):
+        with ledger_faults(f"tokens: {command[0]}"):
             return await self.connection.ask(*command)
 
 
@@ -356,8 +302,6 @@ class _Users:
         self._tells_reads = self._tells_databases = True
         self.applied: set[str] = set()
         """Tokens whose rules this process has written."""
-        self.is_checked = False
-        """This process has looked for users without a record."""
 
     async def keep(
         self,
@@ -470,17 +414,6 @@ class _Users:
     async def _ask(self, *command: Any) -> Any:
         with ledger_faults(f"tokens: {command[0]}"):
             return await self._connection.ask(*command)
-
-
-@contextmanager
-def _naming(server: str) -> Generator[None]:
-    """Name a server beside the home in its errors."""
-    try:
-        yield
-    except (LedgerError, AclRefused) as error:
-        if not server:
-            raise
-        raise type(error)(f"ledger server {server}: {error}") from error
 
 
 def _digest(secret: str) -> str:

@@ -47,7 +47,7 @@ from pipeline.ledger.server.watch import ServerAction, ServerWatch
 from pipeline.process.environment import without_sink_credentials
 from pipeline.process.exit_codes import Interrupted
 from pipeline.process.records import identify
-from protocol.errors import ConfigError, LedgerUnavailable
+from protocol.errors import LedgerUnavailable
 from protocol.private import ensure_private_folder, is_private_folder
 
 __all__ = ["EmbeddedServer", "end_server", "external_url", "open_ledger", "read_ledger_url"]
@@ -77,7 +77,6 @@ def open_ledger(
     run_dir: Path,
     *,
     configured_url: str | None,
-    shards: tuple[str, ...] = (),
     max_memory_mb: int,
     environment: Mapping[str, str] = os.environ,
     patience_s: float = START_S,
@@ -95,21 +94,11 @@ def open_ledger(
     url = external_url(known_url(run_dir, configured_url) if configured_url else None, environment)
     url = url or known_url(run_dir, None)
     if url is not None:
-        write_address(run_dir, LedgerAddress(url=url, shards=shards))
+        write_address(run_dir, LedgerAddress(url=url))
         return None
-    check_shards(shards, has_url=False)
     server = EmbeddedServer(run_dir, max_memory_mb=max_memory_mb)
     server.start(timeout_s=patience_s, given_up=given_up)
     return server
-
-
-def check_shards(shards: tuple[str, ...], *, has_url: bool) -> None:
-    """Raise ConfigError for further servers beside an embedded one."""
-    if shards and not has_url:
-        raise ConfigError(
-            f"ledger.shards names {len(shards)} further servers, but the first would be this run's embedded one, which other "
-            "hosts do not reach; give the first one's address as ledger.url (or REDIS_URL), too"
-        )
 
 
 def end_server(run_dir: Path, *, timeout_s: float = 10.0) -> bool:

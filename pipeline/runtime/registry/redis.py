@@ -89,18 +89,15 @@ class RedisRegistry:
         run: str,
         *,
         unlisted_after_s: float = UNLISTED_AFTER_S,
-        also_fence: Callable[[str, int], Awaitable[None]] | None = None,
         connection: PipelinedConnection | None = None,
     ) -> None:
-        """``also_fence``: called with a fenced worker, for servers without a registry.
-        ``connection``: for all calls but the wait for news; else one of its own."""
+        """``connection``: for all calls but the wait for news; else one of its own."""
         self._client = client
         self._connection = connection or PipelinedConnection(client)
         self._listening = PipelinedConnection(client)
         """A connection of its own, since a wait for news would hold up other calls."""
         self._keys = keys_of(run)
         self._unlisted_after_s = unlisted_after_s
-        self._also_fence = also_fence
         self._mailboxes: dict[str, _Endpoint] = {}
         """All mailboxes as of the change ``_known``, on the connection ``_known_on``."""
         self._known = self._known_on = 0
@@ -124,10 +121,7 @@ class RedisRegistry:
 
     async def fence(self, worker: str) -> int:
         """Fence the present incarnation; return the new epoch."""
-        epoch = await self._raise_epoch(worker, begins=False)
-        if self._also_fence is not None:
-            await self._also_fence(worker, epoch)
-        return epoch
+        return await self._raise_epoch(worker, begins=False)
 
     async def epoch(self, worker: str) -> int:
         """Return the newest epoch; 0 for an unknown worker."""

@@ -1,12 +1,12 @@
 """Keys and tokens of a host while it serves or joins a run.
 
 *Consumes* permitted keys and token records of the ledger. *Produces* files in ``keys``, and on the
-run's host the servers' users. *Waits for* changes, a second at a time."""
+run's host the server's users. *Waits for* changes, a second at a time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.permitted_keys import OF_OWNER
 from pipeline.ledger.redis.tokens import AclRefused, TokenAdmin
 from pipeline.ledger.token import read_token
-from pipeline.ledger.url import split_token_file, without_credentials
+from pipeline.ledger.url import split_token_file
 from pipeline.runtime.key_mirror import introduce, mirror_keys
 from pipeline.runtime.worker_process import leaves
 from protocol.errors import LedgerError, LedgerRefused
@@ -28,16 +28,12 @@ _ANSWER_S = 2.0
 _log = structlog.get_logger(__name__)
 
 
-async def keep_tokens(url: str, run: str, shards: Sequence[str] = ()) -> None:
-    """Make the servers' users equal the run's tokens, until cancelled.
+async def keep_tokens(url: str, run: str) -> None:
+    """Make the server's users equal the run's tokens, until cancelled.
 
-    A server that was started anew, or took over, lacks them. While the home is away, nothing is
-    done.
-
-    ``shards``: URLs of the servers beside the home."""
-    clients = [connect(one, timeout_s=_ANSWER_S, patience_s=_ANSWER_S) for one in (url, *shards)]
-    further = zip(map(without_credentials, shards), clients[1:], strict=True)
-    admin = TokenAdmin(clients[0], run, further=tuple(further))
+    A server that was started anew, or took over, lacks them."""
+    client = connect(url, timeout_s=_ANSWER_S, patience_s=_ANSWER_S)
+    admin = TokenAdmin(client, run)
     trouble = ""
     try:
         while True:
@@ -51,8 +47,7 @@ async def keep_tokens(url: str, run: str, shards: Sequence[str] = ()) -> None:
             await asyncio.sleep(_KEEP_EVERY_S)
     finally:
         await admin.aclose()
-        for client in clients:
-            await client.aclose()
+        await client.aclose()
 
 
 @asynccontextmanager

@@ -33,7 +33,6 @@ from pipeline.runtime.worker_process import leaves
 from pipeline.supervisor.joining.code_version import check_same, own_version
 from pipeline.supervisor.joining.file_cache import FileCache, cache_folder
 from pipeline.supervisor.joining.file_fetch import fetch_files
-from pipeline.supervisor.joining.further_servers import check_servers, joined_urls
 from pipeline.supervisor.joining.host_keys import mirrored_keys
 from pipeline.supervisor.joining.joined_folder import JoinedFolder, link_files, room, write_folder
 from pipeline.supervisor.joining.joined_supervisor import HostRefusal, JoinedSupervisor, JoinOutcome
@@ -95,11 +94,7 @@ async def join(
     _log.info("manifest_received", num_files=len(manifest.files_of(request.role)))
     with room(folder.path):
         keys = CurveKeys.load_or_create(folder.path / "keys")
-        shards = joined_urls(
-            manifest.servers, request.ledger_url, folder.path, allows_plaintext=request.allows_plaintext
-        )
-    await check_servers(shards)
-    write_folder(folder, manifest, request.ledger_url, shards)
+    write_folder(folder, manifest, request.ledger_url)
     refusal = HostRefusal()
     async with mirrored_keys(
         request.ledger_url, request.run, keys, token_file=request.token_file, refused=refusal.by_ledger

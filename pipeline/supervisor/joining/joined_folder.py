@@ -111,15 +111,13 @@ def claimed_folder(base: Path, run: str, role: Role, name: str = "") -> Iterator
     )
 
 
-def write_folder(folder: JoinedFolder, manifest: Manifest, ledger_url: str, shards: tuple[str, ...] = ()) -> None:
-    """Write configuration and ledger's address. Raises StorageFailed.
-
-    ``shards``: URLs of the ledger's servers beside the home."""
+def write_folder(folder: JoinedFolder, manifest: Manifest, ledger_url: str) -> None:
+    """Write configuration and ledger's address. Raises StorageFailed."""
     settings = _settings(manifest, folder)
     with room(folder.path):
         if (folder.path / JOURNALS) == setting_journal(settings):
             (folder.path / JOURNALS).mkdir(mode=0o700, exist_ok=True)
-        write_address(folder.path, LedgerAddress(url=ledger_url, shards=shards))
+        write_address(folder.path, LedgerAddress(url=ledger_url))
         text = "# Configuration of a joined host: the run's, with this host's paths.\n" + settings_to_toml(settings)
         write_private(folder.path / RESOLVED_NAME, text.encode())
 
@@ -153,7 +151,6 @@ def _settings(manifest: Manifest, folder: JoinedFolder) -> dict[str, Any]:
         place = setting_at(settings, setting)
         base = folder.path if place == JOURNALS else folder.files
         put_setting(settings, setting, str(base / place))
-    settings["ledger"]["shards"] = [server.url for server in manifest.servers]
     settings["run"]["dir"] = str(folder.path.parent)
     wire = settings["wire"]
     wire["host"], wire["advertise_host"] = _listening(wire["host"]), None

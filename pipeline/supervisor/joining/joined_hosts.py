@@ -44,15 +44,14 @@ class JoinedHosts:
         """When each worker gave its last sign. Those of an ended join are not in it."""
 
     @contextmanager
-    def served(self, ledger_url: str, shards: tuple[str, ...] = ()) -> Iterator[None]:
-        """Serve hosts that join, where links leave this one. ``shards``: URLs of further
-        servers."""
+    def served(self, ledger_url: str) -> Iterator[None]:
+        """Serve hosts that join, where links leave this one."""
         if not self._are_served:
             yield
             return
         from pipeline.supervisor.joining.run_host import RunHost
 
-        with RunHost(self._config, self._run_dir, ledger_url, shards, on_entry=self._hear):
+        with RunHost(self._config, self._run_dir, ledger_url, on_entry=self._hear):
             yield
 
     def see(self, beats: Sequence[Heartbeat], own: Collection[str] = (), *, is_running: bool) -> None:

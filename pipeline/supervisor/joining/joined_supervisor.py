@@ -24,11 +24,11 @@ import structlog
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.join_board import JoinBoard
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.runtime.run_ledger import RunLedger, run_ledger
 from pipeline.runtime.signals import leave_terminals, obeying
 from pipeline.supervisor import leftovers
 from pipeline.supervisor.host_fleet import HostFleet
@@ -122,10 +122,8 @@ class JoinedSupervisor:
         """Keep the workers alive until the run ends, a signal comes, or the workers are given up.
         Raises LedgerUnavailable: the ledger does not answer at the start."""
         run = self._config.run.name
-        connect_to = partial(connect, timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
-        clients = [connect_to(ledger_url) for _ in range(2)]
-        ledger = run_ledger(clients[0], run, self._folder.path, connect_to)
-        registry = RedisRegistry(clients[0], run, also_fence=getattr(ledger, "fence", None))
+        clients = [connect(ledger_url, timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S) for _ in range(2)]
+        ledger, registry = RedisLedger(clients[0], run), RedisRegistry(clients[0], run)
         board = JoinBoard(clients[1], run)
         try:
             await take_over(self._fleet.processes, self._fleet.plan, registry, self._folder.is_own)
@@ -157,7 +155,7 @@ class JoinedSupervisor:
             supervised.cancel()
         return self._refusal.reason if supervised.cancelled() else supervised.result()
 
-    async def _supervise(self, registry: Registry, ledger: RunLedger, board: JoinBoard) -> str:
+    async def _supervise(self, registry: Registry, ledger: RedisLedger, board: JoinBoard) -> str:
         ending, plan = "", self._fleet.plan
         while True:
             now = time.monotonic()
@@ -180,7 +178,7 @@ class JoinedSupervisor:
             self._pulse.beat(now, is_ready=self._is_ready)
             await asyncio.sleep(_TICK_S)
 
-    async def _look(self, registry: Registry, ledger: RunLedger, now: float) -> str:
+    async def _look(self, registry: Registry, ledger: RedisLedger, now: float) -> str:
         """Read the ledger and act on it; return why the run is over, empty while it goes on."""
         fleet = self._fleet
         try:
@@ -232,14 +230,10 @@ class JoinedSupervisor:
         self._fleet.follow(counts, wanted.drains, beats, now, left_out)
         return ""
 
-    async def _overdue(self, ledger: RunLedger, now: float) -> dict[Role, float]:
+    async def _overdue(self, ledger: RedisLedger, now: float) -> dict[Role, float]:
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_EVERY_S
-            self._overdue_s = {}
-            # One of several servers may be away, or lack the token for now. The registry, at the
-            # home, decides whether this host ends.
-            with contextlib.suppress(LedgerError):
-                self._overdue_s = overdue_ages(await ledger.queues(), self._config.ledger.scoring_deadline_s)
+            self._overdue_s = overdue_ages(await ledger.queues(), self._config.ledger.scoring_deadline_s)
         return self._overdue_s
 
     async def _send_home(self, board: JoinBoard) -> bool:

@@ -22,7 +22,6 @@ from pipeline.config.public import kept_settings
 from pipeline.config.schema import RunConfig
 from pipeline.data.places import local_file
 from pipeline.supervisor.joining.code_version import CodeVersion, own_version
-from pipeline.supervisor.joining.further_servers import FurtherServer
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -59,8 +58,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[tuple[str | int, ...], ...]
     """The settings whose values are places."""
     files: tuple[ManifestFile, ...] = ()
-    servers: tuple[FurtherServer, ...] = ()
-    """The ledger's, beside the home."""
     endpoint: str = ""
     """Where the run's host serves the files."""
     public_key: str = ""
@@ -96,8 +93,7 @@ def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
     Reads every file once. Raises ConfigError: a folder of code holds too much; DataError: a prompt
     file cannot be had; OSError: a file cannot be read."""
     settings = kept_settings(config)
-    for address in ("url", "shards"):
-        settings["ledger"].pop(address)
+    settings["ledger"].pop("url")
     settings["value"]["path"] = None
     places: list[Setting] = []
     needed: list[_Needed] = []

@@ -25,7 +25,6 @@ from pipeline.ledger.redis.join_board import MAX_ENTRIES, JoinBoard
 from pipeline.runtime.key_mirror import mirror_keys
 from pipeline.supervisor.joining.code_version import own_version
 from pipeline.supervisor.joining.file_server import FileServer
-from pipeline.supervisor.joining.further_servers import further_servers
 from pipeline.supervisor.joining.home import HomeEntry, HomeWriter
 from pipeline.supervisor.joining.host_keys import keep_tokens
 from pipeline.supervisor.joining.manifest import Manifest, encode_manifest, make_manifest
@@ -53,13 +52,11 @@ class RunHost:
         config: RunConfig,
         run_dir: Path,
         ledger_url: str,
-        shards: tuple[str, ...] = (),
         *,
         on_entry: Callable[[HomeEntry], None],
     ) -> None:
-        """``shards``: URLs of the ledger's servers beside the home, with their passwords.
-        ``on_entry``: is given what joined hosts sent home and was written, on this thread."""
-        self._config, self._run_dir, self._url, self._shards = config, run_dir, ledger_url, shards
+        """``on_entry``: is given what joined hosts sent home and was written, on this thread."""
+        self._config, self._run_dir, self._url = config, run_dir, ledger_url
         self._on_entry = on_entry
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -94,7 +91,7 @@ class RunHost:
         async with asyncio.TaskGroup() as tasks:
             # A large model is under digest for minutes; tokens and keys are kept meanwhile.
             kept = [
-                tasks.create_task(keep_tokens(self._url, run, self._shards)),
+                tasks.create_task(keep_tokens(self._url, run)),
                 tasks.create_task(mirror_keys(self._url, run, keys)),
             ]
             try:
@@ -111,9 +108,7 @@ class RunHost:
             # That of an earlier start names an endpoint that is gone.
             await board.set_manifest(b"")
             try:
-                servers = further_servers(self._shards)
                 manifest, served = await asyncio.to_thread(make_manifest, self._config)
-                manifest = msgspec.structs.replace(manifest, servers=servers)
             except (ConfigError, OSError) as error:
                 _log.error("no_host_can_join", reason=str(error))
                 manifest, served = _without_files(str(error)), {}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.address import read_address, read_ledger_url
+from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.tokens import TokenAdmin
 from pipeline.ledger.token import read_authority, read_token, write_token
-from pipeline.ledger.url import without_credentials
 from pipeline.supervisor.launchers.build import TOKENS
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -17,14 +16,11 @@ from protocol.ids import Role
 
 async def keep_tokens(config: RunConfig, run_dir: Path) -> None:
     """Make a token for each launched role that has none which is still valid. Raises ConfigError:
-    a server of the ledger permits no ACL commands. Raises LedgerUnavailable."""
+    the ledger's server permits no ACL commands. Raises LedgerUnavailable."""
     url = read_ledger_url(run_dir)
     folder = run_dir / TOKENS
     folder.mkdir(mode=0o700, exist_ok=True)
-    address = read_address(run_dir)
-    shards = () if address is None else address.shards
-    further = [(without_credentials(one), connect(one)) for one in shards]
-    admin = TokenAdmin(connect(url), config.run.name, further=further)
+    admin = TokenAdmin(connect(url), config.run.name)
     try:
         valid = {row.id for row in await admin.rows()}
         for name in sorted(config.launch.launched):

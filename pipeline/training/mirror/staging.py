@@ -106,7 +106,7 @@ def _stage(run_dir: Path, folder: Path) -> Staged | None:
         _stage_ledger(run_dir / LEDGER, folder / LEDGER)
     else:
         # With the server's name: a resume without it would begin with an empty ledger.
-        hidden = {"url": hide_password(address.url), "shards": tuple(map(hide_password, address.shards))}
+        hidden = {"url": hide_password(address.url)}
         config = config.model_copy(update={"ledger": config.ledger.model_copy(update=hidden)})
     write_resolved(config, folder)
     return Staged(folder, newest.path.name, newest.version, digests)

@@ -99,18 +99,6 @@ def test_a_token_is_made_listed_rotated_and_revoked(server: str, run_dir: Path, 
     assert said("list", run_dir, as_json=False).startswith("no tokens; ")
 
 
-def test_a_run_over_several_servers_has_its_tokens_on_each(server: str, run_dir: Path, tmp_path: Path) -> None:
-    with own_server(tmp_path / "b", "requirepass owners-pw", "save ''", url=OWNER) as other:
-        write_address(run_dir, LedgerAddress(url=server, shards=(other,)))
-        token = read_token(Path(said("create", run_dir, "--role", "generator")["file"]))
-        assert is_accepted(server, token, tmp_path) and is_accepted(other, token, tmp_path)
-        rotated = read_token(Path(said("rotate", token.id, run_dir, "--overlap", "0")["file"]))
-        assert not is_accepted(other, token, tmp_path) and is_accepted(other, rotated, tmp_path)
-    away = other.replace(":owners-pw@", "")
-    assert said("revoke", token.id, run_dir)["unreached"] == [away]
-    assert not is_accepted(server, rotated, tmp_path)
-
-
 def test_a_revoked_tokens_workers_are_fenced_and_others_are_not(server: str, run_dir: Path, tmp_path: Path) -> None:
     path = Path(said("create", run_dir, "--role", "generator")["file"])
     token = read_token(path)

@@ -59,6 +59,7 @@ def test_a_typo_names_the_key_the_file_and_the_nearest_valid_key(run_file: Path)
     [
         ('launch.kubernetes.autoscaler="keda"', "let your own scale the elastic Deployments"),
         ('checkpoint.snapshot_peers="on"', "checkpoint.every_updates"),
+        ('ledger.shards=["redis://b:6379/0"]', "one run has one server. Leave it out"),
         ("launch.kubernetes.max_replicas=4", "or set fleet.max_generators"),
     ],
 )
@@ -76,6 +77,7 @@ def test_a_resolved_file_with_settings_that_are_gone_and_asked_for_nothing_is_st
     run_dir = run_file.parent
     text = write_resolved(load_config([run_file]), run_dir).read_text()
     old = {
+        "ledger": "shards = []\n",
         "checkpoint": 'snapshot_peers = "auto"\n',
         "launch.kubernetes": 'autoscaler = "hpa"\nmax_replicas = 16\nqueue_depth = 64\n',
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,9 +18,6 @@ from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
-from pipeline.ledger.sharded.admin import ShardedAdmin
-from pipeline.ledger.sharded.inspection import ShardedInspection
-from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.types import LedgerSpec
 from tests.pipeline.ledger.builders import GENERATOR, OTHER_GENERATOR
 
@@ -34,16 +31,11 @@ class Bench:
     now: float = 1000.0
     epochs: dict[str, int] = field(default_factory=dict)
     ledger: Ledger | None = None
-    shards: Sequence[MemoryLedger] = ()
-    """Of a sharded ledger: one, so that all is in its order."""
 
     async def open(self, spec: LedgerSpec) -> Ledger:
         if self.ledger is None:
             if self.kind == "memory":
                 self.ledger = self.memory()
-            elif self.kind == "sharded":
-                self.shards = [self.memory()]
-                self.ledger = ShardedLedger(self.shards)
             else:
                 self.ledger = RedisLedger(self.client, spec.run, now=lambda: self.now)
         await self.ledger.open(spec)
@@ -54,28 +46,22 @@ class Bench:
         ledger = await self._with_generators(spec)
         if isinstance(ledger, RedisLedger):
             return ledger, RedisAdmin(ledger)
-        sides = [MemoryAdmin(shard, lambda worker: self.epochs.get(worker, 0)) for shard in self._in_memory(ledger)]
-        return ledger, ShardedAdmin(sides) if self.shards else sides[0]
+        assert isinstance(ledger, MemoryLedger)
+        return ledger, MemoryAdmin(ledger, lambda worker: self.epochs.get(worker, 0))
 
     async def with_inspection(self, spec: LedgerSpec) -> tuple[Ledger, LedgerInspection]:
         """Return the ledger and the looks into it, with two generators registered."""
         ledger = await self._with_generators(spec)
         if isinstance(ledger, RedisLedger):
             return ledger, RedisInspection(ledger)
-        looks = [MemoryInspection(shard) for shard in self._in_memory(ledger)]
-        return ledger, ShardedInspection(looks) if self.shards else looks[0]
+        assert isinstance(ledger, MemoryLedger)
+        return ledger, MemoryInspection(ledger)
 
     async def _with_generators(self, spec: LedgerSpec) -> Ledger:
         ledger = await self.open(spec)
         for who in (GENERATOR, OTHER_GENERATOR):
             await self.set_epoch(who.worker, who.epoch)
         return ledger
-
-    def _in_memory(self, ledger: Ledger) -> Sequence[MemoryLedger]:
-        if self.shards:
-            return self.shards
-        assert isinstance(ledger, MemoryLedger)
-        return [ledger]
 
     def memory(self) -> MemoryLedger:
         return MemoryLedger(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
@@ -85,6 +71,6 @@ class Bench:
         await self.client.hset(keys.epochs("test"), worker, epoch)
 
 
-@pytest.fixture(params=["memory", "redis", "sharded"])
+@pytest.fixture(params=["memory", "redis"])
 async def bench(request, redis_client) -> AsyncIterator[Bench]:
     yield Bench(request.param, redis_client)

@@ -12,16 +12,11 @@ from pipeline.ledger.inspection import (
     MIN_RESPONSES,
     DropsView,
     EndedRow,
-    LedgerInspection,
     ResponseTally,
     drops_value,
     favours_short,
     waits_for,
 )
-from pipeline.ledger.memory.inspection import MemoryInspection
-from pipeline.ledger.memory.ledger import MemoryLedger
-from pipeline.ledger.sharded.inspection import ShardedInspection
-from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.types import Claim, DropReason, LatePolicy, Restart, Unit
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
@@ -356,20 +351,3 @@ async def test_a_group_that_an_earlier_release_began_to_score_has_no_difficulty(
     await ledger.cancel_in_flight(LEARNER)
     (row,) = (await inspection.drops()).dropped
     assert (row.responses.num_responses, row.responses.num_judged) == (2, 0)
-
-
-async def test_over_two_shards_looks_are_summed_and_groups_keep_their_order():
-    shards = [MemoryLedger(lambda _: 1, lambda: 1000.0) for _ in range(2)]
-    ledger = ShardedLedger(shards)
-    await ledger.open(make_spec(units_per_update=8, eta=1))
-    looks: list[LedgerInspection] = [MemoryInspection(shard) for shard in shards]
-    inspection = ShardedInspection(looks)
-    claim = await update(ledger, {0: 4, 1: 8, 2: 4, 3: 8}, leased=16)
-    await ledger.settle(LEARNER, (claim.claim_id,))
-    groups = await inspection.groups(max_groups=2)
-    assert ([one.number for one in groups.groups], groups.num_groups) == ([4, 5], 4)
-    assert (await inspection.versions()).trained == {0: 4}
-    drops = await inspection.drops()
-    assert (drops.trained.num_groups, drops.trained.num_tokens, drops.dropped) == (4, 48, ())
-    assert (drops.trained.responses.num_responses, drops.trained.responses.mean_length) == (8, 6.0)
-    assert drops.group_size == 2

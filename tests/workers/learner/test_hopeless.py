@@ -11,7 +11,6 @@ import pytest
 
 from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryLedger
-from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.types import ClaimRefused, DropReason, Lease, Unit
 from protocol.ids import Incarnation
 from protocol.trajectory import Field
@@ -28,7 +27,7 @@ class Run:
 
     def __init__(self, max_groups: int = LIMIT) -> None:
         self.now = 0.0
-        self.ledger: MemoryLedger | ShardedLedger = MemoryLedger(lambda _: 1, lambda: self.now)
+        self.ledger = MemoryLedger(lambda _: 1, lambda: self.now)
         self.hopeless = HopelessData(max_groups)
 
     async def open(self, **settings: Any) -> Run:
@@ -132,19 +131,6 @@ async def test_what_was_in_flight_when_the_limit_was_reached_is_waited_for(good:
         assert await run.verdict() is None
     await run.finish(late, good=good, who=OTHER_GENERATOR)
     assert await run.verdict() == (None if good else Counter({NO_SIGNAL: 3 * LIMIT + 1}))
-
-
-async def test_work_of_a_shard_that_admits_more_than_others_is_waited_for_too():
-    run = Run()
-    run.ledger = ShardedLedger([MemoryLedger(lambda _: 1, lambda: run.now) for _ in range(2)])
-    await run.open()
-    await run.verdict()
-    await run.sample(LIMIT - 1, good=False)
-    (late, _) = await run.lease(1)
-    await run.sample(1, good=False)
-    totals = await run.ledger.totals()
-    assert late.trajectory.group == 10 and (totals.num_groups_admitted, totals.next_group) == (7, 13)
-    assert await run.verdict() is None
 
 
 async def test_work_that_was_admitted_after_the_limit_was_reached_keeps_no_verdict_back():

@@ -65,7 +65,7 @@ for _, holder in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do
 end
 
 local function admit_group()
-  local number = nth_group(counter('groups:admitted'))
+  local number = counter('groups:admitted')
   local why = refusal(S.group_size)
   if why ~= 'closed' then
     if is_exhausted() then why = 'exhausted' elseif call('EXISTS', P .. 'paused') == 1 then why = 'paused' end
@@ -74,7 +74,7 @@ local function admit_group()
   local name = string.format('%d', number)
   local again = call('ZRANGE', P .. 'again', 0, 0)[1]
   call('HSET', group_key(name), 'live', S.group_size, 'admitted_s', now_text, 'prompt',
-    again or nth_group(counter('groups:admitted') - counter('groups:again')))
+    again or counter('groups:admitted') - counter('groups:again'))
   if again then
     call('ZREM', P .. 'again', again)
     count('groups:again', 1)

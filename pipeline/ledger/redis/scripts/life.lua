@@ -1,6 +1,6 @@
 -- life.lua: what happened to one trajectory, in the ledger or among the newest that have left.
 --
--- Uses     beginning counts lives names prompts
+-- Uses     beginning counts lives names
 -- Reads    settings counters lives lives_order groups group:<n> trajectory:<id> chunk:* parked
 -- ARGV[4]  trajectory  text
 -- Returns  { life }, or, when it is not known, { '', group size, groups admitted, first and last group in
@@ -14,7 +14,7 @@ local key = trajectory_key(tid)
 local t = lives().trajectory(tid)
 if not t[4] then
   return {
-    '', S.group_size, nth_group(counter('groups:admitted')), call('ZRANGE', P .. 'groups', 0, 0)[1] or '',
+    '', S.group_size, counter('groups:admitted'), call('ZRANGE', P .. 'groups', 0, 0)[1] or '',
     call('ZRANGE', P .. 'groups', -1, -1)[1] or '', call('LINDEX', P .. 'lives_order', -1) or '',
     call('LINDEX', P .. 'lives_order', 0) or '',
   }

@@ -1,5 +1,4 @@
--- request_evaluation.lua: open an evaluation's trajectories; of several shards each opens its own
--- prompts'.
+-- request_evaluation.lua: open an evaluation's trajectories.
 --
 -- Uses     beginning names
 -- Writes   evaluation:<n> evaluation_open trajectory:*
@@ -12,7 +11,7 @@
 local number, request, prompts, samples = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local ekey = P .. 'evaluation:' .. number
 if call('HSETNX', ekey, 'request', request) == 0 then return 0 end
-for prompt = S.shard or 0, prompts - 1, S.num_shards or 1 do
+for prompt = 0, prompts - 1 do
   for sample = 0, samples - 1 do
     local tid = string.format('e%s.%d.%d', number, prompt, sample)
     call('HSET', trajectory_key(tid), 'next', 0, 'since', now_text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -209,6 +210,16 @@ def test_a_folder_without_a_ledger_is_a_sentence(tmp_path: Path):
     (tmp_path / "ledger.json").write_text("{")
     with pytest.raises(ConfigError, match="not a ledger address"):
         read_ledger_url(tmp_path)
+
+
+def test_a_run_of_an_earlier_release_over_several_servers_is_refused_and_not_read_by_a_part(tmp_path: Path) -> None:
+    former = {"url": "redis://:s3cr3t@a:6379/0", "shards": ["redis://:s3cr3t@b:6379/0"]}
+    (tmp_path / "ledger.json").write_text(json.dumps(former))
+    with pytest.raises(ConfigError, match="names 2 servers, and a run has one") as caught:
+        read_ledger_url(tmp_path)
+    assert "s3cr3t" not in str(caught.value)
+    (tmp_path / "ledger.json").write_text(json.dumps(former | {"shards": []}))
+    assert read_ledger_url(tmp_path) == former["url"]
 
 
 def fake_server(folder: Path, name: str, answer: str) -> None:

@@ -77,10 +77,8 @@ class Meeting:
 
 
 @asynccontextmanager
-async def meeting(
-    folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, *overrides: str, shards: tuple[str, ...] = ()
-) -> AsyncIterator[Meeting]:
-    """Start a run's host over an emptied server, and further ones. The cache is the test's own."""
+async def meeting(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> AsyncIterator[Meeting]:
+    """Start a run's host over an emptied server. The cache is the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     (folder / "home").mkdir()
     config = op_config(folder / "home", *TCP, *overrides)
@@ -90,7 +88,7 @@ async def meeting(
     found = Meeting(config, folder, url, client)
     await found.set(RunState.RUNNING)
     try:
-        with found.hosts.served(url, shards):
+        with found.hosts.served(url):
             yield found
     finally:
         await found.registry.aclose()

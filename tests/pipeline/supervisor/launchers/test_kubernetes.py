@@ -17,12 +17,10 @@ import yaml
 
 from pipeline.config.launching import KubernetesSection, LaunchSection, ResourcesSection
 from pipeline.supervisor.launchers import kubernetes_objects as objects
-from pipeline.supervisor.launchers.build import dry_run
 from pipeline.supervisor.launchers.kubernetes import KubernetesLauncher, manifests
 from pipeline.supervisor.launchers.seam import JobState, LaunchFailed
 from protocol.errors import ConfigError
 from protocol.ids import Role
-from tests.pipeline.op_config import op_config
 from tests.pipeline.supervisor.launchers import kubectl_stand_in
 from tests.pipeline.supervisor.launchers.contract import FarLauncherContract, until
 from tests.pipeline.supervisor.launchers.kubectl_stand_in import Cluster
@@ -178,13 +176,3 @@ def test_every_container_is_unprivileged_and_every_selector_meets_its_pods(tmp_p
                 mounts = {mount["name"] for mount in container["volumeMounts"]}
                 claims = {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])}
                 assert mounts <= {volume["name"] for volume in pod["spec"]["volumes"]} | claims
-
-
-def test_no_object_has_a_password_of_a_further_server(tmp_path: Path) -> None:
-    servers = ("ledger.url=rediss://a.example:6379/0", "ledger.shards=['rediss://:hunter2@b.example:6379/0']")
-    config = op_config(tmp_path, "wire.transport=tcp", "launch.on=kubernetes", *servers)
-    with pytest.raises(ConfigError, match=r"ledger.shards has passwords, for which these objects have no Secret"):
-        dry_run(config)
-    servers = (servers[0], "ledger.shards=['rediss://b.example:6379/0']")
-    text = dry_run(op_config(tmp_path, "wire.transport=tcp", "launch.on=kubernetes", *servers))
-    assert "b.example" in text and "hunter2" not in text

@@ -2,14 +2,10 @@
 --
 -- Uses     beginning counts names
 
--- Return the number of this ledger's group, or prompt, in this place of its order: a shard has
--- every so many-th.
-local function nth_group(place) return (S.shard or 0) + (S.num_shards or 1) * place end
-
 -- Return whether every prompt is admitted, and none waits to be admitted again.
 local function is_exhausted()
   if not S.num_prompts or call('ZCARD', P .. 'again') > 0 then return false end
-  return nth_group(counter('groups:admitted') - counter('groups:again')) >= S.num_prompts
+  return counter('groups:admitted') - counter('groups:again') >= S.num_prompts
 end
 
 -- Return the place of a group's prompt in the stream: its own number, less what was admitted again
