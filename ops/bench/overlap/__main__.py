@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ops.bench.overlap.measure import Measured, measure, summarize
+from ops.bench.overlap.measure import WARMUP_UPDATES, Measured, measure, summarize
 from ops.bench.overlap.scenarios import SCENARIOS
 from ops.bench.table import provenance, show, write_json
 from ops.ending import exit_code
 from pipeline.process.progress_bar import tracked
+from protocol.errors import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("bench-results/overlap"), help="runs (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(arguments)
+    if options.updates <= WARMUP_UPDATES:
+        raise ConfigError(
+            f"--updates is {options.updates}; the first {WARMUP_UPDATES} do not count: give more than that"
+        )
     scenarios = [scenario for scenario in SCENARIOS if not options.only or options.only in scenario.name]
     runs: dict[str, list[Measured]] = {scenario.name: [] for scenario in scenarios}
     for seed in tracked(range(options.rounds), "overlap", "rounds"):

@@ -26,7 +26,7 @@ from workers.engines.emulated.build import length_law
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
 
-_WARMUP_UPDATES = 4
+WARMUP_UPDATES = 4
 _NUM_PROMPTS = 8192
 _POSITIONS = 4096
 _NUM_DRAWS = 65_536
@@ -89,8 +89,8 @@ def _read(scenario: Scenario, config: RunConfig) -> Measured:
     rows = [row for row in read_history(config.run_dir / HISTORY_NAME) if isinstance(row, UpdateRow)]
     first = rows[0]
     whole_s = rows[-1].at_s - (first.at_s - first.wait_s - first.logprob_s - first.step_s - first.publish_s)
-    steady = rows[_WARMUP_UPDATES:]
-    steady_s = steady[-1].at_s - rows[_WARMUP_UPDATES - 1].at_s
+    steady = rows[WARMUP_UPDATES:]
+    steady_s = steady[-1].at_s - rows[WARMUP_UPDATES - 1].at_s
     tokens = sum(row.num_response_tokens for row in steady)
     counters = list(last_counters(config.run_dir, "generator"))
     sampled = sum(values.get("sampled_tokens", 0.0) for values in counters)

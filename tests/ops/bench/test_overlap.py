@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ops.bench.overlap.__main__ import main
 from ops.bench.overlap.ideal import Costs, ideal_update_s
 from ops.bench.overlap.measure import prepare_data
 from ops.bench.overlap.scenarios import CONFIG, SCENARIOS, Scenario
@@ -16,6 +17,7 @@ from pipeline.config.load import load_config
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.rewards.verifier import Response
+from protocol.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 LENGTHS = st.lists(st.integers(1, 60), min_size=8, max_size=64)
@@ -63,3 +65,8 @@ def test_every_prompt_is_judged_by_the_scenarios_own_verifier(scenario: Scenario
     config = load_config([ROOT / CONFIG], [*scenario.overrides, f"data.train=['{prepare_data(tmp_path)}']"])
     source = PromptSource(config, load_text_tokenizer(ROOT / config.model.path))
     assert source.verifiers == {config.data.verifier}
+
+
+def test_too_few_updates_are_refused_before_any_is_made() -> None:
+    with pytest.raises(ConfigError, match="the first 4 do not count"):
+        main(["--updates", "4"])
