@@ -347,7 +347,7 @@ def test_a_server_that_dies_during_the_start_is_started_again_and_the_run_begins
 ) -> None:
     run = Run(tmp_path)
     place = {
-        "before the ledger is opened": "pipeline.supervisor.starting.run_ledger",
+        "before the ledger is opened": "pipeline.supervisor.starting.RedisLedger",
         "before workers are adopted": "pipeline.supervisor.supervisor.take_over",
         "before the state is set": "pipeline.supervisor.supervisor.set_running",
     }[moment]
