@@ -30,3 +30,8 @@ def interval(of: Figures) -> str:
     half = of.half_width
     mean = f"{of.mean:.1f}"
     return mean if half is None else f"{mean} ± {half:.1f}"
+
+
+def late_accuracy_of(kind: str, outcome: Outcome) -> float:
+    """Return an outcome's accuracy at the end on one kind of prompt."""
+    return outcome.late_accuracy_of(kind)

@@ -4,12 +4,13 @@ factors, what the critic knew, and time."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ops.bench.ablation.compare import interval, paired, rows_of
+from ops.bench.ablation.compare import interval, late_accuracy_of, paired, rows_of
 from ops.bench.ablation.runs import Outcome
 from ops.bench.ablation.summary import JUDGED, compared, figures, marked
 from ops.bench.ablation.window_ends import WindowEnds
@@ -31,11 +32,12 @@ _EFFECTS = (
     "what the fourth row has beyond the sum of both. Holm's correction is over the lines of a column here."
 )
 _RACE = (
-    "Seconds until the mean of three versions in a row reaches an accuracy, and updates by then; medians over seeds."
+    "Seconds until the mean of three examined versions in a row reaches an accuracy, and updates by then; medians over "
+    "seeds."
 )
 _PER_UPDATE = (
     "Figures are per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators "
-    "over the whole run, divided by the updates. The critic's first phase is included."
+    "over the whole run, divided by the updates."
 )
 _ENDS = (
     "Of the units that rows trained on. A window's end is a multiple of {window} tokens at which the response goes on; "
@@ -45,7 +47,7 @@ _ENDS = (
 )
 _AT_START = (
     "Before any row the critic explained {explained:.2f} of the variance of returns at {ends} window ends of "
-    "{responses} fresh responses of the start policy (p50 {p50:.0f} tokens, p99 {p99:.0f}: {ratio:.1f} times)."
+    "{responses:,} fresh responses of the start policy (p50 {p50:.0f} tokens, p99 {p99:.0f}: {ratio:.1f} times)."
 )
 _ROOT = Path(__file__).parents[3]
 
@@ -54,20 +56,25 @@ def accuracies(table: Table, outcomes: Sequence[Outcome]) -> str:
     """Return each row's accuracy at the end and on the way, and its differences from the first row."""
     rows = rows_of(table, outcomes)
     updates = " to ".join(map(str, sorted({o.curve[-1].update for o in outcomes})))
+    kinds = sorted({kind for o in outcomes for point in o.curve for kind in point.accuracy_by_kind}, reverse=True)
+    names = ["", "seeds", "tokens trained", "at the end", "difference", "on the way", "difference"]
+    names += [f"{kind}: difference at the end" for kind in kinds] + ["entropy", "at the end, each seed"]
     lines = [
         prose(_ACCURACY.format(updates=updates)),
         "",
-        "| | seeds | tokens trained | at the end | difference | on the way | difference | entropy | at the end, each seed |",
-        "|---|" + "---:|" * 7 + "---|",
+        "| " + " | ".join(names) + " |",
+        "|---|" + "---:|" * (len(names) - 2) + "---|",
     ]
-    readings = (Outcome.late_accuracy, Outcome.mean_accuracy)
-    columns = [
-        ["", *map(marked, compared([paired(of, rows[0][2], reading) for _, _, of in rows[1:]]))] for reading in readings
-    ]
+    shown: list[Callable[[Outcome], float]] = [Outcome.late_accuracy, Outcome.mean_accuracy]
+    late, mean, *by_kind = (
+        ["", *map(marked, compared([paired(of, rows[0][2], reading) for _, _, of in rows[1:]]))]
+        for reading in [*shown, *(partial(late_accuracy_of, kind) for kind in kinds)]
+    )
     for number, (name, _, of) in enumerate(rows):
         cells = [name, str(len(of)), f"{median(o.trained_tokens for o in of):,.0f}"]
-        for reading, column in zip(readings, columns, strict=True):
+        for reading, column in zip(shown, (late, mean), strict=True):
             cells += [interval(figures([100 * reading(o) for o in of])), column[number]]
+        cells += [column[number] for column in by_kind]
         cells.append(f"{figures([o.entropy_last for o in of]).mean:.3f}")
         cells.append(", ".join(f"{100 * o.late_accuracy():.1f}" for o in of))
         lines.append("| " + " | ".join(cells) + " |")
@@ -125,12 +132,14 @@ def window_ends(table: Table, outcomes: Sequence[Outcome], at_start: Mapping[str
         if not ends:
             lines.append(f"| {name} | not recorded | | | | |")
             continue
-        explained = [one.explained_variance for one in ends]
+        explained = [one.explained_variance for one in ends if one.num_ends]
         middle = [
             median(values) for values in zip(*((e.num_ends, e.length_p50, e.length_p99) for e in ends), strict=True)
         ]
         ratio = median(e.length_p99 / e.length_p50 for e in ends)
-        shown = f"{median(explained):.2f} ({min(explained):.2f} to {max(explained):.2f})"
+        shown = f"{median(explained):.2f} ({min(explained):.2f} to {max(explained):.2f})" if explained else "no end"
+        if 0 < len(explained) < len(ends):
+            shown += f", no end in {len(ends) - len(explained)} of {len(ends)} seeds"
         lines.append(f"| {name} | {shown} | {middle[0]:.0f} | {middle[1]:.0f} | {middle[2]:.0f} | {ratio:.1f} |")
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ops.bench.ablation.compare import interval, paired, rows_of
+from ops.bench.ablation.compare import interval, late_accuracy_of, paired, rows_of
 from ops.bench.ablation.fleet_page import accuracies, effects, phases, race, window_ends
 from ops.bench.ablation.runs import Outcome
 from ops.bench.ablation.summary import JUDGED, Compared, compared, figures, marked
@@ -32,7 +32,10 @@ _END = (
 _WHOLE = "*On the way* is the mean of all examinations until then: it shows how soon accuracy rises."
 _COUNTED = "Tokens of dropped groups and of the critic's first phase count."
 _NOT_RUN = "No row of this table has been trained yet, so there are no accuracies."
-_BY_HAND = "Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set` and"
+_BY_HAND = (
+    "Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set`, the prompts and critic that "
+    "the command above makes below `--work`, the start model `ops/bench/ablation/tailed_policy`, and"
+)
 _ALONE = (
     "No fleet made these rows. One row alone: `python -m ops.bench.ablation {name}` with `--only ROW`, which trains a run "
     "file in one process with the table's prompts and start model, and"
@@ -172,7 +175,7 @@ def _readings(table: Table, outcomes: Sequence[Outcome]) -> str:
     readings: list[Callable[[Outcome], float]] = [Outcome.late_accuracy, Outcome.mean_accuracy]
     apart = [
         ["", *map(marked, compared([paired(of, first, reading) for _, _, of in rows[1:]]))]
-        for reading in [*readings, *(partial(_final_of, kind) for kind in kinds)]
+        for reading in [*readings, *(partial(late_accuracy_of, kind) for kind in kinds)]
     ]
     for number, (name, paper, of) in enumerate(rows):
         late, mean, *by_kind = (column[number] for column in apart)
@@ -184,10 +187,6 @@ def _readings(table: Table, outcomes: Sequence[Outcome]) -> str:
         cells += [", ".join(f"{100 * o.late_accuracy():.1f}" for o in of), paper]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _final_of(kind: str, outcome: Outcome) -> float:
-    return outcome.late_accuracy_of(kind)
 
 
 def verdict(difference: Compared | None, *, lacks_a_part: bool = True) -> str:

@@ -286,7 +286,7 @@ TABLES: Final[Mapping[str, Table]] = MappingProxyType(
                 factors=("windows", "asynchrony"),
                 rows_lack_a_part=False,
                 every=2,
-                targets=(0.5, 0.6, 0.7),
+                targets=(0.6, 0.65),
             ),
         )
     }

@@ -150,7 +150,7 @@ def test_an_accuracy_is_reached_when_three_versions_in_a_row_have_it_on_average(
 
 FOUR = TABLES["tppo-vs-ppo"]
 SLOW, FAST, *_ = (variant.name for variant in FOUR.variants)
-LOW, MIDDLE, HIGH = FOUR.targets
+HIGH = FOUR.targets[-1]
 
 
 def rising(to: float) -> list[float]:
@@ -190,14 +190,25 @@ def test_each_factors_effect_is_over_both_levels_of_the_other_and_the_rest_is_to
     assert [row.split(" | ")[2].split("±")[0].strip(" *") for row in rows] == ["-13.0", "+4.0", "-6.0"]
 
 
+def test_the_difference_on_each_kind_of_prompt_has_its_own_column() -> None:
+    made = [outcome(name, seed, rising(to), 1.0) for name, to in ((SLOW, 0.5), (FAST, 0.7)) for seed in (0, 1)]
+    table = [line.split(" | ") for line in as_markdown(FOUR, made, "").splitlines() if " | " in line]
+    header = next(row for row in table if "seeds" in row and "entropy" in row)
+    row = next(row for row in table if row[0] == f"| {FAST}" and row[1] == "2")
+    # half of all prompts' accuracy, by the helper
+    assert row[header.index("long: difference at the end")].strip("*").startswith("+10.0")
+
+
 def test_the_page_says_what_the_critic_knew_before_and_at_the_window_ends_of_each_row() -> None:
     ends = WindowEnds(0.62, 300, 14.0, 151.0, 900)
     made = [replace(outcome(SLOW, 0, rising(HIGH), 1.0), window_ends=ends)]
+    # a seed in which no long response was finished says nothing of the critic
+    made.append(replace(outcome(SLOW, 1, rising(HIGH), 1.0), window_ends=WindowEnds(0.0, 0, 14.0, 151.0, 900)))
     raw = {"critic_at_start": asdict(WindowEnds(0.55, 80, 14.0, 140.0, 256))}
     page = " ".join(as_markdown(FOUR, made, "", kept=raw).split())
     assert "explained 0.55 of the variance of returns at 80 window ends of 256 fresh responses" in page
     assert "(p50 14 tokens, p99 140: 10.0 times)" in page
-    assert f"| {SLOW} | 0.62 (0.62 to 0.62) | 300 | 14 | 151 | 10.8 |" in page
+    assert f"| {SLOW} | 0.62 (0.62 to 0.62), no end in 1 of 2 seeds | 150 | 14 | 151 | 10.8 |" in page
 
 
 def test_a_fleets_row_is_refused_when_its_critic_explains_too_little(tmp_path: Path) -> None:
@@ -312,7 +323,7 @@ def test_a_difference_that_separates_alone_does_not_beside_another_that_fails() 
     assert alone.separates and not together.separates
 
 
-@pytest.mark.parametrize("name", ["dapo-leave-one-out", "vapo-leave-one-out", "tppo-windows"])
+@pytest.mark.parametrize("name", ["dapo-leave-one-out", "vapo-leave-one-out", "tppo-windows", "tppo-vs-ppo"])
 def test_a_page_is_what_its_raw_data_say(name: str, tmp_path: Path) -> None:
     results = ROOT / "ops" / "results"
     (tmp_path / f"{name}.json").write_bytes((results / f"{name}.json").read_bytes())
