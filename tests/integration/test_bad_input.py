@@ -104,7 +104,7 @@ def test_a_metrics_port_in_use_is_said_and_no_worker_starts(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["upp"], "did you mean 'up'?"),
+        (["upp"], "did you mean `headrace up`?"),
         (["scale", "teapot=2"], "expected ROLE=NUMBER"),
         (["scale", "generator=-1"], "expected ROLE=NUMBER"),
         (["status", "/nowhere"], "is not a run"),
