@@ -194,7 +194,8 @@ def test_a_silent_server_at_work_is_replaced_when_its_patience_ends(
     assert server.keep(watch, 0.0).state is ServerState.SERVES
     script = threading.Thread(target=keep_busy, args=(server.url, 60.0), daemon=True)
     script.start()
-    wait_until(lambda: server.look().state is ServerState.SILENT)
+    # one silent look may be the machine's load, before the script has begun
+    wait_until(lambda: all(server.look().state is ServerState.SILENT for _ in range(3)))
     for now_s in (1.0, 15.0, 29.0):
         assert server.keep(watch, now_s).state is ServerState.SILENT
         assert process_runs(pid), f"ended after {now_s:g} s of 30"
