@@ -22,22 +22,8 @@ CONNECTION: Final = ("ping", "select", "client|setname")
 READS: Final = ("+@read", "-@dangerous", "-scan", "-randomkey", "-dbsize", "+time")
 """All that reads the keys that it names. Left out: what lists keys, of other runs too."""
 WRITES: Final = (
-    *(
-        "del",
-        "eval",
-        "evalsha",
-        "expire",
-        "hdel",
-        "hincrby",
-        "hset",
-        "hsetnx",
-        "lpush",
-        "lrem",
-        "ltrim",
-        "rpush",
-        "sadd",
-    ),
-    *("set", "srem", "waitaof", "xadd", "zadd", "zrem", "zremrangebyrank", "zremrangebyscore"),
+    *("del", "eval", "evalsha", "expire", "hdel", "hincrby", "hset", "hsetnx", "lpush", "lrem", "ltrim", "rpush"),
+    *("sadd", "set", "srem", "waitaof", "xadd", "zadd", "zrem", "zremrangebyrank", "zremrangebyscore"),
 )
 COMMANDS: Final = (*CONNECTION, *WRITES)
 """Commands of workers and their scripts besides ``READS``."""

@@ -263,12 +263,7 @@ class RedisLedger:
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:
         """Return a claim's units to ready, and their number."""
-        returned, more = 0, 1
-        while more:
-            async with self._requests.one_at_a_time() as number:
-                part, more = await self._call("return_claim", who, request=number, most=self._most_ended, id=claim_id)
-            returned += part
-        return returned
+        return await self._in_parts("return_claim", who, id=claim_id)
 
     async def advance(self, who: Incarnation, policy_version: int) -> None:
         """Make ``policy_version`` the one that admission counts from. It only grows."""
@@ -276,13 +271,7 @@ class RedisLedger:
 
     async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
         """Mark claims trained and forget their data; return how many were not yet settled."""
-        settled, more = 0, 1
-        while more:
-            async with self._requests.one_at_a_time() as number:
-                asked = {"request": number, "updates": num_updates, "most": self._most_ended, "claims": claims}
-                part, more = await self._call("settle", who, **asked)
-            settled += part
-        return settled
+        return await self._in_parts("settle", who, updates=num_updates, claims=claims)
 
     async def make_durable(self, who: Incarnation) -> bool:
         """Wait until the append-only file is on disk; False when the server cannot confirm it."""
@@ -290,14 +279,7 @@ class RedisLedger:
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
         """Settle a checkpoint's claims, keep a snapshot's; return the number of other units."""
-        returned, more = 0, 1
-        told = (*kept, *applied)
-        while more:
-            async with self._requests.one_at_a_time() as number:
-                asked = {"request": number, "most": self._most_ended, "kept": len(kept), "claims": told}
-                part, more = await self._call("recover", who, **asked)
-            returned += part
-        return returned
+        return await self._in_parts("recover", who, kept=len(kept), claims=(*kept, *applied))
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of these claims that are not there."""
@@ -461,6 +443,15 @@ class RedisLedger:
             return await SCRIPTS.run(self._connection, name, {"counters": self._counters}, given | arguments)
         except RAISED as error:
             raise ledger_fault(f"{name} for {who}" if who is not None else name, error) from error
+
+    async def _in_parts(self, script: str, who: Incarnation, **arguments: object) -> int:
+        """Run a script until nothing is left to do; return the sum of what its calls did."""
+        done, more = 0, 1
+        while more:
+            async with self._requests.one_at_a_time() as number:
+                part, more = await self._call(script, who, request=number, most=self._most_ended, **arguments)
+            done += part
+        return done
 
     async def _asked(self, command: Command) -> Any:
         [answer] = await self._pipelined(f"{command[0]} of {command[1]}", [command])

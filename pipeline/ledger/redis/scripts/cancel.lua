@@ -16,10 +16,7 @@
 local request, reason, most, last = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local order = order_of('cancel', request)
 if order == 'late' then return LATE end
-if order == 'again' then
-  local told = call('HMGET', ASKED, 'cancel:ended', 'cancel:more', 'cancel:last')
-  return { integer(told[1]), integer(told[2]), integer(told[3]) }
-end
+if order == 'again' then return remembered('cancel:ended', 'cancel:more', 'cancel:last') end
 allow_growth()
 
 local claims = call('HKEYS', P .. 'claims')

@@ -14,10 +14,7 @@
 local request, most, kept = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local order = order_of('recover', request)
 if order == 'late' then return LATE end
-if order == 'again' then
-  local last = call('HMGET', ASKED, 'recover:returned', 'recover:more')
-  return { integer(last[1]), integer(last[2]) }
-end
+if order == 'again' then return remembered('recover:returned', 'recover:more') end
 allow_growth()
 local stays, applied, returned, more = {}, {}, 0, 0
 local versions = {}

@@ -12,10 +12,7 @@
 local request, most, id = ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local order = order_of('return_claim', request)
 if order == 'late' then return LATE end
-if order == 'again' then
-  local told = call('HMGET', ASKED, 'return_claim:returned', 'return_claim:more')
-  return { integer(told[1]), integer(told[2]) }
-end
+if order == 'again' then return remembered('return_claim:returned', 'return_claim:more') end
 allow_growth()
 local returned, more, key = 0, 0, P .. 'claim:' .. id
 if call('HEXISTS', P .. 'claims', id) == 1 then

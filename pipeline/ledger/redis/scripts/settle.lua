@@ -17,10 +17,7 @@
 local request, updates, most = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local order = order_of('settle', request)
 if order == 'late' then return LATE end
-if order == 'again' then
-  local told = call('HMGET', ASKED, 'settle:settled', 'settle:more')
-  return { integer(told[1]), integer(told[2]) }
-end
+if order == 'again' then return remembered('settle:settled', 'settle:more') end
 allow_growth()
 local settled, has_left, is_over = 0, false, true
 for i = 7, #ARGV do

@@ -25,12 +25,14 @@ def calls(file: str) -> Iterator[tuple[str, set[str]]]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
-        if node.func.attr not in ("_call", "_run", "ask", "run"):
+        if node.func.attr not in ("_call", "_run", "ask", "run", "_in_parts"):
             continue
         texts = [one.value for one in node.args if isinstance(one, ast.Constant) and one.value in names]
         if not texts:
             continue
         given = {one.arg for one in node.keywords if one.arg is not None}
+        if node.func.attr == "_in_parts":
+            given |= {"request", "most"}
         for spread in (one.value for one in node.keywords if one.arg is None):
             given |= of_dict(tree, spread)
         for spread in (one for one in node.args if isinstance(one, ast.Name) and one.id == "arguments"):

@@ -22,3 +22,10 @@ local function remember(kind, request, ...)
   call('HSET', ASKED, kind, request, ...)
   call('EXPIRE', ASKED, ASKED_FOR_S)
 end
+
+-- Return the integers that were remembered with the last request.
+local function remembered(...)
+  local found = call('HMGET', ASKED, ...)
+  for i = 1, #found do found[i] = integer(found[i]) end
+  return found
+end
