@@ -21,29 +21,30 @@ if TYPE_CHECKING:
     from ops.bench.ablation.tables import Table
 
 _ACCURACY = (
-    "Held-out accuracy in per cent, sampled at temperature 1. *At the end* is the mean of the last three examinations "
-    "of {updates} updates; *on the way* is the mean of all, and shows how soon accuracy rises. Each figure is the mean "
-    "over seeds, with the 95 % interval of the mean (Student's t). Differences are those of the same seeds, which share "
-    "prompts and their order. Tokens trained are those of the whole run, median. Entropy is that of its end. "
-    f"{JUDGED}"
+    "Held-out accuracy in per cent, sampled at temperature 1. *At the end* is the mean of the last three evaluations "
+    "of {updates} updates; *on the way* is the mean of all, and shows how soon accuracy rises. Figures are means over "
+    "seeds with 95 % intervals (Student's t). Tokens trained are those of the whole run, median; entropy is that at its "
+    "end. Differences from the first row are paired by seed: a seed has the same prompts in the same order in every "
+    f"row. {JUDGED}"
 )
 _EFFECTS = (
-    "Each factor's effect in points, paired by seed: its two rows less the two without it, in the mean; *together* is "
-    "what the fourth row has beyond the sum of both. Holm's correction is over the lines of a column here."
+    "Each factor's effect in points, paired by seed: the mean of its two rows minus that of the two without it. "
+    "*Together* is their interaction: what the fourth row has beyond the sum of both. Holm's correction is over the "
+    "lines of a column."
 )
 _RACE = (
-    "Seconds until the mean of three examined versions in a row reaches an accuracy, and updates by then; medians over "
+    "Seconds until the mean of three consecutive evaluations reaches an accuracy, and updates by then; medians over "
     "seeds."
 )
 _PER_UPDATE = (
-    "Figures are per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators "
-    "over the whole run, divided by the updates."
+    "Per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators over the whole "
+    "run, divided by its updates."
 )
 _ENDS = (
-    "Of the units that rows trained on. A window's end is a multiple of {window} tokens at which the response goes on; "
-    "whole responses are read there too. The value is that before the window's last token, as its advantages use it, "
-    "computed when the chunk was sampled; the return is the reward at the response's end. Response lengths are of "
-    "finished responses, in tokens. Medians over seeds, with the least and the largest explained variance."
+    "Measured on the units that rows trained on, at each multiple of {window} tokens after which the response continues, "
+    "also within whole responses. The value is that before the window's last token, as the advantages use it, computed "
+    "when the chunk was sampled; the return is the response's reward. Lengths are tokens of finished responses. Medians "
+    "over seeds, with the range of explained variance."
 )
 _AT_START = (
     "Before any row the critic explained {explained:.2f} of the variance of returns at {ends} window ends of "

@@ -1,5 +1,5 @@
-"""A comparison as a page: what was compared, with which command and seeds, means, intervals, and
-every single figure: Markdown for people, and JSON for programs."""
+"""A comparison as a page: what was compared, with which command and seeds, means and intervals, and
+the accuracy of each seed. Markdown for people, and JSON with all raw data for programs."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
 
 _END = (
     "Accuracy is in per cent on held-out prompts, sampled at temperature 1. *At the end* is the mean of the last three "
-    "examinations{when}. Each figure is the mean over seeds, with the 95 % interval of the mean (Student's t). "
-    f"Differences from the first row are paired by seed: seeds share prompts and their order. {JUDGED}"
+    "evaluations of {updates} updates; *on the way* is the mean of all, and shows how soon accuracy rises. Figures are "
+    "means over seeds with 95 % intervals (Student's t). Differences from the first row are paired by seed: a seed has "
+    f"the same prompts in the same order in every row. {JUDGED}"
 )
-_WHOLE = "*On the way* is the mean of all examinations until then: it shows how soon accuracy rises."
-_COUNTED = "Tokens of dropped groups and of the critic's first phase count."
+_EQUAL_TOKENS = (
+    "As above, over the evaluations within the first {tokens:,} sampled tokens, the fewest of any run. Tokens of dropped "
+    "groups and of value pretraining count."
+)
 _NOT_RUN = "No row of this table has been trained yet, so there are no accuracies."
 _BY_HAND = (
-    "Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set`, the prompts and critic that "
-    "the command above makes below `--work`, the start model `ops/bench/ablation/tailed_policy`, and"
+    "To repeat a row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with these settings by `--set`, the "
+    "prompts and critic that the command above makes below `--work`, and the start model "
+    "`ops/bench/ablation/tailed_policy`."
 )
-_ALONE = (
-    "No fleet made these rows. One row alone: `python -m ops.bench.ablation {name}` with `--only ROW`, which trains a run "
-    "file in one process with the table's prompts and start model, and"
-)
+_ALONE = "`--only ROW` trains one row: its run file in one process, with the table's prompts and start model."
 _RUNS = (
     "Staleness is the mean over updates, in policy versions; explained variance is the critic's at the last update. "
     "Medians over seeds."
@@ -67,17 +68,17 @@ def how_made(outcomes: Sequence[Outcome], command: str, committed_in: str = "") 
         frozenset([True]): "in one process, synchronously, without a fleet",
         frozenset([False]): "by fleets on one machine",
     }
-    # its options are below
-    named = command.partition(" --")[0]
     who = words.get(frozenset(here), "partly in one process and partly by fleets")
-    return f"**How the rows were made:** {who}, by `{named}`. {of_commits([o.commit for o in outcomes], committed_in)}"
+    return (
+        f"**How the rows were made:** {who}, by `{command}`. {of_commits([o.commit for o in outcomes], committed_in)}"
+    )
 
 
 def of_commits(commits: Sequence[str], committed_in: str = "") -> str:
     """Return in a sentence which commits of the code made the rows; an empty one was not recorded."""
     shown = [f"`{commit}`" for commit in sorted(set(commits)) if commit]
     if "" in commits:
-        shown.append("not recorded" + (f" (their raw data came with `{committed_in}`)" if committed_in else ""))
+        shown.append("not recorded" + (f" (the raw data were committed in `{committed_in}`)" if committed_in else ""))
     return f"Commit of the code: {', '.join(shown)}."
 
 
@@ -101,7 +102,7 @@ def as_markdown(
     """Write the page. ``kept``: raw data written before, with the machine, ``committed_in`` and
     ``findings``, what people wrote about these rows in Markdown, line by line."""
     measured_on = kept.get("machine") or machine()
-    on = prose("On " + ", ".join(f"{name} {value}" for name, value in measured_on.items()) + ".")
+    on = prose("Machine: " + ", ".join(f"{name} {value}" for name, value in measured_on.items()) + ".")
     parts = [f"# {table.title}"]
     if outcomes:
         parts.append(prose(how_made(outcomes, command, kept.get("committed_in", ""))))
@@ -109,15 +110,13 @@ def as_markdown(
         parts.append("\n".join(findings))
     parts.append(prose(table.about))
     if table.is_timed:
-        parts += [f"    {command}", on, "## After as many updates", accuracies(table, outcomes)]
+        parts += [on, "## After as many updates", accuracies(table, outcomes)]
         if table.factors:
             parts.append(effects(table, outcomes))
         parts += ["## Window ends", window_ends(table, outcomes, kept.get("critic_at_start"))]
         parts += ["## Time", race(table, outcomes), phases(table, outcomes)]
     else:
-        parts += [_verdicts(table, outcomes)] if outcomes else [_NOT_RUN]
-        parts += [f"    {command}", on]
-        parts += _learning(table, outcomes) if outcomes else []
+        parts += [_verdicts(table, outcomes), on, *_learning(table, outcomes)] if outcomes else [_NOT_RUN, on]
     if outcomes:
         parts += ["## The runs", prose(_RUNS), _runs(table, outcomes)]
     parts += ["## Settings", _differences(table)]
@@ -150,10 +149,10 @@ def _learning(table: Table, outcomes: Sequence[Outcome]) -> list[str]:
     updates = max(point.update for o in outcomes for point in o.curve)
     return [
         "## After as many updates",
-        prose(_END.format(when=f" of {updates} updates") + " " + _WHOLE),
+        prose(_END.format(updates=updates)),
         _readings(table, outcomes),
         "## After as many sampled tokens",
-        prose(_END.format(when=f" until {tokens:,} tokens were sampled, the fewest of a run") + " " + _COUNTED),
+        prose(_EQUAL_TOKENS.format(tokens=tokens)),
         _readings(table, [o.within(tokens) for o in outcomes]),
         "## Curves",
         curves,
@@ -224,10 +223,15 @@ def _verdicts(table: Table, outcomes: Sequence[Outcome]) -> str:
 
 def _differences(table: Table) -> str:
     """List what each row overrides, so that it can be repeated by hand."""
-    lines = [prose(_BY_HAND if table.is_timed else _ALONE.format(name=table.name))]
-    for variant in table.variants:
-        # of a key set twice, the last counts
-        settings = dict(text.split("=", 1) for text in variant.overrides)
-        overrides = " ".join(f"`{key}={value}`" for key, value in settings.items())
-        lines += ["", prose(f"- **{variant.name}**: `{variant.config}`, {overrides}")]
+    # of a key set twice, the last counts
+    rows = [dict(text.split("=", 1) for text in variant.overrides) for variant in table.variants]
+    shared = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows)}
+    lines = [prose(_BY_HAND if table.is_timed else _ALONE), "", prose(f"- **All rows**: {_listed(shared)}")]
+    for variant, row in zip(table.variants, rows, strict=True):
+        own = {key: value for key, value in row.items() if key not in shared}
+        lines.append(prose(f"- **{variant.name}**: `{variant.config}` {_listed(own)}"))
     return "\n".join(lines)
+
+
+def _listed(settings: Mapping[str, str]) -> str:
+    return " ".join(f"`{key}={value}`" for key, value in settings.items())

@@ -10,9 +10,9 @@ from math import atan, cos, pi, sin, sqrt
 from statistics import mean, median, stdev
 
 JUDGED = (
-    "Intervals of differences are Holm's over the rows of a column: bold where 0 is outside, at 5 % for all rows "
-    "together. In parentheses is p of the exact sign-flip test over the pairs, and then by Holm over the rows; with n "
-    "pairs it is at least 2 / 2^n."
+    "Their intervals have Holm's correction over the rows of a column: bold excludes 0, at 5 % for all rows together. "
+    "In parentheses: p of the exact sign-flip test over the pairs, alone and by Holm; with n pairs it is at least "
+    "2 / 2^n."
 )
 """Of a page with differences by ``marked``."""
 _MOST_FLIPPED = 16

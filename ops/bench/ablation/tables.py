@@ -20,68 +20,68 @@ if TYPE_CHECKING:
 _CONFIGS: Final = Path("configs")
 
 _TASK: Final = """\
-**The task** is `ops/bench/ablation/long_chains.py`: a counter passes the end of its scale, downwards in
-short chains (42 tokens) and upwards in long ones (257 tokens). Only right or wrong at the end
-is rewarded. The first 13 tokens of a response decide it, and the start policy mostly gets them
-wrong. The rule that long chains need is not taught by short ones."""
+**The task** (`ops/bench/ablation/long_chains.py`): a counter passes the end of its scale, downwards in
+short chains (42 tokens) and upwards in long ones (257). Only the final answer is rewarded. The first 13
+tokens of a response decide it, and the start policy mostly gets them wrong. Short chains do not teach
+the rule that long ones need."""
 
 _ABOUT_DAPO: Final = f"""\
-The table is DAPO's table 1 (2503.14476). Its rows add to each other; here each row lacks one part.
-The paper's figures are AIME 2024 avg@32 of a 32B model. No response is over-long here, so the two
-parts for over-long ones are left out everywhere.
+The rows follow DAPO's table 1 (2503.14476), which adds the parts one by one; here each row lacks one.
+The paper's figures are AIME 2024 avg@32 of a 32B model. No response is over-long here, so DAPO's two
+parts for over-long responses are off in all rows.
 
 {_TASK}"""
 
 _ABOUT_VAPO: Final = f"""\
-The table is VAPO's table 1 (2504.05118): each row lacks one part. The paper's figures are AIME 2024
-avg@32 of a 32B model.
+The rows are those of VAPO's table 1 (2504.05118). The paper's figures are AIME 2024 avg@32 of a 32B
+model.
 
 {_TASK}
 
-**The critic** starts from a reward model, as the paper's does, with twice the policy's learning
-rate. Its scale is its own, and its values of early tokens were never taught. Value pretraining is
-26 steps of 32 responses. Without decoupled GAE its targets are lambda-returns with 0.95, in these
-steps too.
+**The critic** starts from a reward model, as the paper's does, with twice the policy's learning rate.
+The reward model has another scale, and was never trained on early tokens. Value pretraining is 26 steps
+of 32 responses. Without decoupled GAE the critic's targets are lambda-returns with 0.95, in
+pretraining too.
 
-**The adaptive lambda.** The paper's 1 - 1 / (0.05 l) is 0.996 to 0.998 at 5,000 to 10,000 tokens.
-Its horizon is 250 to 500 tokens there, and that of the fixed 0.95 is 20. At 257 tokens alpha = 0.05
-would give 0.92, less than 0.95. So alpha is 1 here: 0.996 at 257 tokens, a horizon of 257 against
-20. That keeps the ratio of the two, not their shares of the chain."""
+**The adaptive lambda.** At 5,000 to 10,000 tokens the paper's 1 - 1 / (0.05 l) is 0.996 to 0.998, a
+horizon of 250 to 500 tokens against 20 with the fixed 0.95. At 257 tokens alpha = 0.05 would give 0.92,
+less than 0.95, so alpha is 1 here: 0.996, a horizon of 257 against 20. That keeps the ratio of the two
+horizons, not their shares of the chain."""
 
 _ABOUT_WINDOWS: Final = f"""\
-T-PPO (2506.15050) trains on a window of a response as soon as it is sampled. PPO is T-PPO with a
-window as long as the cap: the objective is the same to the last bit. Imitation of right responses
-is left out on both sides, or is there on both. An update trains on 128 windows of at most 90
-tokens, or on 128 whole responses. Responses that are not finished go on in the next update, under
-its weights. Times are for [another table](tppo-vs-ppo.md).
+T-PPO (2506.15050) trains on each window of a response as soon as it is sampled. PPO here is T-PPO with
+a window as long as the cap, which has the same objective to the last bit. Both come with and without
+imitation of right responses. An update trains on 128 windows of at most 90 tokens, or on 128 whole
+responses. Unfinished responses continue in the next update, under its weights.
+[Another table](tppo-vs-ppo.md) measures time.
 
 {_TASK}
 
-**The critic** is as in VAPO's table. It starts from a reward model, has 26 steps before the policy,
-and Monte-Carlo targets."""
+**The critic** is that of [VAPO's table](vapo-leave-one-out.md): a reward model, 26 steps before the
+policy's first, Monte-Carlo targets."""
 
 _ABOUT_FACTORS: Final = """\
-The source is T-PPO (2506.15050), abstract and figure 1, which compares asynchronous windows with
-synchronous whole responses. Here each of the two has rows of its own: windows of 40 tokens or whole
-responses, `staleness.eta` 0 (synchronous) or 2 (asynchronous). All else is the same: T-PPO's rule,
-which on whole responses is PPO to the last bit, no imitation, the same critic from the same start,
-64 units an update, one response to a prompt, four optimiser steps an update, as many updates.
+T-PPO (2506.15050, abstract and figure 1) compares asynchronous windows with synchronous whole
+responses. Here the two factors are separate: windows of 40 tokens or whole responses, `staleness.eta`
+0 (synchronous) or 2 (asynchronous). All else is equal: T-PPO's rule, which on whole responses is PPO to
+the last bit, no imitation, start policy and start critic, 64 units and four optimiser steps an update,
+one response per prompt, the number of updates.
 
-**The task** is `ops/bench/ablation/long_chains.py` with the mix `TAILED`. A counter comes to the ends
-of its scale. A response begins with its way, past the ends or back, and only its answer is
-rewarded, so its first tokens decide it. Four of five chains end after 13 to 17 tokens, and the way
-past is right. One in five goes on for five laps to 152 tokens, and the way back is right. The
-start policy tosses a coin.
+**The task** is `ops/bench/ablation/long_chains.py` with the mix `TAILED`. A counter reaches the ends of
+its scale. A response first says whether it continues past them or turns back; only its answer is
+rewarded, so its first tokens decide it. Four of five chains end after 13 to 17 tokens, and continuing
+is right. One in five takes five laps, 152 tokens, and turning back is right. The start policy tosses a
+coin.
 
-**The critic** has the start policy's layers, and learned the returns of the demonstrator's
-responses before any row. All rows start from that one. The table is refused if it explains less
-than 40 % of the variance of returns at window ends, of responses of the start policy that it never
-saw. It learns on in each row, from finished responses.
+**The critic** has the start policy's layers and was trained beforehand, once for all rows, on the
+returns of the demonstrator's responses. The table does not run if that critic explains less than 40 %
+of the variance of returns at window ends, on unseen responses of the start policy. In each row it
+continues to learn from finished responses.
 
-**Pace.** Everything is learned for real by fleets. A decode step lasts at least 20 ms, and 0.1 ms
-more for each live sequence, so that the longest response of an update has its price. Times are
-medians of runs on two cores that other work shared: a row's time is worth its rank and no more. All
-rows of a seed ran one after another. Time counts from the opening of the critic's gate."""
+**Pace.** Real fleets train the rows. A decode step lasts at least 20 ms, plus 0.1 ms for each live
+sequence, so that an update pays for its longest response. Times are medians of
+runs on two cores shared with other work, so read ranks, not seconds. All rows of a seed ran one after
+another. Time counts from when the critic lets the policy train."""
 
 
 @dataclass(frozen=True, slots=True)
