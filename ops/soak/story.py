@@ -20,7 +20,6 @@ import numpy as np
 import redis.asyncio
 
 from ops.soak.piped_ledger import PipedLedger, settled
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis import keys
 from pipeline.ledger.types import (
     Claim,
@@ -44,6 +43,7 @@ from protocol.trajectory import (
     TrajectoryChunk,
     ValueScore,
 )
+from tests.oracle.ledger.ledger import MemoryLedger
 
 RUN = "soak"
 _GENERATORS = tuple(f"generator-{number}" for number in range(6))

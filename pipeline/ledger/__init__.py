@@ -36,7 +36,7 @@ drops also end this copy: as a dead letter, for a value that is not finite, and 
 
 ==================  ==================================================================================================
 ``types``           the nouns: specification, leases, claims, results
-``contract``        the ledger's promises; ``memory`` and ``redis`` implement them
+``contract``        the ledger's promises; ``redis`` implements them, and the tests' oracle in memory
 ``staleness``       the bound on staleness; ``staleness.md`` beside it is the proof
 ``version_history`` updates of a policy version, after the learner went back to a checkpoint
 ``validation``      arguments that both ledgers refuse, and the errors
@@ -49,7 +49,6 @@ drops also end this copy: as a dead letter, for a value that is not finite, and 
 ``address``, ``url``  where a run's ledger is; the password in its URL
 ``token``           what lets another host join a run as one role
 ``server/``         the embedded server, and the promises of external ones
-``memory/``         the ledger in this process: the oracle of the other's tests
 ``redis/``          the ledger on a server: keys, connection, and one Lua script a transition
 ==================  ==================================================================================================
 """

@@ -1,8 +1,8 @@
 """The ledger's contract: its promises between sampling and learning.
 
-One state machine, two implementations: ``pipeline.ledger.memory.ledger`` (in this process) and
-``pipeline.ledger.redis.ledger`` (Lua scripts, one per transition). One contract suite runs on both.
-Every call returns at once, with a refusal that names its reason when nothing can be given.
+``pipeline.ledger.redis.ledger`` implements it by one Lua script per transition. The tests have the
+same state machine in memory, as an oracle; one contract suite runs on both. Every call returns at
+once, with a refusal that names its reason when nothing can be given.
 
     admit ──> open ──> leased ──> finished ──> ready ──> claimed ──> trained
                 ^         │           │           │          │

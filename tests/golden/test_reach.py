@@ -18,7 +18,8 @@ from tests.golden.test_check import FAMILIES
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ORACLE = "MemoryLedger"
-"""Stands for the ledger of a run: ``test_on_a_server`` drives that one by the same vectors."""
+"""Of ``tests.oracle``. Stands for the ledger of a run, which ``test_on_a_server`` drives by the same
+vectors."""
 
 
 _SHIPPED = tuple((package,) for package in PACKAGES)
@@ -35,7 +36,9 @@ def _called_by_adapters(family: str) -> set[tuple[str, str]]:
     called: set[tuple[str, str]] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or "<" in frame.f_code.co_name or (parts := _place(frame))[:1] not in _SHIPPED:
+        parts = _place(frame)
+        is_called = parts[:1] in _SHIPPED or parts[:2] == ("tests", "oracle")
+        if event != "call" or "<" in frame.f_code.co_name or not is_called:
             return
         caller = frame.f_back
         # In between are frames that check shapes, or run the event loop.

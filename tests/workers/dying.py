@@ -31,18 +31,18 @@ from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import HeldOutSource
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow, ValueRow, read_history
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.live_states import BufferPages, LiveState, StateLoan
 from pipeline.training.snapshots import KeptState, SnapshotFolder
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from pipeline.weights.store import StoredWeights, WeightsStore
 from pipeline.weights.tensorfile import Publication, TensorSpec
 from protocol.ids import Role
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import GENERATOR, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
 from tests.transports import zmq_transport

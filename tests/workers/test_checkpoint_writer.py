@@ -13,9 +13,9 @@ import pytest
 
 from pipeline.observability.status import worker_rows
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.checkpoints import CheckpointFolder
 from protocol.ids import Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

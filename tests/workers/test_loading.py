@@ -14,7 +14,7 @@ from pipeline.config.learning import ModelSection, RewardModelSection, RewardSec
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

@@ -18,10 +18,10 @@ from pipeline.config.running import CheckpointSection
 from pipeline.preflight.memory_needs import Room
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.live_states import BufferPages, LiveState, StateLoan
 from pipeline.training.snapshots import SnapshotFolder, read_told
 from protocol.ids import Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.pipeline.training.test_snapshots import live, write
 from tests.transports import zmq_transport

@@ -16,8 +16,8 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.load import read_resolved
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.embedded import read_ledger_url
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
@@ -36,7 +36,8 @@ async def actor(run_dir: Path, role: Role, worker: str) -> AsyncIterator[tuple[A
     The callbacks on the stack run when the spawned tasks have ended and the transport is still
     open, as a worker's teardown does."""
     config = read_resolved(run_dir)
-    registry = RedisRegistry(connect(read_ledger_url(run_dir)), config.run.name, unlisted_after_s=_SILENT_AFTER_S)
+    client, run = connect(read_ledger_url(run_dir)), config.run.name
+    registry = RedisRegistry(client, run, unlisted_after_s=_SILENT_AFTER_S)
     who = await registry.register(role, worker)
     transport = open_transport(config, run_dir, who)
     try:
@@ -45,7 +46,7 @@ async def actor(run_dir: Path, role: Role, worker: str) -> AsyncIterator[tuple[A
                 config=config,
                 run_dir=run_dir,
                 who=who,
-                ledger=MemoryLedger(lambda _: who.epoch),
+                ledger=RedisLedger(client, run),
                 registry=registry,
                 transport=transport,
                 log=cast("FilteringBoundLogger", structlog.get_logger()),

@@ -1,1 +1,1 @@
-"""The registry: one contract, in memory and in Redis."""
+"""The registry: its contract, and the one in Redis."""

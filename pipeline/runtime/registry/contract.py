@@ -2,7 +2,7 @@
 weights.
 
 The registry is small, is about processes rather than work, and lives beside the ledger on the same
-server. ``MemoryRegistry`` and ``RedisRegistry`` implement it; one contract suite tests both."""
+server. ``RedisRegistry`` implements it; one contract suite tests it and the tests' ``MemoryRegistry``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.announcements import RelayAnnouncement, RelayPlace, WeightsAnnouncement
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
 from pipeline.runtime.registry.vitals import CheckDigests, Vitals
+from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 
 
@@ -450,3 +451,27 @@ class HeartbeatWriter(Protocol):
     def close(self) -> None:
         """Release the connection."""
         ...
+
+
+def is_wanted(beat: Heartbeat, role: Role | None, below_version: int | None) -> bool:
+    """Return whether ``heartbeats`` returns this one for its arguments."""
+    is_below = below_version is None or beat.policy_version < below_version
+    return role is None or (beat.who.role is role and is_below)
+
+
+def check_newest(who: Incarnation, newest: int) -> None:
+    """Raise Fenced unless ``who`` is its worker's newest incarnation."""
+    if who.epoch != newest:
+        raise Fenced(
+            f"{who} is fenced: the newest epoch of {who.worker} is {newest}, so another incarnation has replaced it; "
+            "end this process"
+        )
+
+
+def check_grows(weights: WeightsAnnouncement, published: int) -> None:
+    """Raise ValueError unless the announced version is newer than the published one."""
+    if weights.policy_version <= published:
+        raise ValueError(
+            f"announced policy version {weights.policy_version}, but {published} is published; versions only grow: "
+            f"publish {published + 1} or later"
+        )

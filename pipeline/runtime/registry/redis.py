@@ -41,9 +41,11 @@ from pipeline.runtime.registry.contract import (
     RunStatus,
     Topic,
     WeightsAnnouncement,
+    check_grows,
+    check_newest,
+    is_wanted,
 )
 from pipeline.runtime.registry.fleet_form import decoded, encoded
-from pipeline.runtime.registry.memory import check_grows, check_newest, is_wanted
 from pipeline.runtime.registry.reading import EntryReader
 from pipeline.runtime.registry.redis_keys import NEWS, NO_BOUND, keys_of, mend, standing
 from pipeline.runtime.registry.scripts import SCRIPTS

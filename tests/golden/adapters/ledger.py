@@ -20,12 +20,12 @@ from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.segments import join_segments
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Ledger
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import Claim, ClaimedUnit, DropReason, FinishedClaim, LedgerSpec, Unit
 from pipeline.ledger.version_history import VersionHistory
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, ValueScore
 from tests.golden.check import Adapter
+from tests.oracle.ledger.ledger import MemoryLedger
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.weights import TENSOR

@@ -11,14 +11,14 @@ import redis.asyncio
 from pipeline.ledger.admin import LedgerAdmin
 from pipeline.ledger.contract import Ledger
 from pipeline.ledger.inspection import LedgerInspection
-from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.inspection import MemoryInspection
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import LedgerSpec
+from tests.oracle.ledger.admin import MemoryAdmin
+from tests.oracle.ledger.inspection import MemoryInspection
+from tests.oracle.ledger.ledger import MemoryLedger
 from tests.pipeline.ledger.builders import GENERATOR, OTHER_GENERATOR
 
 

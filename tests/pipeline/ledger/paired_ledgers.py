@@ -12,9 +12,6 @@ from hypothesis.stateful import (
 )
 
 from pipeline.ledger.life import UnknownTrajectory
-from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.inspection import MemoryInspection
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.client import connect
@@ -27,6 +24,9 @@ from pipeline.ledger.types import (
     Unit,
 )
 from protocol.ids import Incarnation, Role, TrajectoryId
+from tests.oracle.ledger.admin import MemoryAdmin
+from tests.oracle.ledger.inspection import MemoryInspection
+from tests.oracle.ledger.ledger import MemoryLedger
 from tests.pipeline.ledger.lossy_redis import LossyRedis
 
 WORKERS = ("generator-0", "generator-1", "generator-2")

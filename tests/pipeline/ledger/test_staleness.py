@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.staleness import (
     ReadyUnit,
     check_spec,
@@ -24,6 +23,7 @@ from pipeline.ledger.staleness import (
 )
 from pipeline.ledger.types import Claim, ClaimWait, LatePolicy, Unit
 from protocol.errors import ConfigError
+from tests.oracle.ledger.ledger import MemoryLedger
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from pipeline.config.load import write_resolved
 from pipeline.config.resolved import Glance, glance
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.operator.overview import OverviewReader
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, LinkReport, RunState, RunStatus, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.run_folder import prepare_run_dir
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
+from tests.oracle.ledger.admin import MemoryAdmin
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.op_config import op_config
 

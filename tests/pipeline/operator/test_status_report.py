@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.operator.attached import Attached
 from pipeline.operator.status_report import read_status
-from pipeline.runtime.registry.memory import MemoryRegistry
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.operator.small_run import SmallRun
 
 

@@ -17,13 +17,13 @@ from pipeline.observability.start_record import StartRow, add_row
 from pipeline.operator import code_update, updating
 from pipeline.operator.attached import Attached
 from pipeline.runtime.registry.contract import Fleet, Heartbeat
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken, after
 from pipeline.supervisor.run_folder import run_lock
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.headrace import PACKAGES
 from protocol.ids import Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.operator.small_run import SmallRun, small_run
 
 KEY = "learner.learning_rate"

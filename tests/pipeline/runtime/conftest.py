@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pipeline.ledger.redis.client import connect
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.registries import Subject
 
 

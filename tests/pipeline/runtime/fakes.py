@@ -13,11 +13,11 @@ from structlog.typing import FilteringBoundLogger
 from pipeline.config.learning import DataSection, ModelSection
 from pipeline.config.running import CheckpointSection, LedgerSection, RunSection, SupervisorSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.context import ActorContext, Transport
 from pipeline.runtime.registry.contract import Registry
 from protocol.ids import Role
+from tests.oracle.ledger.ledger import MemoryLedger
 
 
 def small_config(folder: Path, *, drain_timeout_s: float = 5.0, outage_timeout_s: float = 20.0) -> RunConfig:

@@ -16,10 +16,10 @@ import structlog
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.threads import limit_threads, thread_environment
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 

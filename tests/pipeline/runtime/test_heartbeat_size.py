@@ -23,12 +23,12 @@ from pipeline.runtime.registry.contract import (
     WaitingFor,
     link_name,
 )
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.role_sender import RoleSender
 from protocol.channel import LinkStats, Mailbox
 from protocol.codec import encode
 from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.protocol.samples import request
 from tests.transports import zmq_transport

@@ -19,11 +19,11 @@ from pipeline.process.work import LEAST_S
 from pipeline.runtime import liveness
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.watchdog import Timeouts
 from pipeline.training.critic_gate import view_critic
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.generator.generator import Neighbours

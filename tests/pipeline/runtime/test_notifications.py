@@ -12,11 +12,11 @@ from pipeline.ledger.redis.client import connect
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.registry.contract import FleetGlance, RunState, RunStatus, Topic
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.redis import RedisRegistry
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
 from tests.manual_clock import ManualClock, settle
+from tests.oracle.registry import MemoryRegistry
 
 
 class Away(MemoryRegistry):

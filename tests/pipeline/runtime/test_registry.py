@@ -21,11 +21,11 @@ from pipeline.runtime.registry.contract import (
     RunStatus,
     Topic,
 )
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import after
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 from protocol.messages import BASE_VERSION
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.registries import Subject, announcement, beat_of, caught_up, heartbeats
 
 

@@ -18,11 +18,11 @@ from pipeline.runtime.registry.contract import (
     RunStatus,
     Topic,
 )
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.registries import NOTHING_HEARD, Subject, announcement, beat_of, caught_up
 
 

@@ -11,10 +11,10 @@ from pipeline.runtime.registry.contract import (
     RelayAnnouncement,
     RelayPlace,
 )
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.redis import RedisRegistry
 from protocol.errors import Fenced
 from protocol.ids import Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.registries import Subject
 
 

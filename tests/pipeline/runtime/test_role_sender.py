@@ -19,7 +19,6 @@ from pipeline.runtime.context import ActorContext
 from pipeline.runtime.key_roles import may_listen
 from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.role_sender import RoleSender
 from protocol.channel import Mailbox
 from protocol.errors import LedgerUnavailable
@@ -27,6 +26,7 @@ from protocol.ids import ChunkId, Incarnation, Role
 from protocol.messages import WeightsPart
 from protocol.trajectory import Field, TrajectoryChunk
 from protocol.zeromq import CurveKeys, ZmqTransport
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

@@ -17,7 +17,6 @@ from pipeline.observability.settings_changes import read_changes
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.last_error import LastError
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken, after, standing, undoing
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.code_versions import SPARED_S
@@ -32,6 +31,7 @@ from pipeline.supervisor.standbys.pool import StandbyKind
 from protocol.errors import ConfigError
 from protocol.headrace import PACKAGES
 from protocol.ids import Incarnation, Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.observability.rows import update_row
 from tests.pipeline.op_config import op_config
 

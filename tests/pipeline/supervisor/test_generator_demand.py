@@ -15,11 +15,11 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Drain, Fleet, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.generator_demand import GeneratorDemand
 from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError
 from protocol.ids import Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.op_config import op_config
 from tests.pipeline.supervisor.supervised import Run
 from tests.pipeline.supervisor.test_autoscaler import beat

@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from pipeline.observability.repairs import read_repairs
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor import host_fleet
 from pipeline.supervisor.fleet_plan import Verb
 from pipeline.supervisor.host_fleet import HostFleet
@@ -21,6 +20,7 @@ from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.run_folder import prepare_run_dir
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation, Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.op_config import op_config
 
 PID = 4711

@@ -19,12 +19,12 @@ from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.start_record import StartRow, add_row
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.fleet_recorder import FleetRecorder
 from pipeline.supervisor.monitor import Monitor, overdue_ages
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.observability.rows import update_row
 from tests.pipeline.observability.test_device_time import write_history
 from tests.pipeline.observability.test_live_view import TOTALS

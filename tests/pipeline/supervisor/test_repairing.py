@@ -15,7 +15,6 @@ from pipeline.observability.repairs import StepRow, read_repairs, read_steps
 from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import after
 from pipeline.runtime.registry.vitals import CheckDigests, Vitals
 from pipeline.supervisor.code_keeper import CodeKeeper
@@ -25,6 +24,7 @@ from pipeline.supervisor.repairing import Repairing, made_ladder
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation, Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.op_config import op_config
 from tests.pipeline.supervisor.supervised import Run
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from pipeline.runtime.registry.contract import Fleet, Heartbeat
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.vitals import CheckDigests
 from pipeline.supervisor.self_checking import ANSWER_S, EVERY_S, SelfChecking
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.registries import beat_of
 
 

@@ -14,11 +14,11 @@ from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.observability.settings_changes import read_changes
 from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken, after, standing
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.op_config import op_config
 from tests.pipeline.runtime.registries import beat_of
 from tests.pipeline.supervisor.supervised import Run

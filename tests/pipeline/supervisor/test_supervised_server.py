@@ -25,13 +25,13 @@ from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.run_folder import prepare_run_dir, server_lock
 from pipeline.supervisor.supervisor import Supervisor
 from pipeline.supervisor.takeover import take_over
 from protocol.errors import LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
 from tests.mute import Manner, keep_busy, mute_server
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.op_config import op_config
 from tests.pipeline.supervisor.supervised import Run
 

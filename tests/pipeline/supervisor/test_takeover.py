@@ -16,12 +16,12 @@ import msgspec
 import pytest
 
 from pipeline.process.records import Life, Started, identify, read_started, write_life, write_started
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.adopted_process import AdoptedProcess
 from pipeline.supervisor.fleet_plan import FleetPlan, Intensity, RestartPolicy
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.takeover import take_over
 from protocol.ids import Role
+from tests.oracle.registry import MemoryRegistry
 
 POLICY = RestartPolicy(Intensity(3, 60.0), data=Intensity(3, 60.0), backoff_s=1.0, drain_timeout_s=10.0)
 

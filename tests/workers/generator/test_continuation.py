@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 
 from pipeline.config.learning import ModelSection
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.observability.regenerated_tokens import SampledTokenCounts, in_words, read_regenerated
-from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.codec import from_blob
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Prompt, TrajectoryChunk
 from tests.manual_clock import ManualClock
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

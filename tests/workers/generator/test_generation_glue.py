@@ -21,10 +21,10 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import EvaluationRequest
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.channel import Mailbox
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import FinishReason, TrajectoryChunk
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import LEARNER
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

@@ -12,11 +12,11 @@ import pytest
 
 from pipeline.config.running import WeightsSection
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights import PARTS
 from protocol.errors import StorageFailed, WeightsDamaged
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.small_disk import small_disk
 from tests.transports import zmq_transport

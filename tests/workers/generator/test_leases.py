@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from pipeline.ledger.admin import Place, Wish
-from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import Lease, Unit
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import MAY_HOLD
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.worker_state import WorkerState
 from protocol.codec import Encoded
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, Segment
 from tests.manual_clock import ManualClock
+from tests.oracle.ledger.admin import MemoryAdmin
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

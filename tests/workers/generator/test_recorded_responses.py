@@ -21,11 +21,11 @@ from pipeline.ledger.types import WriteStatus
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import WeightsAnnouncement
-from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.channel import Mailbox
 from protocol.ids import ChunkId, Incarnation, Role
 from protocol.trajectory import FinishReason, RewardScore, TrajectoryChunk
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.engines.generation.recorded import RecordedEngine

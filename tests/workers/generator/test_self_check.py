@@ -19,11 +19,11 @@ from pipeline.operator.fleet_check import check_fleet
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import Fleet
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.vitals import CheckDigests
 from pipeline.supervisor.run_folder import run_lock
 from protocol.ids import Role, TrajectoryId
 from protocol.trajectory import Field, Prompt
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.operator.small_run import small_run
 from tests.pipeline.runtime.fakes import context_of, small_config

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from pipeline.ledger.types import Unit
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights.store import WeightsStore
 from protocol.errors import EngineDied
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Prompt
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

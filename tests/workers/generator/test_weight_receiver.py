@@ -16,12 +16,12 @@ from pipeline.config.running import WeightsSection
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights.tensorfile import Publication
 from protocol.errors import DeadlineExceeded, ParityFailed, WeightsDamaged
 from protocol.ids import Role
 from protocol.messages import WeightsPart, WeightsRequest
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.engines.emulated.generation import EmulatedEngine

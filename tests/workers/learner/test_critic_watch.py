@@ -13,11 +13,11 @@ import pytest
 from pipeline.ledger.types import ClaimRefused, DropReason, Unit
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.critic_gate import GATE_OPEN
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_chunk, make_spec, reward, value
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

@@ -16,15 +16,15 @@ from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.evaluating import EvaluationSection
 from pipeline.data.source import HeldOutSource
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import EvaluationRequest
 from pipeline.observability.history import EvaluationRow
 from pipeline.observability.prompt_accuracies import EVALUATIONS_NAME, read_accuracies
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role
 from protocol.trajectory import Field
 from tests.manual_clock import ManualClock
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
 from tests.transports import zmq_transport

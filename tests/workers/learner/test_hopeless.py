@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import ClaimRefused, DropReason, Lease, Unit
 from protocol.ids import Incarnation
 from protocol.trajectory import Field
+from tests.oracle.ledger.admin import MemoryAdmin
+from tests.oracle.ledger.ledger import MemoryLedger
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, OTHER_GENERATOR, SCORER, make_chunk, make_spec, reward
 from workers.learner.hopeless import HopelessData
 

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.observability.history import EvaluationRow
 from pipeline.observability.samples import SAMPLES_NAME, read_samples
 from pipeline.runtime.registry.contract import RunState
 from pipeline.training.checkpoints import CheckpointFolder, list_checkpoints
 from protocol.errors import ConfigError, StorageFailed
 from protocol.ids import Incarnation, Role
+from tests.oracle.ledger.ledger import MemoryLedger
 from tests.workers.dying import BATCH, Reaper, World
 
 NUM_UPDATES = 5

@@ -16,10 +16,10 @@ from pipeline.config.learning import DataSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.counter_names import LOGPROB_GAP, LOGPROB_USUAL_GAP
-from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role, TrajectoryId
 from protocol.trajectory import Segment, TrajectoryChunk
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_chunk
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

@@ -17,12 +17,12 @@ from pipeline.config.schema import RunConfig
 from pipeline.observability.history import Row, UpdateRow
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.heard_settings import hear_settings
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import SettingsChange, after, undoing
 from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import EngineError, StepDiffered
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.observability.rows import update_row
 from tests.pipeline.op_config import op_config
 from tests.workers.dying import Reaper, World

@@ -17,11 +17,11 @@ from pipeline.config.schema import RunConfig
 from pipeline.process.work import WorkReport
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights import PARTS, TURNS
 from pipeline.weights.digest import digest_file
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.engines.training.publishing import TorchPublishing

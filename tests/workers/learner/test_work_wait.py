@@ -11,10 +11,10 @@ import pytest
 
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.errors import WeightsDamaged
 from protocol.ids import Role
 from tests.manual_clock import ManualClock, settle
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.learner.work_wait import Chore, NotYet, WorkWait

@@ -17,13 +17,13 @@ from pipeline.incidents.file import INCIDENTS_NAME, RunIncidents
 from pipeline.incidents.records import Incident
 from pipeline.runtime.flow_ring import Completion, FlowRingWriter, MessageOutcome, flow_folder
 from pipeline.runtime.registry.contract import FailureReport, Heartbeat, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.vitals import Vitals
 from pipeline.supervisor import leftovers
 from pipeline.watch.thresholds import Tail, Thresholds
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.observer import stands

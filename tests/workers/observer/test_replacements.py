@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.registries import beat_of
 from workers.observer.replacements import KEPT_S, Replacements
 from workers.observer.suspicions import FleetSuspicions

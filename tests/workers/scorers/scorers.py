@@ -12,12 +12,12 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import TrajectoryChunk
 from tests.manual_clock import ManualClock
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.transports import zmq_transport
 from workers.scorers.reward import Reward

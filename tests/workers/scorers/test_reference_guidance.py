@@ -18,15 +18,15 @@ import structlog
 import workers.scorers.reference
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import Claim, ScoredChunk, Unit, WriteStatus
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.prepared import PreparedParts
-from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.errors import EngineDied, EngineError
 from protocol.ids import ChunkId, Incarnation, Role
 from protocol.trajectory import Field, Guidance, GuidanceScore, RewardScore, TrajectoryChunk
 from tests.manual_clock import ManualClock
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec
 from tests.pipeline.op_config import write_config
 from tests.pipeline.runtime.fakes import context_of

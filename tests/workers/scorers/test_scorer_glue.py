@@ -20,15 +20,15 @@ import workers.scorers.value_beginning
 from pipeline.config.learning import AlgorithmSection, RewardModelSection, RewardSection, ValueSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import Claim, ScoredChunk, Unit
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.complaints import LOG_EVERY_S, MAX_LOGGED
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, ValueScore
 from tests.manual_clock import ManualClock
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

@@ -21,11 +21,9 @@ from structlog.typing import FilteringBoundLogger
 import workers.scorers.value_beginning
 from pipeline.config.learning import AlgorithmSection, ValueSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import Unit, WriteStatus
 from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from pipeline.training.live_states import LiveState
 from pipeline.training.snapshots import KeptState
@@ -34,6 +32,8 @@ from protocol.errors import Diverged, EngineError, StepDiffered
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, RewardScore, TrajectoryChunk
 from tests.manual_clock import ManualClock
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
 from tests.transports import zmq_transport

@@ -11,13 +11,13 @@ from typing import Any
 from textual.pilot import Pilot
 
 from pipeline.ledger.admin import StoredChunk
-from pipeline.ledger.memory.inspection import MemoryInspection
 from pipeline.observability.log_lines import LogReader
 from pipeline.operator.overview import OverviewReader, RunOverview
 from pipeline.operator.top.app import TopApp
 from pipeline.operator.top.inspected import InspectionView
 from protocol.errors import ConfigError
 from protocol.ids import Role
+from tests.oracle.ledger.inspection import MemoryInspection
 from tests.pipeline.operator.small_run import SmallRun
 
 

@@ -14,12 +14,12 @@ from pipeline.process.records import FOLDER as PROCESSES
 from pipeline.process.records import Life, ProcessIdentity, write_life
 from pipeline.runtime.liveness import RESTARTED_WITHIN_S
 from pipeline.runtime.registry.contract import Heartbeat, RunState, WaitingFor
-from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.joining.home import HomeEntry, HomePiece
 from pipeline.supervisor.joining.joined_hosts import JoinedHosts
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
+from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.op_config import op_config
 from tests.pipeline.supervisor.joining.meeting import meeting, until
 

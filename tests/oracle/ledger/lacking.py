@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pipeline.ledger.admin import Lack, Place, WaitedTrajectory
-from pipeline.ledger.memory.state import LedgerState
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
+from tests.oracle.ledger.state import LedgerState
 
 
 def waited_trajectory(s: LedgerState, name: TrajectoryId, only: int | None, now: float) -> WaitedTrajectory | None:

@@ -14,13 +14,13 @@ from pipeline.ledger.admin import (
     Waits,
     Wish,
 )
-from pipeline.ledger.memory.lacking import waited_trajectory
-from pipeline.ledger.memory.ledger import MemoryLedger
-from pipeline.ledger.memory.records import UnitName
-from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.types import DeadLetter, LatePolicy, Pause
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
+from tests.oracle.ledger.lacking import waited_trajectory
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.ledger.records import UnitName
+from tests.oracle.ledger.state import LedgerState
 
 
 class MemoryAdmin:

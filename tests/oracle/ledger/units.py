@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pipeline.ledger.memory.records import GroupRecord, TrajectoryRecord
-from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.stored import read_scored
 from pipeline.ledger.types import DropReason, EvaluationSample, Refusal, ScoredChunk, Unit
 from protocol.codec import to_blob
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import RewardScore, TrajectoryChunk
+from tests.oracle.ledger.records import GroupRecord, TrajectoryRecord
+from tests.oracle.ledger.state import LedgerState
 
 
 def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refusal:

@@ -8,20 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from pipeline.ledger.life import DROPPED, MAX_LEASES, TRAINED
-from pipeline.ledger.memory.finished import FinishedLane
-from pipeline.ledger.memory.lives import KeptLives, chunk_row, ended, event, is_shown, pack_life
-from pipeline.ledger.memory.records import (
-    CHUNK_OVERHEAD_BYTES,
-    ChunkRecord,
-    ClaimRecord,
-    EvaluationRecord,
-    GroupRecord,
-    TrajectoryRecord,
-    UnitName,
-    UnitRecord,
-)
-from pipeline.ledger.memory.sorted_set import SortedSet
-from pipeline.ledger.memory.tallies import tally_response, tally_unit
 from pipeline.ledger.staleness import credit_limit, unit_weight
 from pipeline.ledger.types import (
     MAX_SHOWN,
@@ -37,6 +23,20 @@ from pipeline.ledger.types import (
 from pipeline.ledger.version_history import VersionHistory
 from protocol.ids import TRAIN_LANE, ChunkId, TrajectoryId
 from protocol.trajectory import Field
+from tests.oracle.ledger.finished import FinishedLane
+from tests.oracle.ledger.lives import KeptLives, chunk_row, ended, event, is_shown, pack_life
+from tests.oracle.ledger.records import (
+    CHUNK_OVERHEAD_BYTES,
+    ChunkRecord,
+    ClaimRecord,
+    EvaluationRecord,
+    GroupRecord,
+    TrajectoryRecord,
+    UnitName,
+    UnitRecord,
+)
+from tests.oracle.ledger.sorted_set import SortedSet
+from tests.oracle.ledger.tallies import tally_response, tally_unit
 
 MAX_MILESTONES = 1000
 """Checkpoints whose books are kept, to go back to; far more than are ever stored."""

@@ -1,4 +1,5 @@
-"""The registry in memory, for tests, and as the contract's reference. Docstrings: ``contract``."""
+"""The registry in memory: the oracle that the registry in Redis is compared with, and the registry of
+unit tests. ``pipeline.runtime.registry.contract`` documents its methods."""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ from pipeline.runtime.registry.contract import (
     RunStatus,
     Topic,
     WeightsAnnouncement,
+    check_grows,
+    check_newest,
+    is_wanted,
 )
 from pipeline.runtime.registry.settings_change import SettingsChange
-from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 
 _NO_NEWS = "0 "
@@ -301,27 +304,3 @@ class MemoryHeartbeatWriter:
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
-
-
-def is_wanted(beat: Heartbeat, role: Role | None, below_version: int | None) -> bool:
-    """Return whether ``heartbeats`` returns this one for its arguments."""
-    is_below = below_version is None or beat.policy_version < below_version
-    return role is None or (beat.who.role is role and is_below)
-
-
-def check_newest(who: Incarnation, newest: int) -> None:
-    """Raise Fenced unless ``who`` is its worker's newest incarnation."""
-    if who.epoch != newest:
-        raise Fenced(
-            f"{who} is fenced: the newest epoch of {who.worker} is {newest}, so another incarnation has replaced it; "
-            "end this process"
-        )
-
-
-def check_grows(weights: WeightsAnnouncement, published: int) -> None:
-    """Raise ValueError unless the announced version is newer than the published one."""
-    if weights.policy_version <= published:
-        raise ValueError(
-            f"announced policy version {weights.policy_version}, but {published} is published; versions only grow: "
-            f"publish {published + 1} or later"
-        )

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipeline.ledger.life import EITHER_END, MAX_LEASES, MAX_LIVES
-from pipeline.ledger.memory.records import ChunkRecord, GroupRecord, TrajectoryRecord, UnitRecord
 from pipeline.ledger.types import DropReason
 from protocol.trajectory import Field
+from tests.oracle.ledger.records import ChunkRecord, GroupRecord, TrajectoryRecord, UnitRecord
 
 _BREAK: Final = re.compile(r"[\t\n]")
 

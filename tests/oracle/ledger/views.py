@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.queues import queue_stat
 from pipeline.ledger.types import Audit, Balance, QueueStat, Totals, Unit
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
+from tests.oracle.ledger.state import LedgerState
 
 _STATES = ("open", "leased", "finished", "ready", "claimed")
 """From the least advanced on. A group's state is its least advanced member's."""

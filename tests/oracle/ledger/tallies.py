@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from pipeline.ledger.inspection import MAX_STALENESS
-from pipeline.ledger.memory.records import GroupRecord
 from pipeline.ledger.types import DropReason
+from tests.oracle.ledger.records import GroupRecord
 
 
 def tally_unit(tallies: Counter[str], reason: DropReason | None, oldest: int | None, made: int) -> None:

@@ -10,12 +10,6 @@ import itertools
 import time
 from collections.abc import Callable
 
-from pipeline.ledger.memory import scoring
-from pipeline.ledger.memory.lives import plain
-from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
-from pipeline.ledger.memory.state import LedgerState
-from pipeline.ledger.memory.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
-from pipeline.ledger.memory.views import audit_of, bytes_of, queues_of, totals_of
 from pipeline.ledger.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
 from pipeline.ledger.stored import read_chunk, read_shown
 from pipeline.ledger.types import (
@@ -57,6 +51,12 @@ from protocol.codec import Encoded, to_blob
 from protocol.errors import Fenced, LedgerError
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
+from tests.oracle.ledger import scoring
+from tests.oracle.ledger.lives import plain
+from tests.oracle.ledger.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
+from tests.oracle.ledger.state import LedgerState
+from tests.oracle.ledger.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
+from tests.oracle.ledger.views import audit_of, bytes_of, queues_of, totals_of
 
 
 class MemoryLedger:
@@ -448,7 +448,7 @@ class MemoryLedger:
 
     @property
     def state(self) -> LedgerState:
-        """The whole state, for ``pipeline.ledger.memory.admin``."""
+        """The whole state, for ``tests.oracle.ledger.admin``."""
         if self._opened is None:
             raise LedgerError("the ledger was not opened; call open(spec) first")
         return self._opened

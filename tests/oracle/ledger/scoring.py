@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pipeline.ledger.memory.lives import event
-from pipeline.ledger.memory.records import GroupRecord
-from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.staleness import fewest_judged
 from pipeline.ledger.stored import read_chunk, read_overdue
 from pipeline.ledger.types import Claim, DeadLetter, DropReason, ScoredChunk, Unit, UnitLetter
 from protocol.codec import to_blob
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
+from tests.oracle.ledger.lives import event
+from tests.oracle.ledger.records import GroupRecord
+from tests.oracle.ledger.state import LedgerState
 
 _MAX_DEAD_LETTERS = 1000
 

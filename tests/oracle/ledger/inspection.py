@@ -16,14 +16,14 @@ from pipeline.ledger.inspection import (
     StalenessView,
 )
 from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory, life_from
-from pipeline.ledger.memory.lacking import waited_trajectory
-from pipeline.ledger.memory.ledger import MemoryLedger
-from pipeline.ledger.memory.lives import chunk_row, is_shown, pack_life
-from pipeline.ledger.memory.records import UnitName, UnitRecord
-from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.tallies import drops_from, staleness_of
 from pipeline.ledger.types import Unit
 from protocol.ids import ChunkId, TrajectoryId
+from tests.oracle.ledger.lacking import waited_trajectory
+from tests.oracle.ledger.ledger import MemoryLedger
+from tests.oracle.ledger.lives import chunk_row, is_shown, pack_life
+from tests.oracle.ledger.records import UnitName, UnitRecord
+from tests.oracle.ledger.state import LedgerState
 
 
 class MemoryInspection:
