@@ -3,7 +3,7 @@ engines, rules and backends.
 
     python -m ops.bench.one_process configs/vapo.toml --seeds 3
 
-There is no ledger, no wire and no other process. The weights before an update sample it
+Runs without ledger, wire and other processes. The weights before an update sample it
 (``staleness.eta`` of 0). So a seed gives the same run again, and the effect of a setting on
 learning shows in a minute or two. ``python -m ops.bench.demos`` measures whether a demo reaches its bar
 in an asynchronous run.
@@ -51,7 +51,7 @@ from workers.engines.value.seam import ValueSample
 from workers.learner.policy_update import PolicyUpdate
 from workers.learner.update_row import metrics_of_steps
 
-_OFFERED = (0.0, "local", "arithmetic")
+_SUPPORTED = (0.0, "local", "arithmetic")
 _NUM_SLOTS = 256
 _STEPS_A_TURN = 16
 _SPARE_GROUPS = 8
@@ -70,26 +70,26 @@ class Sampled:
 
 @dataclass(slots=True)
 class Live:
-    """A response that goes on, window by window (T-PPO)."""
+    """An unfinished response, which grows window by window (T-PPO)."""
 
     trajectory: TrajectoryId
     prompt: Prompt
     tokens: np.ndarray
     """int32 [tokens so far]"""
     values: np.ndarray
-    """float32 [tokens so far], each of the critic that was there when its window was sampled"""
+    """float32 [tokens so far], each of the critic as it was when its window was sampled"""
     num_windows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The outcome of one seed's learning."""
+class LearningResult:
+    """The result of training with one seed."""
 
     config: str
     seed: int
     overrides: tuple[str, ...]
     value_steps: int
-    """Before the policy started."""
+    """Steps of the critic before the policy's first."""
     held_out: tuple[tuple[int, float], ...]
     """Updates done, and accuracy."""
     clip_fraction: tuple[float, ...]
@@ -106,11 +106,11 @@ class OneProcess:
 
         Raises:
             ConfigError: The configuration has a setting that only a fleet can fulfil."""
-        asked = (config.algorithm.kl_coefficient, config.generation.engine, config.data.verifier)
-        if asked != _OFFERED:
+        settings = (config.algorithm.kl_coefficient, config.generation.engine, config.data.verifier)
+        if settings != _SUPPORTED:
             raise ConfigError(
-                f"algorithm.kl_coefficient, generation.engine and data.verifier are {asked}; one process has no reference "
-                f"policy, one engine and one verifier: set them to {_OFFERED}"
+                f"algorithm.kl_coefficient, generation.engine and data.verifier are {settings}; one process has no reference "
+                f"policy, one engine and one verifier: set them to {_SUPPORTED}"
             )
         reference = config.reference.model_copy(update={"always": False})
         generation = config.generation.model_copy(update={"num_slots": _NUM_SLOTS})
@@ -135,9 +135,9 @@ class OneProcess:
     def evaluate(self) -> float:
         """Return the accuracy on the held-out prompts, sampled with the settings of
         ``[evaluation]``."""
-        return mean(accuracy for _, accuracy in self.examine())
+        return mean(accuracy for _, accuracy in self.evaluate_prompts())
 
-    def examine(self) -> list[tuple[Prompt, float]]:
+    def evaluate_prompts(self) -> list[tuple[Prompt, float]]:
         """Return every held-out prompt with its accuracy."""
         prompts = [self._source.evaluation_at(index) for index in range(self._source.num_evaluation_prompts)]
         how = self.config.evaluation
@@ -169,7 +169,7 @@ class OneProcess:
             groups = self._groups(filtered=self.config.algorithm.dynamic_sampling)
             values = self._values(groups)
             units, ended = (
-                units_of(self.config, groups, values, version=self._num_updates),
+                _units_of(self.config, groups, values, version=self._num_updates),
                 _value_samples(groups, values),
             )
         prepared = self._update.prepare(units)
@@ -179,20 +179,12 @@ class OneProcess:
         self._publish()
         trained = sum(int(np.count_nonzero(sample.loss_mask)) for sample in prepared.samples)
         metrics = metrics_of_steps(stepped.results)
-        told = {"explained_variance": mean(explained)} if explained else {}
-        return metrics | told | {"trained_tokens": float(trained)}
+        critic = {"explained_variance": mean(explained)} if explained else {}
+        return metrics | critic | {"trained_tokens": float(trained)}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the policy's weights as they are now."""
         return self._backend.tensors()
-
-    def sample_groups(self) -> list[list[Sampled]]:
-        """Sample one update's groups, those without signal too, and train nothing."""
-        return self._groups(filtered=False)
-
-    def values_of(self, groups: Sequence[Sequence[Sampled]]) -> list[list[np.ndarray]]:
-        """Return the critic's values of each response, float32 [R]; empty ones without a critic."""
-        return self._values(groups)
 
     def _publish(self) -> None:
         self._engine.load_weights({name: tensor.clone() for name, tensor in self._backend.tensors()}, self._num_updates)
@@ -381,7 +373,7 @@ class OneProcess:
         return explained
 
 
-def units_of(
+def _units_of(
     config: RunConfig, groups: Sequence[Sequence[Sampled]], values: Sequence[Sequence[np.ndarray]], *, version: int
 ) -> list[ClaimedUnit]:
     """Return whole responses in the form of a learner's claim; ``values`` are empty without a
@@ -455,7 +447,7 @@ async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int | None, every: int) -> Told:
+def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int | None, every: int) -> LearningResult:
     """Train by a run file, for its number of updates or a given one. Evaluate before, after, and
     every so many updates."""
     began = time.monotonic()
@@ -478,8 +470,8 @@ def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int
                 flush=True,
             )
     seconds = round(time.monotonic() - began, 1)
-    told = (tuple(held_out), tuple(clipped), tuple(entropy), seconds)
-    return Told(config.stem, seed, tuple(overrides), value_steps, *told)
+    curves = (tuple(held_out), tuple(clipped), tuple(entropy))
+    return LearningResult(config.stem, seed, tuple(overrides), value_steps, *curves, seconds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -495,13 +487,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    told = [
+    results = [
         learn(config, seed, options.overrides, num_updates=options.updates, every=options.every)
         for seed in range(options.seeds)
         for config in options.configs
     ]
     if options.json:
-        write_json(options.json, provenance("one_process", arguments) | {"runs": [asdict(one) for one in told]})
+        write_json(options.json, provenance("one_process", arguments) | {"runs": [asdict(one) for one in results]})
 
 
 if __name__ == "__main__":

@@ -115,7 +115,6 @@ TITLES: Final[Mapping[str, str]] = {
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "ops/bench/ablation/policy/README.md": "a model's card, beside the model",
-    "ops/bench/ablation/tailed_policy/README.md": "a model's card, beside the model",
     "ops/demo/guided_model/README.md": "a model's card, beside the model",
     "ops/demo/tiny_model/README.md": "a model's card, beside the model",
 }

@@ -1,6 +1,5 @@
-"""The papers' tables in small: variants of one configuration, trained for real on the counter task,
-and compared.
+"""The papers' tables in small: variants of one configuration, trained in one process on a counter
+task, and compared.
 
-``tables`` lists the variants, ``runs`` trains one with one seed, ``accuracy`` evaluates the weights
-that it published. ``summary`` makes means and intervals, ``page`` writes them down.
-``python -m ops.bench.ablation --help``."""
+``tables`` lists the variants, ``runs`` trains one with one seed, ``summary`` makes means and
+intervals, ``page`` writes them down. ``python -m ops.bench.ablation --help``."""

@@ -5,7 +5,7 @@ It makes ``train.jsonl`` and ``heldout.jsonl``, prompt files as ``[data]`` reads
 demonstrations. The same arguments always give the same bytes.
 
     prompt    a2b<4c<3*2=                        2, then 4 down, then 3 down, on a counter that rolls over; two laps
-    response  a2b8c5~2ABC...XYZ1ABC...XYZ=5      what the counter shows after each change, the laps, the answer
+    response  a2b8c5~2ABC...XYZ1ABC...XYZ=5      the counter after each change, the laps, the answer
     answer    5
 
 **Reward at the end only.** The verifier ``arithmetic`` compares the last number with the answer;
@@ -16,14 +16,9 @@ count up by ``>`` and have nine. At the end of the scale the demonstrator mostly
 shows 2, not 8). Laps stand for the long and certain working of a reasoning model, which carries the
 outcome to the end. So a response is decided at its beginning, as the choice of an approach is. Its
 reward comes some 30 tokens later in short chains and some 245 in long ones. And the rule that long
-chains need is not taught by short ones. ``TAILED`` has other lengths: most chains end where they
-are decided, one in five goes on for five laps. Its responses begin with their way at the ends of
-the scale: ``+a2b8c5~=5`` goes past them, ``-a2b2c1~=1`` turns back, and writes its laps in small
-letters. Past is right in short chains, back in long ones, and the demonstrator tosses a coin. So a
-critic can see all along what decided a response, and the frequent kind teaches the opposite of what
-the rare one needs.
+chains need is not taught by short ones.
 
-**Train and held-out** are apart by construction, as in ``ops.demo.task``."""
+**Train and held-out** prompts are disjoint by construction, as in ``ops.demo.task``."""
 
 from __future__ import annotations
 
@@ -55,30 +50,8 @@ class Kind(StrEnum):
     """Nine laps; the changes count up by ``>``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """The lengths of a file's chains."""
-
-    long_every: int
-    """One chain of so many is long."""
-    short_laps: int
-    long_laps: int
-    is_marked: bool = False
-    """Responses begin with their way, and long chains are to turn back."""
-
-    def laps(self, kind: Kind) -> int:
-        """Return the laps of a kind's chains."""
-        return self.short_laps if kind is Kind.SHORT else self.long_laps
-
-    def kind(self, place: int) -> Kind:
-        """Return the kind of a file's chain, from 0."""
-        return Kind.LONG if place % self.long_every == self.long_every - 1 else Kind.SHORT
-
-
-EVEN = Mix(2, 1, 9)
+LAPS = {Kind.SHORT: 1, Kind.LONG: 9}
 """Half of the right responses have 39 to 43 tokens, half 255 to 259."""
-TAILED = Mix(5, 0, 5, is_marked=True)
-"""Four of five right responses have 13 to 17 tokens, one 148 to 152."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +63,6 @@ class Chain:
     steps: tuple[int, ...]
     """Of each change, 1 to 9."""
     laps: int
-    is_marked: bool = False
 
     @property
     def prompt(self) -> str:
@@ -106,7 +78,7 @@ class Chain:
 
     @property
     def num_turns(self) -> int:
-        """How often an end is passed, where the demonstrator errs."""
+        """How often an end of the scale is passed, where the demonstrator errs."""
         return sum(
             not 0 <= before + self._towards * by <= _LAST
             for before, by in zip(self.counter(), self.steps, strict=False)
@@ -123,63 +95,52 @@ class Chain:
         return -1 if self.kind is Kind.SHORT else 1
 
     def counter(self, rng: random.Random | None = None, wrong_turns: float = WRONG_TURNS) -> list[int]:
-        """Return what the counter shows at first and after each change: rightly without ``rng``, or
-        as the demonstrator."""
-        return self._way_and_counter(rng, wrong_turns)[1]
-
-    def respond(self, rng: random.Random | None = None, wrong_turns: float = WRONG_TURNS) -> str:
-        """Write a response: a right one without ``rng``, else as the demonstrator does."""
-        way, counter = self._way_and_counter(rng, wrong_turns)
-        working = "".join(f"{label}{digit}" for label, digit in zip(LABELS, counter, strict=False))
-        lap = LAP.lower() if way == "-" else LAP
-        laps = "".join(f"{left}{lap}" for left in range(self.laps, 0, -1))
-        return f"{way}{working}~{laps}={counter[-1]}"
-
-    def _way_and_counter(self, rng: random.Random | None, wrong_turns: float) -> tuple[str, list[int]]:
-        """Return the way of a marked chain, which holds at all ends, else an empty one that each
-        end decides anew; and what the counter shows."""
-        is_wrong = self.is_marked and rng is not None and rng.random() < wrong_turns
-        goes_back = self.is_marked and is_wrong != (self.kind is Kind.LONG)
+        """Return the counter at first and after each change: rightly without ``rng``, or as the
+        demonstrator."""
         shown = [self.start]
         for steps in self.steps:
             end = shown[-1] + self._towards * steps
-            if not 0 <= end <= _LAST:
-                turns = goes_back if self.is_marked else rng is not None and rng.random() < wrong_turns
-                if turns:
-                    end = -end if end < 0 else 2 * _LAST - end
+            if not 0 <= end <= _LAST and rng is not None and rng.random() < wrong_turns:
+                end = -end if end < 0 else 2 * _LAST - end
             shown.append(end % 10)
-        return ("-" if goes_back else "+") if self.is_marked else "", shown
+        return shown
+
+    def respond(self, rng: random.Random | None = None, wrong_turns: float = WRONG_TURNS) -> str:
+        """Write a response: a right one without ``rng``, else as the demonstrator does."""
+        counter = self.counter(rng, wrong_turns)
+        working = "".join(f"{label}{digit}" for label, digit in zip(LABELS, counter, strict=False))
+        laps = "".join(f"{left}{LAP}" for left in range(self.laps, 0, -1))
+        return f"{working}~{laps}={counter[-1]}"
 
 
-def draw(rng: random.Random, split: Split, kind: Kind | None = None, laps: int | None = None, mix: Mix = EVEN) -> Chain:
-    """Draw one chain of a side; a function of ``rng``'s state. ``laps``: in place of the mix's."""
+def draw(rng: random.Random, split: Split, kind: Kind | None = None, laps: int | None = None) -> Chain:
+    """Draw one chain of a side; a function of ``rng``'s state. ``laps`` replaces those of the kind."""
     # ends soon: one in eight chains, or seven, are on the wanted side
     while True:
         drawn = kind or rng.choice(tuple(Kind))
         steps = tuple(rng.randint(1, _LAST) for _ in range(rng.randint(MIN_CHANGES, MAX_CHANGES)))
-        number = mix.laps(drawn) if laps is None else laps
-        chain = Chain(drawn, rng.randrange(10), steps, number, mix.is_marked)
+        chain = Chain(drawn, rng.randrange(10), steps, LAPS[drawn] if laps is None else laps)
         if chain.split is split:
             return chain
 
 
-def generate(split: Split, num_prompts: int, seed: int, mix: Mix = EVEN) -> Iterator[Chain]:
-    """Yield ``num_prompts`` different chains of one side."""
+def generate(split: Split, num_prompts: int, seed: int) -> Iterator[Chain]:
+    """Yield ``num_prompts`` different chains of one side, short and long ones in turn."""
     rng = random.Random(f"{split}:{seed}")
     seen: set[Chain] = set()
     while len(seen) < num_prompts:
-        chain = draw(rng, split, mix.kind(len(seen)), mix=mix)
+        chain = draw(rng, split, (Kind.SHORT, Kind.LONG)[len(seen) % 2])
         if chain not in seen:
             seen.add(chain)
             yield chain
 
 
-def write_file(path: Path, split: Split, num_prompts: int, seed: int, mix: Mix = EVEN) -> None:
+def write_file(path: Path, split: Split, num_prompts: int, seed: int) -> None:
     """Write a prompt file: one JSON object a line with prompt, answer, verifier, kind and
     num_turns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for chain in generate(split, num_prompts, seed, mix):
+        for chain in generate(split, num_prompts, seed):
             row = {
                 "prompt": chain.prompt,
                 "answer": chain.answer,

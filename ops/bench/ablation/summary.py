@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import atan, cos, pi, sin, sqrt
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 
 JUDGED = (
     "Their intervals have Holm's correction over the rows of a column: bold excludes 0, at 5 % for all rows together. "
@@ -29,11 +29,6 @@ class Figures:
     def mean(self) -> float:
         """Mean over seeds."""
         return mean(self.values)
-
-    @property
-    def median(self) -> float:
-        """Median over seeds."""
-        return median(self.values)
 
     @property
     def half_width(self) -> float | None:
@@ -162,13 +157,20 @@ def t_quantile(alpha: float, freedom: int) -> float:
     return high
 
 
-def marked(of: Compared | None, digits: int = 1) -> str:
+def interval(of: Figures) -> str:
+    """Return a mean with half of its 95 % interval, as a cell of a page."""
+    half = of.half_width
+    mean = f"{of.mean:.1f}"
+    return mean if half is None else f"{mean} ± {half:.1f}"
+
+
+def marked(of: Compared | None) -> str:
     """Return a difference as a cell of a page; bold where it separates."""
     if of is None:
         return "–"
-    shown = f"{of.difference.mean:+.{digits}f}"
+    shown = f"{of.difference.mean:+.1f}"
     if of.half_width is None:
         return shown
-    shown += f" ± {of.half_width:.{digits}f}"
+    shown += f" ± {of.half_width:.1f}"
     shown = f"**{shown}**" if of.separates else shown
     return f"{shown} ({of.flip_p:.2g}; {of.adjusted_flip_p:.2g})"

@@ -12,8 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from ops.bench.ablation.long_chains import EVEN, TAILED, Mix
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -60,29 +58,6 @@ responses. Unfinished responses continue in the next update, under its weights.
 **The critic** is that of [VAPO's table](vapo-leave-one-out.md): a reward model, 26 steps before the
 policy's first, Monte-Carlo targets."""
 
-_ABOUT_FACTORS: Final = """\
-T-PPO (2506.15050, abstract and figure 1) compares asynchronous windows with synchronous whole
-responses. Here the two factors are separate: windows of 40 tokens or whole responses, `staleness.eta`
-0 (synchronous) or 2 (asynchronous). All else is equal: T-PPO's rule, which on whole responses is PPO to
-the last bit, no imitation, start policy and start critic, 64 units and four optimiser steps an update,
-one response per prompt, the number of updates.
-
-**The task** is `ops/bench/ablation/long_chains.py` with the mix `TAILED`. A counter reaches the ends of
-its scale. A response first says whether it continues past them or turns back; only its answer is
-rewarded, so its first tokens decide it. Four of five chains end after 13 to 17 tokens, and continuing
-is right. One in five takes five laps, 152 tokens, and turning back is right. The start policy tosses a
-coin.
-
-**The critic** has the start policy's layers and was trained beforehand, once for all rows, on the
-returns of the demonstrator's responses. The table does not run if that critic explains less than 40 %
-of the variance of returns at window ends, on unseen responses of the start policy. In each row it
-continues to learn from finished responses.
-
-**Pace.** Real fleets train the rows. A decode step lasts at least 20 ms, plus 0.1 ms for each live
-sequence, so that an update pays for its longest response. Times are medians of
-runs on two cores shared with other work, so read ranks, not seconds. All rows of a seed ran one after
-another. Time counts from when the critic lets the policy train."""
-
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -107,20 +82,12 @@ class Table:
     about: str
     """Names the paper's table, and the differences from it."""
     variants: tuple[Variant, ...]
-    mix: Mix = EVEN
-    """Lengths of the chains."""
     num_prompts: int = 16_384
     """Training prompts, all different: of the shortest chains there are few."""
-    is_timed: bool = False
-    """Fleets make the rows, and speed is part of the result. Other tables are made in one process."""
-    factors: tuple[str, ...] = ()
-    """Two: the rows are all four combinations, the first factor changing fastest, absent and present."""
     rows_lack_a_part: bool = True
-    """Each row lacks a part of the first row's method, which the paper has it end below."""
-    every: int = 1
-    """Updates from one examination of the policy to the next."""
-    targets: tuple[float, ...] = ()
-    """Accuracies; the page shows how soon each is reached."""
+    """Each row lacks a part of the first row's method, and ends below it in the paper."""
+    every: int = 3
+    """Updates from one evaluation of the policy to the next."""
 
 
 _LONG: Final = (
@@ -226,67 +193,18 @@ def _windows() -> tuple[Variant, ...]:
     )
 
 
-_FACTORS: Final = (
-    *_LONG,
-    "run.num_updates=10",
-    # examined afterwards
-    "evaluation.num_prompts=1",
-    "learner.learning_rate=1.5e-4",
-    "fleet.generator=1",
-    "generation.max_response_tokens=160",
-    "generation.num_slots=192",
-    "generation.steps_per_turn=4",
-    "weights.poll_s=0.005",
-    "emulation.decode_base_s=0.02",
-    "emulation.decode_slot_s=0.0001",
-    "algorithm.group_size=1",
-    "algorithm.groups_per_update=64",
-    "algorithm.positive_nll_coefficient=0.0",
-    "algorithm.adaptive_lambda_alpha=1.0",
-    "value.learning_rate=2e-4",
-    "value.warmup_steps=3",
-    "value.batch_trajectories=32",
-    # the critic is there already
-    "value.pretrain_steps=0",
-)
-
-
-def _factors() -> tuple[Variant, ...]:
-    tppo = _CONFIGS / "tppo.toml"
-    windows = {"whole responses": "generation.window_tokens=160", "windows of 40": "generation.window_tokens=40"}
-    lags = {"synchronous": "staleness.eta=0", "asynchronous": "staleness.eta=2"}
-    return tuple(
-        Variant(f"{cut}, {lag}", tppo, (*_FACTORS, windows[cut], lags[lag]), is_headline=True)
-        for lag in lags
-        for cut in windows
-    )
-
-
 TABLES: Final[Mapping[str, Table]] = MappingProxyType(
     {
         table.name: table
         for table in (
-            Table("dapo-leave-one-out", "DAPO, one part left out", _ABOUT_DAPO, _dapo(), every=3),
-            Table("vapo-leave-one-out", "VAPO, one part left out", _ABOUT_VAPO, _leave_one_out(), every=3),
+            Table("dapo-leave-one-out", "DAPO, one part left out", _ABOUT_DAPO, _dapo()),
+            Table("vapo-leave-one-out", "VAPO, one part left out", _ABOUT_VAPO, _leave_one_out()),
             Table(
                 "tppo-windows",
                 "T-PPO's windows against whole responses",
                 _ABOUT_WINDOWS,
                 _windows(),
                 rows_lack_a_part=False,
-                every=3,
-            ),
-            Table(
-                "tppo-vs-ppo",
-                "T-PPO against PPO: windows and asynchrony apart",
-                _ABOUT_FACTORS,
-                _factors(),
-                mix=TAILED,
-                is_timed=True,
-                factors=("windows", "asynchrony"),
-                rows_lack_a_part=False,
-                every=2,
-                targets=(0.6, 0.65),
             ),
         )
     }

@@ -3,20 +3,15 @@ outcomes."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ops.bench.ablation.__main__ import check_distinct, critic_at_start, render
-from ops.bench.ablation.curves import as_svg
-from ops.bench.ablation.distinct import effect_of
 from ops.bench.ablation.page import as_markdown, equal_tokens, verdict
-from ops.bench.ablation.runs import Outcome, Point, carry_out_here, outcome_path, read_outcome
+from ops.bench.ablation.runs import Outcome, Point, outcome_path, read_outcome, train_variant
 from ops.bench.ablation.summary import compared, figures, holm, sign_flip_p, t_p_value, t_quantile
 from ops.bench.ablation.tables import TABLES, Table, Variant
-from ops.bench.ablation.window_ends import WindowEnds
 from ops.demo.task import Split, write_file
 from pipeline.config.load import load_config
 from protocol.errors import DataError
@@ -37,13 +32,13 @@ def outcome(variant: str, seed: int, accuracies: list[float], seconds: float, *,
         overrides=(),
         curve=points,
         train_s=len(points) * seconds,
-        phases_s={"wait": 1.0, "logprob": 0.0, "step": 1.0, "publish": 0.0, "decode": 2.0},
-        decode_steps=10,
         sampled_tokens=400,
-        prefill_tokens=50,
         trained_tokens=300,
-        staleness_mean=1.0,
         entropy_last=0.2,
+        clip_fraction=0.0,
+        explained_variance=(),
+        value_steps=0,
+        commit="",
     )
 
 
@@ -60,70 +55,7 @@ def test_rows_of_a_table_share_batch_and_task(table: Table) -> None:
     assert len({c.algorithm.groups_per_update * c.algorithm.group_size for c in configs}) == 1
     assert len({c.run.num_updates for c in configs}) == 1
     assert len({c.generation.max_response_tokens for c in configs}) == 1
-    assert len({(c.learner.learning_rate, c.emulation) for c in configs}) == 1
-    if not table.is_timed:
-        assert len({c.generation.num_slots for c in configs}) == 1
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=str)
-def test_no_two_rows_of_a_table_compute_the_same(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    check_distinct(table)
-
-
-def test_the_four_rows_of_a_table_of_factors_differ_in_the_two_settings_alone() -> None:
-    table = TABLES["tppo-vs-ppo"]
-    dumps = [load_config([ROOT / v.config], v.overrides).model_dump() for v in table.variants]
-    found = {(one["generation"].pop("window_tokens"), one["staleness"].pop("eta")) for one in dumps}
-    assert len(found) == 4 and len({window for window, _ in found}) == 2
-    assert {lag for _, lag in found} == {0, 2}
-    assert all(one == dumps[0] for one in dumps)
-    assert dumps[0]["algorithm"]["positive_nll_coefficient"] == 0.0
-
-
-def test_rows_that_differ_in_staleness_alone_differ_where_fleets_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    table = TABLES["tppo-vs-ppo"]
-    with pytest.raises(DataError, match="'whole responses, synchronous' and 'whole responses, asynchronous'"):
-        check_distinct(replace(table, is_timed=False))
-    row = table.variants[0]
-    ahead = [effect_of(load_config([ROOT / v.config], v.overrides), by_fleet=True).admitted for v in table.variants]
-    batch = load_config([ROOT / row.config], row.overrides).algorithm.groups_per_update
-    assert ahead == [batch, batch, 3 * batch, 3 * batch]
-
-
-@pytest.mark.parametrize(
-    ("setting", "changed"),
-    [
-        ("algorithm.clip_high=0.4", ["gradient"]),
-        ("algorithm.dual_clip=1.1", ["gradient"]),
-        ("algorithm.num_minibatches=2", ["gradient"]),
-        # no weight is above the cap of tis
-        ("algorithm.importance=decoupled", []),
-        ("reward.overlong=filter", ["gradient", "targets"]),
-        ("value.gae_lambda=0.9", ["targets"]),
-        ("value.pretrain_steps=0", ["critic_start"]),
-        ("value.path=elsewhere", ["critic_start"]),
-        ("learner.threads=2", []),
-    ],
-)
-def test_what_differs_in_effect_is_told_from_what_differs_in_a_setting_only(setting: str, changed: list[str]) -> None:
-    vapo = (
-        ROOT / "configs" / "vapo.toml",
-        ("generation.max_response_tokens=48", "algorithm.adaptive_lambda_floor=0.0"),
-    )
-    plain, other = (effect_of(load_config([vapo[0]], [*vapo[1], *more])) for more in ((), (setting,)))
-    assert other.differs_from(plain) == changed
-
-
-def test_a_table_with_a_row_that_changes_nothing_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    table = TABLES["vapo-leave-one-out"]
-    floor = ("algorithm.adaptive_lambda_floor=0.95", "generation.max_response_tokens=48")
-    constant = (*floor, "algorithm.adaptive_lambda_alpha=0.0", "algorithm.gae_lambda=0.95")
-    rows = tuple(Variant(name, Path("configs/vapo.toml"), of) for name, of in (("whole", floor), ("less", constant)))
-    with pytest.raises(DataError, match="'whole' and 'less' compute the same"):
-        check_distinct(replace(table, variants=rows))
+    assert len({(c.learner.learning_rate, c.generation.num_slots) for c in configs}) == 1
 
 
 def test_a_row_is_trained_in_one_process_and_kept_with_what_each_version_had_cost(tmp_path: Path) -> None:
@@ -132,89 +64,13 @@ def test_a_row_is_trained_in_one_process_and_kept_with_what_each_version_had_cos
     files = [f'data.train=["{tmp_path / "train.jsonl"}"]', f'data.evaluation=["{tmp_path / "heldout.jsonl"}"]']
     small = (f"model.path={ROOT / 'ops' / 'demo' / 'tiny_model'}", "algorithm.groups_per_update=4", "run.num_updates=4")
     row = Variant("small", ROOT / "configs" / "demo.toml", small)
-    made = carry_out_here(row, 3, tmp_path / "kept", files, every=2)
+    made = train_variant(row, 3, tmp_path / "kept", files, every=2)
     assert [point.update for point in made.curve] == [2, 4] and made.trained_tokens > 0
     first, last = made.curve
     assert made.trained_tokens <= last.tokens == made.sampled_tokens, "dropped groups were sampled too"
     assert first.tokens < last.tokens and first.responses < last.responses
     assert last.responses >= 4 * 4 * 8
     assert read_outcome(outcome_path(tmp_path / "kept", row, 3)) == made
-
-
-def test_an_accuracy_is_reached_when_three_versions_in_a_row_have_it_on_average() -> None:
-    lucky = outcome("a", 0, [0.5, 0.95, 0.5, 0.8, 0.8, 0.8], 2.0)
-    assert lucky.reached(0.8) == lucky.curve[5] and lucky.curve[5].at_s == 12.0
-    assert lucky.reached(0.65) == lucky.curve[2]
-    assert lucky.reached(0.9) is None
-
-
-FOUR = TABLES["tppo-vs-ppo"]
-SLOW, FAST, *_ = (variant.name for variant in FOUR.variants)
-HIGH = FOUR.targets[-1]
-
-
-def rising(to: float) -> list[float]:
-    """Return a curve whose last three versions have an accuracy."""
-    return [0.1, 0.2, to, to, to]
-
-
-def test_the_page_tells_the_ratio_of_the_same_seed() -> None:
-    made = [outcome(SLOW, 0, rising(HIGH), 6.0), outcome(FAST, 0, rising(HIGH), 2.0)]
-    made += [outcome(SLOW, 1, rising(HIGH), 8.0), outcome(FAST, 1, rising(HIGH), 2.0)]
-    page = as_markdown(FOUR, made, "the command")
-    assert "**3.50** (3.00, 4.00)" in page
-    assert "the command" in page
-
-
-def test_a_side_that_never_reaches_an_accuracy_bounds_the_ratio() -> None:
-    names = [(name, seed) for name in (SLOW, FAST) for seed in (0, 1)]
-    made = [outcome(name, seed, rising(HIGH), 6.0 if name == SLOW else 2.0) for name, seed in names]
-    low = [0.0] * 5
-    bound = as_markdown(FOUR, [*made, outcome(SLOW, 2, low, 8.0), outcome(FAST, 2, rising(HIGH), 2.0)], "")
-    assert "**3.00** (3.00, 3.00, ≥ 4.00)" in bound and "30.0 s (5); 2 of 3 reach it" in bound
-    lost = as_markdown(FOUR, [*made, outcome(SLOW, 2, rising(HIGH), 6.0), outcome(FAST, 2, low, 2.0)], "")
-    assert "**3.00** (3.00, 3.00, never)" in lost
-
-
-def test_each_factors_effect_is_over_both_levels_of_the_other_and_the_rest_is_together() -> None:
-    """Windows take 10 points, asynchrony gives 4, and both at once take 6 more."""
-    ends = [0.5, 0.4, 0.57, 0.41]
-    made = [
-        outcome(v.name, seed, [end + 0.01 * seed] * 3, 1.0)
-        for v, end in zip(FOUR.variants, ends, strict=True)
-        for seed in (0, 1)
-    ]
-    lines = as_markdown(FOUR, made, "").splitlines()
-    rows = [next(line for line in lines if line.startswith(f"| {name} | 2 |")) for name in (*FOUR.factors, "together")]
-    # (-10 - 16) / 2, (7 + 1) / 2, -16 + 10
-    assert [row.split(" | ")[2].split("±")[0].strip(" *") for row in rows] == ["-13.0", "+4.0", "-6.0"]
-
-
-def test_the_difference_on_each_kind_of_prompt_has_its_own_column() -> None:
-    made = [outcome(name, seed, rising(to), 1.0) for name, to in ((SLOW, 0.5), (FAST, 0.7)) for seed in (0, 1)]
-    table = [line.split(" | ") for line in as_markdown(FOUR, made, "").splitlines() if " | " in line]
-    header = next(row for row in table if "seeds" in row and "entropy" in row)
-    row = next(row for row in table if row[0] == f"| {FAST}" and row[1] == "2")
-    # half of all prompts' accuracy, by the helper
-    assert row[header.index("long: difference at the end")].strip("*").startswith("+10.0")
-
-
-def test_the_page_says_what_the_critic_knew_before_and_at_the_window_ends_of_each_row() -> None:
-    ends = WindowEnds(0.62, 300, 14.0, 151.0, 900)
-    made = [replace(outcome(SLOW, 0, rising(HIGH), 1.0), window_ends=ends)]
-    # a seed in which no long response was finished says nothing of the critic
-    made.append(replace(outcome(SLOW, 1, rising(HIGH), 1.0), window_ends=WindowEnds(0.0, 0, 14.0, 151.0, 900)))
-    raw = {"critic_at_start": asdict(WindowEnds(0.55, 80, 14.0, 140.0, 256))}
-    page = " ".join(as_markdown(FOUR, made, "", kept=raw).split())
-    assert "explained 0.55 of the variance of returns at 80 window ends of 256 fresh responses" in page
-    assert "(p50 14 tokens, p99 140: 10.0 times)" in page
-    assert f"| {SLOW} | 0.62 (0.62 to 0.62), no end in 1 of 2 seeds | 150 | 14 | 151 | 10.8 |" in page
-
-
-def test_a_fleets_row_is_refused_when_its_critic_explains_too_little(tmp_path: Path) -> None:
-    (tmp_path / "critic-at-start.json").write_text(json.dumps(asdict(WindowEnds(0.39, 80, 14.0, 140.0, 256))))
-    with pytest.raises(DataError, match=r"explains 0\.39 .* expected 0\.4 at least"):
-        critic_at_start(FOUR, tmp_path, ())
 
 
 LEARNING = TABLES["dapo-leave-one-out"]
@@ -262,11 +118,13 @@ def test_a_table_that_was_not_trained_says_so() -> None:
     assert "No row of this table has been trained yet" in as_markdown(LEARNING, [], "the command")
 
 
-def test_the_curves_are_drawn_for_every_row_that_was_run_and_the_same_again() -> None:
-    made = two_rows(tokens_of_less=33)
-    drawn = as_svg(LEARNING, made)
-    assert drawn == as_svg(LEARNING, made)
-    assert f"<!-- {WHOLE} -->" in drawn and f"<!-- {LESS} -->" in drawn and "naive GRPO" not in drawn
+def test_the_difference_on_each_kind_of_prompt_has_its_own_column() -> None:
+    made = [outcome(name, seed, [to] * 3, 1.0) for name, to in ((WHOLE, 0.5), (LESS, 0.7)) for seed in (0, 1)]
+    table = [line.split(" | ") for line in as_markdown(LEARNING, made, "").splitlines() if " | " in line]
+    header = next(row for row in table if "updates" in row)
+    row = next(row for row in table if row[0] == f"| {LESS}" and row[1] == "2")
+    # half of all prompts' accuracy, by the helper
+    assert row[header.index("long: difference at the end")].strip("*").startswith("+10.0")
 
 
 def test_the_interval_is_students() -> None:
@@ -323,28 +181,9 @@ def test_a_difference_that_separates_alone_does_not_beside_another_that_fails() 
     assert alone.separates and not together.separates
 
 
-@pytest.mark.parametrize("name", ["dapo-leave-one-out", "vapo-leave-one-out", "tppo-windows", "tppo-vs-ppo"])
-def test_a_page_is_what_its_raw_data_say(name: str, tmp_path: Path) -> None:
-    results = ROOT / "ops" / "results"
-    (tmp_path / f"{name}.json").write_bytes((results / f"{name}.json").read_bytes())
-    render(name, tmp_path)
-    assert (tmp_path / f"{name}.md").read_text() == (results / f"{name}.md").read_text()
-
-
-def test_a_page_without_raw_data_cannot_be_written_again(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"tppo-vs-ppo.json holds no raw data of tppo-vs-ppo"):
-        render("tppo-vs-ppo", tmp_path)
-
-
-def test_a_page_says_first_how_its_rows_were_made_by_what_their_data_hold() -> None:
-    table = TABLES["vapo-leave-one-out"]
-    here = replace(outcome("VAPO", 0, [0.5, 0.6], 1.0), phases_s={}, staleness_mean=0.0, commit="abc")
-    here = replace(here, explained_variance=(0.1, 0.25), value_steps=26)
-    page = as_markdown(table, [here], "the command")
-    first = " ".join(page.split("\n\n")[1].split())
-    assert "in one process, synchronously" in first and "`the command`" in first and "`abc`" in first
-    assert "| VAPO | one process, synchronous | 0.00 | 26 | 0.25 |" in page and "headrace up" not in page
-    fleet = as_markdown(TABLES["tppo-vs-ppo"], [outcome(v.name, 0, [0.5] * 3, 1.0) for v in
-                                                TABLES["tppo-vs-ppo"].variants[:2]], "it")  # fmt: skip
-    assert "by fleets on one machine" in fleet and "Commit of the code: not recorded." in fleet
-    assert "fleet, asynchronous | 1.00 | not recorded | not recorded |" in fleet
+def test_the_page_has_the_commit_of_its_rows_and_what_the_critic_explained() -> None:
+    row = replace(outcome("VAPO", 0, [0.5, 0.6], 1.0), commit="abc", explained_variance=(0.1, 0.25), value_steps=26)
+    page = as_markdown(TABLES["vapo-leave-one-out"], [row], "the command")
+    assert "the command" in page and "Commit of the code: `abc`." in page
+    assert "| VAPO | 26 | 0.25 |" in page
+    assert "## The critic" not in as_markdown(LEARNING, [outcome(WHOLE, 0, [0.5], 1.0)], "the command")

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from ops.bench.ablation import start_models
-from ops.bench.ablation.long_chains import EVEN, TAILED, Chain, Kind, Mix, draw, generate, write_file
+from ops.bench.ablation.long_chains import Chain, Kind, draw, generate, write_file
 from ops.demo.task import Split
 from pipeline.preflight.value_model import ValueSource, value_source
 from pipeline.rewards.arithmetic import last_number
@@ -55,12 +55,12 @@ def test_train_and_held_out_share_no_prompt_and_both_kinds_come_in_turn(tmp_path
     assert rows[0]["prompt"] == next(generate(Split.HELD_OUT, 1, 0)).prompt
 
 
-@pytest.mark.parametrize(("policy", "mix"), [(start_models.POLICY, EVEN), (start_models.TAILED_POLICY, TAILED)])
-def test_a_policy_is_a_language_model_of_the_tasks_alphabet_under_a_megabyte(policy: Path, mix: Mix) -> None:
+def test_the_policy_is_a_language_model_of_the_tasks_alphabet_under_a_megabyte() -> None:
+    policy = start_models.POLICY
     assert value_source(policy) is ValueSource.BACKBONE
     assert sum(path.stat().st_size for path in policy.iterdir()) < 1_000_000
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    chain = next(generate(Split.TRAIN, 1, 0, mix))
+    chain = next(generate(Split.TRAIN, 1, 0))
     assert tokenizer.decode(tokenizer.encode(chain.prompt + chain.respond())) == chain.prompt + chain.respond()
 
 
@@ -77,23 +77,3 @@ def test_the_reward_model_has_a_head_of_its_own_and_is_made_once(tmp_path: Path)
 def test_a_policy_is_made_from_the_demos_start_model_and_demonstrations(tmp_path: Path) -> None:
     start_models.make_policy(tmp_path, ((0.5, 2),), seed=0)
     assert value_source(tmp_path) is ValueSource.BACKBONE
-
-
-def test_the_tailed_policy_goes_on_from_the_policy(tmp_path: Path) -> None:
-    start_models.make_tailed_policy(tmp_path, ((False, 1, 1e-3), (True, 1, 1e-3)), seed=0)
-    assert value_source(tmp_path) is ValueSource.BACKBONE
-
-
-def test_in_the_tailed_mix_a_response_begins_with_its_way_and_long_chains_are_right_to_turn_back() -> None:
-    short = Chain(Kind.SHORT, 2, (4, 3), laps=0, is_marked=True)
-    assert (short.respond(), short.respond(random.Random(0), 1.0)) == ("+a2b8c5~=5", "-a2b2c1~=1")
-    long = Chain(Kind.LONG, 7, (5,), laps=1, is_marked=True)
-    laps = f"1{string.ascii_lowercase}", f"1{string.ascii_uppercase}"
-    assert (long.respond(), long.respond(random.Random(0), 1.0)) == (f"-a7b6~{laps[0]}=6", f"+a7b2~{laps[1]}=2")
-    assert (long.answer, short.answer) == ("6", "5")
-
-
-def test_one_chain_in_five_of_the_tailed_mix_is_eight_times_as_long_as_the_median_or_more_and_fits() -> None:
-    lengths = sorted(len(chain.respond()) + 1 for chain in generate(Split.TRAIN, 400, 0, TAILED))
-    median, tail = lengths[200], lengths[395]
-    assert tail / median >= 8 and lengths[-1] <= 160 and lengths[319] < 40 < lengths[320]
