@@ -294,15 +294,14 @@ async def test_a_slow_judgement_holds_up_no_other_and_its_response_is_not_handed
             await bench.finished("wrong", "3", verifier="arithmetic")
             await clock.advance(6.0)
             assert await bench.worker.serve(0.0) == 4
-            await until(lambda: ctx.counters.get("scored") == 3)
+            await until(lambda: ctx.counters.get("scored") == 3 and ctx.held == 1)
             assert await bench.worker.serve(0.0) == 0
             assert (ctx.held, ctx.worker_state.detail) == (1, "1 responses in flight")
             for _ in range(5):
                 await clock.advance(4.0)
                 assert await ctx.ledger.overdue(ctx.who, Field.REWARD, max_chunks=9) == [], "its deadline moves on"
             gate.set()
-            await until(lambda: ctx.counters.get("scored") == 4)
-            assert ctx.held == 0
+            await until(lambda: ctx.counters.get("scored") == 4 and ctx.held == 0)
             assert len(server.requests) == 2
 
 
