@@ -44,7 +44,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-web test-sinks vllm ray trl static types check format drill bench fuzz soak soak-faults mutants docs clean
+.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-web test-sinks vllm ray trl static types check format drill bench fuzz soak mutants docs clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -264,8 +264,8 @@ format: $(VENV)/.dev ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-drill: $(VENV)/.dev ## fault drills: kill, freeze, cut and corrupt real fleets, and check what must hold (SEED=0; RUNS=20, JOBS=2)
-	$(BIN)/python -m ops.drill --seed $(SEED) --runs $(RUNS) --jobs $(JOBS)
+drill: $(VENV)/.dev ## fault drills: kill, freeze, cut and corrupt real fleets, and check what must hold (SEED=0; RUNS=20, JOBS=2; RUNS=1 MINUTES=30 for one long drill)
+	$(BIN)/python -m ops.drill --seed $(SEED) --runs $(RUNS) --jobs $(JOBS) $(if $(MINUTES),--minutes $(MINUTES))
 
 bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and spread
 	$(BIN)/python -m ops.bench.codec --json bench-results/codec.json
@@ -281,10 +281,6 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 
 soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with crashes, compared (CHUNKS=1000000, SEED=0; takes a while)
 	$(BIN)/python -m ops.soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
-
-MINUTES ?= 30
-soak-faults: $(VENV)/.dev ## one real fleet under faults of all kinds, two a minute: the rate that it keeps, and what must hold (MINUTES=30, SEED=0)
-	$(BIN)/python -m ops.drill.soak --minutes $(MINUTES) --seed $(SEED) --json bench-results/soak-faults.json
 
 FUZZ_S ?= 600
 fuzz: $(VENV)/.dev ## hostile bytes for decoder, mailboxes, peek and score, ten minutes each (FUZZ_S=600); installs atheris into .venv

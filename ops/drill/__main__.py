@@ -4,7 +4,8 @@
 drill with a violation is kept. *Waits for* the drills. ``ops.drill`` explains a drill.
 
     python -m ops.drill --seed 7             # one drill again
-    python -m ops.drill --runs 200 --jobs 2  # seeds 0 to 199"""
+    python -m ops.drill --runs 200 --jobs 2  # seeds 0 to 199
+    python -m ops.drill --minutes 30         # one long drill: two faults a minute, the kinds in turn"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from ops.drill.check import Violation
 from ops.drill.fleet import ROOT
 from ops.drill.one import PATIENCE_S, Outcome, drill
-from ops.drill.schedule import FaultKind, plan
+from ops.drill.schedule import FaultKind, long_plan, plan
 from ops.drill.truth import NAMING_S, TRUTHS
 from ops.ending import exit_code
 from pipeline.process.progress_bar import progress
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", metavar="KIND", help=f"kinds of fault: {', '.join(FaultKind)}")
     parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of each drill's fleet")
+    parser.add_argument("--minutes", type=float, help="make each drill so long, with two faults a minute of all kinds")
     parser.add_argument("--keep", action="store_true", help="keep the folders of sound drills too")
     parser.add_argument("--json", type=Path, help="append each outcome to this file, one JSON object a line")
     options = parser.parse_args(arguments)
@@ -74,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.Namespace) -> Iterator[Outcome]:
     def one(seed: int) -> Outcome:
-        schedule, folder = plan(seed, kinds), folder_of(seed)
+        schedule = long_plan(seed, options.minutes) if options.minutes else plan(seed, kinds)
+        folder = folder_of(seed)
         try:
             return drill(
                 schedule,

@@ -49,8 +49,6 @@ FLEET_HOST, GUEST_HOST = "fleet", "guest"
 """Where the supervisor, its workers and the ledger are, and where one more generator is."""
 _STATE_S = 3.0
 _TIGHT_S = 0.001
-_DISK_BYTES = {"checkpoints": 8 << 20, "ledger": 96 << 20}
-"""By the folder under the run's that it lies at."""
 _GUEST_S = 30.0
 _END_S = 60.0
 _TIDY_S = 3.0
@@ -84,20 +82,17 @@ class Site:
     """Folders of the run that lie on a small disk of their own."""
     nowhere: dict[str, str] = field(default_factory=dict[str, str])
     """Workers that are registered under an address that leads nowhere."""
-    asks: bool = True
-    """Whether ``headrace why`` must name each cause of ``ASKED``. It takes processor time, and a
-    stopped run is resumed after its answer."""
     namings: list[Naming] = field(default_factory=list[Naming])
     events: list[Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 @contextmanager
-def small_disk(folder: Path, num_bytes: int | None = None) -> Iterator[bool]:
-    """Mount a small disk at ``folder`` for a while, where that is allowed; files that were written
-    there stay there. ``num_bytes``: its size; None: enough for a drill."""
+def small_disk(folder: Path, num_bytes: int) -> Iterator[bool]:
+    """Mount a small disk at ``folder`` for a while, where that is permitted; yields whether it is.
+    Files that were written there stay there."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    options = f"size={num_bytes or _DISK_BYTES[folder.name]},mode=0700"
+    options = f"size={num_bytes},mode=0700"
     is_mounted = os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
     try:
         yield is_mounted
@@ -136,7 +131,7 @@ class Striking:
         """What is looked at while the fault is still on."""
         self._begin()
         self._begun_s = time.monotonic()
-        if site.asks and fault.kind in ASKED and self._undo:
+        if fault.kind in ASKED and self._undo:
             self._asking = Asking(fault.kind, Struck(self.target, self.folder), self._why)
 
     @property
@@ -440,8 +435,6 @@ class Striking:
         look_for_leftovers(self._site, f"{Ending.HANGUP} and `headrace why`")
 
     def _ask(self) -> None:
-        if not self._site.asks:
-            return
         self._site.namings.append(ask_until_named(self.fault.kind, Struck(), self._why))
 
     # -- the ledger's server -----------------------------------------------------------------------

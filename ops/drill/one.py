@@ -18,7 +18,7 @@ from ops.drill.faults import FLEET_HOST, GUEST_HOST, Site, Striking, interpose, 
 from ops.drill.fleet import RUN, DrillFleet, each_turn
 from ops.drill.record import read_events
 from ops.drill.relay import Relays
-from ops.drill.schedule import STARTS, WIRE, FaultKind, Plan, PlannedFault
+from ops.drill.schedule import LONG_STEP_S, STARTS, WIRE, FaultKind, Plan, PlannedFault
 from ops.drill.small_memory import small_memory
 from ops.drill.truth import Naming
 from ops.drill.witness import Witness
@@ -32,7 +32,11 @@ every 0.2 s."""
 _LAST_UPDATES = 2
 _LONGEST_S = 120.0
 """No fault lasts longer."""
-_DISKS = {FaultKind.DISK_FULL: "checkpoints", FaultKind.DISK_FULL_LEDGER: "ledger"}
+_DISKS = {FaultKind.DISK_FULL: ("checkpoints", 8 << 20), FaultKind.DISK_FULL_LEDGER: ("ledger", 96 << 20)}
+"""Folder under the run's, and bytes of its small disk."""
+_LONG_DISK_FACTOR = 4
+_LONG_SETTINGS = (f"emulation.step_s={LONG_STEP_S}", "checkpoint.every_updates=10", "observer.enabled=true")
+"""Over ``configs/drill.toml``, in a long drill."""
 _MEMORY_BYTES = (128 << 10, 1 << 20)
 """Of a small ``/dev/shm``: room for one version of the weights, or for some and a few rings."""
 _OWN_SETTINGS = {
@@ -127,13 +131,14 @@ def drill(
     started = time.monotonic()
     kinds = tuple(str(kind) for kind in plan.kinds)
     outcome = Outcome(plan.seed, plan.algorithm, kinds)
-    step_s = load_config([Path("configs/drill.toml")]).emulation.step_s
+    step_s = LONG_STEP_S if plan.is_long else load_config([Path("configs/drill.toml")]).emulation.step_s
     settings = [
         f"run.num_updates={plan.num_updates(step_s)}",
         f"run.seed={plan.seed}",
         f"algorithm.name={plan.algorithm}",
         f"fleet.reward={plan.num_rewards}",
         f"algorithm.dynamic_sampling={'true' if plan.algorithm == 'dapo' else 'false'}",
+        *(_LONG_SETTINGS if plan.is_long else ()),
         *(_LOCAL if engine == "local" else ()),
         *(setting for kind, own in _OWN_SETTINGS.items() if kind in plan.kinds for setting in own),
         *changes,
@@ -149,8 +154,11 @@ def drill(
         # before the namespace of a small memory, which would not see what is mounted later
         disks = {
             name
-            for kind, name in _DISKS.items()
-            if kind in plan.kinds and stack.enter_context(small_disk(folder / RUN / name))
+            for kind, (name, num_bytes) in _DISKS.items()
+            if kind in plan.kinds
+            and stack.enter_context(
+                small_disk(folder / RUN / name, num_bytes * (_LONG_DISK_FACTOR if plan.is_long else 1))
+            )
         }
         memory = None
         if FaultKind.TINY_MEMORY in plan.kinds:
@@ -226,7 +234,10 @@ def _carry_out(plan: Plan, site: Site, outcome: Outcome, patience_s: float) -> N
         if not _recovers([fault], site, outcome, watch):
             return
     for number, faults in enumerate(rounds):
-        if not watch.updates(2):
+        if plan.is_long:
+            # the server would write its file anew, which is the run's history; a new server needs this again
+            fleet.ledger("CONFIG", "SET", "auto-aof-rewrite-percentage", "0")
+        if not watch.updates(plan.gap_updates):
             site.events.append(Stalled(f"no update for {patience_s:g} s before round {number} of the faults"))
             return
         if fleet.is_over():

@@ -1,9 +1,9 @@
-"""Faults inside a worker's process, by a drill's orders: what no signal and no cut wire can do.
+"""Faults inside a worker's process that no signal and no cut wire can make, such as a hung main loop.
 
 A worker's orders are one JSON file in a folder. Its process reads the file again when it changes,
-and behaves by it at the places below until the file is gone. The product has no such places. They
-are put around its functions as their modules are imported (``ops/drill/shim``). Without an order
-each place is the function itself."""
+and follows it until the file is removed. The product itself knows no orders: its functions are
+patched as their modules are imported (``ops/drill/shim``), and without an order a patched function
+only calls the original."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ from typing import Any, Final
 
 FOLDER: Final = "HEADRACE_DRILL_ORDERS"
 """Environment variable with the folder."""
-_LOOK_EVERY_S: Final = 0.02
+_RELOAD_EVERY_S: Final = 0.02
 _POLL_S: Final = 0.02
-_LONG_TAIL: Final = 10
-"""One in so many responses is longer, under the order ``tail``."""
 
 
 def write_orders(folder: Path, worker: str, orders: Mapping[str, Any]) -> None:
-    """Give a worker these orders in place of its earlier ones; none: it is healthy again."""
+    """Replace a worker's orders; without any it is healthy again."""
     path = folder / f"{worker}.json"
     if not orders:
         path.unlink(missing_ok=True)
@@ -42,7 +40,7 @@ def write_orders(folder: Path, worker: str, orders: Mapping[str, Any]) -> None:
 
 
 class OrderReader:
-    """The orders of this process's worker, as they are now."""
+    """Reads the current orders of this process's worker."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
@@ -55,11 +53,11 @@ class OrderReader:
         """Return an order's value; None without that order."""
         now_s = self._clock()
         if now_s >= self._next_s:
-            self._next_s = now_s + _LOOK_EVERY_S
-            self._look()
+            self._next_s = now_s + _RELOAD_EVERY_S
+            self._reload()
         return self._orders.get(name)
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         worker = own_name(sys.argv)
         if worker is None:
             return
@@ -80,62 +78,34 @@ def own_name(arguments: Sequence[str]) -> str | None:
     return arguments[list(arguments).index("--name") + 1]
 
 
-# -- the places ------------------------------------------------------------------------------------
+# -- patches -------------------------------------------------------------------------------------
 
 
-def _context(module: Any, orders: OrderReader) -> None:
-    """``hang``: the main loop stands still; heartbeats go on. ``leak``: so many MB a second are
-    allocated and kept. ``raise``: a task beside the main loop raises, in a process that was there
-    at that monotonic time."""
-    of, kept, state = module.ActorContext, list[bytes](), {"at_s": 0.0, "begun_s": 0.0, "raised_s": 0.0}
+def _patch_context(module: Any, orders: OrderReader) -> None:
+    """``hang``: the main loop stops, while heartbeats continue. ``leak``: allocates so many MB a second
+    and keeps them."""
+    of, kept, last_s = module.ActorContext, list[bytes](), 0.0
     original = of.waiting_for
 
-    async def fails() -> None:
-        raise RuntimeError("the drill orders this task to fail")
-
     def waiting_for(self: Any, *arguments: Any, **words: Any) -> None:
+        nonlocal last_s
         original(self, *arguments, **words)
         now_s = time.monotonic()
-        state["begun_s"] = state["begun_s"] or now_s
-        raise_s = float(orders.get("raise") or 0.0)
-        if raise_s > max(state["begun_s"], state["raised_s"]):
-            state["raised_s"] = raise_s
-            self.spawn("drill", fails())
         rate = orders.get("leak")
         if rate:
             # not zeros, whose pages would be shared
-            kept.append(b"\1" * int(rate * 1e6 * min(1.0, now_s - (state["at_s"] or now_s))))
-        state["at_s"] = now_s if rate else 0.0
+            kept.append(b"\1" * int(rate * 1e6 * min(1.0, now_s - (last_s or now_s))))
+        last_s = now_s if rate else 0.0
         while orders.get("hang"):
             time.sleep(_POLL_S)
 
     of.waiting_for = waiting_for
 
 
-def _pace(module: Any, orders: OrderReader) -> None:
-    """``slow``: emulated work takes so many times as long. ``stuck``: a computation never ends."""
-    original = module.Pace.spend
-
-    def spend(self: Any, seconds: float) -> None:
-        while orders.get("stuck"):
-            time.sleep(_POLL_S)
-        original(self, seconds * float(orders.get("slow") or 1.0))
-
-    module.Pace.spend = spend
-
-
-def _generation(module: Any, orders: OrderReader) -> None:
-    """``dead``: the engine reports success, and samples nothing. ``garbage``: its tokens are
-    random. ``load``: new weights are not in the engine while the order lasts."""
+def _patch_generation(module: Any, orders: OrderReader) -> None:
+    """``garbage``: sampled tokens are random."""
     of = module.EmulatedEngine
-    advance, window, load = of.advance, of._window, of.load_weights
-    rng = random.Random(0)
-
-    def dead_advance(self: Any, max_steps: int) -> Any:
-        if orders.get("dead"):
-            time.sleep(_POLL_S)
-            return []
-        return advance(self, max_steps)
+    window, rng = of._window, random.Random(0)
 
     def garbage_window(self: Any, slot: Any, reason: Any) -> Any:
         found = window(self, slot, reason)
@@ -146,29 +116,12 @@ def _generation(module: Any, orders: OrderReader) -> None:
         tokens[:-1] = [words[rng.randrange(words.size)] for _ in range(tokens.size - 1)]
         return replace(found, tokens=tokens)
 
-    def slow_load(self: Any, tensors: Any, policy_version: int) -> None:
-        while orders.get("load"):
-            time.sleep(_POLL_S)
-        load(self, tensors, policy_version)
-
-    of.advance, of._window, of.load_weights = dead_advance, garbage_window, slow_load
+    of._window = garbage_window
 
 
-def _law(module: Any, orders: OrderReader) -> None:
-    """``tail``: one response in ten is so many times as long. ``long``: all are."""
-    original = module.LengthLaw.draw
-
-    def draw(self: Any, seed: int, trajectory: Any) -> int:
-        length = original(self, seed, trajectory)
-        is_long = random.Random(str(trajectory)).randrange(_LONG_TAIL) == 0
-        return int(length * float((orders.get("tail") if is_long else None) or orders.get("long") or 1.0))
-
-    module.LengthLaw.draw = draw
-
-
-def _training(module: Any, orders: OrderReader) -> None:
-    """``nan``: the loss on one batch in so many is no number, however often the step is made. It is
-    refused as the real one is."""
+def _patch_training(module: Any, orders: OrderReader) -> None:
+    """``nan``: the loss on one batch in so many is not finite, each time the step is made. It is
+    refused as in a real backend."""
     original, steps, bad = module.EmulatedTraining.step, count(), set[tuple[str, ...]]()
 
     def step(self: Any, samples: Any, objective: Any, *limits: Any) -> Any:
@@ -184,93 +137,41 @@ def _training(module: Any, orders: OrderReader) -> None:
     module.EmulatedTraining.step = step
 
 
-def _weight_receiver(module: Any, orders: OrderReader) -> None:
-    """``stale``: no announcement is seen."""
+def _patch_weight_receiver(module: Any, orders: OrderReader) -> None:
+    """``stale``: announcements of weights are not read."""
     look = module.WeightReceiver.look
 
     async def deaf_look(self: Any) -> None:
         if orders.get("stale"):
-            # without it the next wait would end at once, for ever, and the main loop would stand
+            # still set, it would end each next wait at once, and the main loop would spin
             self._announced.clear()
         else:
             await look(self)
 
     module.WeightReceiver.look = deaf_look
-    _digest(module, orders)
 
 
-def _digest(module: Any, orders: OrderReader) -> None:
-    """``damage``: the bytes of a version are not those that were published, by whatever way they
-    came."""
-    digest = module.digest_buffer
-
-    def wrong_digest(data: Any) -> Any:
-        found = digest(data)
-        return f"{found[:-4]}dead" if orders.get("damage") else found
-
-    module.digest_buffer = wrong_digest
-
-
-def _links(module: Any, orders: OrderReader) -> None:
-    """``corrupt``: a byte is changed in half of the messages to this worker."""
-    original, rng = module.ZmqSender.__init__, random.Random(0)
-
-    class Corrupting:
-        def __init__(self, socket: Any, endpoint: str) -> None:
-            self._socket, self._endpoint = socket, endpoint
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._socket, name)
-
-        def put(self, frames: Any) -> Any:
-            receiver = orders.get("corrupt")
-            if receiver and f"/{receiver}." in self._endpoint and rng.random() < 0.5:
-                frames = flipped(frames, rng)
-            return self._socket.put(frames)
-
-    def make(self: Any, socket: Any, endpoint: str, *arguments: Any, **words: Any) -> None:
-        original(self, Corrupting(socket, endpoint), endpoint, *arguments, **words)
-
-    module.ZmqSender.__init__ = make
-
-
-def flipped(frames: Sequence[Any], rng: random.Random) -> list[bytes]:
-    """Return a message with one byte of its largest frame changed."""
-    changed = [bytes(frame) for frame in frames]
-    largest = max(range(len(changed)), key=lambda at: len(changed[at]))
-    body = bytearray(changed[largest])
-    if body:
-        body[rng.randrange(len(body))] ^= 1 + rng.randrange(255)
-    changed[largest] = bytes(body)
-    return changed
-
-
-PLACES: Final[Mapping[str, Callable[[Any, OrderReader], None]]] = {
-    "pipeline.runtime.context": _context,
-    "workers.engines.emulated.pace": _pace,
-    "workers.engines.emulated.generation": _generation,
-    "workers.engines.emulated.law": _law,
-    "workers.engines.emulated.training": _training,
-    "workers.generator.weight_receiver": _weight_receiver,
-    "workers.generator.host_weights": _digest,
-    "pipeline.weights.host_fetch": _digest,
-    "protocol.zeromq.links": _links,
+PATCHES: Final[Mapping[str, Callable[[Any, OrderReader], None]]] = {
+    "pipeline.runtime.context": _patch_context,
+    "workers.engines.emulated.generation": _patch_generation,
+    "workers.engines.emulated.training": _patch_training,
+    "workers.generator.weight_receiver": _patch_weight_receiver,
 }
 """Modules whose functions orders change."""
 
 
-def _clock(orders: OrderReader) -> None:
+def _patch_clock(orders: OrderReader) -> None:
     """``clock``: the wall clock of this process is so many seconds ahead."""
-    others = time.time
+    original = time.time
 
     def moved() -> float:
-        return others() + float(orders.get("clock") or 0.0)
+        return original() + float(orders.get("clock") or 0.0)
 
     time.time = moved
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of ``PLACES`` where they are, and changes them once they are loaded."""
+    """Patches the modules of ``PATCHES`` once they are loaded."""
 
     def __init__(self, orders: OrderReader) -> None:
         self._orders = orders
@@ -278,28 +179,27 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        place = PLACES.get(fullname)
-        spec = None if place is None else PathFinder.find_spec(fullname, path, target)
-        if place is None or spec is None or spec.loader is None:
+        patch = PATCHES.get(fullname)
+        spec = None if patch is None else PathFinder.find_spec(fullname, path, target)
+        if patch is None or spec is None or spec.loader is None:
             return None
         loader, orders = spec.loader, self._orders
         execute = loader.exec_module
 
-        def changed(module: ModuleType) -> None:
+        def execute_and_patch(module: ModuleType) -> None:
             execute(module)
-            place(module, orders)
+            patch(module, orders)
 
-        _put(loader, changed)
+        _replace_exec(loader, execute_and_patch)
         return spec
 
 
-def _put(loader: Loader, execute: Callable[[ModuleType], None]) -> None:
+def _replace_exec(loader: Loader, execute: Callable[[ModuleType], None]) -> None:
     setattr(loader, "exec_module", execute)  # noqa: B010 -- this one loader's method, not the class's
 
 
 def obey() -> None:
-    """Follow the orders of the folder that the environment names, in this process and in those
-    forked of it."""
+    """Follow the orders of the folder that the environment names, in this process and its forks."""
     orders = OrderReader(Path(os.environ[FOLDER]))
-    _clock(orders)
+    _patch_clock(orders)
     sys.meta_path.insert(0, _Finder(orders))

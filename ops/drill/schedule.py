@@ -1,8 +1,8 @@
 """The faults that a drill injects, their times and durations: a pure function of its seed.
 
-Faults come in rounds, one or two at a time; a round begins when the run has taken two updates since
-the last one. So a drill is repeated by its seed as far as processes can be: the same faults of the
-same targets, in the same order."""
+Faults come in rounds, one or two at a time; a round begins when the run has taken some updates since
+the last one. So a seed repeats a drill as far as processes allow: the same faults of the same targets,
+in the same order."""
 
 from __future__ import annotations
 
@@ -102,104 +102,100 @@ class FaultKind(StrEnum):
     """the shared memory of its host is small, and full from some time on"""
 
 
-WIRE = frozenset(
-    {
-        FaultKind.CORRUPT,
-        FaultKind.TRUNCATE,
-        FaultKind.DUPLICATE,
-        FaultKind.REORDER,
-        FaultKind.REPLAY,
-        FaultKind.GARBAGE,
-        FaultKind.PARTITION,
-        FaultKind.ONE_WAY,
-        FaultKind.STALL,
-    }
-)
-"""Faults on a link, which need a relay on it."""
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a plan must know about a kind of fault."""
 
-ASKED = frozenset(
-    {
-        FaultKind.FLICKERING_SERVER,
-        FaultKind.DEAD_FROZEN_SERVER,
-        FaultKind.MUTE_SERVER,
-        FaultKind.LINK_CUT,
-        FaultKind.UNREACHABLE_NAME,
-        FaultKind.DISK_FULL,
-        FaultKind.DISK_FULL_LEDGER,
-        FaultKind.HANGUP,
-        FaultKind.ORPHANS_DOWN,
-        FaultKind.BUSY_SERVER,
-        FaultKind.ENDLESS_SCRIPT,
-    }
-)
-"""Faults whose cause ``headrace why`` must name while they last; ``ops.drill.truth`` has the right
-answers."""
-STARTS = frozenset({FaultKind.KILL_SERVER_STARTING, FaultKind.DOWN_STARTING, FaultKind.SCALE_STARTING})
-"""Faults that strike while a supervisor starts: at the run's start, or after another end."""
-STANDSTILL = frozenset(
-    {
-        FaultKind.FLICKERING_SERVER,
-        FaultKind.DEAD_FROZEN_SERVER,
-        FaultKind.MUTE_SERVER,
-        FaultKind.DISK_FULL_LEDGER,
-        FaultKind.HANGUP,
-        FaultKind.BUSY_SERVER,
-        FaultKind.ENDLESS_SCRIPT,
-        FaultKind.SLOW_VERDICTS,
-    }
-)
-"""Faults during which no update is taken, or hardly one."""
-_AT_ONCE = frozenset(
-    {kind for kind in FaultKind if kind.value.startswith("kill")}
-    | {FaultKind.POWER_CUT, FaultKind.HANGUP, FaultKind.ORPHANS_DOWN, FaultKind.ENDLESS_SCRIPT}
-    | STARTS
-)
-"""Faults without duration."""
-_SOLE = frozenset({FaultKind.SLOW_VERDICTS})
-"""Faults that are all of their drill: what another fault does to a worker would be blamed on it later."""
-_ALONE = (
-    ASKED | STARTS | _SOLE | {FaultKind.KILL_SUPERVISOR, FaultKind.POWER_CUT, FaultKind.LONG_FREEZE, FaultKind.JUNK}
-)
-"""Faults that nothing is combined with: they would end the other one, hide its cause, or last
-longer than it makes sense."""
-_BY_TCP = frozenset({FaultKind.LINK_CUT})
-"""Faults for which the fleet speaks tcp with keys, between which no relay can stand."""
-_RARE = (
-    frozenset(
-        {
-            FaultKind.LONG_FREEZE,
-            FaultKind.DEAD_FROZEN_SERVER,
-            FaultKind.ENDLESS_SCRIPT,
-            FaultKind.LATE_VERDICTS,
-            FaultKind.TINY_MEMORY,
-        }
-    )
-    | _BY_TCP
-    | _SOLE
-)
-"""Faults that only a seed of their own has: they last long, or need a fleet of another kind."""
-_LASTING = {
-    FaultKind.LONG_FREEZE: (8.0, 8.0),
-    FaultKind.FLICKERING_SERVER: (4.0, 9.0),
-    FaultKind.MUTE_SERVER: (10.0, 12.0),
-    FaultKind.DISK_FULL_LEDGER: (1.0, 5.0),
-    FaultKind.LINK_CUT: (3.0, 6.0),
-    FaultKind.UNREACHABLE_NAME: (3.0, 6.0),
-    FaultKind.BUSY_SERVER: (7.5, 8.5),
-    FaultKind.SLOW_VERDICTS: (40.0, 50.0),
-    FaultKind.LATE_VERDICTS: (12.0, 16.0),
-    FaultKind.TINY_MEMORY: (3.0, 6.0),
+    lasts_s: tuple[float, float] = (0.5, 2.5)
+    """Seconds, at least and at most; a fault whose cause is asked for lasts until it is named."""
+    moving_s: float | None = None
+    """Seconds for which the run takes updates while the fault is on; None: as long as it lasts."""
+    is_on_wire: bool = False
+    """It damages a link, and needs a relay on it."""
+    is_asked: bool = False
+    """``headrace why`` must name its cause while it lasts; ``ops.drill.truth`` has the right answers."""
+    is_of_start: bool = False
+    """It strikes while a supervisor starts: at the run's start, or after another end."""
+    is_alone: bool = False
+    """It is not combined with another in a round, which it would end, hide, or outlast."""
+    is_sole: bool = False
+    """It is the only one of its drill: what another fault does to a worker would be blamed on it later."""
+    is_rare: bool = False
+    """Only a seed of its own has it: it lasts long, or needs a fleet of another kind."""
+    is_by_tcp: bool = False
+    """The fleet speaks tcp with keys, between which no relay can be put."""
+
+
+_AT_ONCE = (0.0, 0.0)
+_PLAIN = Traits()
+_KILL = Traits(_AT_ONCE)
+_WIRE = Traits(is_on_wire=True)
+_START = Traits(_AT_ONCE, moving_s=8.0, is_of_start=True, is_alone=True)
+_TRAITS = {
+    **{kind: _KILL for kind in FaultKind if kind.value.startswith("kill")},
+    FaultKind.KILL_SUPERVISOR: Traits(_AT_ONCE, is_alone=True),
+    FaultKind.POWER_CUT: Traits(_AT_ONCE, is_alone=True),
+    FaultKind.LONG_FREEZE: Traits((8.0, 8.0), is_alone=True, is_rare=True),
+    FaultKind.FLICKERING_SERVER: Traits((4.0, 9.0), moving_s=0.0, is_asked=True, is_alone=True),
+    FaultKind.DEAD_FROZEN_SERVER: Traits(moving_s=0.0, is_asked=True, is_alone=True, is_rare=True),
+    FaultKind.MUTE_SERVER: Traits((10.0, 12.0), moving_s=0.0, is_asked=True, is_alone=True),
+    FaultKind.CORRUPT: _WIRE,
+    FaultKind.TRUNCATE: _WIRE,
+    FaultKind.DUPLICATE: _WIRE,
+    FaultKind.REORDER: _WIRE,
+    FaultKind.REPLAY: _WIRE,
+    FaultKind.GARBAGE: _WIRE,
+    FaultKind.PARTITION: _WIRE,
+    FaultKind.ONE_WAY: _WIRE,
+    FaultKind.STALL: _WIRE,
+    FaultKind.LINK_CUT: Traits((3.0, 6.0), is_asked=True, is_alone=True, is_rare=True, is_by_tcp=True),
+    FaultKind.UNREACHABLE_NAME: Traits((3.0, 6.0), is_asked=True, is_alone=True),
+    FaultKind.DISK_FULL: Traits(is_asked=True, is_alone=True),
+    FaultKind.DISK_FULL_LEDGER: Traits((1.0, 5.0), moving_s=0.0, is_asked=True, is_alone=True),
+    FaultKind.HANGUP: Traits(_AT_ONCE, moving_s=0.0, is_asked=True, is_alone=True),
+    # workers continue without a supervisor until the cause is named and `down` has reached them
+    FaultKind.ORPHANS_DOWN: Traits(_AT_ONCE, moving_s=15.0, is_asked=True, is_alone=True),
+    FaultKind.KILL_SERVER_STARTING: _START,
+    FaultKind.DOWN_STARTING: _START,
+    FaultKind.SCALE_STARTING: _START,
+    FaultKind.BUSY_SERVER: Traits((7.5, 8.5), moving_s=0.0, is_asked=True, is_alone=True),
+    FaultKind.ENDLESS_SCRIPT: Traits(_AT_ONCE, moving_s=0.0, is_asked=True, is_alone=True, is_rare=True),
+    # until it is named and a worker is replaced for it
+    FaultKind.JUNK: Traits(moving_s=10.0, is_alone=True),
+    FaultKind.SLOW_VERDICTS: Traits((40.0, 50.0), moving_s=0.0, is_alone=True, is_sole=True, is_rare=True),
+    FaultKind.LATE_VERDICTS: Traits((12.0, 16.0), is_rare=True),
+    FaultKind.TINY_MEMORY: Traits((3.0, 6.0), is_rare=True),
 }
-"""Seconds, at least and at most, of faults that do not last as long as most. A fault with a
-question to ``why`` lasts until it is named."""
-_SHORTEST_S, _LONGEST_S = 0.5, 2.5
+"""Of the kinds that are not ``_PLAIN``."""
 _NAMING_S = 3.0
 """Typical seconds until a cause is named."""
-_MOVING_S = {FaultKind.ORPHANS_DOWN: 15.0, FaultKind.JUNK: 10.0, **dict.fromkeys(STARTS, 8.0)}
-"""Workers go on without a supervisor until the cause is named, in ten seconds at most, and `down`
-has reached them; beside junk, until it is named and a worker is replaced for it; and while another supervisor starts."""
-_UPDATES_A_ROUND = 5
+_UPDATES_A_ROUND = 3
+"""Those of its faults and of the recovery, besides the gap before the round."""
 _UPDATES_AROUND = 5
+_GAP_UPDATES = 2
+_FAULTS_A_MINUTE = 2.0
+LONG_STEP_S = 1.0
+"""Of a long drill's updates, so that the history of half an hour can be read."""
+_NOT_IN_LONG = frozenset(
+    {
+        FaultKind.LINK_CUT,
+        FaultKind.KILL_VALUE,
+        FaultKind.SLOW_VERDICTS,
+        FaultKind.LATE_VERDICTS,
+        FaultKind.TINY_MEMORY,
+    }
+)
+"""Kinds that need another fleet than the rest: by tcp, with a critic, other settings, or a small memory."""
+
+
+def traits(kind: FaultKind) -> Traits:
+    """Return the traits of a kind."""
+    return _TRAITS.get(kind, _PLAIN)
+
+
+WIRE = frozenset(kind for kind in FaultKind if traits(kind).is_on_wire)
+ASKED = frozenset(kind for kind in FaultKind if traits(kind).is_asked)
+STARTS = frozenset(kind for kind in FaultKind if traits(kind).is_of_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +217,13 @@ class Plan:
     algorithm: str
     num_rewards: int
     rounds: tuple[tuple[PlannedFault, ...], ...]
+    gap_updates: int = _GAP_UPDATES
+    """Updates that the run takes before each round."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the rounds are apart, for minutes."""
+        return self.gap_updates > _GAP_UPDATES
 
     @property
     def kinds(self) -> frozenset[FaultKind]:
@@ -231,7 +234,8 @@ class Plan:
         """Return how many updates the run must take, so that it is not over before
         the faults are."""
         lasting = sum(max(map(_moving_s, faults), default=0.0) for faults in self.rounds)
-        return _UPDATES_AROUND + _UPDATES_A_ROUND * len(self.rounds) + math.ceil(lasting / step_s)
+        of_rounds = (_UPDATES_A_ROUND + self.gap_updates) * len(self.rounds)
+        return _UPDATES_AROUND + of_rounds + math.ceil(lasting / step_s)
 
 
 def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
@@ -239,32 +243,40 @@ def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
     them have every kind."""
     rng = random.Random(seed)
     first = kinds[seed % len(kinds)]
-    common = [kind for kind in kinds if kind not in _RARE and not (first in _BY_TCP and kind in WIRE)] or list(kinds)
+    is_by_tcp = traits(first).is_by_tcp
+    common = [kind for kind in kinds if not traits(kind).is_rare and not (is_by_tcp and kind in WIRE)] or list(kinds)
     rounds: list[tuple[PlannedFault, ...]] = []
-    for number in range(1 if first in _SOLE else rng.randint(1, 3)):
+    for number in range(1 if traits(first).is_sole else rng.randint(1, 3)):
         chosen = [first if number == 0 else rng.choice(common)]
-        if chosen[0] not in _ALONE and rng.random() < 0.4:
+        if not traits(chosen[0]).is_alone and rng.random() < 0.4:
             other = rng.choice(common)
-            if other not in _ALONE and other is not chosen[0]:
+            if not traits(other).is_alone and other is not chosen[0]:
                 chosen.append(other)
-        rounds.append(tuple(planned_fault(kind, rng) for kind in chosen))
+        rounds.append(tuple(_planned(kind, rng) for kind in chosen))
     needs_critic = any(fault.kind is FaultKind.KILL_VALUE for faults in rounds for fault in faults)
     algorithms = ["tppo", "vapo"] if needs_critic else ["dapo", "dapo", "tppo", "vapo"]
     return Plan(seed, rng.choice(algorithms), rng.choice([1, 1, 2]), tuple(rounds))
 
 
-def planned_fault(kind: FaultKind, rng: random.Random) -> PlannedFault:
-    """Return a fault of a kind, with its duration."""
-    duration_s = rng.uniform(*_LASTING.get(kind, (_SHORTEST_S, _LONGEST_S)))
-    if kind in _AT_ONCE:
-        duration_s = 0.0
-    return PlannedFault(kind, round(duration_s, 2), rng.randrange(1 << 32))
+def long_plan(seed: int, minutes: float, step_s: float = LONG_STEP_S) -> Plan:
+    """Return a plan of single faults, two a minute, the kinds in turn, for a fleet with updates of
+    ``step_s``. Kinds that need a fleet of their own are left out."""
+    rng = random.Random(f"soak/{seed}")
+    kinds = [kind for kind in FaultKind if kind not in _NOT_IN_LONG]
+    rounds: list[tuple[PlannedFault, ...]] = []
+    turn: list[FaultKind] = []
+    for _ in range(math.ceil(_FAULTS_A_MINUTE * minutes)):
+        turn = turn or rng.sample(kinds, len(kinds))
+        rounds.append((_planned(turn.pop(), rng),))
+    return Plan(seed, "dapo", 1, tuple(rounds), round(60.0 / _FAULTS_A_MINUTE / step_s))
+
+
+def _planned(kind: FaultKind, rng: random.Random) -> PlannedFault:
+    return PlannedFault(kind, round(rng.uniform(*traits(kind).lasts_s), 2), rng.randrange(1 << 32))
 
 
 def _moving_s(fault: PlannedFault) -> float:
-    """Return for how long the run takes updates while a fault is on."""
-    if fault.kind in STANDSTILL:
-        return 0.0
-    if fault.kind in _MOVING_S:
-        return _MOVING_S[fault.kind]
+    moving_s = traits(fault.kind).moving_s
+    if moving_s is not None:
+        return moving_s
     return fault.duration_s + (_NAMING_S if fault.kind in ASKED else 0.0)

@@ -1,12 +1,10 @@
 """The drill's verifier: right or wrong by a digest of the response, and broken while a file demands
 it.
 
-The prompts' column ``switch`` names the file. Its content is ``raise``, ``hang``, ``exit``,
-``constant`` (all are right), ``slow SECONDS`` (a response more), ``sometimes SECONDS`` (the same, of
-one response in a few) or ``late`` (no answer to one in a few, however often it is asked). A last word
-``@PID`` means the verifiers of that reward worker alone. The column ``verdict_s`` has the seconds that
-a healthy verdict takes.
-"""
+The prompts' column ``switch`` names the file. Its content is ``raise``, ``hang``, ``exit``, ``sometimes
+SECONDS`` (one response in a few takes so much longer) or ``late`` (one in a few is never answered,
+however often it is asked). A last word ``@PID`` means the verifiers of that reward worker alone. The
+column ``verdict_s`` has the seconds that a healthy verdict takes."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ def is_chosen(response_text: str) -> bool:
 
 
 def ordered(text: str, parent: int) -> tuple[str, float]:
-    """Return what a switch's content demands of a child of ``parent``, and its number; "" for
-    nothing."""
+    """Return the order of a switch's content for a child of ``parent``, and its number; "" without one."""
     words = text.split()
     if words and words[-1].startswith("@") and words.pop() != f"@{parent}":
         return "", 0.0
@@ -55,15 +52,13 @@ def _judge_one(response: Response) -> float:
         text = ""
     how, seconds = ordered(text, os.getppid())
     match how:
-        case "" | "slow" | "sometimes" | "late":
-            if how in ("sometimes", "late") and not is_chosen(response.response_text):
+        case "" | "sometimes" | "late":
+            if not is_chosen(response.response_text):
                 seconds = 0.0
             elif how == "late":
                 seconds = _LONG_S
             time.sleep(float(response.extra.get("verdict_s", 0.0)) + seconds)
             return verdict(response.response_text)
-        case "constant":
-            return 1.0
         case "hang":
             time.sleep(_LONG_S)
         case "exit":

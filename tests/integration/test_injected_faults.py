@@ -3,13 +3,12 @@ every reader still reads the fleet."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from ops.drill.catalogue import Injection, entry
 from ops.drill.fleet import until
+from ops.drill.orders import write_orders
 from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Role
 from tests.integration.trial_fleet import TrialFleet
@@ -18,14 +17,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LIMIT_S = 60.0
 """Of a machine that others use, too: that a fault has its effect is the claim."""
 
-FAULTS = {
-    "hung loop of a generator": "generator-0",
-    "stale weights": "generator-1",
-    "clock 5 s ahead": "generator-2",
-    "verifiers raise": "reward-1",
-    "leak of 20 MB/s": "reference-0",
-    "loss is no number in one step of three": "learner",
+ORDERS = {
+    "generator-0": {"hang": True},
+    "generator-1": {"stale": True},
+    "generator-2": {"clock": 5.0},
+    "reference-0": {"leak": 20.0},
+    "learner": {"nan": 3},
 }
+CUT = ("generator-1", "reward-0")
 
 
 @pytest.fixture
@@ -44,13 +43,10 @@ def counters(beat: Heartbeat, name: str) -> float:
 
 def test_each_order_changes_its_own_worker_and_heartbeats_stay_readable(on: TrialFleet) -> None:
     before = on.fleet.beats()
-    injections = [Injection(on.site, on.edges, random.Random(0), target) for target in FAULTS.values()]
-    for name, each in zip(FAULTS, injections, strict=True):
-        entry(name).begin(each)
-    edge = entry("cut edge")
-    cut = Injection(on.site, on.edges, random.Random(0), "generator-1")
-    edge.begin(cut)
-    (way,) = (one.split(">") for one in cut.right)
+    for worker, orders in ORDERS.items():
+        write_orders(on.fleet.orders, worker, orders)
+    on.fleet.switch.write_text(f"raise @{before['reward-1'].pid}")
+    on.edges.cut(*CUT)
 
     def later(first: Heartbeat) -> Heartbeat | None:
         beat = on.fleet.beats()[first.who.worker]
@@ -81,8 +77,10 @@ def test_each_order_changes_its_own_worker_and_heartbeats_stay_readable(on: Tria
         return sum(count for (sender, _), count in counts.items() if sender == "generator-2")
 
     assert until(lambda: elsewhere(on.edges.passed) > elsewhere(passed), LIMIT_S)
-    assert on.edges.passed.get((way[0], way[1]), 0) == passed.get((way[0], way[1]), 0)
-    for each in (*injections, cut):
-        each.end()
+    assert on.edges.passed.get(CUT, 0) == passed.get(CUT, 0)
+    for worker in ORDERS:
+        write_orders(on.fleet.orders, worker, {})
+    on.fleet.switch.unlink()
+    on.edges.heal(*CUT)
     assert holds(lambda now: now["generator-0"].turns > hung.turns), "orders end"
     assert [beat.who.role for beat in on.fleet.workers(Role.LEARNER)] == [Role.LEARNER]

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ops.drill.catalogue import VERDICT_S
 from ops.drill.fleet import DrillFleet, until
 from ops.drill.orders import write_orders
 from pipeline import cli
-from tests.integration.trial_fleet import SETTINGS
+from tests.integration.trial_fleet import SETTINGS, VERDICT_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 SMALL = ("fleet.reward=1", "fleet.reference=1", "data.evaluation=[]", "evaluation.every_updates=0")

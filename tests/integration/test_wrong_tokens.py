@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ops.drill.catalogue import VERDICT_S
 from ops.drill.fleet import DrillFleet, until
 from ops.drill.orders import write_orders
 from pipeline.observability.repairs import read_steps
 from protocol.ids import Role
-from tests.integration.trial_fleet import SETTINGS
+from tests.integration.trial_fleet import SETTINGS, VERDICT_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 ACTING = (

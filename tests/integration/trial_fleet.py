@@ -1,4 +1,4 @@
-"""A fleet of nine workers, the observer among them, on which faults of the drills' catalogue are tried.
+"""A fleet of nine workers, the observer among them, on which faults are tried.
 
 Relays stand before the scorers' mailboxes, so that a link can be cut."""
 
@@ -11,11 +11,9 @@ import threading
 from pathlib import Path
 
 from ops.drill.addresses import mailbox_addresses, put_address
-from ops.drill.catalogue import VERDICT_S
-from ops.drill.edges import EdgeRelays
-from ops.drill.faults import Site
 from ops.drill.fleet import DrillFleet, until
 from protocol.ids import Role
+from tests.integration.edge_relays import EdgeRelays
 
 SETTINGS = (
     "run.num_updates=1000000",
@@ -29,6 +27,8 @@ SETTINGS = (
 )  # fmt: skip
 """Over ``configs/drill.toml``: the fleet uses a small part of two cores. Its generators and its
 learner are about equally fast."""
+VERDICT_S = 0.02
+"""Seconds of a healthy verdict."""
 _STARTED_S = 60.0
 _WELL_S = 60.0
 _NUM_WORKERS = 9
@@ -45,7 +45,6 @@ class TrialFleet:
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         prompts = f"data.evaluation=['{folder / 'prompts.jsonl'}']"
         self.fleet = DrillFleet(folder, [*SETTINGS, prompts], verdict_s=VERDICT_S)
-        self.site = Site(self.fleet)
         self._pids: dict[int, str] = {}
         self.edges = EdgeRelays(folder / "edges", lambda pid: self._pids.get(pid))
         self._stack.callback(self.edges.close)

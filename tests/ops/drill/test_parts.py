@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -43,7 +44,7 @@ from ops.drill.ledger_history import LedgerHistory
 from ops.drill.leftovers import leftovers
 from ops.drill.nowhere import Nowhere, Way
 from ops.drill.record import crashes, servers
-from ops.drill.schedule import ASKED, STANDSTILL, WIRE, FaultKind, plan
+from ops.drill.schedule import ASKED, WIRE, FaultKind, long_plan, plan, traits
 from ops.drill.truth import TRUTHS, Struck, ask_until_named
 from ops.drill.verifier import judge
 from ops.drill.witness import Witness, servers_of
@@ -82,10 +83,19 @@ def test_seeds_in_a_row_go_through_every_kind_of_fault_and_every_algorithm() -> 
 def test_a_run_is_longer_than_its_faults() -> None:
     for seed in range(100):
         each = plan(seed)
-        moving = [[fault for fault in faults if fault.kind not in STANDSTILL] for faults in each.rounds]
+        moving = [[fault for fault in faults if traits(fault.kind).moving_s is None] for faults in each.rounds]
         lasting = sum(max((fault.duration_s for fault in faults), default=0.0) for faults in moving)
         assert each.num_updates(0.1) * 0.1 > lasting
         assert plan(seed, [FaultKind.CORRUPT]).kinds == {FaultKind.CORRUPT}
+
+
+def test_half_an_hour_has_sixty_single_faults_and_each_kind_once_before_one_comes_twice() -> None:
+    each = long_plan(0, 30.0)
+    kinds = Counter(fault.kind for (fault,) in each.rounds)
+    assert sum(kinds.values()) == 60 and len(kinds) == len(FaultKind) - 5
+    assert max(kinds.values()) - min(kinds.values()) == 1
+    assert each == long_plan(0, 30.0) != long_plan(1, 30.0)
+    assert 30 * 60 <= each.num_updates(1.0) <= 40 * 60
 
 
 def test_a_fault_that_why_must_name_is_alone_in_its_round_and_has_a_true_cause() -> None:

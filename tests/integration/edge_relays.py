@@ -1,12 +1,12 @@
-"""A relay of bytes before each mailbox. It knows the sender of each connection, so that one edge is
-cut or slowed and the others are not touched.
+"""A relay of bytes before each mailbox. It knows the sender of each connection, so that one edge can
+be cut and the others are not touched.
 
 ``ops.drill.relay`` damages messages, of all senders of a mailbox alike. This one hands on bytes and
-reads none, as a bad network does. The kernel names the process at the other end of a socket.
+reads none, as a network does. The kernel names the process at the other end of a socket.
 
-*Consumes* connections at an address of its own, which the drill puts into the registry in the
-mailbox's place. *Produces* the same bytes at the mailbox, and the mailbox's at the sender. *Waits
-for* both ends, on a thread with a loop of its own; ``close`` ends it."""
+*Consumes* connections at an address of its own, which the fleet's registry has in the mailbox's
+place. *Produces* the same bytes at the mailbox, and the mailbox's at the sender. *Waits for* both
+ends, on a thread with a loop of its own; ``close`` ends it."""
 
 from __future__ import annotations
 
@@ -16,47 +16,26 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_S = 0.02
 _PIECE_BYTES = 1 << 16
-_SLOW_PIECE_BYTES = 512
 _IPC = "ipc://"
 _START_S = 5.0
 _PEER = struct.Struct("3i")
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeTrouble:
-    """A fault of one edge."""
-
-    is_cut: bool = False
-    """Nothing passes, nothing is refused: what is sent lies until the end of the trouble."""
-    is_one_way: bool = False
-    """The same from the sender to the mailbox alone."""
-    bytes_per_s: float = 0.0
-    """Least time for the bytes; 0: as they come."""
-
-    def stops(self, *, is_forth: bool) -> bool:
-        """Return whether nothing passes in a direction; forth: from the sender to the mailbox."""
-        return self.is_cut or (self.is_one_way and is_forth)
-
-
-_HEALTHY = EdgeTrouble()
 
 
 class EdgeRelays:
     """The relays of one fleet."""
 
     def __init__(self, folder: Path, worker_of: Callable[[int], str | None]) -> None:
-        """Begin. ``worker_of`` names the worker of a process id, at once."""
+        """Start the relays' thread. ``worker_of`` names the worker of a process id, without waiting."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._worker_of = worker_of
         self._targets: dict[str, tuple[str, str]] = {}
         """By worker: its relay's address, and its mailbox's."""
-        self._troubles: dict[tuple[str, str], EdgeTrouble] = {}
+        self._cut: set[tuple[str, str]] = set()
         self._count = 0
         self.passed: dict[tuple[str, str], int] = {}
         """Bytes from sender to receiver, by their names."""
@@ -83,12 +62,13 @@ class EdgeRelays:
         self._targets[worker] = f"{_IPC}{path}", endpoint
         return f"{_IPC}{path}"
 
-    def set(self, sender: str, receiver: str, trouble: EdgeTrouble | None) -> None:
-        """Let this happen to an edge from now on; None: nothing any more."""
-        if trouble is None:
-            self._troubles.pop((sender, receiver), None)
-        else:
-            self._troubles[sender, receiver] = trouble
+    def cut(self, sender: str, receiver: str) -> None:
+        """Let nothing pass on an edge from now on; its bytes wait."""
+        self._cut.add((sender, receiver))
+
+    def heal(self, sender: str, receiver: str) -> None:
+        """Hand on what waits on a cut edge, and what comes."""
+        self._cut.discard((sender, receiver))
 
     def close(self) -> None:
         """Stop relaying."""
@@ -131,12 +111,10 @@ class EdgeRelays:
         """Hand on bytes until one end is closed."""
         with contextlib.suppress(OSError):
             while True:
-                slow = self._trouble(pid, receiver).bytes_per_s
-                data = await reader.read(_SLOW_PIECE_BYTES if slow else _PIECE_BYTES)
-                while self._trouble(pid, receiver).stops(is_forth=is_forth):  # noqa: ASYNC110 -- another thread sets it
+                data = await reader.read(_PIECE_BYTES)
+                # a process that has just started is named a moment later
+                while (self._worker_of(pid) or "", receiver) in self._cut:  # noqa: ASYNC110 -- another thread sets it
                     await asyncio.sleep(_POLL_S)
-                if rate := self._trouble(pid, receiver).bytes_per_s:
-                    await asyncio.sleep(len(data) / rate)
                 if not data:
                     break
                 if is_forth:
@@ -145,10 +123,6 @@ class EdgeRelays:
                 writer.write(data)
                 await writer.drain()
         writer.close()
-
-    def _trouble(self, pid: int, receiver: str) -> EdgeTrouble:
-        # a process that has just started is named a moment later
-        return self._troubles.get((self._worker_of(pid) or "", receiver), _HEALTHY)
 
 
 def _peer(writer: asyncio.StreamWriter) -> int:
