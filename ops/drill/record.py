@@ -22,7 +22,7 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.incidents.file import INCIDENTS_NAME, OLD_INCIDENTS_NAME
 from pipeline.incidents.records import decode
 from pipeline.observability.repairs import read_repairs, read_steps
-from pipeline.supervisor.recovery.rungs import Rung, StepOutcome
+from pipeline.supervisor.recovery.levels import RepairLevel, StepOutcome
 from pipeline.training.checkpoints import read_checkpoint
 from protocol.errors import DataError
 from protocol.trajectory import TrajectoryChunk
@@ -33,7 +33,16 @@ _CRASH = "worker_failed"
 _TRACEBACK = re.compile("^Traceback", re.MULTILINE)
 """At the start of a line: a warning contains those of a user's verifier."""
 _ERROR_CHARS = 600
-_ACTING = frozenset({Rung.RESTART, Rung.REPLACE, Rung.EVICT, Rung.ROLE_RESTART, Rung.ROLLBACK, Rung.WHOLE_RUN})
+_ACTING = frozenset(
+    {
+        RepairLevel.RESTART,
+        RepairLevel.REPLACE,
+        RepairLevel.EVICT,
+        RepairLevel.ROLE_RESTART,
+        RepairLevel.ROLLBACK,
+        RepairLevel.WHOLE_RUN,
+    }
+)
 _SERVER_LINE = re.compile(r"(\d+):M ")
 """Of the server itself: its children are C, replicas S, Sentinels X (https://valkey.io/topics/debugging)."""
 

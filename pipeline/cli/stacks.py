@@ -37,14 +37,14 @@ that is frozen cannot answer. Stacks of another host's workers are read there, i
 def stacks(workers: tuple[str, ...], run: Path | None, looks: int, show_all: bool, native: bool, as_json: bool) -> None:
     """Show where workers stand, and which stand elsewhere than the rest of their role."""
     from pipeline.process.stacks.alike import stack_groups
-    from pipeline.process.stacks.parse import StackLook
+    from pipeline.process.stacks.parse import StackSnapshot
     from pipeline.process.stacks.request import LOOK_EVERY_S, request_stacks
 
     run_dir = find_run(run)
     if native:
         _show_native(run_dir, workers)
         return
-    found: dict[str, list[StackLook]] = {}
+    found: dict[str, list[StackSnapshot]] = {}
     missing: dict[str, str] = {}
     for number in range(looks):
         if number:

@@ -1,4 +1,4 @@
-"""The table of a run file for repairs: policy, deadlines and budgets of the ladder."""
+"""The table of a run file for repairs: policy, deadlines and budgets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RecoverySection(Section):
     )
     restart_timeout_s: float | None = setting(
         None,
-        "A worker that neither works nor loads anything more for this long after its loss goes to the next rung. Absent: "
+        "A worker that neither works nor loads anything more for this long after its loss goes to the next repair. Absent: "
         "supervisor.start_timeout_s and a minute.",
         gt=0.0,
     )

@@ -1,7 +1,7 @@
 """Repairs of workers and the steps to them: ``<run_dir>/repairs.jsonl``, by the supervisor.
 
 A repair is the way of a worker's name from its last progress to its successor's first. Its parts
-add up to its whole. A step is what the ladder of repair decided about one worker, in words. Lines
+add up to its whole. A step is one decision about the repair of a worker, in words. Lines
 are only appended, with ``kind`` "step" or without it. The file is bounded: of very many lines the
 newest are kept. The first line, of kind "sums", then has the times of the repairs before them, so
 that sums never fall."""
@@ -66,7 +66,7 @@ class RepairRow:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step of the ladder."""
+    """One step of a repair."""
 
     at_s: float
     """In seconds since 1970."""
@@ -161,7 +161,7 @@ def read_repair_sums(run_dir: Path) -> dict[str, float]:
 
 
 def read_steps(run_dir: Path) -> list[StepRow]:
-    """Return the steps of a run's ladder, oldest first; damaged lines are left out."""
+    """Return a run's repair steps, oldest first; damaged lines are left out."""
     rows = (_row(StepRow, line, lambda row: row.at_s + row.case) for line in _lines(run_dir) if _kind(line) == _STEP)
     return [row for row in rows if row is not None]
 

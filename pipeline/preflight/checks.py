@@ -34,6 +34,7 @@ from pipeline.preflight.engines import check_engines
 from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
 from pipeline.preflight.guidance import check_guidance
 from pipeline.preflight.ledger_size import check_ledger_size
+from pipeline.preflight.lint import lint
 from pipeline.preflight.lora import check_lora
 from pipeline.preflight.memory_needs import is_cpu, judge, needs, room_here, shapes_of
 from pipeline.preflight.model_folder import longest_context, read_model_config
@@ -43,7 +44,6 @@ from pipeline.preflight.ranks import check_ranks
 from pipeline.preflight.reward_model import check_reward_model, longest_input
 from pipeline.preflight.sinks import check_sinks
 from pipeline.preflight.stop_strings import check_stop_strings
-from pipeline.preflight.unwise import unwise
 from pipeline.preflight.value_model import value_source
 from pipeline.preflight.vllm import ask_vllm, check_vllm, check_vllm_reference
 from pipeline.process.progress_bar import progress
@@ -193,7 +193,7 @@ def _learner(subject: _Subject) -> list[CheckFinding]:
 
 def _settings(subject: _Subject) -> list[CheckFinding]:
     unread = [warn("settings", line) for line in in_words(subject.config)]
-    return [*unread, *unwise(subject.config, this_machine())]
+    return [*unread, *lint(subject.config, this_machine())]
 
 
 def _ledger_size(subject: _Subject) -> list[CheckFinding]:

@@ -17,7 +17,7 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 
 
-async def ride_out(
+async def retry_while_full(
     call: Callable[[], Awaitable[T]], *, clock: Clock, timeout_s: float, on_wait: Callable[[Exception], None]
 ) -> T:
     """Repeat ``call`` while the ledger is full; ``on_wait`` receives each failure before the pause.

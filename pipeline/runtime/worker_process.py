@@ -115,7 +115,9 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made:
         made.release()
     # Garbage collection skips the modules: with torch it would stop everything for 0.1 s each time.
     gc.freeze()
-    host = Host(actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered, prepared=made)
+    host = WorkerProcess(
+        actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered, prepared=made
+    )
     code = ExitCode.FAILURE
     try:
         code = asyncio.run(host.run())
@@ -140,7 +142,7 @@ def _stack_dump(run_dir: Path, worker: str, log: WorkerLog) -> StackDump | None:
         return None
 
 
-class Host:
+class WorkerProcess:
     """One worker's process, from its first connection to its exit code."""
 
     def __init__(

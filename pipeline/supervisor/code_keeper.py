@@ -261,7 +261,7 @@ def _limits(config: RunConfig) -> RolloutPolicy:
         canary_timeout_s=code.canary_timeout_s,
         judged_updates=code.judged_updates,
         lazy_limit_s=code.lazy_limit_s,
-        # as the ladder's limit of a restart
+        # as the limit of a restart
         replace_timeout_s=config.recovery.restart_timeout_s or supervisor.start_timeout_s + _A_MINUTE_S,
         least_standstill_s=supervisor.stuck_after_s or LEAST_S,
     )

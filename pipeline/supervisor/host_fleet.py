@@ -24,7 +24,7 @@ from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, Restart
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.memory_kills import MemoryKills
 from pipeline.supervisor.processes import Command, Processes
-from pipeline.supervisor.recovery.ladder import Ladder
+from pipeline.supervisor.recovery.escalation import Escalation
 from pipeline.supervisor.repair_watch import RepairWatch
 from pipeline.supervisor.standbys.keeper import StandbyKeeper
 from pipeline.supervisor.watchdog import Timeouts, Watchdog
@@ -34,7 +34,7 @@ from protocol.ids import Role
 _STACKS_S = 1.5
 """Most time that the stacks of stuck workers may take before their end."""
 ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
-DIED_WELL = ENDED_WELL | {ExitCode.FENCED}
+CLEAN_EXITS = ENDED_WELL | {ExitCode.FENCED}
 
 log = structlog.get_logger(__name__)
 
@@ -49,17 +49,17 @@ class HostFleet:
         command: Command,
         name: Callable[[Role, int], str] = worker_name,
         processes: Processes | None = None,
-        ladder: Ladder | None = None,
+        escalation: Escalation | None = None,
         standbys: bool = False,
     ) -> None:
         """``name``: role and number -> a worker's name. ``processes``: others than of this host
-        alone. ``ladder``: learns of losses and starts, and decides about evictions. ``standbys``:
+        alone. ``escalation``: learns of losses and starts, and decides about evictions. ``standbys``:
         whether standbys replace lost workers."""
         self._run_dir = run_dir
         self.processes = processes or Processes(run_dir, command)
-        self._ladder = ladder
+        self._escalation = escalation
         self.standbys = StandbyKeeper(config, run_dir, self.processes) if standbys else None
-        self.plan = FleetPlan(_restart_policy(config), name, None if ladder is None else self._evicts)
+        self.plan = FleetPlan(_restart_policy(config), name, None if escalation is None else self._evicts)
         self._timeouts = timeouts_of(config)
         self.watchdog = Watchdog(self._timeouts)
         self._memory = MemoryKills()
@@ -76,13 +76,15 @@ class HostFleet:
 
     def _evicts(self, worker: str, role: Role, reason: str, is_its_own: bool) -> bool:
         now_s = time.monotonic()
-        return self._ladder is not None and self._ladder.exhausted(now_s, worker, role, reason, is_its_own=is_its_own)
+        return self._escalation is not None and self._escalation.exhausted(
+            now_s, worker, role, reason, is_its_own=is_its_own
+        )
 
-    def blind(self, now_s: float) -> None:
+    def reset_timers(self, now_s: float) -> None:
         """Record that heartbeats could not be read: all limits start again."""
-        self.watchdog.blind(now_s)
-        if self._ladder is not None:
-            self._ladder.blind(now_s)
+        self.watchdog.reset_timers(now_s)
+        if self._escalation is not None:
+            self._escalation.reset_timers(now_s)
 
     async def restart(
         self,
@@ -190,13 +192,13 @@ class HostFleet:
         # the successor's registration is a fence
         self._unfenced.pop(worker, None)
         self._repairs.started(worker, now, standby or "")
-        if self._ladder is not None:
-            self._ladder.started(now, worker, standby or "")
+        if self._escalation is not None:
+            self._escalation.started(now, worker, standby or "")
 
     def note(self, exit_: Exit, now: float) -> int:
         """Record an end in the plan; return its exit code as it counts."""
         was_draining = self.plan.is_draining(exit_.worker)
-        if exit_.code not in DIED_WELL:
+        if exit_.code not in CLEAN_EXITS:
             self._unfenced[exit_.worker] = exit_.pid
         # A worker's loop obeys SIGTERM; a worker that dies of it holds nothing.
         code = ExitCode.OK if was_draining and exit_.code == -signal.SIGTERM else exit_.code
@@ -204,15 +206,15 @@ class HostFleet:
         of_memory = "" if is_asked_for else self._memory.explain(exit_.worker, exit_.role, exit_.pid, code)
         how = of_memory or meaning(code)
         # the end by a fence, too, where it is ended on purpose
-        is_loss = code not in DIED_WELL or self.plan.is_being_replaced(exit_.worker)
+        is_loss = code not in CLEAN_EXITS or self.plan.is_being_replaced(exit_.worker)
         if was_draining or not is_loss:
             self._repairs.left(exit_.worker)
         else:
             self._repairs.lost(exit_.worker, exit_.role, how, now)
         stood = self._of_code.pop(exit_.worker, None) == exit_.pid
-        is_of_code = stood or (not was_draining and code not in DIED_WELL and self.blames_code(exit_, ""))
-        if self._ladder is not None and not was_draining and code not in ENDED_WELL and not is_of_code:
-            self._ladder.lost(now, exit_.worker, exit_.role, how)
+        is_of_code = stood or (not was_draining and code not in CLEAN_EXITS and self.blames_code(exit_, ""))
+        if self._escalation is not None and not was_draining and code not in ENDED_WELL and not is_of_code:
+            self._escalation.lost(now, exit_.worker, exit_.role, how)
         kept = self._kept(exit_.worker)
         error = LastError("OutOfMemory", of_memory, may_pass=True) if of_memory else exit_.error
         counted, error = (ExitCode.FAILURE, None) if is_of_code else (code, error)
@@ -258,8 +260,8 @@ class HostFleet:
                 self._repairs.lost(worker, roles[worker], reason, now, stood_s=now - moved_s)
             # what had a heartbeat and has none was frozen from outside, as far as is known
             is_of_code = not (worker in silent and worker in own) and self._stands_by_code(worker, pids[worker], reason)
-            if self._ladder is not None and worker in roles and not is_of_code:
-                self._ladder.lost(now, worker, roles[worker], reason)
+            if self._escalation is not None and worker in roles and not is_of_code:
+                self._escalation.lost(now, worker, roles[worker], reason)
             await registry.fence(worker)
             self.processes.stop(worker, now=True)
             kept = None if worker in silent or is_of_code else self._kept(worker)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from pipeline.config.schema import RunConfig
 
 if TYPE_CHECKING:
-    from pipeline.supervisor.mirroring import Mirroring
+    from pipeline.supervisor.mirror_runner import MirrorRunner
 
 
 class NoMirror:
-    """In place of ``Mirroring`` for a run without a mirror: does nothing."""
+    """In place of ``MirrorRunner`` for a run without a mirror: does nothing."""
 
     def keep(self, now: float) -> None:
         """Do nothing."""
@@ -26,10 +26,10 @@ class NoMirror:
         """Do nothing."""
 
 
-def mirroring(config: RunConfig, run_dir: Path) -> Mirroring | NoMirror:
+def mirroring(config: RunConfig, run_dir: Path) -> MirrorRunner | NoMirror:
     """Return what copies the checkpoints of a run."""
     if config.checkpoint.mirror is None:
         return NoMirror()
-    from pipeline.supervisor.mirroring import Mirroring
+    from pipeline.supervisor.mirror_runner import MirrorRunner
 
-    return Mirroring(config, run_dir)
+    return MirrorRunner(config, run_dir)

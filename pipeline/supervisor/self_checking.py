@@ -1,4 +1,4 @@
-"""Self-checks of the fleet, as a rung of the ladder. Time is an argument.
+"""Self-checks of the fleet, as a level of the escalation. Time is an argument.
 
 All generators sample the same prompts. A check is a number in the desired fleet, and the answers
 come in heartbeats within ``ANSWER_S``. At most one worker is proven faulty by it: the only one

@@ -50,17 +50,17 @@ from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_recorder import FleetRecorder
 from pipeline.supervisor.fleet_size import SizeGuard, desired_counts
-from pipeline.supervisor.host_fleet import DIED_WELL, HostFleet, meaning
+from pipeline.supervisor.host_fleet import CLEAN_EXITS, HostFleet, meaning
 from pipeline.supervisor.joining.joined_hosts import JoinedHosts
 from pipeline.supervisor.launchers.seam import Exit, Launcher
 from pipeline.supervisor.mirror_choice import mirroring
 from pipeline.supervisor.monitor import Monitor
 from pipeline.supervisor.processes import Command, Processes, worker_command
 from pipeline.supervisor.pulse import Pulse
-from pipeline.supervisor.repairing import Repairing, made_ladder
+from pipeline.supervisor.repair_executor import RepairExecutor, made_escalation
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.settings_keeper import SettingsKeeper
-from pipeline.supervisor.sinking import Sinking
+from pipeline.supervisor.sink_runner import SinkRunner
 from pipeline.supervisor.starter import forks, starter_command
 from pipeline.supervisor.starting import set_first_fleet, set_running, start_calls
 from pipeline.supervisor.takeover import take_over, works_the_same
@@ -108,13 +108,13 @@ class Supervisor:
     ) -> None:
         """``launcher``: starts the workers of ``launch.roles``; None: all are of this host."""
         self._config, self._run_dir, self._spec = config, run_dir, spec
-        places = None if launcher is None else _places(config, run_dir, command, launcher)
-        ladder = made_ladder(config, run_dir)
+        processes = None if launcher is None else _fleet_processes(config, run_dir, command, launcher)
+        escalation = made_escalation(config, run_dir)
         is_own = command is worker_command
-        self._fleet = HostFleet(config, run_dir, command, processes=places, ladder=ladder, standbys=is_own)
+        self._fleet = HostFleet(config, run_dir, command, processes=processes, escalation=escalation, standbys=is_own)
         self._settings = SettingsKeeper(config, run_dir)
         self._code = CodeKeeper(config, run_dir, self._fleet, self._settings)
-        self._repairing = Repairing(ladder, self._fleet, run_dir, self._code)
+        self._repairs = RepairExecutor(escalation, self._fleet, run_dir, self._code)
         self._processes, self._plan = self._fleet.processes, self._fleet.plan
         self._is_forking = is_own and config.supervisor.preload
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
@@ -127,8 +127,8 @@ class Supervisor:
         self._demand = _generator_demand(config)
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
-        self._mirroring = mirroring(config, run_dir)
-        self._sinking = Sinking(config, run_dir)
+        self._mirror = mirroring(config, run_dir)
+        self._sinks = SinkRunner(config, run_dir)
         self._pulse = Pulse(run_dir)
         self._joined_hosts = JoinedHosts(config, run_dir)
 
@@ -179,14 +179,14 @@ class Supervisor:
                     await self._joined_hosts.left(registry, lambda: self._num_signals > 1)
                 await monitor.end_record(time.monotonic())
                 await self._conclude(registry, ledger, status)
-                await self._sinking.finish(lambda: self._num_signals > 1, has_failed=status.state is RunState.FAILED)
+                await self._sinks.finish(lambda: self._num_signals > 1, has_failed=status.state is RunState.FAILED)
                 if leave is not None:
                     await asyncio.to_thread(leave)
-                if left := await self._mirroring.finish(lambda: self._num_signals > 1, plain=leave is None):
+                if left := await self._mirror.finish(lambda: self._num_signals > 1, plain=leave is None):
                     status = RunStatus(status.state, f"{status.detail}; {left}")
             finally:
-                self._mirroring.close()
-                self._sinking.close()
+                self._mirror.close()
+                self._sinks.close()
                 await asyncio.to_thread(self._processes.close)
                 await ledger.aclose()
                 await registry.aclose()
@@ -289,7 +289,7 @@ class Supervisor:
     async def _conclude(self, registry: Registry, ledger: RedisLedger, status: RunStatus) -> None:
         """Write the last state and the report, unless the ledger is away. A report that cannot be
         written (full disk, changed program) does not change the run's end."""
-        await self._repairing.record()
+        await self._repairs.record()
         await asyncio.to_thread(self._record, lambda: EndRow(RealClock().time(), str(status.state), status.detail))
         try:
             await registry.set_run_status(status)
@@ -316,8 +316,8 @@ class Supervisor:
             for exit_ in ended:
                 self._note(exit_, now)
             monitor.keep_server()
-            self._mirroring.keep(now)
-            self._sinking.keep(now)
+            self._mirror.keep(now)
+            self._sinks.keep(now)
             if now >= self._next_cut_s:
                 self._next_cut_s = now + _CUT_EVERY_S
                 await asyncio.to_thread(self._processes.bound_outputs)
@@ -346,16 +346,16 @@ class Supervisor:
             await self._fence_silent(monitor.registry, beats, now)
             if status.state is RunState.RUNNING:
                 await self._code.look(monitor.registry, beats, now, is_paused=monitor.is_paused)
-                await self._repairing.look(monitor.registry, beats, now)
+                await self._repairs.look(monitor.registry, beats, now)
             await monitor.show(status, beats, self._plan, now)
         except LedgerRefused as error:
-            self._fleet.blind(now)
+            self._fleet.reset_timers(now)
             if status.state is RunState.RUNNING:
                 self._failed_code = ExitCode.CONFIG
                 status = self._ending() or RunStatus(RunState.FAILED, str(error))
         # The ledger is away or was emptied; workers wait for its restart too.
         except LedgerError:
-            self._fleet.blind(now)
+            self._fleet.reset_timers(now)
             if status.state is RunState.RUNNING:
                 status = self._ending() or status
         return status
@@ -418,7 +418,7 @@ class Supervisor:
         code = self._fleet.note(exit_, now)
         if exit_.role is Role.LEARNER:
             self._is_starved |= code == ExitCode.STARVED
-            if was_draining and self._plan.is_stopping and code not in DIED_WELL:
+            if was_draining and self._plan.is_stopping and code not in CLEAN_EXITS:
                 self._learner_drain_code = code if code > 0 else ExitCode.DRAIN_TIMEOUT
 
     def _outcome(self, status: RunStatus) -> RunOutcome:
@@ -438,11 +438,11 @@ class Supervisor:
         return RunOutcome(ExitCode.OK, status)
 
 
-def _places(config: RunConfig, run_dir: Path, command: Command, launcher: Launcher) -> Processes:
+def _fleet_processes(config: RunConfig, run_dir: Path, command: Command, launcher: Launcher) -> Processes:
+    from pipeline.supervisor.fleet_processes import FleetProcesses
     from pipeline.supervisor.launchers.launched import Launched
-    from pipeline.supervisor.places import Places
 
-    return Places(run_dir, command, Launched(launcher, config.launch.poll_s), config.launch.launched)
+    return FleetProcesses(run_dir, command, Launched(launcher, config.launch.poll_s), config.launch.launched)
 
 
 def _generator_demand(config: RunConfig) -> GeneratorDemand | None:

@@ -133,7 +133,7 @@ class Watchdog:
         self._guests: dict[str, _Seen] = {}
         self._looked_s: float | None = None
 
-    def blind(self, now_s: float) -> None:
+    def reset_timers(self, now_s: float) -> None:
         """Record that heartbeats could not be read: all limits start again."""
         for seen in [*self._seen.values(), *self._guests.values()]:
             seen.restart(now_s)
@@ -156,7 +156,7 @@ class Watchdog:
         stood_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         # The reader itself stood still.
         if stood_s > self._timeouts.silent_after_s / 2:
-            self.blind(now_s)
+            self.reset_timers(now_s)
         elif stood_s > self._timeouts.stopped_after_s / 2:
             activity = _NO_ACTIVITY
         self._looked_s = now_s

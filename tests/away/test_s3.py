@@ -15,7 +15,7 @@ from pipeline.config.load import load_config
 from pipeline.data.places import local_file, pin_data
 from pipeline.files.object_store import ObjectStore
 from pipeline.preflight.mirror import check_mirror
-from pipeline.supervisor.mirroring import Mirroring
+from pipeline.supervisor.mirror_runner import MirrorRunner
 from pipeline.training.checkpoints import latest_checkpoint
 from pipeline.training.mirror.fetching import fetch_run
 from pipeline.training.mirror.layout import list_copies
@@ -35,9 +35,9 @@ def run(s3: StoreServer, tmp_path: Path) -> MirroredRun:
     return found
 
 
-def mirroring_of(run: MirroredRun, *overrides: str) -> Mirroring:
+def mirroring_of(run: MirroredRun, *overrides: str) -> MirrorRunner:
     settings = ("checkpoint.mirror_every_s=0", *overrides)
-    return Mirroring(load_config([run.run_dir / "config.toml"], settings), run.run_dir)
+    return MirrorRunner(load_config([run.run_dir / "config.toml"], settings), run.run_dir)
 
 
 def number_of_calls_that_need_no_rights(s3: StoreServer, number: bytes) -> None:
@@ -46,7 +46,7 @@ def number_of_calls_that_need_no_rights(s3: StoreServer, number: bytes) -> None:
     urllib.request.urlopen(urllib.request.Request(address, data=number, headers=plain, method="POST")).read()
 
 
-def until(copies: Mirroring, condition: Callable[[], Any]) -> None:
+def until(copies: MirrorRunner, condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 100
     while not condition():
         assert time.monotonic() < deadline

@@ -23,7 +23,7 @@ from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow
 from pipeline.observability.history import HISTORY_NAME, History, Row
 from pipeline.observability.sinks.record import read_record
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
-from pipeline.supervisor.sinking import Sinking
+from pipeline.supervisor.sink_runner import SinkRunner
 from tests.own_server import free_ports
 from tests.pipeline.observability.rows import evaluation_row, update_row
 from tests.pipeline.op_config import op_config
@@ -57,7 +57,7 @@ async def supervised(run_dir: Path, *overrides: str, has_failed: bool = False) -
     config = op_config(run_dir.parents[1], *overrides)
     write_resolved(config, run_dir)
     FleetHistoryFile(run_dir).append(FleetRow(time.time(), 5.0, num_groups_admitted=7))
-    sinks = Sinking(config, run_dir)
+    sinks = SinkRunner(config, run_dir)
     sinks.keep(time.monotonic())
     began = time.monotonic()
     await sinks.finish(lambda: False, has_failed=has_failed)

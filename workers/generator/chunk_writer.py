@@ -25,7 +25,7 @@ from pipeline.ledger.types import ChunkWrite, WriteStatus
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.open_messages import Parcel
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.runtime.retry import ride_out
+from pipeline.runtime.retry import retry_while_full
 from pipeline.runtime.role_sender import RoleSender
 from protocol.codec import Encoded, encode_once
 from protocol.ids import ChunkId, Role
@@ -158,7 +158,7 @@ class ChunkWriter:
                 self._ctx.log.warning("chunk_write_delayed", chunk=str(chunk.id), reason=str(error))
             self._store_trouble = str(error)
 
-        written = await ride_out(
+        written = await retry_while_full(
             lambda: self._ctx.ledger.write_chunk(self._ctx.who, chunk, encoded),
             clock=self._ctx.clock,
             timeout_s=self._ctx.config.ledger.outage_timeout_s,

@@ -203,7 +203,9 @@ class Reward(Scorer):
 
     async def _take_request(self, endpoint: str, limit: int) -> bool:
         """Take one request of an endpoint's budget, which is the run's."""
-        return await self.ride_out(lambda: self.ctx.ledger.spend(self.ctx.who, f"endpoint/{endpoint}", limit=limit))
+        return await self.retry_while_full(
+            lambda: self.ctx.ledger.spend(self.ctx.who, f"endpoint/{endpoint}", limit=limit)
+        )
 
     # -- one piece ---------------------------------------------------------------------------------
 
@@ -274,7 +276,7 @@ class Reward(Scorer):
             self.ctx.count("judged_accuracy", shaped.accuracy)
         if put_off:
             ids = tuple(put_off)
-            await self.ride_out(lambda: self.ctx.ledger.expire_scoring(self.ctx.who, self.field, ids))
+            await self.retry_while_full(lambda: self.ctx.ledger.expire_scoring(self.ctx.who, self.field, ids))
         if self._guidance is not None:
             scored = await self._guidance.add(scored)
         await self.write_all((chunk, score) for chunk, _, score in scored)

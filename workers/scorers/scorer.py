@@ -20,7 +20,7 @@ from pipeline.runtime.actor import Actor
 from pipeline.runtime.context import ActorContext, WorkInHand
 from pipeline.runtime.open_messages import Parcel
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.runtime.retry import ride_out
+from pipeline.runtime.retry import retry_while_full
 from protocol.complaints import Complaints
 from protocol.endpoints import mailbox_endpoint
 from protocol.trajectory import Field, Score, TrajectoryChunk, field_of
@@ -93,7 +93,7 @@ class Scorer(Actor):
 
     async def _write(self, chunk: TrajectoryChunk, score: Score) -> None:
         self._inbox.done(chunk.id)
-        status = await self.ride_out(lambda: self.ctx.ledger.write_score(self.ctx.who, chunk.id, score))
+        status = await self.retry_while_full(lambda: self.ctx.ledger.write_score(self.ctx.who, chunk.id, score))
         self._inbox.stored(chunk.id)
         field = field_of(score)
         if status is WriteStatus.STORED:
@@ -110,7 +110,7 @@ class Scorer(Actor):
         minute, and few of them: all are counted, and those of dead letters are in the ledger.
         ``field``: the role's by default."""
         of = self.field if field is None else field
-        is_dead = await self.ride_out(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, of, error))
+        is_dead = await self.retry_while_full(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, of, error))
         self.ctx.count("failed")
         # only its type: a message may quote a response
         self._end_span(chunk, of, error=_gist(error).partition(":")[0])
@@ -118,9 +118,9 @@ class Scorer(Actor):
             log.warning("scoring_failed", chunk=str(chunk.id), dead_letter=is_dead, error=error)
         return is_dead
 
-    async def ride_out(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def retry_while_full(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the ledger is full."""
-        return await ride_out(
+        return await retry_while_full(
             call,
             clock=self.ctx.clock,
             timeout_s=self.ctx.config.ledger.outage_timeout_s,

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.process.stacks.parse import Stack, StackLook
+from pipeline.process.stacks.parse import Stack, StackSnapshot
 
 LIFE = "task life"
 """The actor's own task (``pipeline.runtime.worker_process``)."""
@@ -36,7 +36,7 @@ class StackGroup:
     """Whether a larger group of its role stands elsewhere."""
 
 
-def stack_groups(looks: Mapping[str, Sequence[StackLook]]) -> list[StackGroup]:
+def stack_groups(looks: Mapping[str, Sequence[StackSnapshot]]) -> list[StackGroup]:
     """Return the groups by role, the largest of each role first.
 
     ``looks``: each worker's looks in order; at least one. A tie of two groups has no odd one."""
@@ -58,7 +58,7 @@ def stack_groups(looks: Mapping[str, Sequence[StackLook]]) -> list[StackGroup]:
     return found
 
 
-def _standing(looks: Sequence[StackLook]) -> tuple[str, Stack | None]:
+def _standing(looks: Sequence[StackSnapshot]) -> tuple[str, Stack | None]:
     """Return where a worker stands, and its stack there; ``moves`` and None if nowhere."""
     is_busy = False
     for name in ("compute", "main"):

@@ -50,7 +50,7 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class StackLook:
+class StackSnapshot:
     """The stacks of one worker at one moment."""
 
     worker: str
@@ -64,7 +64,7 @@ class StackLook:
         return next((stack for stack in self.stacks if stack.name == name), None)
 
 
-def parse_dump(text: str, *, worker: str, role: str) -> StackLook:
+def parse_dump(text: str, *, worker: str, role: str) -> StackSnapshot:
     """Return the stacks of the first dump in a text; lines that are neither are left out."""
     found: dict[str, list[StackCall]] = {}
     names: dict[str, str] = {}
@@ -90,7 +90,7 @@ def parse_dump(text: str, *, worker: str, role: str) -> StackLook:
         elif (frame := _FRAME.match(line)) and len(frames) < _MAX_FRAMES:
             frames.append(StackCall(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
     stacks = [Stack(_named(key, names, first), tuple(of)) for key, of in found.items()]
-    return StackLook(worker, role, tuple(sorted(stacks, key=lambda stack: stack.name)), is_whole)
+    return StackSnapshot(worker, role, tuple(sorted(stacks, key=lambda stack: stack.name)), is_whole)
 
 
 def _named(key: str, names: dict[str, str], first: str) -> str:

@@ -16,7 +16,7 @@ from pipeline.process import records
 from pipeline.process.records import ProcessIdentity, Started
 from pipeline.process.stacks.alike import stack_groups
 from pipeline.process.stacks.dump import END, SIGNAL, request_pipe, send_request, stack_file
-from pipeline.process.stacks.parse import StackLook, parse_dump
+from pipeline.process.stacks.parse import StackSnapshot, parse_dump
 from pipeline.process.stacks.words import stand_lines
 
 ANSWER_S = 3.0
@@ -33,7 +33,7 @@ _MAX_READ = 4 << 20
 class StackAnswers:
     """Answers of a run's workers to one request."""
 
-    looks: dict[str, StackLook] = field(default_factory=dict[str, StackLook])
+    looks: dict[str, StackSnapshot] = field(default_factory=dict[str, StackSnapshot])
     missing: dict[str, str] = field(default_factory=dict[str, str])
     """Why a worker has no look."""
 
@@ -135,7 +135,7 @@ def stands_of(
     here = [worker for worker in workers if worker in started]
     roles = {started[worker].role for worker in here}
     asked = [name for name, record in started.items() if record.role in roles]
-    looks: dict[str, list[StackLook]] = {}
+    looks: dict[str, list[StackSnapshot]] = {}
     missing = dict[str, str]()
     for number in range(num_looks if asked else 0):
         if number:

@@ -189,12 +189,12 @@ class JoinedSupervisor:
             await fleet.fence_exited(registry, beats)
             await fleet.replace(registry, beats, now, await self._overdue(ledger, now))
         except LedgerRefused as error:
-            fleet.watchdog.blind(now)
+            fleet.watchdog.reset_timers(now)
             self._refusal.by_ledger(str(error))
             return str(error)
         except LedgerError:
             # Workers wait for it too.
-            fleet.watchdog.blind(now)
+            fleet.watchdog.reset_timers(now)
             return ""
         self._state = status.state
         if status.state in _ENDED:

@@ -104,9 +104,9 @@ def launcher_of(config: RunConfig, run_dir: Path) -> Launcher | None:
     if not config.launch.launched:
         return None
     if config.launch.on == "join":
-        from pipeline.supervisor.launchers.here import here
+        from pipeline.supervisor.launchers.local_join import local_join_launcher
 
-        return here(config, run_dir, tokens_of(run_dir))
+        return local_join_launcher(config, run_dir, tokens_of(run_dir))
     return build_launcher(config.launch, join_command(config, run_dir), launched_workers(config))
 
 
@@ -123,9 +123,9 @@ def end_jobs(config: RunConfig, run_dir: Path) -> int:
 
 def clear_jobs(launcher: Launcher, run_dir: Path) -> None:
     """Remove what the ended jobs of a run left on its own host. Raises LaunchFailed."""
-    from pipeline.supervisor.launchers.here import HereLauncher
+    from pipeline.supervisor.launchers.local_join import LocalJoinLauncher
 
-    if isinstance(launcher, HereLauncher):
+    if isinstance(launcher, LocalJoinLauncher):
         launcher.clear(run_dir / "logs")
 
 

@@ -1,1 +1,1 @@
-"""Which repair comes next for a worker that is lost or suspected: the ladder."""
+"""Which repair comes next for a worker that is lost or suspected: the escalation."""

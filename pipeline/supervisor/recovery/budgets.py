@@ -1,11 +1,11 @@
-"""The ladder's budgets: restarts that incidents order, and evictions. Pure; times are arguments."""
+"""Budgets of repairs: restarts that incidents order, and evictions. Pure; times are arguments."""
 
 from __future__ import annotations
 
 from collections import deque
 
+from pipeline.supervisor.recovery.levels import EscalationLimits
 from pipeline.supervisor.recovery.past import PastRepairs
-from pipeline.supervisor.recovery.rungs import LadderLimits
 
 
 class _Window:
@@ -27,9 +27,9 @@ class _Window:
 
 
 class Budgets:
-    """One ladder's budgets, and their use so far."""
+    """The budgets of one run, and their use so far."""
 
-    def __init__(self, limits: LadderLimits) -> None:
+    def __init__(self, limits: EscalationLimits) -> None:
         self._limits = limits
         self._restarts: dict[str, _Window] = {}
         self._evictions = _Window(limits.window_s)

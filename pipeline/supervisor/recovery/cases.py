@@ -1,4 +1,4 @@
-"""A case: one worker with its present rung, from the first sign until it is repaired or out."""
+"""A case: one worker with its present level, from the first sign until it is repaired or out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pipeline.supervisor.recovery.rungs import FINAL, Rung
+from pipeline.supervisor.recovery.levels import FINAL, RepairLevel
 from protocol.ids import Role
 
 
@@ -17,9 +17,9 @@ class Case:
     number: int
     worker: str
     role: Role
-    rung: Rung
+    level: RepairLevel
     deadline_s: float
-    """Of the rung; infinite for a final one, and for advice until its incident ends."""
+    """Of the level; infinite for a final one, and for advice until its incident ends."""
     reason: str
     is_own: bool = False
     """Whether the supervisor has seen the loss itself."""
@@ -48,13 +48,13 @@ class Case:
 
     @property
     def is_final(self) -> bool:
-        """Whether no rung follows."""
-        return self.rung in FINAL
+        """Whether no level follows."""
+        return self.level in FINAL
 
     @property
     def is_suspicion(self) -> bool:
         """Whether nothing was done to its worker yet."""
-        return self.rung in (Rung.TOLERATE, Rung.SELF_CHECK)
+        return self.level in (RepairLevel.TOLERATE, RepairLevel.SELF_CHECK)
 
     @property
     def is_repairing(self) -> bool:

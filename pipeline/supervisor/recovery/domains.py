@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.supervisor.recovery.rungs import (
+from pipeline.supervisor.recovery.levels import (
     OF_LINKS,
     RESTART_MENDS,
     Abilities,
     IncidentSign,
     Member,
-    Rung,
+    RepairLevel,
     left_to,
 )
 from protocol.ids import Role
@@ -130,18 +130,18 @@ def _goes_as_a_whole(mates: Mapping[str, Member], roster: Mapping[str, Member], 
     return all(others_at_work("", role, roster, {*mates, *sick}) for role in roles)
 
 
-def lack_of(rung: Rung, worker: str, roster: Mapping[str, Member], abilities: Abilities) -> str:
-    """Return why a rung cannot be taken for a worker, or "".
+def lack_of(level: RepairLevel, worker: str, roster: Mapping[str, Member], abilities: Abilities) -> str:
+    """Return why a level cannot be taken for a worker, or "".
 
     A standby serves the run's own host."""
     member = roster.get(worker)
     has_standby = member is not None and not member.is_guest and member.role in abilities.standby_roles
     means = {
-        Rung.REPLACE: (has_standby, "no standby is there"),
-        Rung.ROLLBACK: (
+        RepairLevel.REPLACE: (has_standby, "no standby is there"),
+        RepairLevel.ROLLBACK: (
             member is not None and member.role in abilities.rollback_roles,
             "no update of code or settings that it takes is there to go back from",
         ),
     }
-    is_possible, lack = means.get(rung, (True, ""))
+    is_possible, lack = means.get(level, (True, ""))
     return "" if is_possible else lack

@@ -1,8 +1,8 @@
-"""Budgets of the ladder that earlier supervisors have used, by their record. Pure.
+"""Budgets of repairs that earlier supervisors have used, by their record. Pure.
 
 A supervisor that is started again must not give a flapping worker all its repairs once more. The
 restarts that incidents ordered, the evictions, and the losses in a row are counted in the steps of
-``repairs.jsonl``. Steps older than the ladder's window count for nothing."""
+``repairs.jsonl``. Steps older than the window count for nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.observability.repairs import StepRow
-from pipeline.supervisor.recovery.rungs import Rung, StepOutcome
+from pipeline.supervisor.recovery.levels import RepairLevel, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _PastCase:
 def past_repairs(rows: Iterable[StepRow], at_s: float, window_s: float) -> PastRepairs:
     """Return what steps, oldest first, leave at a time.
 
-    A case is over once its last step is a rung that is done, without a further deadline or past it.
+    A case is over once its last step is a level that is done, without a further deadline or past it.
 
     Args:
         rows: Steps of all earlier supervisors.
@@ -51,15 +51,19 @@ def past_repairs(rows: Iterable[StepRow], at_s: float, window_s: float) -> PastR
             continue
         case = cases.setdefault(row.case, _PastCase(row.worker))
         has_begun = row.outcome == StepOutcome.BEGUN
-        if row.rung == Rung.ISOLATE and row.outcome == StepOutcome.DONE:
+        if row.rung == RepairLevel.ISOLATE and row.outcome == StepOutcome.DONE:
             # the supervisor has seen the loss itself
             case.is_own = True
             case.num_losses += 1
-        elif has_begun and (row.rung == Rung.ISOLATE or (row.rung == Rung.ROLE_RESTART and not case.is_own)):
+        elif has_begun and (
+            row.rung == RepairLevel.ISOLATE or (row.rung == RepairLevel.ROLE_RESTART and not case.is_own)
+        ):
             restarts.setdefault(row.worker, []).append(age_s)
-        elif has_begun and row.rung == Rung.EVICT:
+        elif has_begun and row.rung == RepairLevel.EVICT:
             evictions.append(age_s)
-        case.is_closed = row.outcome == StepOutcome.DONE and (row.limit_s or 0.0) <= age_s and row.rung != Rung.ISOLATE
+        case.is_closed = (
+            row.outcome == StepOutcome.DONE and (row.limit_s or 0.0) <= age_s and row.rung != RepairLevel.ISOLATE
+        )
     losses = dict[str, int]()
     for case in cases.values():
         losses[case.worker] = 0 if case.is_closed else case.num_losses

@@ -2,7 +2,7 @@
 
 The files of the newest checkpoint and of what belongs to it (``staging``) are stored first, then
 the copy's manifest. Superseded copies are removed last. A call waits for the store; the supervisor
-ends the process when nothing moves (``pipeline.supervisor.mirroring``)."""
+ends the process when nothing moves (``pipeline.supervisor.mirror_runner``)."""
 
 from __future__ import annotations
 

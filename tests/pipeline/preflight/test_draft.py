@@ -26,7 +26,7 @@ from pipeline.preflight.checks import preflight
 from pipeline.preflight.data_form import DataForm, read_form
 from pipeline.preflight.draft import HARDWARE, Choices, Surroundings, draft
 from pipeline.preflight.learning_rate import learning_rate
-from pipeline.preflight.unwise import unwise
+from pipeline.preflight.lint import lint
 from pipeline.runtime.machine import Machine
 from protocol.errors import DataError
 from tests.pipeline.op_config import MODEL
@@ -59,7 +59,7 @@ def test_every_algorithm_and_hardware_passes_config_check(tmp_path: Path, algori
     assert "verifiers: arithmetic" in findings
     assert [line for line in findings if line.startswith("set, but not read")] == []
     if hardware == "laptop":
-        assert unwise(config, Machine(2, 10**10)) == []
+        assert lint(config, Machine(2, 10**10)) == []
 
 
 def test_comments_are_the_schemas_own_words(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from pipeline.supervisor.fleet_plan import WorkerPhase
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Processes, worker_command
-from pipeline.supervisor.repairing import made_ladder
+from pipeline.supervisor.repair_executor import made_escalation
 from pipeline.supervisor.rollout import RolloutState
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from pipeline.supervisor.standbys.pool import StandbyKind
@@ -88,8 +88,10 @@ class Desk:
 
     def supervise(self, now: float) -> None:
         """Be a supervisor that starts, or takes the processes over that are there."""
-        self.ladder = made_ladder(self.config, self.run_dir)
-        self.fleet = HostFleet(self.config, self.run_dir, worker_command, processes=self.processes, ladder=self.ladder)
+        self.escalation = made_escalation(self.config, self.run_dir)
+        self.fleet = HostFleet(
+            self.config, self.run_dir, worker_command, processes=self.processes, escalation=self.escalation
+        )
         for worker in self.processes.there:
             self.fleet.plan.adopt(worker, Role(worker.partition("-")[0]))
         self.follow(now)
@@ -278,7 +280,7 @@ async def test_new_code_that_makes_a_worker_stand_still_is_rolled_back_and_the_r
     assert desk.processes.codes[-1] is None
     desk.end(worker, -signal.SIGKILL, now)
     assert plan.failure is None and desk.phase(worker) is WorkerPhase.BACKOFF
-    assert desk.ladder.cases == ()
+    assert desk.escalation.cases == ()
 
 
 async def test_a_worker_that_never_starts_by_new_code_fails_it_in_every_stage(desk: Desk) -> None:

@@ -20,7 +20,7 @@ from pipeline.supervisor.fleet_plan import wanted_names
 from pipeline.supervisor.run_folder import run_lock
 from protocol.ids import Incarnation, Role
 from tests.pipeline.supervisor.supervised import Run
-from tests.pipeline.supervisor.test_places import LaunchedRun
+from tests.pipeline.supervisor.test_fleet_processes import LaunchedRun
 
 pytestmark = pytest.mark.timeout(90)
 FLEET = Fleet({Role.LEARNER: 1, Role.GENERATOR: 3, Role.REWARD: 2})

@@ -125,12 +125,12 @@ def test_the_file_keeps_the_newest_and_skips_what_is_damaged(tmp_path: Path, mon
 def test_steps_and_repairs_share_a_file_and_each_reader_takes_its_own(tmp_path: Path):
     step = StepRow(5.0, 3, "generator-1", "generator", "evict", "begun", "4 losses in a row", None)
     add_repair(tmp_path, row(1))
-    add_steps(tmp_path, [step, replace(step, rung="replay", limit_s=60.0)])
+    add_steps(tmp_path, [step, replace(step, level="replay", limit_s=60.0)])
     add_repair(tmp_path, row(2))
     with (tmp_path / REPAIRS_NAME).open("ab") as file:
         file.write(b'{"kind": "step", "case": "x"}\n{"kind": "step", "at_s": 1}\n{"at_s": "x"}\nnonsense\n')
     assert read_repairs(tmp_path) == ([row(1), row(2)], 2)
-    assert read_steps(tmp_path) == [step, replace(step, rung="replay", limit_s=60.0)]
+    assert read_steps(tmp_path) == [step, replace(step, level="replay", limit_s=60.0)]
     inode = (tmp_path / REPAIRS_NAME).stat().st_ino
     add_steps(tmp_path, [step])
     assert (tmp_path / REPAIRS_NAME).stat().st_ino == inode, "it is appended to, not written anew"

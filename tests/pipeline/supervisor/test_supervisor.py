@@ -44,7 +44,7 @@ class LastCopies(NoMirror):
 
 def test_one_signal_drains_everything_and_leaves_no_process(tmp_path: Path) -> None:
     run, order = Run(tmp_path), list[str]()
-    run.supervisor._mirroring = LastCopies(order)
+    run.supervisor._mirror = LastCopies(order)
     run.leave = lambda: order.append("the terminal is free")
     run.when_live(run.interrupt)
     outcome = run.until_end()

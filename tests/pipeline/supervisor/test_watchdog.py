@@ -152,7 +152,7 @@ def test_a_worker_is_not_taken_for_stopped_while_the_reader_itself_stood_still(d
     """A host that was suspended, or a ledger that was away."""
     assert _replaced_at(dog, [7] * 4) is None
     assert dog.look([_beat(5.0)], PIDS, 6.0, activity={"reward-0": _done(7)}) == {}
-    dog.blind(7.0)
+    dog.reset_timers(7.0)
     found = _replaced_at(dog, [7] * 9, start_s=7)
     assert found is not None
     assert found[0] == 11
@@ -302,7 +302,7 @@ def test_a_wall_clock_that_jumps_kills_nobody(dog: Watchdog) -> None:
 def test_a_ledger_that_was_away_kills_nobody(dog: Watchdog) -> None:
     dog.look([_beat(5.0)], PIDS, 0.0)
     for second in range(1, 50):
-        dog.blind(float(second))
+        dog.reset_timers(float(second))
     assert dog.look([_beat(5.0)], PIDS, 51.0) == {}
     assert dog.look([_beat(52.0)], PIDS, 52.0) == {}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.process.stacks.alike import StackGroup, stack_groups
-from pipeline.process.stacks.parse import Stack, StackCall, StackLook
+from pipeline.process.stacks.parse import Stack, StackCall, StackSnapshot
 
 IDLE = Stack("main", (StackCall("/lib/python3.11/selectors.py", 468, "select"),))
 NO_WORK = Stack("compute", (StackCall("/lib/python3.11/concurrent/futures/thread.py", 81, "_worker"),))
@@ -21,8 +21,8 @@ def awaits(function: str) -> Stack:
     return Stack("task life", (StackCall("/x/pipeline/runtime/clock.py", 40, function),))
 
 
-def look(worker: str, *stacks: Stack, role: str = "generator") -> StackLook:
-    return StackLook(worker, role, (IDLE, *stacks), is_whole=True)
+def look(worker: str, *stacks: Stack, role: str = "generator") -> StackSnapshot:
+    return StackSnapshot(worker, role, (IDLE, *stacks), is_whole=True)
 
 
 def groups_of(**stacks: tuple[Stack, ...]) -> list[StackGroup]:

@@ -20,7 +20,7 @@ from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.sinks.record import read_record
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.exit_codes import ExitCode
-from pipeline.supervisor.sinking import Sinking
+from pipeline.supervisor.sink_runner import SinkRunner
 from tests.pipeline.observability.rows import update_row
 from tests.pipeline.observability.sinks.event_reader import standing
 from tests.pipeline.op_config import op_config
@@ -101,10 +101,10 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
     assert marked(WORKER_MARK, worker_mark(folder)) == [], "a process of a sink is left"
 
 
-def sinking_of(run_dir: Path, *overrides: str) -> Sinking:
+def sinking_of(run_dir: Path, *overrides: str) -> SinkRunner:
     config = op_config(run_dir.parent, *overrides)
     write_resolved(config, run_dir)
-    return Sinking(config, run_dir)
+    return SinkRunner(config, run_dir)
 
 
 def append(run_dir: Path, *updates: int) -> None:
@@ -118,7 +118,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def until(sinks: Sinking, condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
+def until(sinks: SinkRunner, condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
@@ -126,7 +126,7 @@ def until(sinks: Sinking, condition: Callable[[], Any], timeout_s: float = 30.0)
         time.sleep(0.02)
 
 
-async def finished(sinks: Sinking, *, has_failed: bool = False) -> float:
+async def finished(sinks: SinkRunner, *, has_failed: bool = False) -> float:
     began = time.monotonic()
     await sinks.finish(lambda: False, has_failed=has_failed)
     sinks.close()

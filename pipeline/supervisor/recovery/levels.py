@@ -1,6 +1,6 @@
-"""The words of the ladder: its rungs, limits, orders and steps, and what it knows of workers.
+"""The words of the escalation: its levels, limits, orders and steps, and what it knows of workers.
 
-Each rung but the last two has a deadline. A rung that does not bring the worker back by then
+Each level but the last two has a deadline. A level that does not bring the worker back by then
 hands the case on to the next one."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 from protocol.ids import Role
 
 
-class Rung(StrEnum):
-    """One repair. The order is that of the ladder."""
+class RepairLevel(StrEnum):
+    """One repair. The order is that of the escalation."""
 
     TOLERATE = "tolerate"
     """Wait: it may pass."""
@@ -34,15 +34,15 @@ class Rung(StrEnum):
     ROLLBACK = "rollback"
     """Go back to the code or configuration before the last update of it."""
     WHOLE_RUN = "whole_run"
-    """End the run with a sentence; the last rung."""
+    """End the run with a sentence; the last level."""
 
 
-LADDER: Final = tuple(Rung)
-FINAL: Final = frozenset({Rung.EVICT, Rung.WHOLE_RUN})
+LEVELS: Final = tuple(RepairLevel)
+FINAL: Final = frozenset({RepairLevel.EVICT, RepairLevel.WHOLE_RUN})
 
 
 class RepairPolicy(StrEnum):
-    """Signs that the ladder acts on. Dead and stuck workers are restarted in any case."""
+    """Signs that are acted on. Dead and stuck workers are restarted in any case."""
 
     ACT = "act"
     """On incidents, and on the supervisor's own signs."""
@@ -53,7 +53,7 @@ class RepairPolicy(StrEnum):
 
 
 class StepOutcome(StrEnum):
-    """The outcome of a rung, in the record."""
+    """The outcome of a level, in the record."""
 
     BEGUN = "begun"
     DONE = "done"
@@ -70,7 +70,7 @@ class StepOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LadderLimits:
+class EscalationLimits:
     """Deadlines in seconds, and budgets."""
 
     tolerate_s: float = 10.0
@@ -113,7 +113,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class IncidentSign:
-    """An open incident, as far as the ladder reads it."""
+    """An open incident, as far as repairs need it."""
 
     number: int
     component: str
@@ -130,7 +130,7 @@ class IncidentSign:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Means of the higher rungs."""
+    """Means of the higher levels."""
 
     standby_roles: frozenset[Role] = frozenset()
     """Roles that a ready standby may take on."""
@@ -144,12 +144,12 @@ class Abilities:
 class RepairOrder:
     """One repair to carry out now."""
 
-    rung: Rung
+    level: RepairLevel
     case: int
     worker: str
     reason: str
     deadline_s: float
-    """By the ladder's clock; infinite for a final rung."""
+    """By the clock of ``tick``; infinite for a final level."""
     workers: tuple[str, ...] = ()
     """Those that it is carried out on."""
     host: str = ""
@@ -168,7 +168,7 @@ class RepairStep:
     worker: str
     role: str
     """Empty for a link and for the ledger, which have no case."""
-    rung: Rung
+    level: RepairLevel
     outcome: StepOutcome
     sentence: str
     limit_s: float | None = None
@@ -183,7 +183,7 @@ OF_LINKS: Final = frozenset(
     {"undelivered", "sender_blocked", "unacknowledged", "never_started", "slow_link", "refused", "silent", "errors"}
 )
 """Kinds of incidents about a link that a new process at one end may mend."""
-_NO_RUNG: Final[Mapping[str, str]] = {
+_NO_REPAIR: Final[Mapping[str, str]] = {
     "clock": "set the clock of its host (NTP); no decision depends on it",
     "deadlock": "workers wait for one another in a circle: `headrace fleet stacks` shows where",
     "disk": "make room or grant rights on its disk; a restart does neither",
@@ -204,8 +204,8 @@ _NO_RUNG: Final[Mapping[str, str]] = {
 
 
 def left_to(kind: str) -> str:
-    """Return what helps against a kind of incident that no rung repairs."""
-    return _NO_RUNG.get(kind, "no rung repairs this kind: look at the incident's evidence")
+    """Return what helps against a kind of incident that no level repairs."""
+    return _NO_REPAIR.get(kind, "no level repairs this kind: look at the incident's evidence")
 
 
 def within(deadline_s: float, now_s: float) -> float | None:

@@ -22,7 +22,7 @@ _HEARTBEATS: Final = 3.0
 """Seconds of heartbeats, which come every second, that may be late on a busy machine."""
 
 
-def unwise(config: RunConfig, machine: Machine) -> list[CheckFinding]:
+def lint(config: RunConfig, machine: Machine) -> list[CheckFinding]:
     """Return a warning for each combination that is allowed, and seldom meant, on this machine."""
     return [finding for rule in _RULES for finding in rule(config, machine)]
 

@@ -1,4 +1,4 @@
-"""The ladder of repair. Pure: times and signs are arguments, orders are returned.
+"""The escalation of repairs. Pure: times and signs are arguments, orders are returned.
 
     an incident opens ──> tolerate ──it is quiet, then ends──> (passed)
                              │ it lasts; of wrong tokens, after a self-check: what that proves is evicted
@@ -11,9 +11,9 @@
                              ▼
                          role_restart ──> rollback ──> whole_run: the run ends
 
-The supervisor restarts dead and stuck workers by itself (``fleet_plan``, ``watchdog``). The ladder
+The supervisor restarts dead and stuck workers by itself (``fleet_plan``, ``watchdog``). The escalation
 follows these repairs, and orders only what comes after them. It orders restarts itself where an
-incident alone is the sign. A rung without the means for it is skipped with a sentence.
+incident alone is the sign. A level without the means for it is skipped with a sentence.
 
 At most one case is open for a worker. An incident is part of one case. So it evicts at most one
 worker, or one sick device or host."""
@@ -34,30 +34,30 @@ from pipeline.supervisor.recovery.domains import (
     one_missing,
     others_at_work,
 )
-from pipeline.supervisor.recovery.past import PastRepairs
-from pipeline.supervisor.recovery.rungs import (
-    LADDER,
+from pipeline.supervisor.recovery.levels import (
+    LEVELS,
     PROVABLE,
     Abilities,
+    EscalationLimits,
     IncidentSign,
-    LadderLimits,
     Member,
+    RepairLevel,
     RepairOrder,
     RepairPolicy,
     RepairStep,
-    Rung,
     StepOutcome,
 )
+from pipeline.supervisor.recovery.past import PastRepairs
 from protocol.ids import Role
 
-_LIMITS = LadderLimits()
+_LIMITS = EscalationLimits()
 _NONE = Abilities()
 
 
-class Ladder:
+class Escalation:
     """The cases of one run."""
 
-    def __init__(self, policy: RepairPolicy, limits: LadderLimits = _LIMITS, *, next_case: int = 1) -> None:
+    def __init__(self, policy: RepairPolicy, limits: EscalationLimits = _LIMITS, *, next_case: int = 1) -> None:
         """``next_case``: number of the next case; earlier supervisors had those below."""
         self._policy, self._limits = policy, limits
         self._next = next_case
@@ -94,37 +94,37 @@ class Ladder:
             return
         case = self._cases.get(worker)
         if case is None:
-            case = self._open(worker, role, Rung.TOLERATE, math.inf, reason)
+            case = self._open(worker, role, RepairLevel.TOLERATE, math.inf, reason)
             case.num_losses = self._budgets.past_losses(worker)
         if case.is_down or (case.is_final and not case.is_advised):
             return
         if not case.is_own:
             # what was advised of an incident is overtaken
-            case.rung = Rung.RESTART if case.is_advised or case.is_suspicion else case.rung
+            case.level = RepairLevel.RESTART if case.is_advised or case.is_suspicion else case.level
             case.is_own, case.is_advised = True, False
         case.is_down, case.worked_s = True, None
         case.reason = reason
         case.num_losses += 1
-        if case.rung is Rung.REPLACE and case.num_losses <= self._limits.max_repairs:
-            case.rung = Rung.RESTART
-        if case.rung in (Rung.RESTART, Rung.REPLACE) and case.num_losses > self._limits.max_repairs:
+        if case.level is RepairLevel.REPLACE and case.num_losses <= self._limits.max_repairs:
+            case.level = RepairLevel.RESTART
+        if case.level in (RepairLevel.RESTART, RepairLevel.REPLACE) and case.num_losses > self._limits.max_repairs:
             self._follow(case, now_s)
             limit = f"none followed by {self._limits.steady_s:g} s of work; {self._limits.max_repairs} are allowed"
             self._hand_on(case, now_s, f"{case.num_losses} losses in a row, {limit}")
             return
         self._follow(case, now_s)
         words = "its epoch is fenced, now or with the ledger's next answer: others go on with what it held"
-        self._note(case, Rung.ISOLATE, StepOutcome.DONE, words)
-        self._note(case, case.rung, StepOutcome.BEGUN, f"the supervisor starts it again: {reason}", now_s)
+        self._note(case, RepairLevel.ISOLATE, StepOutcome.DONE, words)
+        self._note(case, case.level, StepOutcome.BEGUN, f"the supervisor starts it again: {reason}", now_s)
 
     def started(self, now_s: float, worker: str, standby: str = "") -> None:
         """Note the start of a process, or that ``standby`` takes over, where one was lost."""
         if (case := self._cases.get(worker)) is not None and not case.is_suspicion:
             case.is_down = False
             self._follow(case, now_s)
-            if standby and case.rung in (Rung.RESTART, Rung.REPLACE):
-                case.rung = Rung.REPLACE
-                self._note(case, case.rung, StepOutcome.BEGUN, f"{standby} takes over, with its model loaded", now_s)
+            if standby and case.level in (RepairLevel.RESTART, RepairLevel.REPLACE):
+                case.level = RepairLevel.REPLACE
+                self._note(case, case.level, StepOutcome.BEGUN, f"{standby} takes over, with its model loaded", now_s)
 
     def moved(self, now_s: float, worker: str) -> None:
         """Note a sign of loading: the deadline begins anew."""
@@ -136,7 +136,7 @@ class Ladder:
         if (case := self._cases.get(worker)) is not None and case.is_repairing and not case.is_down:
             case.worked_s = now_s
             case.deadline_s = now_s + self._limits.steady_s
-            self._note(case, case.rung, StepOutcome.DONE, "it works again", now_s)
+            self._note(case, case.level, StepOutcome.DONE, "it works again", now_s)
 
     def left(self, worker: str) -> None:
         """Note a worker that is not wanted any more: its case is closed."""
@@ -155,17 +155,17 @@ class Ladder:
         """Return whether a worker that must not be started again is evicted; else the run ends.
 
         Args:
-            now_s: The ladder's time.
+            now_s: The caller's clock.
             worker: Its name.
             role: Its role.
             reason: Why it is not started again: a budget, or an error that repeats.
             is_its_own: Whether all failures that count were this worker's."""
-        case = self._cases.get(worker) or self._open(worker, role, Rung.RESTART, math.inf, reason)
+        case = self._cases.get(worker) or self._open(worker, role, RepairLevel.RESTART, math.inf, reason)
         case.is_own, case.is_down, case.reason = True, True, reason
-        if case.rung is Rung.EVICT:
+        if case.level is RepairLevel.EVICT:
             return True
-        self._note(case, Rung.RESTART, StepOutcome.FAILED, reason)
-        case.rung = Rung.EVICT
+        self._note(case, RepairLevel.RESTART, StepOutcome.FAILED, reason)
+        case.level = RepairLevel.EVICT
         refusal = self._refusal(case, now_s)
         if not is_its_own:
             refusal = "other workers of the role failed in the same way, so the fault is not its own"
@@ -173,12 +173,12 @@ class Ladder:
             self._evict(case, now_s)
             return True
         if refusal:
-            self._note(case, Rung.EVICT, StepOutcome.REFUSED, refusal)
+            self._note(case, RepairLevel.EVICT, StepOutcome.REFUSED, refusal)
         else:
             words = "recovery.policy is advise; otherwise it would be evicted, and the run would go on"
-            self._note(case, Rung.EVICT, StepOutcome.ADVISED, words)
-        case.rung, case.deadline_s = Rung.WHOLE_RUN, math.inf
-        self._note(case, Rung.WHOLE_RUN, StepOutcome.BEGUN, f"the run ends: {worker} {reason}")
+            self._note(case, RepairLevel.EVICT, StepOutcome.ADVISED, words)
+        case.level, case.deadline_s = RepairLevel.WHOLE_RUN, math.inf
+        self._note(case, RepairLevel.WHOLE_RUN, StepOutcome.BEGUN, f"the run ends: {worker} {reason}")
         return False
 
     def checked(self, now_s: float, worker: str, found: str) -> None:
@@ -186,25 +186,25 @@ class Ladder:
         under suspicion that are not evicted are restarted, where the policy lets it."""
         if worker:
             self._proven(now_s, worker, found)
-        for case in [case for case in self._cases.values() if case.rung is Rung.SELF_CHECK]:
+        for case in [case for case in self._cases.values() if case.level is RepairLevel.SELF_CHECK]:
             if case.worker != worker:
                 words = f"its answer is not proven wrong: {worker} is faulty, {found}" if worker else found
-                self._note(case, Rung.SELF_CHECK, StepOutcome.DONE, words)
+                self._note(case, RepairLevel.SELF_CHECK, StepOutcome.DONE, words)
             self._restart(case, now_s)
 
     def _proven(self, now_s: float, worker: str, why: str) -> None:
         member, before = self._roster.get(worker), self._cases.get(worker)
         if member is None or (before is not None and before.is_final):
             return
-        case = before or self._open(worker, member.role, Rung.TOLERATE, math.inf, why)
-        self._note(case, Rung.SELF_CHECK, StepOutcome.DONE, f"{worker} computes wrongly: {why}")
+        case = before or self._open(worker, member.role, RepairLevel.TOLERATE, math.inf, why)
+        self._note(case, RepairLevel.SELF_CHECK, StepOutcome.DONE, f"{worker} computes wrongly: {why}")
         refusal = self._refusal(case, now_s)
         if not refusal and self._policy is not RepairPolicy.ADVISE:
             case.reason = why
             self._evict(case, now_s)
             return
         words = refusal or "recovery.policy is advise; otherwise it would be evicted"
-        self._note(case, Rung.EVICT, StepOutcome.REFUSED if refusal else StepOutcome.ADVISED, words)
+        self._note(case, RepairLevel.EVICT, StepOutcome.REFUSED if refusal else StepOutcome.ADVISED, words)
         if before is None:
             self.left(worker)
 
@@ -227,7 +227,7 @@ class Ladder:
             case.quiet.add(sign.number)
         elif sign.number in case.quiet:
             case.quiet.discard(sign.number)
-            if case.rung is Rung.TOLERATE and case.waits:
+            if case.level is RepairLevel.TOLERATE and case.waits:
                 case.deadline_s = now_s + max(0.0, self._limits.tolerate_s - sign.found_s)
 
     def _suspect(self, now_s: float, sign: IncidentSign) -> str:
@@ -240,9 +240,9 @@ class Ladder:
         case = self._cases.get(worker)
         if case is None:
             deadline_s = now_s + self._limits.tolerate_s
-            case = self._open(worker, self._roster[worker].role, Rung.TOLERATE, deadline_s, reason)
+            case = self._open(worker, self._roster[worker].role, RepairLevel.TOLERATE, deadline_s, reason)
             case.signed_s, case.stood_s = now_s, sign.stood_s
-            self._note(case, Rung.TOLERATE, StepOutcome.BEGUN, reason, now_s)
+            self._note(case, RepairLevel.TOLERATE, StepOutcome.BEGUN, reason, now_s)
         case.incidents.add(sign.number)
         if sign.is_quiet:
             case.quiet.add(sign.number)
@@ -257,27 +257,27 @@ class Ladder:
         case.quiet.discard(number)
         is_waiting = case.is_suspicion or (case.is_advised and not case.is_own)
         if not case.incidents and is_waiting:
-            self._note(case, case.rung, StepOutcome.DONE, "its incident has ended by itself")
+            self._note(case, case.level, StepOutcome.DONE, "its incident has ended by itself")
             del self._cases[worker]
 
     # -- time --------------------------------------------------------------------------------------
 
-    def blind(self, now_s: float, *, only_incidents: bool = False) -> None:
+    def reset_timers(self, now_s: float, *, only_incidents: bool = False) -> None:
         """Note that nothing could be read, or no observer looks: those deadlines begin anew."""
         for case in self._cases.values():
             if case.waits and (case.is_suspicion or not only_incidents):
                 limits = self._limits
-                rests = {Rung.TOLERATE: limits.tolerate_s, Rung.SELF_CHECK: limits.self_check_s}
-                rest_s = rests.get(case.rung, limits.restart_timeout_s)
+                rests = {RepairLevel.TOLERATE: limits.tolerate_s, RepairLevel.SELF_CHECK: limits.self_check_s}
+                rest_s = rests.get(case.level, limits.restart_timeout_s)
                 case.deadline_s = max(case.deadline_s, now_s + rest_s)
 
     def tick(self, now_s: float, roster: Mapping[str, Member], abilities: Abilities = _NONE) -> list[RepairOrder]:
         """Return what is to be done now.
 
         Args:
-            now_s: The ladder's time.
+            now_s: The caller's clock.
             roster: All workers that are there or wanted, by name. Cases of others are closed.
-            abilities: Means of the higher rungs."""
+            abilities: Means of the higher levels."""
         self._roster, self._abilities = roster, abilities
         for worker in [worker for worker in self._cases if worker not in roster]:
             self._vanished(worker)
@@ -288,22 +288,22 @@ class Ladder:
         return self._decisions.taken_orders()
 
     def failed(self, now_s: float, order: RepairOrder, why: str) -> None:
-        """Note that an order could not be carried out; the next rung follows."""
+        """Note that an order could not be carried out; the next level follows."""
         case = self._cases.get(order.worker)
-        if case is not None and case.number == order.case and case.rung is order.rung:
+        if case is not None and case.number == order.case and case.level is order.level:
             case.worked_s = None
             self._hand_on(case, now_s, why)
 
     def _overdue(self, case: Case, now_s: float) -> None:
-        if case.rung is Rung.TOLERATE and case.is_provable and not case.is_quiet:
+        if case.level is RepairLevel.TOLERATE and case.is_provable and not case.is_quiet:
             self._self_check(case, now_s)
-        elif case.rung is Rung.TOLERATE:
+        elif case.level is RepairLevel.TOLERATE:
             self._restart(case, now_s)
-        elif case.rung is Rung.SELF_CHECK:
+        elif case.level is RepairLevel.SELF_CHECK:
             self._hand_on(case, now_s, f"it has not ended within {self._limits.self_check_s:g} s")
         elif case.worked_s is None and self._roster[case.worker].is_away:
             words = "its own supervisor has not started it again: the worker has left, or its host is cut off"
-            self._note(case, case.rung, StepOutcome.LEFT, words)
+            self._note(case, case.level, StepOutcome.LEFT, words)
             self._vanished(case.worker)
         elif case.worked_s is None:
             self._hand_on(case, now_s, f"no work within {self._limits.restart_timeout_s:g} s of its last sign")
@@ -316,110 +316,110 @@ class Ladder:
             numbers = ", ".join(str(number) for number in sorted(case.incidents))
             self._hand_on(case, now_s, f"incident {numbers} is still open {self._limits.settle_s:g} s later")
         else:
-            self._note(case, case.rung, StepOutcome.DONE, f"it has worked for {self._limits.steady_s:g} s: repaired")
+            self._note(case, case.level, StepOutcome.DONE, f"it has worked for {self._limits.steady_s:g} s: repaired")
             self.left(case.worker)
 
-    # -- the rungs ---------------------------------------------------------------------------------
+    # -- the levels ---------------------------------------------------------------------------------
 
     def _self_check(self, case: Case, now_s: float) -> None:
         """Have the worker and its peers compute the same. It is done under each policy."""
-        case.rung, lack = Rung.SELF_CHECK, self._abilities.no_self_check
+        case.level, lack = RepairLevel.SELF_CHECK, self._abilities.no_self_check
         if lack:
-            self._note(case, case.rung, StepOutcome.SKIPPED, lack)
+            self._note(case, case.level, StepOutcome.SKIPPED, lack)
             self._restart(case, now_s)
             return
         case.deadline_s = now_s + self._limits.self_check_s
-        self._note(case, case.rung, StepOutcome.BEGUN, case.reason, now_s)
-        self._order(case, case.rung, (case.worker,))
+        self._note(case, case.level, StepOutcome.BEGUN, case.reason, now_s)
+        self._order(case, case.level, (case.worker,))
 
     def _restart(self, case: Case, now_s: float) -> None:
         """Restart a worker on incidents alone, within the budget. Quiet ones are waited for."""
         if case.is_quiet:
-            case.rung, case.deadline_s = Rung.TOLERATE, now_s + self._limits.tolerate_s
+            case.level, case.deadline_s = RepairLevel.TOLERATE, now_s + self._limits.tolerate_s
             return
         if not self._acts(case):
-            self._advise(case, now_s, Rung.RESTART)
+            self._advise(case, now_s, RepairLevel.RESTART)
             return
         if not self._budgets.take_restart(now_s, case.worker):
-            case.rung = Rung.RESTART
+            case.level = RepairLevel.RESTART
             self._hand_on(case, now_s, self._budgets.restarts_used(now_s, case.worker))
             return
-        case.rung, case.is_down, case.worked_s = Rung.RESTART, True, None
+        case.level, case.is_down, case.worked_s = RepairLevel.RESTART, True, None
         self._follow(case, now_s)
-        self._note(case, Rung.ISOLATE, StepOutcome.BEGUN, "its epoch is fenced: others go on with what it held")
-        self._note(case, Rung.RESTART, StepOutcome.BEGUN, case.reason, now_s)
+        self._note(case, RepairLevel.ISOLATE, StepOutcome.BEGUN, "its epoch is fenced: others go on with what it held")
+        self._note(case, RepairLevel.RESTART, StepOutcome.BEGUN, case.reason, now_s)
         localise_s = 0.0 if case.signed_s is None else now_s - case.signed_s
-        self._order(case, case.rung, (case.worker,), detect_s=case.stood_s, localise_s=localise_s)
+        self._order(case, case.level, (case.worker,), detect_s=case.stood_s, localise_s=localise_s)
 
     def _hand_on(self, case: Case, now_s: float, why: str) -> None:
-        """Go to the next rung that there are means for."""
+        """Go to the next level that there are means for."""
         if case.is_advised:
             self._follow(case, now_s)
             return
-        self._note(case, case.rung, StepOutcome.FAILED, why)
-        if case.rung is Rung.SELF_CHECK:
+        self._note(case, case.level, StepOutcome.FAILED, why)
+        if case.level is RepairLevel.SELF_CHECK:
             self._restart(case, now_s)
             return
         case.reason = why
-        for rung in LADDER[LADDER.index(case.rung) + 1 :]:
-            case.rung = rung
-            if self._climbed(case, rung, now_s):
+        for level in LEVELS[LEVELS.index(case.level) + 1 :]:
+            case.level = level
+            if self._climbed(case, level, now_s):
                 return
 
-    def _climbed(self, case: Case, rung: Rung, now_s: float) -> bool:
-        """Return whether a case stays on this rung."""
-        if lack := lack_of(rung, case.worker, self._roster, self._abilities):
-            self._note(case, rung, StepOutcome.SKIPPED, lack)
+    def _climbed(self, case: Case, level: RepairLevel, now_s: float) -> bool:
+        """Return whether a case stays on this level."""
+        if lack := lack_of(level, case.worker, self._roster, self._abilities):
+            self._note(case, level, StepOutcome.SKIPPED, lack)
             return False
-        if rung is Rung.EVICT and (refusal := self._refusal(case, now_s)):
-            self._note(case, rung, StepOutcome.REFUSED, refusal)
+        if level is RepairLevel.EVICT and (refusal := self._refusal(case, now_s)):
+            self._note(case, level, StepOutcome.REFUSED, refusal)
             return False
-        if rung is Rung.WHOLE_RUN and (why := self._goes_on(case)):
-            self._advise(case, now_s, rung, StepOutcome.LEFT, f"{why}: a person decides")
+        if level is RepairLevel.WHOLE_RUN and (why := self._goes_on(case)):
+            self._advise(case, now_s, level, StepOutcome.LEFT, f"{why}: a person decides")
             return True
         if not self._acts(case):
-            self._advise(case, now_s, rung)
+            self._advise(case, now_s, level)
             return True
-        if rung is Rung.ROLE_RESTART and not case.is_own and not self._budgets.take_restart(now_s, case.worker):
-            self._note(case, rung, StepOutcome.REFUSED, self._budgets.restarts_used(now_s, case.worker))
+        if level is RepairLevel.ROLE_RESTART and not case.is_own and not self._budgets.take_restart(now_s, case.worker):
+            self._note(case, level, StepOutcome.REFUSED, self._budgets.restarts_used(now_s, case.worker))
             return False
-        if rung is Rung.EVICT:
+        if level is RepairLevel.EVICT:
             self._evict(case, now_s)
             return True
         case.worked_s = None
-        workers = taken_down(case, self._cases.values()) if rung is Rung.ROLE_RESTART else (case.worker,)
+        workers = taken_down(case, self._cases.values()) if level is RepairLevel.ROLE_RESTART else (case.worker,)
         # the end that such an order brings is no further loss
-        case.is_down = case.is_down or rung in (Rung.REPLACE, Rung.ROLLBACK)
-        case.deadline_s = math.inf if rung is Rung.WHOLE_RUN else now_s + self._limits.restart_timeout_s
-        self._note(case, rung, StepOutcome.BEGUN, case.reason, now_s)
-        self._order(case, rung, workers)
+        case.is_down = case.is_down or level in (RepairLevel.REPLACE, RepairLevel.ROLLBACK)
+        case.deadline_s = math.inf if level is RepairLevel.WHOLE_RUN else now_s + self._limits.restart_timeout_s
+        self._note(case, level, StepOutcome.BEGUN, case.reason, now_s)
+        self._order(case, level, workers)
         return True
 
     def _advise(
-        self, case: Case, now_s: float, rung: Rung, outcome: StepOutcome = StepOutcome.ADVISED, why: str = ""
+        self, case: Case, now_s: float, level: RepairLevel, outcome: StepOutcome = StepOutcome.ADVISED, why: str = ""
     ) -> None:
         """Advise once what would follow. The supervisor's own restarts of the worker go on."""
         words = f"recovery.policy is {self._policy}; `act` would do this now"
-        self._note(case, rung, outcome, f"{why or words}: {case.reason}")
+        self._note(case, level, outcome, f"{why or words}: {case.reason}")
         case.is_advised = True
-        case.rung, case.deadline_s = Rung.RESTART, math.inf
+        case.level, case.deadline_s = RepairLevel.RESTART, math.inf
         if case.is_own:
             self._follow(case, now_s)
         elif not case.incidents:
             self.left(case.worker)
 
     def _evict(self, case: Case, now_s: float) -> None:
-        case.rung, case.deadline_s = Rung.EVICT, math.inf
+        case.level, case.deadline_s = RepairLevel.EVICT, math.inf
         self._budgets.take_eviction(now_s)
         domain = domain_to_evict(case.worker, self._roster, sick(self._cases.values()) | {case.worker})
         words = f"evicted with {domain.words}" if domain.words else "evicted"
         back = (f"--host {domain.host}",) if domain.host else domain.workers
         until = " and ".join(f"`headrace fleet readmit {one}`" for one in back) + " takes it back"
-        self._note(case, Rung.EVICT, StepOutcome.BEGUN, f"{words}: {case.reason}; {until}")
+        self._note(case, RepairLevel.EVICT, StepOutcome.BEGUN, f"{words}: {case.reason}; {until}")
         for mate in (self._cases[name] for name in domain.workers if name in self._cases and name != case.worker):
-            mate.rung, mate.deadline_s = Rung.EVICT, math.inf
-            self._note(mate, Rung.EVICT, StepOutcome.DONE, f"it goes with {domain.words}, by case {case.number}")
-        self._order(case, Rung.EVICT, domain.workers, host=domain.host)
+            mate.level, mate.deadline_s = RepairLevel.EVICT, math.inf
+            self._note(mate, RepairLevel.EVICT, StepOutcome.DONE, f"it goes with {domain.words}, by case {case.number}")
+        self._order(case, RepairLevel.EVICT, domain.workers, host=domain.host)
 
     def _refusal(self, case: Case, now_s: float) -> str:
         """Return why a worker is not evicted, or ""."""
@@ -434,13 +434,13 @@ class Ladder:
         return f"the run goes on with {len(others)} other {case.role} at work" if others else ""
 
     def _acts(self, case: Case) -> bool:
-        """Whether the policy lets the ladder order something in this case."""
+        """Whether the policy allows orders for this case."""
         return self._policy is RepairPolicy.ACT or (self._policy is RepairPolicy.OWN_SIGNS and case.is_own)
 
     # -- records -----------------------------------------------------------------------------------
 
-    def _open(self, worker: str, role: Role, rung: Rung, deadline_s: float, reason: str) -> Case:
-        case = self._cases[worker] = Case(self._next, worker, role, rung, deadline_s, reason)
+    def _open(self, worker: str, role: Role, level: RepairLevel, deadline_s: float, reason: str) -> Case:
+        case = self._cases[worker] = Case(self._next, worker, role, level, deadline_s, reason)
         self._next += 1
         return case
 

@@ -1,4 +1,4 @@
-"""Carries out the ladder of repair on one run: signs in, orders out, steps on the record.
+"""Carries out the repairs of one run: signs in, orders out, steps on the record.
 
 The supervisor's loop calls it twice a second, with heartbeats. It reads the plan and the observer's
 incidents. Its orders are fences, restarts, evictions in the desired fleet, and the run's end. Its
@@ -31,18 +31,18 @@ from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.evictions import BY_SUPERVISOR, evicted
 from pipeline.supervisor.fleet_plan import FleetFailure, WorkerPhase
 from pipeline.supervisor.host_fleet import HostFleet
-from pipeline.supervisor.recovery.ladder import IncidentSign, Ladder
-from pipeline.supervisor.recovery.past import past_repairs
-from pipeline.supervisor.recovery.rungs import (
+from pipeline.supervisor.recovery.escalation import Escalation, IncidentSign
+from pipeline.supervisor.recovery.levels import (
     Abilities,
-    LadderLimits,
+    EscalationLimits,
     Member,
+    RepairLevel,
     RepairOrder,
     RepairPolicy,
     RepairStep,
-    Rung,
     StepOutcome,
 )
+from pipeline.supervisor.recovery.past import past_repairs
 from pipeline.supervisor.self_checking import SelfChecking
 from protocol.ids import Role
 
@@ -54,20 +54,20 @@ _AT_WORK: Final = frozenset(WaitingFor) - {
 }
 _READY: Final = _AT_WORK - {WaitingFor.COMPUTE, WaitingFor.COMPILE, WaitingFor.DISK}
 """Waits of a worker that has started, and that others end."""
-_ENDING: Final = frozenset({Rung.RESTART, Rung.REPLACE, Rung.ROLE_RESTART, Rung.ROLLBACK})
-"""Rungs that end processes; their stacks are read before."""
+_ENDING: Final = frozenset({RepairLevel.RESTART, RepairLevel.REPLACE, RepairLevel.ROLE_RESTART, RepairLevel.ROLLBACK})
+"""Levels that end processes; their stacks are read before."""
 _MAX_TRIES: Final = 5
 _A_MINUTE_S: Final = 60.0
 _AN_HOUR_S: Final = 3600.0
-"""A change of settings or code that stands for longer is not rolled back by the ladder."""
+"""A change of settings or code that stands for longer is not rolled back by the escalation."""
 
 log = structlog.get_logger(__name__)
 
 
-def made_ladder(config: RunConfig, run_dir: Path) -> Ladder:
-    """Return the ladder of a run; cases and budgets go on where earlier supervisors ended."""
+def made_escalation(config: RunConfig, run_dir: Path) -> Escalation:
+    """Return the escalation policy of a run; cases and budgets go on where earlier supervisors ended."""
     settings = config.recovery
-    limits = LadderLimits(
+    limits = EscalationLimits(
         tolerate_s=settings.tolerate_s,
         restart_timeout_s=settings.restart_timeout_s or config.supervisor.start_timeout_s + _A_MINUTE_S,
         steady_s=settings.steady_s,
@@ -84,17 +84,19 @@ def made_ladder(config: RunConfig, run_dir: Path) -> Ladder:
     except OSError as error:
         log.warning("steps_not_read", reason=str(error))
         steps = []
-    ladder = Ladder(RepairPolicy(settings.policy), limits, next_case=max((row.case for row in steps), default=0) + 1)
-    ladder.recall(time.monotonic(), past_repairs(steps, time.time(), settings.window_s))
-    return ladder
+    escalation = Escalation(
+        RepairPolicy(settings.policy), limits, next_case=max((row.case for row in steps), default=0) + 1
+    )
+    escalation.recall(time.monotonic(), past_repairs(steps, time.time(), settings.window_s))
+    return escalation
 
 
-class Repairing:
-    """The ladder's eyes and hands."""
+class RepairExecutor:
+    """Reports signs to the escalation policy, and carries out its orders."""
 
-    def __init__(self, ladder: Ladder, fleet: HostFleet, run_dir: Path, code: CodeKeeper | None = None) -> None:
+    def __init__(self, escalation: Escalation, fleet: HostFleet, run_dir: Path, code: CodeKeeper | None = None) -> None:
         """``code``: brings versions of code to the workers, and rolls changes back."""
-        self._ladder, self._fleet, self._run_dir, self._code = ladder, fleet, run_dir, code
+        self._escalation, self._fleet, self._run_dir, self._code = escalation, fleet, run_dir, code
         self._incidents = RunIncidents(run_dir)
         self._checking = SelfChecking()
         self._since_s = time.time()
@@ -109,20 +111,20 @@ class Repairing:
     async def look(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
         """Read the signs, and carry out what follows. Raises LedgerUnavailable."""
         if any(beat.who.role is Role.OBSERVER and not is_silent(beat.silent_s) for beat in beats):
-            self._ladder.see_incidents(now, await asyncio.to_thread(self._open_incidents))
+            self._escalation.see_incidents(now, await asyncio.to_thread(self._open_incidents))
         else:
-            self._ladder.blind(now, only_incidents=True)
+            self._escalation.reset_timers(now, only_incidents=True)
         if (found := self._checking.look(beats, now)) is not None:
-            self._ladder.checked(now, *found)
+            self._escalation.checked(now, *found)
         self._see(beats, now)
         standbys = self._fleet.standbys
         roles = frozenset[Role]() if standbys is None else standbys.roles
         changed = frozenset(role for role in Role if self._newest_change(role) is not None)
         no_check = self._checking.lack(beats, now)
         abilities = Abilities(standby_roles=roles, rollback_roles=changed, no_self_check=no_check)
-        self._orders += self._ladder.tick(now, self._roster(beats), abilities)
+        self._orders += self._escalation.tick(now, self._roster(beats), abilities)
         await self.record()
-        ended = {worker for order in self._orders if order.rung in _ENDING for worker in order.workers}
+        ended = {worker for order in self._orders if order.level in _ENDING for worker in order.workers}
         stands = await self._fleet.stands(ended)
         while self._orders:
             await self._carry_out(registry, self._orders[0], now, stands)
@@ -158,17 +160,17 @@ class Repairing:
             worker = beat.who.worker
             if worker in self._fenced and beat.who.epoch > self._fenced[worker]:
                 del self._fenced[worker]
-                self._ladder.started(now, worker)
-        repaired = {case.worker for case in self._ladder.cases if case.is_repairing and not case.is_down}
+                self._escalation.started(now, worker)
+        repaired = {case.worker for case in self._escalation.cases if case.is_repairing and not case.is_down}
         for beat in beats:
             worker = beat.who.worker
             if worker not in repaired or pids.get(worker, beat.pid) != beat.pid or is_silent(beat.silent_s):
                 continue
             if beat.waiting_for in _READY or (beat.waiting_for in _AT_WORK and beat.progress > 0):
-                self._ladder.works(now, worker)
+                self._escalation.works(now, worker)
             elif (moved_s := self._fleet.watchdog.moved_s(worker)) is not None and moved_s != self._moved.get(worker):
                 self._moved[worker] = moved_s
-                self._ladder.moved(now, worker)
+                self._escalation.moved(now, worker)
         self._moved = {worker: moved_s for worker, moved_s in self._moved.items() if worker in repaired}
 
     def _roster(self, beats: Sequence[Heartbeat]) -> dict[str, Member]:
@@ -188,7 +190,7 @@ class Repairing:
             if name not in known:
                 roster[name] = _member(beat, before.get(name, Member(beat.who.role, is_guest=True)))
         # a fence takes a guest's heartbeat away: until its next start it is still meant
-        cases = {case.worker for case in self._ladder.cases}
+        cases = {case.worker for case in self._escalation.cases}
         self._fenced = {name: epoch for name, epoch in self._fenced.items() if name in cases}
         for name in self._fenced.keys() & before.keys() - known - there.keys():
             roster[name] = replace(before[name], is_at_work=False, is_away=True)
@@ -200,21 +202,21 @@ class Repairing:
     async def _carry_out(
         self, registry: Registry, order: RepairOrder, now: float, stands: Mapping[str, Sequence[str]]
     ) -> None:
-        match order.rung:
-            case Rung.RESTART | Rung.REPLACE | Rung.ROLE_RESTART:
+        match order.level:
+            case RepairLevel.RESTART | RepairLevel.REPLACE | RepairLevel.ROLE_RESTART:
                 await self._restart(registry, order, stands)
-            case Rung.SELF_CHECK:
+            case RepairLevel.SELF_CHECK:
                 if not await self._checking.begin(registry, now):
-                    self._ladder.failed(now, order, "the desired fleet was being changed by others")
-            case Rung.EVICT:
+                    self._escalation.failed(now, order, "the desired fleet was being changed by others")
+            case RepairLevel.EVICT:
                 await self._evict(registry, order, now)
-            case Rung.ROLLBACK:
+            case RepairLevel.ROLLBACK:
                 await self._roll_back(registry, order, now, stands)
-            case Rung.WHOLE_RUN:
-                plan, reason = self._fleet.plan, f"does not come back: {order.reason}; every rung before was tried"
+            case RepairLevel.WHOLE_RUN:
+                plan, reason = self._fleet.plan, f"does not come back: {order.reason}; every level before was tried"
                 plan.failure = plan.failure or FleetFailure(order.worker, ExitCode.STUCK, reason)
             case _:
-                self._ladder.failed(now, order, "it is not at hand")
+                self._escalation.failed(now, order, "it is not at hand")
 
     def _newest_change(self, role: Role | None) -> SettingsChange | None:
         """Return the newest change of settings or code that may have broken a worker of a role."""
@@ -239,7 +241,7 @@ class Repairing:
         change = self._newest_change(self._role_of(order.worker))
         why = f"{order.worker} does not come back: {order.reason}"
         if change is None or self._code is None or not await self._code.undo(registry, change, why):
-            self._ladder.failed(now, order, "no change stands any more")
+            self._escalation.failed(now, order, "no change stands any more")
             return
         await self._restart(registry, order, stands)
 
@@ -261,7 +263,7 @@ class Repairing:
                     if worker not in self._fleet.processes.pids:
                         await registry.fence(worker)
                 return
-        self._ladder.failed(now, order, "the desired fleet was being changed by others")
+        self._escalation.failed(now, order, "the desired fleet was being changed by others")
 
     def _role_of(self, worker: str) -> Role | None:
         return next((one.role for one in self._fleet.plan.workers if one.name == worker), None)
@@ -270,7 +272,7 @@ class Repairing:
 
     async def record(self) -> None:
         """Log the new steps, and append them to the record."""
-        steps = self._ladder.taken_steps()
+        steps = self._escalation.taken_steps()
         if not steps:
             return
         for step in steps:
@@ -278,7 +280,7 @@ class Repairing:
         at_s = time.time()
         rows = [
             StepRow(
-                at_s, step.case, step.worker, step.role, str(step.rung), str(step.outcome), step.sentence, step.limit_s
+                at_s, step.case, step.worker, step.role, str(step.level), str(step.outcome), step.sentence, step.limit_s
             )
             for step in steps
         ]
@@ -298,8 +300,8 @@ def _member(beat: Heartbeat, last: Member) -> Member:
 
 def _tell(step: RepairStep) -> None:
     """Log a step: an eviction and the run's end loudly, advice and refusals as warnings."""
-    fields = {"worker": step.worker, "case": step.case, "rung": str(step.rung), "outcome": str(step.outcome)}
-    is_grave = step.rung in (Rung.EVICT, Rung.WHOLE_RUN) and step.outcome is StepOutcome.BEGUN
+    fields = {"worker": step.worker, "case": step.case, "rung": str(step.level), "outcome": str(step.outcome)}
+    is_grave = step.level in (RepairLevel.EVICT, RepairLevel.WHOLE_RUN) and step.outcome is StepOutcome.BEGUN
     warns = step.outcome in (StepOutcome.ADVISED, StepOutcome.REFUSED)
-    level = log.error if is_grave else log.warning if warns else log.info
-    level("repair_step", **fields, why=step.sentence)
+    log_at = log.error if is_grave else log.warning if warns else log.info
+    log_at("repair_step", **fields, why=step.sentence)

@@ -1,4 +1,4 @@
-"""Claims about the ladder on a supervised run: real processes, a real registry, and the record."""
+"""Claims about repairs of a supervised run: real processes, a real registry, and the record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.runtime.registry.vitals import CheckDigests, Vitals
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.processes import worker_command
-from pipeline.supervisor.repairing import Repairing, made_ladder
+from pipeline.supervisor.repair_executor import RepairExecutor, made_escalation
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation, Role
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.timeout(90)
 ONE_OF_TWO = ("fleet.generator=2", "supervisor.max_data_failures=2")
 
 
-def steps(run: Run, rung: str, outcome: str) -> list[StepRow]:
-    return [row for row in read_steps(run.run_dir) if (row.rung, row.outcome) == (rung, outcome)]
+def steps(run: Run, level: str, outcome: str) -> list[StepRow]:
+    return [row for row in read_steps(run.run_dir) if (row.rung, row.outcome) == (level, outcome)]
 
 
 def breaking(run: Run) -> None:
@@ -65,7 +65,7 @@ def test_a_worker_that_breaks_at_each_start_is_evicted_and_the_run_goes_on(tmp_p
     )
     (failed,) = steps(run, "restart", "failed")
     assert "ended twice by the same error" in failed.sentence
-    assert made_ladder(run.config, run.run_dir)._next == 2, "the next supervisor's cases have other numbers"
+    assert made_escalation(run.config, run.run_dir)._next == 2, "the next supervisor's cases have other numbers"
 
 
 def test_under_advice_the_run_ends_as_ever_and_the_record_has_what_would_be_done(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_an_incident_restarts_its_worker_only_where_the_policy_says_so(
     assert run.until_end().exit_code == ExitCode.OK
     (begun,) = steps(run, "tolerate", "begun")
     assert begun.sentence == "incident 7: generator-1 is hung: no progress for 9 s"
-    assert [len(steps(run, rung, "begun")) for rung in ("isolate", "restart")] == [is_restarted] * 2
+    assert [len(steps(run, level, "begun")) for level in ("isolate", "restart")] == [is_restarted] * 2
     repairs, _ = read_repairs(run.run_dir)
     assert [(row.worker, row.cause) for row in repairs] == [("generator-1", begun.sentence)] * is_restarted
     assert all(row.detect_s > 0.0 and row.localise_s >= 0.5 for row in repairs)
@@ -146,19 +146,19 @@ def test_a_fault_that_passes_is_left_alone_under_act_though_its_incident_is_open
 
 
 class Desk:
-    """A ladder with its eyes and hands, a plan without processes, and a registry in memory."""
+    """A repair executor, a plan without processes, and a registry in memory."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         config = op_config(folder, "fleet.generator=2", *overrides)
         self.run_dir = config.run_dir
         self.run_dir.mkdir(parents=True)
-        self.ladder = made_ladder(config, self.run_dir)
-        self.fleet = HostFleet(config, self.run_dir, worker_command, ladder=self.ladder)
+        self.escalation = made_escalation(config, self.run_dir)
+        self.fleet = HostFleet(config, self.run_dir, worker_command, escalation=self.escalation)
         self.fleet.plan.want({Role.LEARNER: 1, Role.GENERATOR: 2}, 0.0)
         self.registry = MemoryRegistry()
         self.settings = SettingsKeeper(config, self.run_dir)
         self.code = CodeKeeper(config, self.run_dir, self.fleet, self.settings)
-        self.repairing = Repairing(self.ladder, self.fleet, self.run_dir, self.code)
+        self.repairing = RepairExecutor(self.escalation, self.fleet, self.run_dir, self.code)
 
     async def look(self, now: float, *beats: Heartbeat) -> list[tuple[str, str]]:
         await self.code.look(self.registry, beats, now)
@@ -177,12 +177,12 @@ async def test_a_worker_that_waits_for_work_again_is_repaired(
 ) -> None:
     desk = Desk(tmp_path)
     for worker in ("learner", "generator-0"):
-        desk.ladder.lost(0.0, worker, Role(worker.partition("-")[0]), "killed")
-        desk.ladder.started(1.0, worker)
+        desk.escalation.lost(0.0, worker, Role(worker.partition("-")[0]), "killed")
+        desk.escalation.started(1.0, worker)
     signs = beat("learner", WaitingFor.COMPUTE, 0), beat("generator-0", WaitingFor.CREDIT, 0)
     await desk.look(2.0, *signs)
     assert (await desk.look(33.0, *signs))[-1] == ("restart", "done")
-    assert [case.worker for case in desk.ladder.cases] == ["learner"]
+    assert [case.worker for case in desk.escalation.cases] == ["learner"]
 
 
 async def test_the_time_for_which_an_incident_was_found_counts_when_it_is_found_again(tmp_path: Path) -> None:
@@ -212,9 +212,9 @@ async def test_without_its_observer_an_incident_restarts_no_worker(tmp_path: Pat
     assert ("restart", "begun") in await desk.look(149.0, *generators, beat("observer"))
 
 
-async def test_the_last_rung_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+async def test_the_last_level_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     desk = Desk(tmp_path, "recovery.restart_timeout_s=10")
-    desk.ladder.lost(0.0, "learner", Role.LEARNER, "killed")
+    desk.escalation.lost(0.0, "learner", Role.LEARNER, "killed")
     for now in (1.0, 11.0, 21.0):
         assert desk.fleet.plan.failure is None
         taken = await desk.look(now)
@@ -231,7 +231,7 @@ async def test_an_eviction_that_the_registry_did_not_take_is_made_at_the_next_lo
     await desk.registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: 2}))
     peer = beat("generator-hostc-x-0", host="hostc")
     await desk.look(0.0, peer)
-    assert desk.ladder.exhausted(1.0, "generator-1", Role.GENERATOR, "is given up", is_its_own=True)
+    assert desk.escalation.exhausted(1.0, "generator-1", Role.GENERATOR, "is given up", is_its_own=True)
 
     async def is_away(*_: object) -> bool:
         raise LedgerUnavailable("no answer")
@@ -317,8 +317,8 @@ async def test_a_joined_worker_that_does_not_come_back_is_left_alone_and_not_evi
     desk.find(1, name)
     await desk.pass_to(1.0)
     await desk.pass_to(11.0)
-    taken = await desk.pass_to(11.0 + desk.ladder._limits.restart_timeout_s)
-    assert taken[-1] == (name, "restart", "left") and desk.ladder.cases == ()
+    taken = await desk.pass_to(11.0 + desk.escalation._limits.restart_timeout_s)
+    assert taken[-1] == (name, "restart", "left") and desk.escalation.cases == ()
     assert (await desk.registry.fleet()) == Fleet({Role.LEARNER: 1, Role.GENERATOR: 2})
     await desk.start(name, "hostb")
     assert (await desk.pass_to(900.0))[-1] == (name, "tolerate", "begun"), "its incident is still open"
@@ -387,14 +387,14 @@ async def test_a_joined_host_whose_workers_no_restart_mends_is_evicted_by_its_na
 
 
 @pytest.mark.parametrize("age_s", [60.0, 7200.0])
-async def test_before_the_last_rung_the_newest_change_of_the_settings_is_rolled_back(
+async def test_before_the_last_level_the_newest_change_of_the_settings_is_rolled_back(
     tmp_path: Path, age_s: float
 ) -> None:
     desk = Desk(tmp_path, "recovery.restart_timeout_s=10")
     key = "learner.learning_rate"
     change = after(None, {key: "0.5"}, {key: "1e-06"}, by="ann@a", at_s=time.time() - age_s)
     assert await desk.registry.add_settings_change(change)
-    desk.ladder.lost(0.0, "learner", Role.LEARNER, "killed")
+    desk.escalation.lost(0.0, "learner", Role.LEARNER, "killed")
     for now in (1.0, 11.0, 21.0):
         taken = await desk.look(now)
     changes = await desk.registry.settings_changes()
@@ -421,7 +421,7 @@ async def test_the_ladder_rolls_back_only_a_change_that_the_sick_worker_takes(
         assert change is None or await desk.registry.add_settings_change(change)
     # it has proved good
     await desk.settings.settle(desk.registry, other.number)
-    desk.ladder.lost(0.0, "learner", Role.LEARNER, "killed")
+    desk.escalation.lost(0.0, "learner", Role.LEARNER, "killed")
     for now in (1.0, 11.0, 21.0):
         taken = await desk.look(now)
     changes = await desk.registry.settings_changes()

@@ -37,7 +37,7 @@ _POLL_S: Final = 0.05
 _log = structlog.get_logger(__name__)
 
 
-class HereLauncher:
+class LocalJoinLauncher:
     """Starts jobs of one run on this host."""
 
     def __init__(
@@ -129,7 +129,7 @@ class HereLauncher:
             raise LaunchFailed(f"{request.verb} {request.worker} on this host: {error}") from error
 
 
-def here(config: RunConfig, run_dir: Path, token_of: TokenOf) -> HereLauncher:
+def local_join_launcher(config: RunConfig, run_dir: Path, token_of: TokenOf) -> LocalJoinLauncher:
     """Return the launcher of a run. Raises ConfigError: its mailboxes take no other host's
     links."""
     if config.wire.transport != "tcp":
@@ -137,7 +137,7 @@ def here(config: RunConfig, run_dir: Path, token_of: TokenOf) -> HereLauncher:
             "launch.on is join, and joined workers come by tcp, on one host too; set wire.transport to tcp: --set "
             "wire.transport=tcp"
         )
-    return HereLauncher(
+    return LocalJoinLauncher(
         config.run.name,
         state_folder(run_dir),
         lambda: without_credentials(read_ledger_url(run_dir)),

@@ -184,7 +184,7 @@ class ProcessWriter:
         self._num_ended += 1
 
 
-class Sinking:
+class SinkRunner:
     """The sinks of one run, for one supervisor."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:

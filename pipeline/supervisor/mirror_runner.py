@@ -89,7 +89,7 @@ class CopySchedule:
         return replace(self, copied="", next_s=now, num_failed=0)
 
 
-class Mirroring:
+class MirrorRunner:
     """Copies one run for one supervisor."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:

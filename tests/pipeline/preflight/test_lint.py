@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.load import load_config
-from pipeline.preflight import unwise as module
+from pipeline.preflight import lint as module
 from pipeline.preflight.checks import diagnose, preflight
 from pipeline.preflight.findings import Gravity
-from pipeline.preflight.unwise import unwise
+from pipeline.preflight.lint import lint
 from pipeline.runtime.machine import Machine
 from tests.pipeline.op_config import op_config
 
@@ -20,14 +20,14 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def said(folder: Path, *overrides: str) -> list[tuple[str, str]]:
-    return [(one.check, one.words) for one in unwise(op_config(folder, *WISE, *overrides), CORES)]
+    return [(one.check, one.words) for one in lint(op_config(folder, *WISE, *overrides), CORES)]
 
 
 def test_a_wise_configuration_and_the_demos_are_told_nothing(tmp_path: Path) -> None:
     assert said(tmp_path) == []
     fleet = CONFIGS / "fleets" / "demo.toml"
     demos = [path for path in CONFIGS.glob("*.toml") if "32b" not in path.name]
-    assert [(path.name, unwise(load_config([path, fleet]), Machine(2, 10**11))) for path in demos] == [
+    assert [(path.name, lint(load_config([path, fleet]), Machine(2, 10**11))) for path in demos] == [
         (path.name, []) for path in demos
     ]
 

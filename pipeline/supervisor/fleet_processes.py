@@ -16,7 +16,7 @@ from pipeline.supervisor.processes import Command, Processes
 from protocol.ids import Role
 
 
-class Places(Processes):
+class FleetProcesses(Processes):
     """The processes of one supervisor, with the jobs of its launcher."""
 
     def __init__(self, run_dir: Path, command: Command, jobs: Launched, roles: frozenset[str]) -> None:

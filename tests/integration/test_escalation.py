@@ -1,4 +1,4 @@
-"""Claims about the ladder of repair on a real fleet: a worker that cannot start any more."""
+"""Claims about the escalation of repairs on a real fleet: a worker that cannot start any more."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from pipeline.config.load import load_config
 from pipeline.process.exit_codes import ExitCode
 from pipeline.supervisor.mirror_choice import NoMirror, mirroring
-from pipeline.supervisor.mirroring import CopySchedule, Mirroring
+from pipeline.supervisor.mirror_runner import CopySchedule, MirrorRunner
 from pipeline.training.mirror.layout import list_copies
 from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record
 from pipeline.training.mirror.staging import STAGING
@@ -30,14 +30,14 @@ def run(tmp_path: Path) -> MirroredRun:
     return mirrored_run(tmp_path)
 
 
-def mirroring_of(run: MirroredRun, *overrides: str) -> Mirroring:
+def mirroring_of(run: MirroredRun, *overrides: str) -> MirrorRunner:
     settings = ("checkpoint.mirror_every_s=0", *overrides)
     found = mirroring(load_config([run.run_dir / "config.toml"], settings), run.run_dir)
-    assert isinstance(found, Mirroring)
+    assert isinstance(found, MirrorRunner)
     return found
 
 
-def until(copies: Mirroring, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
+def until(copies: MirrorRunner, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come"

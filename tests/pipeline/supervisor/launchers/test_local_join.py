@@ -15,7 +15,7 @@ import pytest
 from pipeline.config.launching import LaunchSection
 from pipeline.process.records import process_runs
 from pipeline.supervisor.launchers.build import dry_run, end_jobs, launcher_of
-from pipeline.supervisor.launchers.here import HereLauncher, state_folder
+from pipeline.supervisor.launchers.local_join import LocalJoinLauncher, state_folder
 from pipeline.supervisor.launchers.seam import JobState
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -34,12 +34,12 @@ class HerePlace:
     def __init__(self, folder: Path) -> None:
         self.folder, self.state, self.logs = folder, folder / "state", folder / "logs"
         self.logs.mkdir()
-        self.launchers: list[HereLauncher] = []
+        self.launchers: list[LocalJoinLauncher] = []
 
-    def launcher(self) -> HereLauncher:
+    def launcher(self) -> LocalJoinLauncher:
         program = (sys.executable, stand_in.__file__, str(self.folder))
         join = join_command(self.folder)
-        launcher = HereLauncher(join.run, self.state, lambda: join.url, join.token_of, program=program)
+        launcher = LocalJoinLauncher(join.run, self.state, lambda: join.url, join.token_of, program=program)
         self.launchers.append(launcher)
         return launcher
 
@@ -93,7 +93,7 @@ def test_ended_jobs_leave_no_folder_and_no_process_and_what_they_printed_stays(p
 
 
 def test_a_job_that_still_runs_keeps_its_folder(place: HerePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.supervisor.launchers.here._END_S", 0.1)
+    monkeypatch.setattr("pipeline.supervisor.launchers.local_join._END_S", 0.1)
     place.launcher().start(Role.GENERATOR, "generator-0")
     later = place.launcher()
     until(lambda: "begun generator-0" in later.logs("generator-0"))
@@ -120,7 +120,7 @@ def test_a_run_that_takes_no_links_by_tcp_has_no_joined_workers(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"set wire\.transport to tcp"):
         launcher_of(op_config(tmp_path, "launch.on=join"), tmp_path)
     config = op_config(tmp_path, "launch.on=join", "wire.transport=tcp")
-    assert isinstance(launcher_of(config, tmp_path), HereLauncher)
+    assert isinstance(launcher_of(config, tmp_path), LocalJoinLauncher)
     assert dry_run(config).startswith("# joined workers of this host: generator-0")
     assert not config.launch.elsewhere, "they count as workers of this host"
     assert LaunchSection(on="ssh").elsewhere == {"generator", "reward", "reference"}
