@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ops.emulated.state import LearnedState
 from pipeline.config import CHANGES_NAME
 from pipeline.config.changed import changed_settings
 from pipeline.config.judging import EndpointSection
@@ -32,7 +33,6 @@ from pipeline.training.checkpoints import MANIFEST_FILE, sealed_digests
 from pipeline.training.mirror.layout import read_copy
 from pipeline.training.snapshots import read_told
 from protocol.errors import HeadraceError
-from workers.engines.emulated.state import LearnedState
 from workers.engines.model.checkpoint_files import parse_training_state
 
 NESTED = b'{"a":' + b"[" * 100_000

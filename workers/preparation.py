@@ -3,7 +3,7 @@
 Made are the slow ones: models on their engines, and prompts. Mailboxes, links, verifier processes
 and all that needs an incarnation are made by the worker that the standby becomes.
 
-An emulated engine computes nothing, so there is nothing to try.
+A generation engine of your own is taken as it is: only the built-in ones are tried.
 
 One part is made after another. Libraries that load models set the types of new tensors for the
 whole process, so loads side by side would disturb each other."""
@@ -95,7 +95,7 @@ def _tried_value(config: RunConfig) -> ValueEngine:
 def try_generation(engine: GenerationEngine, config: RunConfig) -> None:
     """Sample two tokens with the weights that an engine has. Raises EngineError when their
     log-probs are not finite, or none come."""
-    if config.generation.engine == "emulated" or not config.has_sampling:
+    if config.generation.has_own_engine or not config.has_sampling:
         return
     request = WindowRequest(
         trajectory=_TRIAL,

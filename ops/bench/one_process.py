@@ -117,7 +117,7 @@ class OneProcess:
         self.config = config.model_copy(update={"reference": reference, "generation": generation})
         self._tokenizer = load_text_tokenizer(config.model.path)
         self._source = PromptSource(config, self._tokenizer)
-        self._engine = build_engine(self.config, config.model.path)
+        self._engine = build_engine(self.config)
         self._backend = build_training_backend(self.config)
         self._critic = build_value_engine(self.config) if config.has_critic else None
         self._update = PolicyUpdate(self.config, self._backend)

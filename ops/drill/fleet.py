@@ -107,7 +107,7 @@ class DrillFleet:
         settings = [
             f"run.dir={self.folder}",
             f"data.train=['{self.folder / 'prompts.jsonl'}']",
-            f"emulation.journal={self.journals}",
+            f"engines.settings.journal={self.journals.absolute()}",
             *self._settings,
         ]
         self._up("configs/drill.toml", *(word for setting in settings for word in ("--set", setting)))

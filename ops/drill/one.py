@@ -22,6 +22,7 @@ from ops.drill.schedule import LONG_STEP_S, STARTS, WIRE, FaultKind, Plan, Plann
 from ops.drill.small_memory import small_memory
 from ops.drill.truth import Naming
 from ops.drill.witness import Witness
+from ops.emulated.settings import emulation_of
 from ops.hosts.namespaces import SpaceRefused, host_network
 from pipeline.config import RESOLVED_NAME
 from pipeline.config.load import load_config, read_resolved
@@ -35,7 +36,7 @@ _LONGEST_S = 120.0
 _DISKS = {FaultKind.DISK_FULL: ("checkpoints", 8 << 20), FaultKind.DISK_FULL_LEDGER: ("ledger", 96 << 20)}
 """Folder under the run's, and bytes of its small disk."""
 _LONG_DISK_FACTOR = 4
-_LONG_SETTINGS = (f"emulation.step_s={LONG_STEP_S}", "checkpoint.every_updates=10", "observer.enabled=true")
+_LONG_SETTINGS = (f"engines.settings.step_s={LONG_STEP_S}", "checkpoint.every_updates=10", "observer.enabled=true")
 """Over ``configs/drill.toml``, in a long drill."""
 _MEMORY_BYTES = (128 << 10, 1 << 20)
 """Of a small ``/dev/shm``: room for one version of the weights, or for some and a few rings."""
@@ -131,7 +132,7 @@ def drill(
     started = time.monotonic()
     kinds = tuple(str(kind) for kind in plan.kinds)
     outcome = Outcome(plan.seed, plan.algorithm, kinds)
-    step_s = LONG_STEP_S if plan.is_long else load_config([Path("configs/drill.toml")]).emulation.step_s
+    step_s = LONG_STEP_S if plan.is_long else emulation_of(load_config([Path("configs/drill.toml")])).step_s
     settings = [
         f"run.num_updates={plan.num_updates(step_s)}",
         f"run.seed={plan.seed}",

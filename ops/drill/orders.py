@@ -153,8 +153,8 @@ def _patch_weight_receiver(module: Any, orders: OrderReader) -> None:
 
 PATCHES: Final[Mapping[str, Callable[[Any, OrderReader], None]]] = {
     "pipeline.runtime.context": _patch_context,
-    "workers.engines.emulated.generation": _patch_generation,
-    "workers.engines.emulated.training": _patch_training,
+    "ops.emulated.generation": _patch_generation,
+    "ops.emulated.training": _patch_training,
     "workers.generator.weight_receiver": _patch_weight_receiver,
 }
 """Modules whose functions orders change."""

@@ -17,6 +17,9 @@ from ops.drill.events import Blamed, Checkpointed, Crashed, Event, Repaired, Sam
 from ops.drill.fleet import RUN, DrillFleet
 from ops.drill.ledger_history import LedgerHistory
 from ops.drill.verifier import verdict
+from ops.emulated.build import length_law, token_law
+from ops.emulated.journal import read_journal
+from ops.emulated.settings import emulation_of
 from pipeline.config.load import read_resolved
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.incidents.file import INCIDENTS_NAME, OLD_INCIDENTS_NAME
@@ -26,12 +29,11 @@ from pipeline.supervisor.recovery.levels import RepairLevel, StepOutcome
 from pipeline.training.checkpoints import read_checkpoint
 from protocol.errors import DataError
 from protocol.trajectory import TrajectoryChunk
-from workers.engines.emulated.build import length_law, token_law
-from workers.engines.emulated.journal import read_journal
 
 _CRASH = "worker_failed"
 _TRACEBACK = re.compile("^Traceback", re.MULTILINE)
 """At the start of a line: a warning contains those of a user's verifier."""
+_EMULATED = "ops.emulated.build:generation"
 _ERROR_CHARS = 600
 _ACTING = frozenset(
     {
@@ -50,7 +52,7 @@ _SERVER_LINE = re.compile(r"(\d+):M ")
 def read_events(fleet: DrillFleet) -> Iterator[Event]:
     """Yield the events in the files of a run."""
     config = read_resolved(fleet.run_dir)
-    truth = _truth(fleet.run_dir) if config.generation.engine == "emulated" else (lambda _: None)
+    truth = _truth(fleet.run_dir) if config.generation.engine == _EMULATED else (lambda _: None)
     history = LedgerHistory(RUN, truth, lambda chunk: verdict(chunk.response_text or ""))
     yield from history.read(read_transactions(fleet.run_dir / "ledger"))
     yield from _checkpoints(fleet.run_dir / "checkpoints")
@@ -70,7 +72,7 @@ def _truth(run_dir: Path) -> Callable[[TrajectoryChunk], bool]:
     config = read_resolved(run_dir)
     tokenizer = load_text_tokenizer(config.model.path)
     words = token_law(config, tokenizer)
-    lengths, seed = length_law(config.emulation), config.run.seed
+    lengths, seed = length_law(emulation_of(config)), config.run.seed
 
     def is_true(chunk: TrajectoryChunk) -> bool:
         response = np.concatenate([chunk.context_tokens, chunk.tokens])

@@ -114,7 +114,9 @@ def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
     with progress(f"verifying {chosen.path.name}"):
         model = read_checkpoint(chosen.path).path / "model"
     if not (model / "config.json").is_file():
-        raise DataError(f"{chosen.path} has no model, as an emulated learner writes none; export a run that trains one")
+        raise DataError(
+            f"{chosen.path} has no model: the run's learner.backend writes none; export a run of a built-in one"
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -9,9 +9,12 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
+
+from pydantic import AfterValidator
 
 from pipeline.config.import_path import import_own, is_import_path
+from pipeline.config.removed import EMULATED
 from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
 
@@ -79,6 +82,21 @@ AGGREGATIONS: Final = (
     "token-sum",
 )
 """Modes of ``pipeline.algorithms.aggregation``. A function is named by its import path."""
+
+
+def _known_engine(*built_in: str) -> AfterValidator:
+    def check(name: str) -> str:
+        if name == "emulated":
+            raise ValueError(EMULATED)
+        return _known(name, built_in)
+
+    return AfterValidator(check)
+
+
+GenerationEngineName = Annotated[str, _known_engine("local", "vllm")]
+ScoringBackendName = Annotated[str, _known_engine("torch", "vllm")]
+TrainingBackendName = Annotated[str, _known_engine("torch", "fsdp2", "deepspeed")]
+"""Another engine is named by the import path of the function that makes it."""
 
 
 def known_surrogate(name: str) -> str:

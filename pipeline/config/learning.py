@@ -11,9 +11,15 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 
 from pipeline.config.base import Fraction, Positive, Section, setting
-from pipeline.config.catalogue import known_aggregation, known_surrogate, preset_of
+from pipeline.config.catalogue import (
+    ScoringBackendName,
+    TrainingBackendName,
+    known_aggregation,
+    known_surrogate,
+    preset_of,
+)
 from pipeline.config.data_sets import ChatVariables, ColumnsSection, DataPath, DataSetSection
-from pipeline.config.import_path import search_also
+from pipeline.config.import_path import is_import_path, search_also
 from pipeline.config.judging import EndpointSection, PartName, RewardFunctionSection
 
 
@@ -336,14 +342,20 @@ class ReferenceSection(Section):
     """Log-probs of the frozen reference policy. The role starts only if algorithm.kl_coefficient is
     above 0 or `always` is on."""
 
-    backend: Literal["torch", "vllm", "emulated"] = setting(
-        "torch", "vllm: prompt log-probs of vLLM, in its own environment."
+    backend: ScoringBackendName = setting(
+        "torch",
+        "torch; vllm: prompt log-probs of vLLM, in its own environment; or package.module:function of your own.",
     )
     vllm: ReferenceVllmSection = ReferenceVllmSection()
     always: bool = setting(False, "Compute them for the KL metric even if no loss needs them.")
     micro_batch_tokens: Positive = setting(8192, "Tokens of one forward pass.")
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
     threads: Positive = setting(1, "Torch threads on a CPU.")
+
+    @property
+    def has_own_engine(self) -> bool:
+        """Whether the backend is named by its import path."""
+        return is_import_path(self.backend)
 
 
 class DeepSpeedSection(Section):
@@ -364,7 +376,7 @@ class DeepSpeedSection(Section):
 class ValueSection(Section):
     """The value process. It starts only if the algorithm has a critic (ppo, vapo, tppo)."""
 
-    backend: Literal["torch", "fsdp2", "deepspeed", "emulated"] = setting("torch", "As learner.backend.")
+    backend: TrainingBackendName = setting("torch", "As learner.backend.")
     ranks: Positive = setting(1, "As learner.ranks.")
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     path: Path | None = setting(
@@ -402,6 +414,11 @@ class ValueSection(Section):
     checkpoint_every_steps: Positive = setting(20, "Value steps from one checkpoint to the next.")
     checkpoint_keep: Positive = setting(2, "Checkpoints kept. The rest go once a newer one is complete.")
 
+    @property
+    def has_own_engine(self) -> bool:
+        """Whether the backend is named by its import path."""
+        return is_import_path(self.backend)
+
 
 class LoraSection(Section):
     """A LoRA adapter (peft, an extra), trained and published in place of the whole policy. It has
@@ -417,8 +434,10 @@ class LoraSection(Section):
 class LearnerSection(Section):
     """The optimiser and its batches."""
 
-    backend: Literal["torch", "fsdp2", "deepspeed", "emulated"] = setting(
-        "torch", "torch: one process holds the model. fsdp2 (of torch) and deepspeed (an extra) share it among ranks."
+    backend: TrainingBackendName = setting(
+        "torch",
+        "torch: one process holds the model. fsdp2 (of torch) and deepspeed (an extra) share it among ranks. Or "
+        "package.module:function of your own, see [engines].",
     )
     ranks: Positive = setting(1, "Processes on this host that train together. On GPUs, each uses one GPU.")
     deepspeed: DeepSpeedSection = DeepSpeedSection()
@@ -474,3 +493,8 @@ class LearnerSection(Section):
         "drop",
         "For a spike that is the same twice. drop: its units are dead letters. train: it is applied.",
     )
+
+    @property
+    def has_own_engine(self) -> bool:
+        """Whether the backend is named by its import path."""
+        return is_import_path(self.backend)

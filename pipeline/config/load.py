@@ -293,14 +293,11 @@ def _explain(error: ErrorDetails, origins: Origins) -> list[str]:
     path = tuple(str(part) for part in error["loc"])
     where = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "the configuration")
     key, given = ".".join(path), error["input"]
-    if error["type"] == "extra_forbidden" and key in REMOVED:
-        given = hide_password(repr(given))
-        return [f"{where}: `{key}` is {given}, but is no setting any more: {REMOVED[key].why}"]
     if error["type"] == "extra_forbidden":
-        leaves = _leaves(cast("Tree", given), path) if isinstance(given, dict) and given else [path]
-        found = [(origins.get(leaf, where), ".".join(leaf)) for leaf in leaves]
-        # A key may be a URL: of `--set rediss://user:password@host?x=1` all before the `=`.
-        return [f"{origin}: unknown key `{hide_password(leaf)}`{suggest(leaf)}" for origin, leaf in found]
+        leaves: dict[tuple[str, ...], object] = {path: given}
+        if isinstance(given, dict) and given:
+            leaves = _leaves(cast("Tree", given), path)
+        return [_unknown(".".join(leaf), value, origins.get(leaf, where)) for leaf, value in leaves.items()]
     if error["type"] == "missing":
         if path[-1].isdecimal():
             return [f"{where}: `{'.'.join(path[:-1])}` has too few values"]
@@ -311,12 +308,19 @@ def _explain(error: ErrorDetails, origins: Origins) -> list[str]:
     return [f"{where}: `{key}` is {hide_password(repr(given))}: {message}"]
 
 
-def _leaves(tree: Tree, path: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return the path of every value below a table that does not belong there."""
-    found: list[tuple[str, ...]] = []
+def _unknown(key: str, value: object, origin: str) -> str:
+    if key in REMOVED:
+        return f"{origin}: `{key}` is {hide_password(repr(value))}, but is no setting any more: {REMOVED[key].why}"
+    # A key may be a URL: of `--set rediss://user:password@host?x=1` all before the `=`.
+    return f"{origin}: unknown key `{hide_password(key)}`{suggest(key)}"
+
+
+def _leaves(tree: Tree, path: tuple[str, ...]) -> dict[tuple[str, ...], object]:
+    """Return every value, by its path, below a table that does not belong there."""
+    found: dict[tuple[str, ...], object] = {}
     for key, value in tree.items():
         inner = (*path, key)
-        found += _leaves(cast("Tree", value), inner) if isinstance(value, dict) and value else [inner]
+        found |= _leaves(cast("Tree", value), inner) if isinstance(value, dict) and value else {inner: value}
     return found
 
 

@@ -24,6 +24,16 @@ _ELASTIC = (
     "Headrace makes no autoscaler of a cluster. Leave it out, and let your own scale the elastic Deployments by "
     "`headrace_queue_depth` and `headrace_learner_input_wait_ratio`, or set fleet.max_generators"
 )
+EMULATED: Final = (
+    "the emulated engines are no part of Headrace any more; a checkout has them in ops/emulated. Set generation.engine to "
+    "ops.emulated.build:generation, the backends of learner, reference and value to its :training, :scoring and :value, and "
+    "write their settings in [engines.settings]"
+)
+_EMULATION: Final[Mapping[str, object]] = {
+    "lengths": "lognormal", "median_tokens": 256.0, "tail": 1.0, "decode_base_s": 0.0, "decode_slot_s": 0.0,
+    "prefill_token_s": 0.0, "weights_load_s": 0.0, "load_s": 0.0, "weights_kb": 4, "scoring_token_s": 0.0, "step_s": 0.0,
+    "training_token_s": 0.0, "value_cost": 1.0,
+}  # fmt: skip
 REMOVED: Final[Mapping[str, Removed]] = {
     "algorithm.prompt_filter": Removed(
         ("none",),
@@ -41,6 +51,8 @@ REMOVED: Final[Mapping[str, Removed]] = {
         "at longer ones (generation.window_tokens); several runs spread over the nodes of a Redis Cluster "
         "(ledger.url = redis+cluster://HOST,HOST)",
     ),
+    "emulation.journal": Removed((), EMULATED),
+    **{f"emulation.{name}": Removed((default,), EMULATED) for name, default in _EMULATION.items()},
     "launch.kubernetes.autoscaler": Removed(("hpa",), _ELASTIC),
     "launch.kubernetes.max_replicas": Removed((16,), _ELASTIC),
     "launch.kubernetes.queue_depth": Removed((64,), _ELASTIC),
@@ -57,3 +69,5 @@ def drop_idle(tree: dict[str, Any]) -> None:
             held = cast("dict[str, Any]", held).get(section) if isinstance(held, dict) else None
         if isinstance(held, dict) and cast("dict[str, Any]", held).get(name) in removed.idle:
             del held[name]
+    if not tree.get("emulation", True):
+        del tree["emulation"]

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from pipeline.config.base import NotNegative, Positive, Section, StopStrings, StoreUrl, setting
+from pipeline.config.catalogue import GenerationEngineName
+from pipeline.config.import_path import is_import_path
 
 
 class RunSection(Section):
@@ -50,8 +52,8 @@ class VllmSection(Section):
 class GenerationSection(Section):
     """How responses are sampled."""
 
-    engine: Literal["local", "vllm", "emulated"] = setting(
-        "local", "emulated: for drills and benchmarks of the pipeline, see [emulation]."
+    engine: GenerationEngineName = setting(
+        "local", "local, vllm, or package.module:function of your own, see [engines]."
     )
     vllm: VllmSection = VllmSection()
     num_slots: Positive = setting(64, "Sequences decoded at once by one generator.")
@@ -83,35 +85,20 @@ class GenerationSection(Section):
     threads: Positive = setting(1, "Torch threads on a CPU.")
     steps_per_turn: Positive = setting(8, "Decode steps between two checks of mailboxes, weights and leases.")
 
+    @property
+    def has_own_engine(self) -> bool:
+        """Whether the engine is named by its import path."""
+        return is_import_path(self.engine)
 
-class EmulationSection(Section):
-    """Engines that compute nothing: for drills and benchmarks of the pipeline, never for training.
-    They sleep for the times set here, so that dozens fit on a core. generation.engine and the
-    backends of learner, reference and value choose them. With engine = local, decode_base_s and
-    decode_slot_s slow the real engine down to an emulated device's pace.
 
-    Responses are drawn beforehand from (run.seed, trajectory): random tokens, with lengths from the
-    distribution below, cut at generation.max_response_tokens. No torch is loaded. Tokenizer and
-    positions are those of model.path."""
+class EnginesSection(Section):
+    """Engines of your own: generation.engine and the backends of learner, reference and value may name
+    ``package.module:function``. The function gets the configuration, and returns an engine by the
+    Protocol of that kind's ``seam.py`` in ``workers/engines``."""
 
-    lengths: Literal["lognormal", "pareto", "constant"] = setting("lognormal", "Distribution of response lengths.")
-    median_tokens: float = setting(256.0, "Median response, stop token included.", ge=1.0)
-    tail: float = setting(1.0, "lognormal: std of ln(length). pareto: exponent, smaller is heavier.", gt=0.0)
-    decode_base_s: float = setting(0.0, "a: a decode step takes a + b * live slots.", ge=0.0)
-    decode_slot_s: float = setting(0.0, "b.", ge=0.0)
-    prefill_token_s: float = setting(0.0, "Time of a context token that is in no slot's cache.", ge=0.0)
-    weights_load_s: float = setting(0.0, "Pause of a generator that loads new weights.", ge=0.0)
-    load_s: float = setting(0.0, "Time of making an engine, as loading a model takes it.", ge=0.0)
-    weights_kb: Positive = setting(4, "Size of the published weights.")
-    scoring_token_s: float = setting(
-        0.0, "Time of a token (context included) of reference, value, or old log-probs.", ge=0.0
+    settings: dict[str, Any] = setting(
+        {}, "Settings that your engines read from config.engines.settings; Headrace reads none of them."
     )
-    step_s: float = setting(0.0, "Time of an optimiser step of learner or value, besides its tokens.", ge=0.0)
-    training_token_s: float = setting(0.0, "Time of a prompt or response token of such a step.", ge=0.0)
-    journal: Path | None = setting(
-        None, "Folder in which every generator records what it samples, for drills that kill it."
-    )
-    value_cost: float = setting(1.0, "Cost of a value model's step, relative to the policy's.", ge=0.0)
 
 
 class CheckpointSection(Section):

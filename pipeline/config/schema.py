@@ -73,7 +73,7 @@ class RunConfig(Section):
     code: CodeSection = CodeSection()
     fleet: running.FleetSection = running.FleetSection()
     launch: LaunchSection = LaunchSection()
-    emulation: running.EmulationSection = running.EmulationSection()
+    engines: running.EnginesSection = running.EnginesSection()
 
     @property
     def run_dir(self) -> Path:
@@ -182,11 +182,6 @@ class RunConfig(Section):
                 f"generation.window_tokens is {generation.window_tokens}, above max_response_tokens "
                 f"{generation.max_response_tokens}; a window is a part of a response: lower it"
             )
-        if (generation.engine == "emulated") != (learner.backend == "emulated"):
-            raise ValueError(
-                f"generation.engine is {generation.engine} and learner.backend is {learner.backend}, but generators "
-                "take the learner's weights: set both to emulated, or neither"
-            )
         if self.weights.max_part_mb >= self.wire.max_message_mb:
             raise ValueError(
                 f"weights.max_part_mb is {self.weights.max_part_mb} and wire.max_message_mb is {self.wire.max_message_mb}; a "
@@ -199,11 +194,6 @@ class RunConfig(Section):
         self._check_ranks()
         rate_phases(learner, self.run.num_updates)
         self._check_optimizer()
-        if learner.lora.rank and learner.backend == "emulated":
-            raise ValueError(
-                f"learner.lora.rank is {learner.lora.rank}, but learner.backend emulated has no model to adapt; set "
-                "learner.backend to torch, fsdp2 or deepspeed, or learner.lora.rank to 0"
-            )
         if algorithm.group_size < 2 and rule.has_group_baseline:
             raise ValueError(
                 f"algorithm.group_size is {algorithm.group_size}, and {algorithm.name} takes its baseline from the group. A "

@@ -129,9 +129,9 @@ _RULES = (
         "evaluation.every_updates is 0, so there is none while the run trains",
     ),
     _Rule(
-        "generation.stop_strings evaluation.stop_strings",
-        lambda c: c.generation.engine == "emulated",
-        "generation.engine is emulated, whose responses are drawn beforehand",
+        "engines.settings",
+        lambda c: not any(one.has_own_engine for one in (c.generation, c.learner, c.reference, c.value)),
+        "no engine is named by its import path",
     ),
     _Rule("generation.vllm.", lambda c: c.generation.engine != "vllm", "generation.engine is not vllm"),
     _Rule("reference.vllm.", lambda c: c.reference.backend != "vllm", "reference.backend is not vllm"),

@@ -6,6 +6,7 @@ architecture can be computed."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from pipeline.config.import_path import is_import_path
@@ -24,6 +25,7 @@ _ASK_S = 300.0
 def check_engines(config: RunConfig) -> list[str]:
     """Return sentences about the trial passes; none when none was needed. Raises ConfigError: a
     device is absent, or an engine cannot compute a model of the run."""
+    _check_own(config)
     names = _uncertain(config)
     if not names:
         return []
@@ -38,10 +40,27 @@ def check_engines(config: RunConfig) -> list[str]:
     return [f"engines: {', '.join(names)} can be computed here (trial pass)", *notes]
 
 
+def _check_own(config: RunConfig) -> None:
+    """Raise ConfigError for an engine of your own whose package is not there. Its module may import
+    torch, so only its worker imports it."""
+    engines = {
+        "generation.engine": config.generation.engine,
+        "learner.backend": config.learner.backend,
+        "reference.backend": config.reference.backend,
+        "value.backend": config.value.backend,
+    }
+    for setting, name in engines.items():
+        package = name.partition(":")[0].partition(".")[0]
+        if is_import_path(name) and find_spec(package) is None:
+            raise ConfigError(
+                f"{setting} is {name!r}, but there is no package {package!r}; install it, or name its folder in algorithm.path"
+            )
+
+
 def _uncertain(config: RunConfig) -> list[str]:
     """Return named devices and unknown types of models, which need a trial pass."""
     found: list[str] = []
-    if config.learner.backend != "emulated":
+    if not config.learner.has_own_engine:
         folders = [config.model.path]
         if config.has_reference and config.reference.backend == "torch":
             folders.append(config.reference_model)

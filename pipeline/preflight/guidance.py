@@ -19,7 +19,7 @@ _NAME = "guidance"
 def load_guided_prompts(config: RunConfig) -> GuidedPrompts:
     """Return the guided prompts of a run's reference, with their version. All weights of the model
     are read for it. Raises ConfigError for a template, DataError for a tokenizer or model."""
-    has_weights = config.reference.backend != "emulated"
+    has_weights = not config.reference.has_own_engine
     digest = model_digest(config.reference_model, with_weights=has_weights)
     return GuidedPrompts(load_text_tokenizer(config.model.path), config.guidance, model_digest=digest)
 

@@ -30,13 +30,13 @@ def lint(config: RunConfig, machine: Machine) -> list[CheckFinding]:
 def threads_of(config: RunConfig) -> dict[Role, int]:
     """Return the torch threads of one worker of each computing role, where it is on a CPU."""
     found: dict[Role, int] = {}
-    if config.learner.backend != "emulated" and is_cpu(config.model.device):
+    if not config.learner.has_own_engine and is_cpu(config.model.device):
         found[Role.LEARNER] = config.learner.threads * config.learner.ranks
     if config.has_sampling and config.generation.engine == "local" and is_cpu(config.generation.device):
         found[Role.GENERATOR] = config.generation.threads
     if config.has_reference and config.reference.backend == "torch" and is_cpu(config.reference.device):
         found[Role.REFERENCE] = config.reference.threads
-    if config.has_critic and config.value.backend != "emulated" and is_cpu(config.value.device):
+    if config.has_critic and not config.value.has_own_engine and is_cpu(config.value.device):
         found[Role.VALUE] = config.value.threads * config.value.ranks
     return found
 
@@ -70,7 +70,7 @@ def _slots(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     credit = (
         int((config.staleness.eta + 1) * algorithm.oversampling * algorithm.groups_per_update) * algorithm.group_size
     )
-    if generation.engine != "emulated" and not config.data.responses and slots > credit:
+    if not generation.has_own_engine and not config.data.responses and slots > credit:
         yield warn(
             "slots",
             f"generators have {slots} slots, and credit admits {credit} responses at once, so slots stay empty",
@@ -142,7 +142,7 @@ def _devices(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     settings = {"model.dtype": (config.model.dtype, config.model.device)}
     if config.generation.engine == "local":
         settings["generation.dtype"] = (config.generation.dtype, config.generation.device)
-    if config.learner.backend == "emulated":
+    if config.learner.has_own_engine:
         return
     for key, (dtype, device) in settings.items():
         if dtype == "bfloat16" and is_cpu(device):

@@ -111,12 +111,12 @@ def needs(
     """Return the host memory of each process of a run (``counts`` workers by role), then that of
     the host itself. ``on_cpu`` returns whether a configured device is the CPU."""
     found: list[Need] = []
-    if config.learner.backend != "emulated" and counts.get(Role.LEARNER):
+    if not config.learner.has_own_engine and counts.get(Role.LEARNER):
         is_here = on_cpu(config.model.device)
         found.append(_trained("learner", shape, config, is_value=False, on_cpu=is_here))
     if not config.has_sampling:
         found += _each("generator", counts.get(Role.GENERATOR, 0), Need("", {"process": _LIGHT_BYTES}, 0))
-    elif config.generation.engine != "emulated":
+    elif not config.generation.has_own_engine:
         need = _generator(shape, config) if on_cpu(config.generation.device) else _ON_GPU
         found += _each("generator", counts.get(Role.GENERATOR, 0), need)
     if config.has_reference and config.reference.backend == "torch":
@@ -125,16 +125,16 @@ def needs(
         parts = {"weights": weights, "activations": work, "process": PROCESS_BYTES}
         need = Need("", parts, weights) if on_cpu(config.reference.device) else _ON_GPU
         found += _each("reference", counts.get(Role.REFERENCE, 0), need)
-    if value_shape is not None and config.value.backend != "emulated" and counts.get(Role.VALUE):
+    if value_shape is not None and not config.value.has_own_engine and counts.get(Role.VALUE):
         found.append(_trained("value", value_shape, config, is_value=True, on_cpu=on_cpu(config.value.device)))
     reward = PROCESS_BYTES if config.reward.model is not None else _LIGHT_BYTES
     found += _each("reward", counts.get(Role.REWARD, 0), Need("", {"process": reward}, 0))
     ledger = config.ledger.max_memory_mb << 20 if config.ledger.url is None else 0
     found.append(Need("ledger", {"data at its limit": ledger}, 0))
-    if config.learner.backend != "emulated":
+    if not config.learner.has_own_engine:
         found.append(published(config, shape))
         found += snapshots(config, shape)
-        if value_shape is not None and config.value.backend != "emulated" and counts.get(Role.VALUE):
+        if value_shape is not None and not config.value.has_own_engine and counts.get(Role.VALUE):
             found += value_snapshots(config, value_shape)
     return found + _standbys(config)
 
@@ -291,7 +291,7 @@ def shapes_of(config: RunConfig, model: Mapping[str, Any]) -> tuple[Shape, Shape
     """Return the shapes of the policy, whose ``config.json`` is given, and of the value model. None
     where the policy's is unknown, or nothing is computed. Raises DataError."""
     shape = read_shape(config.model.path, model)
-    if shape is None or config.learner.backend == "emulated":
+    if shape is None or config.learner.has_own_engine:
         return None
     path = config.value.path
     return shape, shape if path is None else read_shape(path, read_model_config(path))

@@ -13,7 +13,7 @@ def check_optimizer(config: RunConfig, version: str | None = None) -> list[str]:
     """Check the optimiser's package, ``version`` or the installed one; return lines for the
     operator. Raises ConfigError: it is absent or has another version."""
     learner = config.learner
-    if learner.backend == "emulated":
+    if learner.has_own_engine:
         return []
     found = learner.optimizer
     if learner.optimizer == "adamw-8bit":

@@ -25,13 +25,13 @@ from typing import Any
 
 import pytest
 
+from ops.emulated.journal import read_journal
 from ops.hosts.namespaces import Host, SpaceRefused, host_network
 from pipeline.config.load import load_config, resolve_paths, to_toml
 from pipeline.ledger.server.binary import find_server
 from pipeline.training.update_log.folder import UPDATES_FOLDER, read_log
 from protocol.errors import DataError
 from tests.integration.fleet import without_charts
-from workers.engines.emulated.journal import read_journal
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "ops" / "docs" / "how-to"
@@ -134,7 +134,7 @@ def write_run(shared: Path) -> None:
     settings = (
         f"run.dir={shared / 'runs'}", f"run.name={RUN}", "run.num_updates=10000", f"data.train=['{shared / 'train.jsonl'}']",
         f"model.path={shared / 'model'}",
-        f"emulation.journal={shared / 'journals'}", "fleet.generator=1", "fleet.reward=1", "fleet.reference=1",
+        "engines.settings.journal=journals", "fleet.generator=1", "fleet.reward=1", "fleet.reference=1",
     )  # fmt: skip
     (shared / "run.toml").write_text(to_toml(resolve_paths(load_config([ROOT / "configs" / "drill.toml"], settings))))
 

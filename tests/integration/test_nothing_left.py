@@ -38,7 +38,7 @@ MARK = "HEADRACE_TEST_OF"
 HEARS_HANGUPS = ("/usr/bin/env", "--default-signal=HUP")
 SETTINGS = (
     *EMULATED,
-    "emulation.step_s=0.1",
+    "engines.settings.step_s=0.1",
     "algorithm.groups_per_update=2",
     "algorithm.group_size=2",
     "algorithm.dynamic_sampling=false",

@@ -18,7 +18,7 @@ LOAD_S = 6.0
 STANDBYS = (
     "run.num_updates=100000",
     "observer.enabled=false",
-    f"emulation.load_s={LOAD_S}",
+    f"engines.settings.load_s={LOAD_S}",
     "fleet.standby=1",
     "fleet.standby_learner=on",
 )

@@ -34,7 +34,7 @@ QUICK = (
     "wire.max_message_mb=2",
     "weights.max_part_mb=1",
     # three parts
-    "emulation.weights_kb=2500",
+    "engines.settings.weights_kb=2500",
     # the run's own host takes the way of other hosts
     "launch.on=join",
     "launch.roles=['generator', 'reward']",

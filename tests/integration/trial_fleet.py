@@ -19,7 +19,7 @@ SETTINGS = (
     "run.num_updates=1000000",
     "fleet.generator=3", "fleet.reward=2", "fleet.reference=2",
     "generation.num_slots=4", "generation.max_response_tokens=96",
-    "emulation.decode_base_s=0.02", "emulation.scoring_token_s=0.0002", "emulation.step_s=0.5",
+    "engines.settings.decode_base_s=0.02", "engines.settings.scoring_token_s=0.0002", "engines.settings.step_s=0.5",
     "checkpoint.every_updates=10", "checkpoint.keep=2",
     "data.allow_overlap=true", "evaluation.every_updates=60", "evaluation.num_prompts=16",
     "supervisor.silent_after_s=20", "supervisor.stopped_after_s=20", "supervisor.max_data_failures=1000",

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ops.emulated.generation import EmulatedEngine
+from ops.emulated.law import LengthLaw, TokenLaw
 from pipeline.config.schema import RunConfig
 from pipeline.process.work import Meter, listening
 from pipeline.runtime.registry.contract import WeightsAnnouncement
@@ -18,8 +20,6 @@ from pipeline.weights.tensorfile import TensorSpec, publication
 from protocol.errors import EngineError
 from protocol.ids import Role
 from tests.pipeline.op_config import MODEL, op_config
-from workers.engines.emulated.generation import EmulatedEngine
-from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.generator.followed_weights import FollowedWeights
 from workers.preparation import check_finite, prepare, try_generation
 
@@ -39,7 +39,11 @@ def spoilt(tmp_path: Path) -> Path:
 
 
 def test_each_role_s_parts_are_made_and_each_is_a_piece_of_work(tmp_path: Path) -> None:
-    emulated = ["generation.engine=emulated", "reference.backend=emulated", "learner.backend=emulated"]
+    emulated = [
+        "generation.engine=ops.emulated.build:generation",
+        "reference.backend=ops.emulated.build:scoring",
+        "learner.backend=ops.emulated.build:training",
+    ]
     config = op_config(tmp_path, "reference.always=true", *emulated)
     meter = Meter()
     with listening(meter):

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ops.emulated.weights import TENSOR, make_tensor, publish_tensors
 from pipeline.config.load import write_resolved
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
@@ -36,13 +37,16 @@ from pipeline.supervisor.standbys.keeper import standby_command
 from pipeline.weights.store import WeightsStore
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
-from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
 from workers.preparation import prepare
 from workers.standby import StandbyProcess, own_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "standby-1"
-EMULATED = ("generation.engine=emulated", "learner.backend=emulated", "reference.always=false")
+EMULATED = (
+    "generation.engine=ops.emulated.build:generation",
+    "learner.backend=ops.emulated.build:training",
+    "reference.always=false",
+)
 SUPERVISOR = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(300)"
 
 
@@ -119,7 +123,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 @pytest.mark.integration
 async def test_a_long_load_of_weights_keeps_neither_a_report_nor_an_order_waiting(start: Callable[..., Run]) -> None:
-    run = start("emulation.weights_load_s=60", "emulation.load_s=2")
+    run = start("engines.settings.weights_load_s=60", "engines.settings.load_s=2")
     loading = run.until(lambda report: report.progress > 0)
     assert loading.roles == () and loading.memory_bytes > 0 and loading.prepared_s == 0.0
     ready = run.until(lambda report: bool(report.roles))
@@ -147,7 +151,7 @@ async def test_a_standby_follows_each_version_that_is_published(start: Callable[
 def test_a_standby_ends_with_its_supervisor_in_a_load_and_leaves_nothing(
     start: Callable[..., Run],
 ) -> None:
-    run = start("emulation.load_s=300")
+    run = start("engines.settings.load_s=300")
     report = run.until(lambda report: report.progress > 0)
     # as an engine starts one
     with subprocess.Popen(["sleep", "90"], env={**os.environ, WORKER_MARK: run.mark}) as child:

@@ -45,7 +45,7 @@ def test_a_verifier_that_raises_leaves_responses_without_a_verdict_and_says_why(
     assert trial.num_unjudged == 2
 
 
-def test_an_emulated_engine_has_no_model_to_try(tmp_path: Path) -> None:
-    config = changed(small_run(tmp_path), "generation", engine="emulated")
-    with pytest.raises(ConfigError, match="has no model"):
+def test_only_a_learner_of_ones_own_knows_the_weights_that_it_publishes_first(tmp_path: Path) -> None:
+    config = changed(small_run(tmp_path), "learner", backend="ops.emulated.build:training")
+    with pytest.raises(ConfigError, match="only that code knows the weights"):
         try_here(config, num_prompts=1, num_samples=1)

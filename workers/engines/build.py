@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.import_path import import_own
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,57 +18,44 @@ if TYPE_CHECKING:
     from workers.engines.value.seam import ValueEngine
 
 
-def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
-    """Make the generation engine that ``generation.engine`` names, around ``model_path``'s model.
+def build_engine(config: RunConfig) -> GenerationEngine:
+    """Make the generation engine that ``generation.engine`` names, around the start model.
 
-    Raises ConfigError (unknown name, no such device), DataError (no model there) or EngineError
-    (the engine cannot serve the model)."""
+    Raises ConfigError (nothing at the import path, no such device), DataError (no model there) or
+    EngineError (the engine cannot serve the model)."""
     match config.generation.engine:
         case "local":
             from workers.engines.generation.local.build import build_local
 
-            return build_local(config, model_path)
+            return build_local(config, config.model.path)
         case "vllm":
             from workers.engines.generation.vllm.build import build_vllm
 
-            return build_vllm(config, model_path)
-        case "emulated":
-            from workers.engines.emulated.build import build_emulated
-
-            return build_emulated(config, model_path)
-        case other:
-            raise ConfigError(
-                f"generation.engine is {other!r}, expected local, vllm or emulated; correct the configuration"
-            )
+            return build_vllm(config, config.model.path)
+        case own:
+            return _make_own("generation.engine", own, config)
 
 
 def build_generation_engine(config: RunConfig) -> GenerationEngine:
     """Make the run's generation engine on the start model, which it serves until the first swap. A
     run of recorded responses has a model for its evaluation alone, and without one none."""
     if not config.data.responses:
-        return _build_sampling(config)
+        return build_engine(config)
     from workers.engines.generation.recorded import RecordedEngine
 
-    return RecordedEngine(config.generation.num_slots, _build_sampling(config) if config.has_sampling else None)
-
-
-def _build_sampling(config: RunConfig) -> GenerationEngine:
-    engine = build_engine(config, config.model.path)
-    pace = config.emulation
-    if config.generation.engine != "emulated" and (pace.decode_base_s or pace.decode_slot_s):
-        from workers.engines.emulated.throttled import throttled
-
-        return throttled(engine, decode_base_s=pace.decode_base_s, decode_slot_s=pace.decode_slot_s)
-    return engine
+    return RecordedEngine(config.generation.num_slots, build_engine(config) if config.has_sampling else None)
 
 
 def start_weights(config: RunConfig) -> Mapping[str, Any]:
     """Return the start model's weights by name, as a learner publishes its first version. Raises
-    ConfigError for an emulated engine, which has no model."""
+    ConfigError for a learner's backend of your own, whose weights it alone knows."""
     if not config.has_sampling:
         return {}
-    if config.generation.engine == "emulated":
-        raise ConfigError("generation.engine is emulated, which has no model whose responses could be looked at")
+    if config.learner.has_own_engine:
+        raise ConfigError(
+            f"learner.backend is {config.learner.backend}, and only that code knows the weights that it publishes first; "
+            "expected torch, fsdp2 or deepspeed"
+        )
     import torch
 
     from workers.engines.model.loading import load_model, resolve_dtype
@@ -80,18 +67,17 @@ def start_weights(config: RunConfig) -> Mapping[str, Any]:
 
 def build_scoring_engine(config: RunConfig) -> ScoringEngine:
     """Make the reference's engine: of ``model.reference_path``, or the start model when absent."""
-    if config.reference.backend == "emulated":
-        from workers.engines.emulated.build import build_emulated_scoring
+    match config.reference.backend:
+        case "torch":
+            from workers.engines.scoring.torch import build_scoring
 
-        return build_emulated_scoring(config)
-    model_path = config.reference_model
-    if config.reference.backend == "vllm":
-        from workers.engines.scoring.vllm import build_vllm_scoring
+            return build_scoring(config, config.reference_model)
+        case "vllm":
+            from workers.engines.scoring.vllm import build_vllm_scoring
 
-        return build_vllm_scoring(config, model_path)
-    from workers.engines.scoring.torch import build_scoring
-
-    return build_scoring(config, model_path)
+            return build_vllm_scoring(config, config.reference_model)
+        case own:
+            return _make_own("reference.backend", own, config)
 
 
 def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
@@ -104,10 +90,6 @@ def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
 def build_training_backend(config: RunConfig) -> TrainingBackend:
     """Make the learner's backend on the start model; of ranks, rank 0's once all are there."""
     match config.learner.backend:
-        case "emulated":
-            from workers.engines.emulated.build import build_emulated_training
-
-            return build_emulated_training(config)
         case "fsdp2" | "deepspeed":
             from workers.engines.training.ranks.build import ranked_training
 
@@ -116,15 +98,13 @@ def build_training_backend(config: RunConfig) -> TrainingBackend:
             from workers.engines.training.torch import build_training
 
             return build_training(config, config.model.path)
+        case own:
+            return _make_own("learner.backend", own, config)
 
 
 def build_value_engine(config: RunConfig) -> ValueEngine:
     """Make the value worker's engine on ``value.path`` or the start model; of ranks, rank 0's."""
     match config.value.backend:
-        case "emulated":
-            from workers.engines.emulated.build import build_emulated_value
-
-            return build_emulated_value(config)
         case "fsdp2" | "deepspeed":
             from workers.engines.training.ranks.build import ranked_value
 
@@ -133,3 +113,16 @@ def build_value_engine(config: RunConfig) -> ValueEngine:
             from workers.engines.value.torch import build_value
 
             return build_value(config, config.value.path or config.model.path)
+        case own:
+            return _make_own("value.backend", own, config)
+
+
+def _make_own(setting: str, path: str, config: RunConfig) -> Any:
+    """Return what the function at an import path makes of the configuration. Raises ConfigError:
+    there is none, and what it raises."""
+    make = import_own(setting, path)
+    if not callable(make):
+        raise ConfigError(
+            f"{setting} {path!r} is {make!r}; expected a function of the configuration that returns an engine"
+        )
+    return make(config)

@@ -49,11 +49,11 @@ def check(config: RunConfig) -> list[str]:
 def check_devices(config: RunConfig) -> None:
     """Raise ConfigError, naming the setting, for a configured device that torch does not see."""
     devices = {"model.device": config.model.device}
-    if config.generation.engine != "emulated":
+    if not config.generation.has_own_engine:
         devices["generation.device"] = config.generation.device
-    if config.has_reference and config.reference.backend != "emulated":
+    if config.has_reference and not config.reference.has_own_engine:
         devices["reference.device"] = config.reference.device
-    if config.has_critic and config.value.backend != "emulated":
+    if config.has_critic and not config.value.has_own_engine:
         devices["value.device"] = config.value.device
     if config.reward.model is not None:
         devices["reward.model.device"] = config.reward.model.device

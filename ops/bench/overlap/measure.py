@@ -17,11 +17,12 @@ from ops.bench.fleet_run import last_counters, train
 from ops.bench.overlap.ideal import Costs, ideal_update_s, windows
 from ops.bench.overlap.scenarios import CONFIG, Scenario
 from ops.demo.task import Split, write_file
+from ops.emulated.build import length_law
+from ops.emulated.settings import emulation_of
 from pipeline.config.load import load_config, resolve_paths
 from pipeline.ledger.types import Unit
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from protocol.ids import TrajectoryId
-from workers.engines.emulated.build import length_law
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -94,7 +95,7 @@ def _read(scenario: Scenario, config: RunConfig) -> Measured:
     tokens = sum(row.num_response_tokens for row in steady)
     counters = list(last_counters(config.run_dir, "generator"))
     sampled = sum(values.get("sampled_tokens", 0.0) for values in counters)
-    settings = config.emulation
+    settings = emulation_of(config)
     costs = Costs(config.fleet.generator, config.generation.num_slots, settings.decode_base_s, settings.decode_slot_s)
     lengths = draws(config)
     units = windows(lengths, config.generation.window_tokens) if config.declaration.unit is Unit.CHUNK else lengths
@@ -128,7 +129,7 @@ def _read(scenario: Scenario, config: RunConfig) -> Measured:
 def draws(config: RunConfig) -> list[int]:
     """Return the response lengths of the first trajectories in order of admission,
     cut at the cap."""
-    law, algorithm = length_law(config.emulation), config.algorithm
+    law, algorithm = length_law(emulation_of(config)), config.algorithm
     return [
         min(config.generation.max_response_tokens, law.draw(config.run.seed, TrajectoryId("t", group, member)))
         for group in range(_NUM_DRAWS // algorithm.group_size)

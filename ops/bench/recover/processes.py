@@ -42,7 +42,7 @@ ROLES = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE)
 SETTINGS = (
     "run.num_updates=1000000",
     "fleet.generator=8", "fleet.reward=2", "fleet.reference=2",
-    "generation.num_slots=4", "emulation.decode_base_s=0.06", "emulation.step_s=0.6",
+    "generation.num_slots=4", "engines.settings.decode_base_s=0.06", "engines.settings.step_s=0.6",
     "checkpoint.every_updates=20", "checkpoint.keep=2", "recovery.max_repairs=1000",
 )  # fmt: skip
 """Over ``configs/drill.toml``. Eight generators are a little faster than the learner needs. One

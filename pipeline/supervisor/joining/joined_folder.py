@@ -33,7 +33,7 @@ from pipeline.config import RESOLVED_NAME
 from pipeline.config.load import settings_to_toml
 from pipeline.files import write_private
 from pipeline.ledger.address import LedgerAddress, write_address
-from pipeline.supervisor.joining.manifest import JOURNALS, Manifest, ManifestFile, put_setting, setting_at
+from pipeline.supervisor.joining.manifest import Manifest, ManifestFile, put_setting, setting_at
 from pipeline.supervisor.run_folder import run_lock, supervisor_pid
 from protocol.errors import ConfigError, DataError, StorageFailed
 from protocol.ids import Role
@@ -115,8 +115,6 @@ def write_folder(folder: JoinedFolder, manifest: Manifest, ledger_url: str) -> N
     """Write configuration and ledger's address. Raises StorageFailed."""
     settings = _settings(manifest, folder)
     with room(folder.path):
-        if (folder.path / JOURNALS) == setting_journal(settings):
-            (folder.path / JOURNALS).mkdir(mode=0o700, exist_ok=True)
         write_address(folder.path, LedgerAddress(url=ledger_url))
         text = "# Configuration of a joined host: the run's, with this host's paths.\n" + settings_to_toml(settings)
         write_private(folder.path / RESOLVED_NAME, text.encode())
@@ -138,19 +136,12 @@ def link_files(folder: JoinedFolder, files: list[ManifestFile], cached: Mapping[
             _link(source, place)
 
 
-def setting_journal(settings: dict[str, Any]) -> Path | None:
-    """Return the folder of an emulated engine's journals, if there is one."""
-    given = settings.get("emulation", {}).get("journal")
-    return None if given is None else Path(given)
-
-
 def _settings(manifest: Manifest, folder: JoinedFolder) -> dict[str, Any]:
     """Return the run's settings with this host's paths and addresses."""
     settings: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest.settings))
     for setting in manifest.places:
         place = setting_at(settings, setting)
-        base = folder.path if place == JOURNALS else folder.files
-        put_setting(settings, setting, str(base / place))
+        put_setting(settings, setting, str(folder.files / place))
     settings["run"]["dir"] = str(folder.path.parent)
     wire = settings["wire"]
     wire["host"], wire["advertise_host"] = _listening(wire["host"]), None

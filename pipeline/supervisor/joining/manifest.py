@@ -27,7 +27,6 @@ from protocol.ids import Role
 
 JOINING_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
 """Roles of which a run may have workers on other hosts."""
-JOURNALS: Final = "journals"
 MAX_CODE_FILES: Final = 5_000
 MAX_CODE_BYTES: Final = 256 << 20
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
@@ -122,8 +121,6 @@ def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
         for index, folder in enumerate(folders):
             place = f"code/{section}-{index}/{folder.name}"
             put((section, "path", index), place, _code(folder, place, f"{section}.path"))
-    if config.emulation.journal is not None:
-        put(("emulation", "journal"), JOURNALS, ())
     files, served = _digested(needed)
     return Manifest(
         code=own_version(), settings=settings, places=tuple(places), files=files, has_reference=config.has_reference

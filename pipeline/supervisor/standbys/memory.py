@@ -25,16 +25,16 @@ def standby_parts(config: RunConfig, roles: Iterable[Role]) -> dict[str, int]:
     parts: dict[str, int] = {}
     for role in roles:
         match role:
-            case Role.GENERATOR if config.has_sampling and config.generation.engine != "emulated":
+            case Role.GENERATOR if config.has_sampling and not config.generation.has_own_engine:
                 cache = config.generation.vllm.kv_cache_gb << 30 if config.generation.engine == "vllm" else 0
                 parts["generator"] = _model(config.model.path, config.generation.dtype) + cache
-            case Role.REFERENCE if config.reference.backend != "emulated":
+            case Role.REFERENCE if not config.reference.has_own_engine:
                 parts["reference"] = _model(config.reference_model, config.model.dtype)
-            case Role.VALUE if config.value.backend != "emulated":
+            case Role.VALUE if not config.value.has_own_engine:
                 parts["value"] = _model(config.value.path or config.model.path, "float32")
             case Role.REWARD if config.reward.model is not None:
                 parts["reward model"] = _model(config.reward.model.path, "float32")
-            case Role.LEARNER if config.learner.backend != "emulated":
+            case Role.LEARNER if not config.learner.has_own_engine:
                 parts["learner"] = _model(config.model.path, "float32")
             case _:
                 pass

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ops.emulated.generation import EmulatedEngine
+from ops.emulated.law import LengthLaw, TokenLaw
+from ops.emulated.weights import TENSOR
 from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.group_rule import Responses
 from pipeline.algorithms.objective import Objective
@@ -26,9 +29,6 @@ from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, ValueScore
 from tests.golden.check import Adapter
 from tests.oracle.ledger.ledger import MemoryLedger
-from workers.engines.emulated.generation import EmulatedEngine
-from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.weights import TENSOR
 from workers.engines.generation.seam import SampledWindow
 from workers.generator.held_trajectories import HeldTrajectories
 

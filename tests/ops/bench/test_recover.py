@@ -216,8 +216,8 @@ def test_a_killed_learner_is_back_and_repeats_at_most_one_update(
     monkeypatch.chdir(ROOT)
     out, gaps = tmp_path / "recover.json", table(tmp_path, "gap_s\n2\n30\n")
     small = [
-        "emulation.step_s=0.2",
-        "emulation.decode_base_s=0.01",
+        "engines.settings.step_s=0.2",
+        "engines.settings.decode_base_s=0.01",
         "fleet.generator=2",
         "fleet.reward=1",
         "fleet.reference=1",

@@ -79,10 +79,10 @@ def test_a_process_of_the_fleet_is_patched_and_has_its_own_clock(tmp_path: Path)
 
 
 def test_a_refused_step_has_no_number_as_its_loss_and_changes_nothing() -> None:
-    from workers.engines.emulated.state import LearnedState
+    from ops.emulated.state import LearnedState
 
     orders = Orders(nan=2)
-    training = changed("workers.engines.emulated.training", "EmulatedTraining", orders=orders).EmulatedTraining
+    training = changed("ops.emulated.training", "EmulatedTraining", orders=orders).EmulatedTraining
     backend = training(num_weights=1)
     before = backend.state
     assert before == LearnedState()

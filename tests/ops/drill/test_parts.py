@@ -48,6 +48,7 @@ from ops.drill.schedule import ASKED, WIRE, FaultKind, long_plan, plan, traits
 from ops.drill.truth import TRUTHS, Struck, ask_until_named
 from ops.drill.verifier import judge
 from ops.drill.witness import Witness, servers_of
+from ops.emulated.journal import SamplingJournal, read_journal
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import Claim
 from pipeline.rewards.verifier import Response
@@ -60,7 +61,6 @@ from protocol.errors import DataError
 from protocol.ids import Role, TrajectoryId
 from tests.pipeline.ledger.builders import make_chunk, make_spec, reward
 from tests.pipeline.runtime.registries import beat_of
-from workers.engines.emulated.journal import SamplingJournal, read_journal
 
 ROOT = Path(__file__).parents[3]
 

@@ -61,6 +61,7 @@ def test_a_typo_names_the_key_the_file_and_the_nearest_valid_key(run_file: Path)
         ('checkpoint.snapshot_peers="on"', "checkpoint.every_updates"),
         ('ledger.shards=["redis://b:6379/0"]', "one run has one server. Leave it out"),
         ("launch.kubernetes.max_replicas=4", "or set fleet.max_generators"),
+        ("emulation.step_s=0.5", "write their settings in [engines.settings]"),
     ],
 )
 def test_a_setting_that_is_gone_is_refused_by_name_with_what_to_do(run_file: Path, text: str, told: str) -> None:
@@ -73,6 +74,12 @@ def test_a_setting_that_is_gone_is_refused_by_name_with_what_to_do(run_file: Pat
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["generation.engine", "learner.backend", "reference.backend", "value.backend"])
+def test_the_emulated_engines_are_refused_by_name_with_where_they_are_now(run_file: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"`{key}` is 'emulated': .*ops\.emulated\.build:generation"):
+        load_config([run_file], [f"{key}=emulated"])
+
+
 def test_a_resolved_file_with_settings_that_are_gone_and_asked_for_nothing_is_still_read(run_file: Path) -> None:
     run_dir = run_file.parent
     text = write_resolved(load_config([run_file]), run_dir).read_text()
@@ -81,6 +88,7 @@ def test_a_resolved_file_with_settings_that_are_gone_and_asked_for_nothing_is_st
         "checkpoint": 'snapshot_peers = "auto"\n',
         "launch.kubernetes": 'autoscaler = "hpa"\nmax_replicas = 16\nqueue_depth = 64\n',
     }
+    text += '[emulation]\nstep_s = 0.0\nweights_kb = 4\nlengths = "lognormal"\n'
     for section, lines in old.items():
         assert f"[{section}]\n" in text
         text = text.replace(f"[{section}]\n", f"[{section}]\n{lines}")
@@ -170,12 +178,11 @@ def test_a_role_without_workers_here_needs_a_wire_by_which_others_join(run_file:
 
 def test_the_resolved_file_reads_back_as_the_same_configuration(run_file: Path, tmp_path: Path) -> None:
     config = resolve_paths(
-        load_config([run_file], ["data.epochs=3", "model.reference_path=ref", "emulation.journal=j"])
+        load_config([run_file], ["data.epochs=3", "model.reference_path=ref", "replay.record=false"])
     )
     write_resolved(config, tmp_path)
     assert read_resolved(tmp_path) == config
     assert config.model.path.is_absolute()
-    assert config.emulation.journal == Path("j").absolute()
 
 
 def test_an_override_that_is_refused_shows_no_password(run_file: Path) -> None:

@@ -57,10 +57,8 @@ def run_file(tmp_path: Path) -> Path:
         (["evaluation.num_prompts=5", 'data.evaluation=["h.jsonl"]'], set()),
         (["generation.vllm.pause=wait"], {"generation.vllm.pause"}),
         (['generation.stop_strings=["x"]'], set()),
-        (
-            ['generation.stop_strings=["x"]', "generation.engine=emulated", "learner.backend=emulated"],
-            {"generation.stop_strings"},
-        ),
+        (["engines.settings.speed=2"], {"engines.settings"}),
+        (["engines.settings.speed=2", "learner.backend=own:learner"], set()),
         (["guidance.judge_ratio=2.0"], {"guidance.judge_ratio"}),
         (["guidance.judge_ratio=2.0", "algorithm.guidance=mix"], set()),
         (["guidance.cluster_power=0.2", "algorithm.guidance=mix"], {"guidance.cluster_power"}),

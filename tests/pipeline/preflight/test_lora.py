@@ -17,7 +17,6 @@ from tests.pipeline.op_config import op_config
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["learner.backend=emulated", "generation.engine=emulated"], "backend emulated has no model to adapt; set"),
         (["learner.backend=deepspeed", "learner.optimizer=muon"], "muon, which steps whole tensors, .* or adamw, or"),
         (["learner.lora.rank=-1"], "learner.lora.rank"),
         (["learner.lora.alpha=0"], "learner.lora.alpha"),

@@ -44,7 +44,9 @@ def test_parts_fit_whatever_may_change_while_a_run_goes_on(config: RunConfig, tm
     assert PreparedParts(config).fits(config.model_copy(update={"code": code})), "no part has reward functions"
 
 
-@pytest.mark.parametrize("setting", ["learner.threads=3", "generation.num_slots=7", "run.seed=5", "emulation.load_s=1"])
+@pytest.mark.parametrize(
+    "setting", ["learner.threads=3", "generation.num_slots=7", "run.seed=5", "engines.settings.load_s=1"]
+)
 def test_parts_of_other_settings_do_not_fit(config: RunConfig, tmp_path: Path, setting: str) -> None:
     assert PreparedParts(config).fits(config)
     assert not PreparedParts(config).fits(op_config(tmp_path, "reference.always=true", setting))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from ops.emulated import OVERRIDES
 from pipeline.config.load import write_resolved
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.records import process_runs
@@ -204,8 +205,7 @@ def test_workers_of_vllm_are_not_forked_and_its_modules_not_imported(tmp_path: P
 
 def test_an_emulated_fleet_imports_no_torch_before_it_forks(tmp_path: Path) -> None:
     assert "workers.engines.training.torch" in imports(op_config(tmp_path))
-    names = ("generation.engine", "learner.backend", "reference.backend", "value.backend")
-    emulated = op_config(tmp_path, *(f"{name}=emulated" for name in names))
+    emulated = op_config(tmp_path, *OVERRIDES)
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code, *imports(emulated)], check=True)
 

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from ops.emulated.generation import EmulatedEngine
+from ops.emulated.law import LengthLaw, TokenLaw
+from ops.emulated.weights import TENSOR, make_tensor, publish_tensors
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.store import WeightsStore
 from protocol.errors import WeightsDamaged
-from workers.engines.emulated.generation import EmulatedEngine
-from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
 from workers.generator.followed_weights import FollowedWeights
 
 NUM_WEIGHTS = 5000

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ops.emulated.weights import make_tensor
 from pipeline.config.running import WeightsSection
 from pipeline.runtime.context import ActorContext
 from pipeline.weights import PARTS
@@ -21,7 +22,6 @@ from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.small_disk import small_disk
 from tests.transports import zmq_transport
 from tests.workers.generator.test_weight_receiver import NUM_WEIGHTS, Backend, Recorder, damage, until
-from workers.engines.emulated.weights import make_tensor
 from workers.generator import host_weights
 from workers.generator.weight_receiver import WeightReceiver
 from workers.learner.weight_publisher import WeightPublisher
@@ -64,8 +64,8 @@ class World:
         self.tmp_path = tmp_path
         base = small_config(tmp_path)
         sections = {
-            "generation": base.generation.model_copy(update={"engine": "emulated"}),
-            "learner": base.learner.model_copy(update={"backend": "emulated"}),
+            "generation": base.generation.model_copy(update={"engine": "ops.emulated.build:generation"}),
+            "learner": base.learner.model_copy(update={"backend": "ops.emulated.build:training"}),
             "weights": WeightsSection(shared_memory=False, path="wire", **settings),  # type: ignore[arg-type]
         }
         self.config = base.model_copy(update=sections)

@@ -13,6 +13,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from ops.emulated.generation import EmulatedEngine
+from ops.emulated.law import LengthLaw, TokenLaw
+from ops.emulated.weights import TENSOR, make_tensor, publish_tensors
 from pipeline.ledger.types import Unit
 from pipeline.weights.store import WeightsStore
 from protocol.errors import EngineDied
@@ -23,9 +26,6 @@ from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
-from workers.engines.emulated.generation import EmulatedEngine
-from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
 from workers.engines.generation.seam import EngineStats, SampledWindow
 from workers.generator.generator import Generator
 from workers.generator.standstill import MAX_EMPTY_TURNS, Standstill
@@ -101,7 +101,7 @@ class OnePrompt:
 async def generating(folder: Path, engine: Silent) -> AsyncGenerator[tuple[Generator, ManualClock]]:
     """A generator that holds four trajectories of its engine."""
     config = small_config(folder)
-    generation = config.generation.model_copy(update={"engine": "emulated", "steps_per_turn": 2})
+    generation = config.generation.model_copy(update={"engine": "ops.emulated.build:generation", "steps_per_turn": 2})
     config = config.model_copy(update={"generation": generation})
     async with asyncio.TaskGroup() as tasks:
         clock = ManualClock()

@@ -10,6 +10,9 @@ from typing import Any, Literal, cast
 import numpy as np
 import pytest
 
+from ops.emulated.generation import EmulatedEngine
+from ops.emulated.law import LengthLaw, TokenLaw
+from ops.emulated.weights import TENSOR, make_tensor, publish_tensors
 from pipeline.ledger.types import Unit
 from pipeline.weights.store import WeightsStore
 from protocol.ids import Incarnation, Role, TrajectoryId
@@ -19,9 +22,6 @@ from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
-from workers.engines.emulated.generation import EmulatedEngine
-from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
 from workers.engines.generation.seam import SamplingParams, WindowRequest
 from workers.generator.generator import Generator
 
@@ -44,7 +44,9 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
     tmp_path: Path, swap: Literal["window", "token"]
 ) -> None:
     config = small_config(tmp_path)
-    generation = config.generation.model_copy(update={"swap": swap, "engine": "emulated", "steps_per_turn": 3})
+    generation = config.generation.model_copy(
+        update={"swap": swap, "engine": "ops.emulated.build:generation", "steps_per_turn": 3}
+    )
     config = config.model_copy(update={"generation": generation})
     async with asyncio.TaskGroup() as tasks:
         clock = ManualClock()

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ops.emulated.generation import EmulatedEngine
+from ops.emulated.law import LengthLaw, TokenLaw
+from ops.emulated.weights import TENSOR, make_tensor, publish_tensors
 from pipeline.config.running import WeightsSection
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
@@ -24,9 +27,6 @@ from tests.manual_clock import ManualClock
 from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
-from workers.engines.emulated.generation import EmulatedEngine
-from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
 from workers.generator.weight_receiver import WeightReceiver
 from workers.learner.weight_publisher import WeightPublisher
 
@@ -125,8 +125,8 @@ async def opened(
     registry = MemoryRegistry(clock)
     base = small_config(tmp_path)
     emulated = {
-        "generation": base.generation.model_copy(update={"engine": "emulated"}),
-        "learner": base.learner.model_copy(update={"backend": "emulated"}),
+        "generation": base.generation.model_copy(update={"engine": "ops.emulated.build:generation"}),
+        "learner": base.learner.model_copy(update={"backend": "ops.emulated.build:training"}),
     }
     sections = {"weights": WeightsSection(shared_memory=False, **settings), **(emulated if backend is None else {})}
     config = base.model_copy(update=sections)

@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from ops.emulated.law import TokenLaw
+from ops.emulated.training import EmulatedTraining
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.learning import DataSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
@@ -23,8 +25,6 @@ from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.ledger.builders import make_chunk
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
-from workers.engines.emulated.law import TokenLaw
-from workers.engines.emulated.training import EmulatedTraining
 from workers.learner.logprob_check import MAX_REPORTED, LogprobCheck, is_chosen, sample_of
 
 SEED, TOKENS, CONTEXT = 7, 8, 5

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ops.emulated.scoring import EmulatedScoring
 from pipeline.config.guiding import GuidanceSection
 from pipeline.data.guided_prompts import GuidedPrompts
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from protocol.trajectory import Guidance, Prompt
 from tests.workers.engines.tiny import plain_logprobs
 from tests.workers.recording import RecordingScoring, tail_scores
-from workers.engines.emulated.scoring import EmulatedScoring
 from workers.engines.scoring.seam import ScoringEngine
 from workers.engines.scoring.torch import TorchScoring
 from workers.scorers.guided_passes import GuidedPasses, ResponsePasses, guided_scores

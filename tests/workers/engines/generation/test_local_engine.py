@@ -190,7 +190,7 @@ def configuration(model: Path) -> RunConfig:
 
 
 def test_an_engine_from_a_folder_stops_at_the_tokenizers_and_the_configured_tokens(folder: Path) -> None:
-    engine = build_engine(configuration(folder), folder)
+    engine = build_engine(configuration(folder))
     assert (engine.num_slots, engine.policy_version) == (4, -1)
     engine.load_weights(published(tiny_model(seed=3)), 0)
     for number in range(12):
@@ -198,14 +198,6 @@ def test_an_engine_from_a_folder_stops_at_the_tokenizers_and_the_configured_toke
     endings = {int(window.tokens[-1]) for window in drain(engine).values()}
     assert endings <= {1, 7}
     assert len(endings) == 2
-
-
-def test_an_unknown_engine_is_a_configuration_error(folder: Path) -> None:
-    config = configuration(folder)
-    # a file cannot name it: the section refuses the name
-    unknown = config.generation.model_copy(update={"engine": "remote"})
-    with pytest.raises(ConfigError, match="expected local, vllm or emulated"):
-        build_engine(config.model_copy(update={"generation": unknown}), folder)
 
 
 def test_a_missing_or_wrong_model_folder_is_a_data_error_that_names_it(folder: Path, tmp_path: Path) -> None:

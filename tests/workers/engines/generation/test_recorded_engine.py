@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ops.emulated.generation import EmulatedEngine
+from ops.emulated.law import LengthLaw, TokenLaw
+from ops.emulated.weights import TENSOR, make_tensor, publish_tensors
 from pipeline.data.responses import RecordedResponse
 from pipeline.weights.tensorfile import Publication
 from protocol.errors import EngineError, WeightsRejected
 from protocol.trajectory import FinishReason, Segment
 from tests.workers.engines.generation_contract import EMPTY, GenerationContract, bytes_of, continued, request
 from tests.workers.engines.tiny import VOCABULARY
-from workers.engines.emulated.generation import EmulatedEngine
-from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
 from workers.engines.generation.recorded import RecordedEngine
 from workers.engines.generation.seam import GenerationEngine, WindowRequest
 

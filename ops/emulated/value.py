@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ops.emulated.pace import Pace
+from ops.emulated.scoring import tail_uniforms
+from ops.emulated.state import LearnedState
 from pipeline.training.live_states import LiveState
 from pipeline.training.snapshots import KeptState
 from protocol.errors import EngineError
-from workers.engines.emulated.pace import Pace
-from workers.engines.emulated.scoring import tail_uniforms
-from workers.engines.emulated.state import LearnedState
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueSample, ValueStepResult
 

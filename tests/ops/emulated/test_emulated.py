@@ -17,6 +17,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ops.emulated import OVERRIDES
+from ops.emulated.build import generation, training
+from ops.emulated.generation import EmulatedEngine, EngineCosts
+from ops.emulated.law import LengthLaw, TokenLaw
+from ops.emulated.scoring import EmulatedScoring
+from ops.emulated.training import EmulatedTraining
+from ops.emulated.value import EmulatedValue
+from ops.emulated.weights import TENSOR, make_tensor, publish_tensors, view_weights
 from pipeline.algorithms.objective import Objective
 from pipeline.config.load import load_config
 from pipeline.weights.store import write_publication
@@ -26,19 +34,13 @@ from protocol.trajectory import FinishReason
 from tests.workers.engines.generation_contract import GenerationContract, bytes_of, drain, request
 from tests.workers.engines.tiny import VOCABULARY, make_samples
 from tests.workers.engines.training.through_memory import ThroughMemory, during
-from workers.engines.emulated.generation import EmulatedEngine, EngineCosts
-from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.scoring import EmulatedScoring
-from workers.engines.emulated.training import EmulatedTraining
-from workers.engines.emulated.value import EmulatedValue
-from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors, view_weights
 from workers.engines.generation.seam import GenerationEngine, SampledWindow, WindowRequest
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueSample
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 LAW = LengthLaw("lognormal", median_tokens=14.0, tail=0.8)
-EMULATED = ("generation.engine=emulated", "learner.backend=emulated", "reference.backend=emulated")
+EMULATED = OVERRIDES[:3]
 
 
 def weights(version: int) -> Mapping[str, Any]:
@@ -240,10 +242,22 @@ def test_an_emulated_snapshot_is_of_its_loans_moment_though_a_step_comes_at_once
 
 def test_generators_and_learner_are_emulated_together_or_not_at_all() -> None:
     run_file = [ROOT / "configs/demo.toml"]
-    assert load_config(run_file, EMULATED).generation.engine == "emulated"
-    for half in EMULATED[:2]:
-        with pytest.raises(ConfigError, match="set both to emulated, or neither"):
-            load_config(run_file, [half])
+    assert load_config(run_file, EMULATED).generation.engine == "ops.emulated.build:generation"
+    for half, build in zip(EMULATED[:2], (generation, training), strict=True):
+        with pytest.raises(ConfigError, match="set both to emulated ones, or neither"):
+            build(load_config(run_file, [half]))
+
+
+def test_an_emulated_learner_has_no_model_to_adapt() -> None:
+    config = load_config([ROOT / "configs/demo.toml"], [*EMULATED, "learner.lora.rank=8"])
+    with pytest.raises(ConfigError, match="no model to adapt"):
+        training(config)
+
+
+def test_settings_that_the_emulation_has_not_are_refused() -> None:
+    config = load_config([ROOT / "configs/demo.toml"], [*EMULATED, "engines.settings.step_ms=3"])
+    with pytest.raises(ConfigError, match=r"(?s)engines\.settings: .*step_ms"):
+        training(config)
 
 
 _PROBE = """
@@ -271,7 +285,7 @@ print(json.dumps(sorted(sys.modules)))
 
 @pytest.mark.parametrize("algorithm", ["dapo", "tppo", "vapo"])
 def test_emulated_workers_load_no_torch(tmp_path: Path, algorithm: str) -> None:
-    settings = [*EMULATED, "value.backend=emulated", f"algorithm.name={algorithm}", "algorithm.dynamic_sampling=false"]
+    settings = [*OVERRIDES, f"algorithm.name={algorithm}", "algorithm.dynamic_sampling=false"]
     done = subprocess.run(
         [sys.executable, "-c", _PROBE, json.dumps(settings), str(tmp_path / "w")],
         cwd=ROOT, capture_output=True, text=True, timeout=60,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workers.engines.emulated.pace import Pace
+from ops.emulated.pace import Pace
 from workers.engines.model.rng import uniforms
 from workers.engines.scoring.seam import ScoringRequest
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ops.emulated import weights
+from ops.emulated.law import TokenLaw
+from ops.emulated.pace import Pace
+from ops.emulated.state import LearnedState
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.training.live_states import LiveState
 from pipeline.training.snapshots import KeptState
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
-from workers.engines.emulated import weights
-from workers.engines.emulated.law import TokenLaw
-from workers.engines.emulated.pace import Pace
-from workers.engines.emulated.state import LearnedState
 from workers.engines.training.seam import StepResult
 
 if TYPE_CHECKING:

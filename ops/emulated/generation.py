@@ -1,6 +1,6 @@
 """The emulated generation engine: continuous batching over slots, with no model in them.
 
-Tokens and lengths of the windows are known beforehand (``workers.engines.emulated.law``). Each
+Tokens and lengths of the windows are known beforehand (``ops.emulated.law``). Each
 ``advance`` sleeps for the rest of the time that its steps would take.
 
 A decode step costs ``a + b * live slots`` seconds. A context that has lost its slot costs a prefill
@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from ops.emulated.journal import SamplingJournal
+from ops.emulated.law import LengthLaw, TokenLaw
+from ops.emulated.pace import Pace
+from ops.emulated.weights import check_tensors, view_weights
 from pipeline.weights.tensorfile import Publication
 from protocol.errors import EngineError, WeightsRejected
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
-from workers.engines.emulated.journal import SamplingJournal
-from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.pace import Pace
-from workers.engines.emulated.weights import check_tensors, view_weights
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
 from workers.engines.generation.windows import check_request, is_live_already, segments
 

@@ -1,1 +1,0 @@
-"""Engines that compute nothing and take the configured time, for drills and benchmarks."""
