@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ops.bench.gpu import learning, runs, sampling, weights
+from ops.bench.gpu import learning, mismatch, runs, sampling
 from ops.bench.gpu.form import Form, describe, detect
 from ops.bench.gpu.table import Figures, rows_of
 from ops.bench.table import show, write_json
@@ -29,9 +29,8 @@ PARTS: dict[str, Callable[[Form, Path], dict[str, float]]] = {
     "offline": sampling.offline,
     "engine": sampling.engine,
     "learner": learning.learner,
-    "weights": weights.weights,
+    "mismatch": mismatch.mismatch,
     "dapo": runs.dapo,
-    "tppo": runs.tppo,
 }
 LIMIT_S = 1800.0
 """For one part."""

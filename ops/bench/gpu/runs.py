@@ -1,9 +1,7 @@
-"""Whole asynchronous runs on this machine: 20 updates of the demo's task, by ``headrace up``.
+"""A whole asynchronous run on this machine: 20 updates of the demo by ``headrace up``.
 
-*Consumes* an algorithm's run file. *Produces* seconds, accuracies, and whether the ledger balances.
-*Waits for* the run.
-
-On a GPU all workers of the run share it, one generator among them."""
+*Consumes* the demo's run file. *Produces* seconds, staleness, and whether the ledger balances. *Waits
+for* the run. On a GPU all workers share it, one generator among them."""
 
 from __future__ import annotations
 
@@ -22,17 +20,7 @@ LIMIT_S = 1200.0
 
 
 def dapo(form: Form, folder: Path) -> dict[str, float]:
-    """Run DAPO."""
-    return run(form, folder, ROOT / "configs" / "demo.toml")
-
-
-def tppo(form: Form, folder: Path) -> dict[str, float]:
-    """Run T-PPO with its value process."""
-    return run(form, folder, ROOT / "configs" / "tppo.toml")
-
-
-def run(form: Form, folder: Path, file: Path) -> dict[str, float]:
-    """Do 20 updates of a run file with the form's engine."""
+    """Run DAPO with the form's engine."""
     data = folder / "data"
     _command("-m", "ops.demo.task", "--out", str(data))
     overrides = [
@@ -48,7 +36,7 @@ def run(form: Form, folder: Path, file: Path) -> dict[str, float]:
     if form.on_gpu and form.engine == "vllm":
         overrides.append("generation.vllm.engine_args={gpu_memory_utilization=0.3}")
     started = time.monotonic()
-    train([file], overrides, folder / "run", limit_s=LIMIT_S)
+    train([ROOT / "configs" / "demo.toml"], overrides, folder / "run", limit_s=LIMIT_S)
     seconds = time.monotonic() - started
     audit = json.loads(_command("-m", "pipeline.cli", "ledger", "audit", str(folder / "run"), "--json"))
     report = json.loads((folder / "run" / "report.json").read_text(encoding="utf-8"))

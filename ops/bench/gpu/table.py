@@ -39,11 +39,10 @@ def rows_of(form: Form, results: Mapping[str, Figures | str]) -> list[Row]:
         rows += _engine_rows(form, figures["engine"], figures.get("offline", {}))
     if "learner" in figures:
         rows += _learner_rows(form, figures["learner"])
-    if "weights" in figures:
-        rows += _weights_rows(form, figures["weights"])
-    for part in ("dapo", "tppo"):
-        if part in figures:
-            rows.append(_run_row(part, figures[part]))
+    if "mismatch" in figures:
+        rows.append(_mismatch_row(figures["mismatch"]))
+    if "dapo" in figures:
+        rows.append(_run_row(figures["dapo"]))
     return rows
 
 
@@ -75,33 +74,20 @@ def _learner_rows(form: Form, learner: Figures) -> list[Row]:
     return rows
 
 
-def _weights_rows(form: Form, figures: Figures) -> list[Row]:
-    copy_s = 2.0 * figures["weights_bytes"] / figures["copy_bytes_per_s"]
-    allowed = figures["decode_step_s"] + copy_s
-    pause = figures["pause_s"]
-    what = f"weight update, {figures['weights_bytes'] / 1e6:,.1f} MB: pause"
-    made_of = (
-        f"{1e3 * allowed:,.2f} ms (a step of {1e3 * figures['decode_step_s']:,.2f}, a copy of {1e3 * copy_s:,.2f})"
+def _mismatch_row(figures: Figures) -> Row:
+    measured = (
+        f"max {figures['max_difference']:.2e}, mean {figures['mean_difference']:.2e} nats, KL {figures['kl']:.2e}"
     )
-    apart = f"max {figures['max_difference']:.2e}, mean {figures['mean_difference']:.2e} nats, KL {figures['kl']:.2e}"
-    return [
-        Row(
-            what,
-            f"{1e3 * pause:,.2f} ms",
-            f"at most {made_of}" if form.on_gpu else f"none on a CPU; a GPU's would be {made_of}",
-            _judge(pause <= allowed) if form.on_gpu else "",
-        ),
-        Row("log-probs, engine against learner", apart, "", ""),
-    ]
+    return Row("log-probs, engine against learner", measured, "", "")
 
 
-def _run_row(part: str, run: Figures) -> Row:
+def _run_row(run: Figures) -> Row:
     measured = (
         f"{run['num_updates']:.0f} updates in {run['run_s']:,.0f} s, staleness at most {run['max_staleness']:.0f}, "
         f"the ledger {'balances' if run['balances'] else 'DOES NOT BALANCE'}"
     )
     good = run["num_updates"] >= NUM_UPDATES and bool(run["balances"])
-    return Row(f"{part.upper()}, asynchronous", measured, f"{NUM_UPDATES} updates, balanced", _judge(good))
+    return Row("DAPO, asynchronous", measured, f"{NUM_UPDATES} updates, balanced", _judge(good))
 
 
 def _judge(holds: bool) -> str:

@@ -11,17 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from ops.bench.gpu.__main__ import parts_of
 from ops.bench.gpu.form import Form
+from ops.bench.gpu.mismatch import mismatch
 from ops.bench.gpu.models import DEMO, HALF_BILLION, ONE_AND_A_HALF_BILLION, TINY, write_model
 from ops.bench.gpu.sampling import make_work
 from ops.bench.gpu.table import rows_of
-from ops.bench.gpu.weights import weights
 
 CPU = Form("cpu", "local", TINY, (DEMO,), 8, 4, prompt_tokens=4, response_tokens=24, learner_tokens=256)
 GPU = replace(CPU, device="cuda", engine="vllm", learned=(HALF_BILLION, ONE_AND_A_HALF_BILLION))
-WEIGHTS = {
-    "pause_s": 0.010, "decode_step_s": 0.004, "weights_bytes": 1e9, "copy_bytes_per_s": 1e12, "max_difference": 0.1,
-    "mean_difference": 0.01, "kl": 1e-4,
-}  # fmt: skip
 RUN = {"num_updates": 20.0, "balances": 1.0, "max_staleness": 2.0, "run_s": 60.0}
 
 
@@ -44,18 +40,16 @@ def test_every_bar_is_judged_and_a_part_that_failed_is_a_row() -> None:
     assert verdicts(GPU, engine={"tokens_per_s": 94.0}, offline={"tokens_per_s": 100.0}) == ["MISSED"]
     mfu = {"peak_tflops": 989.0, "mfu_0.5B": 0.41, "mfu_1.5B": 0.39, "tokens_per_s_0.5B": 1.0, "tokens_per_s_1.5B": 1.0}
     assert verdicts(GPU, learner=mfu) == ["holds", "MISSED"]
-    assert verdicts(GPU, weights=WEIGHTS) == ["MISSED"]
-    assert verdicts(GPU, weights=WEIGHTS | {"pause_s": 0.006}) == ["holds"]
-    assert verdicts(GPU, dapo=RUN, tppo=RUN | {"num_updates": 19.0}) == ["holds", "MISSED"]
+    assert verdicts(GPU, dapo=RUN) == ["holds"]
+    assert verdicts(GPU, dapo=RUN | {"num_updates": 19.0}) == ["MISSED"]
     assert verdicts(GPU, dapo=RUN | {"balances": 0.0}) == ["MISSED"]
     (row,) = rows_of(GPU, {"offline": "Traceback ...\nRuntimeError: out of memory"})
     assert (row.what, row.measured, row.verdict) == ("offline", "RuntimeError: out of memory", "FAILED")
 
 
-def test_a_cpu_has_no_bar_for_utilisation_or_pause_and_vllm_is_measured_beside() -> None:
+def test_a_cpu_has_no_bar_for_utilisation_and_vllm_is_measured_beside() -> None:
     mfu = {"peak_tflops": 0.1, "mfu_5M": 0.01, "tokens_per_s_5M": 1.0}
     assert verdicts(CPU, learner=mfu) == []
-    assert verdicts(CPU, weights=WEIGHTS) == []
     assert "offline" not in parts_of(CPU)
     assert "offline" in parts_of(GPU)
     vllm = replace(CPU, engine="vllm")
@@ -69,8 +63,6 @@ def test_response_lengths_have_a_heavy_tail_within_the_bound_of_the_form() -> No
 
 
 def test_engine_and_learner_agree_on_the_tokens_that_the_engine_sampled(tmp_path: Path) -> None:
-    figures = weights(CPU, tmp_path)
+    figures = mismatch(CPU, tmp_path)
     assert 0.0 <= figures["kl"] < 1e-9
     assert figures["mean_difference"] <= figures["max_difference"] < 1e-4
-    assert figures["pause_s"] > 0.0
-    assert figures["weights_bytes"] > 4 * TINY.matmul_parameters
