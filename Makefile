@@ -280,7 +280,7 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	$(BIN)/python -m ops.bench.weights delta --json bench-results/weights-delta.json
 
 soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with crashes, compared (CHUNKS=1000000, SEED=0; takes a while)
-	$(BIN)/python -m ops.soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
+	SOAK_CHUNKS=$(or $(CHUNKS),1000000) SOAK_SEED=$(SEED) SOAK_UNITS_PER_UPDATE=512 $(BIN)/python -m pytest -q tests/pipeline/ledger/test_ledger_story.py
 
 FUZZ_S ?= 600
 fuzz: $(VENV)/.dev ## hostile bytes for decoder, mailboxes, peek and score, ten minutes each (FUZZ_S=600); installs atheris into .venv

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import redis.asyncio
 
-from ops.soak.piped_ledger import PipedLedger, settled
 from pipeline.ledger.redis import keys
 from pipeline.ledger.types import (
     Claim,
@@ -44,6 +43,7 @@ from protocol.trajectory import (
     ValueScore,
 )
 from tests.oracle.ledger.ledger import MemoryLedger
+from tests.pipeline.ledger.piped_ledger import PipedLedger, settled
 
 RUN = "soak"
 _GENERATORS = tuple(f"generator-{number}" for number in range(6))

@@ -1,1 +1,0 @@
-"""Both ledgers through one story of a million chunks, compared."""
