@@ -78,7 +78,7 @@ class TrajectoryId(msgspec.Struct, frozen=True, order=True):
         """Read ``t.12.3``. Raises ValueError when the text is not a trajectory id."""
         found = _TRAJECTORY.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text!r} is not a trajectory id; expected LANE.GROUP.MEMBER, as t.12.3")
+            raise ValueError(f"{text!r} is not a trajectory id; expected LANE.GROUP.MEMBER, for example t.12.3")
         return cls(found[1], int(found[2]), int(found[3]))
 
 
@@ -96,7 +96,7 @@ class ChunkId(msgspec.Struct, frozen=True, order=True):
         """Read ``t.12.3.0``. Raises ValueError when the text is not a chunk id."""
         trajectory, _, index = text.rpartition(".")
         if not (index.isascii() and index.isdecimal() and len(index) <= 15):
-            raise ValueError(f"{text!r} is not a chunk id; expected LANE.GROUP.MEMBER.CHUNK, as t.12.3.0")
+            raise ValueError(f"{text!r} is not a chunk id; expected LANE.GROUP.MEMBER.CHUNK, for example t.12.3.0")
         return cls(TrajectoryId.parse(trajectory), int(index))
 
     @property

@@ -39,6 +39,6 @@ def ensure_private_folder(folder: Path) -> None:
         raise ConfigError(f"folder {folder} cannot be made: {error.strerror}; choose another run.dir") from error
     if not is_ours(found):
         raise ConfigError(
-            f"folder {folder} has mode {stat.S_IMODE(found.st_mode):04o} and owner {found.st_uid}; expected a folder of ours "
-            f"alone: chmod 700 {folder}, or remove it"
+            f"folder {folder} has mode {stat.S_IMODE(found.st_mode):04o} and owner {found.st_uid}; expected a "
+            f"folder that only you may enter: chmod 700 {folder}, or remove it"
         )

@@ -227,8 +227,8 @@ class Replay:
         if self._request.check:
             digests = ", ".join(f"{name} {start.sources[name]}, is {now[name]}" for name in changed[:_MAX_NAMES])
             raise DataError(
-                f"{found} (digest was: {digests}); put the source back as it was, or add --no-check to make the updates with "
-                "the present one and see what differs"
+                f"{found} (digest was: {digests}); restore the source, or add --no-check to repeat the updates with "
+                f"the present code and see what differs"
             )
         self._tell(f"{found}: the updates are made with the present source")
         report.environment |= {f"source of {name}": (start.sources[name], now[name]) for name in changed}
@@ -240,8 +240,8 @@ class Replay:
         expected = before.digests if before else leg.stretch.start.digests
         if differing := _differing(expected, backend.digests()):
             raise DataError(
-                f"{place} does not hold the weights of the update log: {_names(differing)} differ; put back "
-                "what the run began with, or replay from another version"
+                f"{place} does not hold the weights of the update log: {_names(differing)} differ; restore the "
+                f"weights that the run began with, or replay from another version"
             )
 
     async def _make(

@@ -30,7 +30,7 @@ _DAILY: _Table = {
     "try": ("pipeline.cli.trial", "Show what the start model answers, and its verdicts."),
     "up": ("pipeline.cli.up", "Start a run and stay with it until it ends."),
     "down": ("pipeline.cli.control", "Drain a run and end it."),
-    "top": ("pipeline.cli.top", "Show a run on a full screen, with keys that change it."),
+    "top": ("pipeline.cli.top", "Show a run full-screen, with keys to change it."),
     "status": ("pipeline.cli.inspect", "Show workers, progress and what each waits for."),
     "why": ("pipeline.cli.why", "Explain what the run waits for, and what to do."),
     "scale": ("pipeline.cli.control", "Change how many workers a role has."),
@@ -42,46 +42,46 @@ _DAILY: _Table = {
 _GROUPS: _Table = {
     "run": ("pipeline.cli", "List, compare, export and repeat runs; pause and resume one."),
     "fleet": ("pipeline.cli", "Let hosts join; watch, drain and evict hosts and workers."),
-    "ledger": ("pipeline.cli", "Look into the ledger, check it, and give work out again."),
+    "ledger": ("pipeline.cli", "Inspect and audit the ledger; requeue and retry work."),
     "config": ("pipeline.cli.config", "Check, show or explain the configuration."),
     "dev": ("pipeline.cli", "Compare engines on a model; train a value model."),
 }
 _MEMBERS: Mapping[str, _Table] = {
     "run": {
-        "list": ("pipeline.cli.runs", "List the runs of a folder: state, accuracy, when."),
+        "list": ("pipeline.cli.runs", "List the runs in a folder: state, accuracy, start."),
         "report": ("pipeline.cli.inspect", "Write a run's report again."),
         "compare": ("pipeline.cli.compare", "Compare runs: settings, accuracy, throughput."),
         "export": ("pipeline.cli.export", "Write a run's model with a card, or its records."),
         "replay": ("pipeline.cli.replay", "Repeat a run's updates and compare the weights."),
-        "logs": ("pipeline.cli.logs", "Show what workers have logged, on every host."),
-        "trace": ("pipeline.cli.trace", "Show a trajectory's life, stalls, or a run in time."),
+        "logs": ("pipeline.cli.logs", "Show the workers' logs, from every host."),
+        "trace": ("pipeline.cli.trace", "Show a trajectory, causes of stalls, or a timeline."),
         "dashboard": ("pipeline.cli.dashboard", "Show runs in a browser, live."),
-        "pause": ("pipeline.cli.control", "Admit no new groups; work in flight is finished."),
-        "resume": ("pipeline.cli.control", "Admit new groups again, after pause."),
+        "pause": ("pipeline.cli.control", "Stop admitting new groups; finish work in flight."),
+        "resume": ("pipeline.cli.control", "Admit new groups again after a pause."),
     },
     "fleet": {
-        "join": ("pipeline.cli.join", "Give a run of another host workers of this one."),
-        "tokens": ("pipeline.cli.tokens", "Let other hosts join a run, and end that again."),
-        "place": ("pipeline.cli.place", "Start and list joins of this host, for a launcher."),
-        "probe": ("pipeline.cli.probe", "Check a supervisor, for probes of a container."),
-        "drain": ("pipeline.cli.control", "Have one worker finish its work and leave."),
-        "evict": ("pipeline.cli.evict", "Take a worker or a joined host out at once."),
+        "join": ("pipeline.cli.join", "Run workers here for a run on another host."),
+        "tokens": ("pipeline.cli.tokens", "Create and revoke tokens for joining hosts."),
+        "place": ("pipeline.cli.place", "Start and list this host's joins, for a launcher."),
+        "probe": ("pipeline.cli.probe", "Check a supervisor, for a container's probes."),
+        "drain": ("pipeline.cli.control", "Let one worker finish its work, then stop it."),
+        "evict": ("pipeline.cli.evict", "Remove a worker or a joined host at once."),
         "readmit": ("pipeline.cli.evict", "Let an evicted worker or host work again."),
-        "stacks": ("pipeline.cli.stacks", "Show where workers stand, and which are unlike the rest."),
-        "incidents": ("pipeline.cli.incidents", "Show what was found wrong, since when, and why."),
-        "watch": ("pipeline.cli.watch", "Name the odd workers of a run, or of a table."),
+        "stacks": ("pipeline.cli.stacks", "Show workers' stacks, and which are different."),
+        "incidents": ("pipeline.cli.incidents", "List what went wrong, since when, and why."),
+        "watch": ("pipeline.cli.watch", "Find workers that behave unlike the others."),
         "selfcheck": ("pipeline.cli.selfcheck", "Check that devices and workers compute the same."),
     },
     "ledger": {
         "queues": ("pipeline.cli.inspect", "Show every queue: depth, limit, age, consumer."),
         "groups": ("pipeline.cli.looks", "Show open groups, and what each member waits for."),
-        "versions": ("pipeline.cli.looks", "Show how stale the work is, and was."),
-        "drops": ("pipeline.cli.looks", "Show what was dropped and why, beside what was trained."),
+        "versions": ("pipeline.cli.looks", "Show the staleness of present and past work."),
+        "drops": ("pipeline.cli.looks", "Show what was dropped and why, next to what was trained."),
         "trajectory": ("pipeline.cli.trajectory", "Show the whole life of one trajectory."),
         "audit": ("pipeline.cli.inspect", "Check: admitted = trained + dropped + in flight."),
         "peek": ("pipeline.cli.peek", "List what the ledger holds, or show one chunk."),
-        "requeue": ("pipeline.cli.requeue", "Free leased trajectories, make unscored chunks due."),
-        "dead-letters": ("pipeline.cli.requeue", "List, show and retry work that a scorer gave up."),
+        "requeue": ("pipeline.cli.requeue", "Release leases; send chunks to scorers again."),
+        "dead-letters": ("pipeline.cli.requeue", "List, show and retry work that scorers gave up on."),
     },
     "dev": {
         "check-model": ("pipeline.cli.check_model", "Compare the engines on a model."),
@@ -146,8 +146,10 @@ class LazyGroup(click.Group):
                 click.echo(f"`headrace {name}` is `headrace {self._renamed[name]}` now", err=True)
             name, *inner = self._renamed[name].split()
             args = [name, *inner, *others]
-        elif name == "bench":
-            raise click.UsageError("headrace bench is gone: in the source tree, use `python -m ops.bench`", ctx)
+        elif name == "bench" and self._renamed:
+            raise click.UsageError(
+                "headrace bench was removed; in a clone of the repository, use `python -m ops.bench`", ctx
+            )
         elif name not in self._table and not name.startswith("-") and not ctx.resilient_parsing:
             raise click.UsageError(f"no command {name!r}: {self._hint(name)}", ctx)
         return super().resolve_command(ctx, args)
@@ -201,7 +203,7 @@ Examples:
   headrace run logs learner reward-0""",
 )
 def run() -> None:
-    """Runs of a folder: what they reached, their records and models; pause and resume one."""
+    """List, compare, export and repeat runs; pause and resume one."""
 
 
 @click.command(
@@ -211,10 +213,10 @@ def run() -> None:
 Examples:
   headrace fleet tokens create --role generator
   headrace fleet drain generator-1 --replace
-  headrace fleet incidents        # what was found wrong, since when, and why""",
+  headrace fleet incidents        # what went wrong, since when, and why""",
 )
 def fleet() -> None:
-    """Hosts and workers of a run: let them join, look for the odd ones, drain or evict them."""
+    """Manage a run's hosts and workers: join, watch, drain and evict them."""
 
 
 @click.command(
@@ -227,7 +229,7 @@ Examples:
   headrace ledger dead-letters list""",
 )
 def ledger() -> None:
-    """The ledger of a run: what it holds, how stale it is, what was dropped, who holds work."""
+    """Inspect a run's ledger: what it holds, how stale it is, what was dropped, who holds work."""
 
 
 @click.command(

@@ -174,7 +174,7 @@ class Run:
         deadline = time.monotonic() + timeout_s
         while supervisor_pid(self.folder) is not None:
             if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"{self.folder} has not ended within {timeout_s:g} s; it goes on")
+                raise DeadlineExceeded(f"{self.folder} has not ended within {timeout_s:g} s; it is still running")
             time.sleep(_POLL_S)
         return self.status()
 

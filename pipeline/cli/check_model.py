@@ -20,14 +20,14 @@ Examples:
 @click.command(epilog=_EPILOG)
 @click.argument("model", metavar="PATH|hf://NAME")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-@click.option("--timeout", "timeout_s", default=1800.0, show_default=True, help="Longest wait in seconds.")
+@click.option("--timeout", "timeout_s", default=1800.0, show_default=True, help="Seconds to wait at most.")
 @json_option
 def check_model(model: str, device: str, timeout_s: float, as_json: bool) -> int:
     """Compare learner, local engine and critic with plain transformers on a model.
 
-    The table has the largest difference of a log-prob, that of the gradient as a share of its
-    length, and the speed on short sequences. The exit code is 0 when every engine computes the
-    model, and 2 otherwise."""
+    The table shows the largest log-prob difference, the relative difference of the gradient, and
+    the speed on short sequences. Exit code 0 when every engine computes the model correctly, else
+    2."""
     import msgspec
 
     from pipeline.data.hub_models import pinned_model

@@ -40,9 +40,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 fleet_option = click.option("--fleet", type=PATH, help="Fleet file: how many workers of each role.")
 plain_option = click.option("--plain", is_flag=True, help="Print a line every few seconds instead of the full screen.")
 set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated."
+    "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a setting; may be repeated."
 )
-_RUN_HELP = "The run's folder; also taken without --run. Default: the newest under ./runs."
+_RUN_HELP = "The run's folder; --run may be left out. Default: the newest under ./runs."
 _RUN_OPTION = click.option("--run", "named_run", type=PATH, metavar="RUN", help=_RUN_HELP)
 Command = Callable[..., Any]
 _LEAST_DATE_S, _MOST_DATE_S = 5e8, 1e11

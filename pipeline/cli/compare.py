@@ -27,12 +27,12 @@ Examples:
   headrace run compare runs/dapo-* runs/vapo-* --html compared.html
   headrace run compare a b --json       # names of runs under ./runs
 
-Runs with the same settings but for the seed are one configuration: several give a mean with a
-t-interval. Where 95 % intervals overlap, no difference is called. Runs that recorded the accuracy
-of each prompt are compared prompt by prompt, too."""
+Runs that differ only in their seed count as one configuration, with a mean and a t-interval. Where
+95 % intervals overlap, no difference is reported. Runs that recorded the accuracy of each prompt
+are also compared prompt by prompt."""
 )
 @click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN RUN...")
-@click.option("--html", type=PATH, metavar="FILE", help="Write a page with charts, complete in itself.")
+@click.option("--html", type=PATH, metavar="FILE", help="Write a self-contained page with charts.")
 @json_option
 def compare(runs: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
     """Compare runs: settings, seeds, accuracy at equal cost, throughput, drops."""

@@ -45,7 +45,7 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
 )
 @_FILES
 @set_option
-@click.option("--brief", is_flag=True, help="Values alone, without default, unit and meaning.")
+@click.option("--brief", is_flag=True, help="Print only the values, without default, unit and meaning.")
 @json_option
 def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_json: bool) -> None:
     """Print every setting as TOML: default, unit, meaning, source."""
@@ -68,7 +68,7 @@ def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_js
 @click.argument("key")
 @json_option
 def explain(key: str, as_json: bool) -> None:
-    """Explain a setting or a section. An explanation has meaning, unit, default and limits."""
+    """Explain a setting or a section: meaning, unit, default and limits."""
     import functools
     import textwrap
 
@@ -80,7 +80,7 @@ def explain(key: str, as_json: bool) -> None:
     if not found:
         below = [name for name, _ in sections() if name.startswith(f"{key}.")]
         more = f"; expected a key, or a section as {', '.join(below)}" if below else suggest(key)
-        raise ConfigError(f"{key} is no setting{more}")
+        raise ConfigError(f"{key} is not a setting{more}")
     if as_json:
         names = {"default_by_algorithm": "presets"}
         keys = ("key", "kind", "limits", "unit", "default", "default_by_algorithm", "description")

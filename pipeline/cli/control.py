@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog="\b\nExamples:\n  headrace scale generator=4\n  headrace scale generator=1 reward=2 runs/demo\n"
-    "  headrace scale generator=auto   # by demand, with fleet.max_generators"
+    "  headrace scale generator=auto   # by demand, up to fleet.max_generators"
 )
 @click.argument("counts", nargs=-1, metavar="ROLE=NUMBER... [RUN]")
 @run_among("counts")
 @json_option
 def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
-    """Change how many workers a role has, while the run goes on."""
+    """Change how many workers a role has in a running run."""
     if not counts:
         raise click.UsageError("no role given; expected ROLE=NUMBER, for example: headrace scale generator=4")
     fleet = on_run(attach)(steering.change_fleet)(run=run, wanted=dict(parse_count(text) for text in counts))
@@ -46,40 +46,43 @@ def parse_count(text: str) -> tuple[Role, int | None]:
     name, _, number = text.partition("=")
     if name not in ELASTIC_ROLES or not number.isdecimal() or int(number) < 1:
         roles = ", ".join(ELASTIC_ROLES)
-        raise ConfigError(f"`{text}`: expected ROLE=NUMBER with a role of {roles} and a number from 1, as generator=4")
+        raise ConfigError(
+            f"`{text}`: expected ROLE=NUMBER with a role of {roles} and a number of at least 1, for example generator=4"
+        )
     return Role(name), int(number)
 
 
 @click.command(
     epilog="\b\nExamples:\n  headrace fleet drain generator-1\n  headrace fleet drain reward-0 runs/demo --replace\n\n"
-    "Names: `headrace status`. Workers of other hosts, too."
+    "`headrace status` lists the names. Works for workers of other hosts, too."
 )
 @click.argument("worker", metavar="WORKER")
 @run_argument
-@click.option("--replace", is_flag=True, help="Start a fresh one in its place.")
+@click.option("--replace", is_flag=True, help="Start a new worker in its place.")
 @json_option
 @on_run(attach)
 async def drain(at: Attached, worker: str, replace: bool, as_json: bool) -> None:
-    """Have one worker finish or give back its work, and leave.
+    """Let one worker finish or return its work, then stop it.
 
-    It takes no new work from now on, and its role has one worker fewer. The other workers, and the
-    restart budget, are left alone."""
+    It takes no new work, and its role has one worker fewer. Other workers and the restart budget
+    are not affected."""
     fleet = await steering.drain(at, worker, replace)
-    then = "a fresh one is started in its place" if replace else "and is not started again"
+    then = "a new one is started in its place" if replace else "and is not started again"
     counts = ", ".join(f"{count} {role}" for role, count in fleet.counts.items())
     answer(as_json, fleet, f"{printable_line(worker)} drains and leaves, {then}; wanted of this run's own: {counts}")
 
 
 @click.command(epilog='\b\nExamples:\n  headrace run pause\n  headrace run pause runs/demo --reason "a new verifier"')
 @run_argument
-@click.option("--reason", default="", metavar="TEXT", help="Why; shown wherever the pause is.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown with the pause.")
 @json_option
 @on_run(attach)
 async def pause(at: Attached, reason: str, as_json: bool) -> None:
-    """Admit no new groups, until `headrace run resume`.
+    """Stop admitting new groups until `headrace run resume`.
 
-    Work in flight is sampled, scored and trained, and evaluation goes on. Then workers wait. The
-    pause is stored with the ledger: it outlives supervisor, server and learner."""
+    Work in flight is still sampled, scored and trained, and evaluation continues; then workers
+    wait. The pause is stored with the ledger, so it survives restarts of supervisor, server and
+    learner."""
     from pipeline.observability.status import pause_words
 
     paused = await steering.pause(at, reason)
@@ -94,7 +97,7 @@ async def pause(at: Attached, reason: str, as_json: bool) -> None:
 async def resume(at: Attached, as_json: bool) -> None:
     """Admit new groups again, after `headrace run pause`.
 
-    `headrace up --resume` is another thing: it starts a run that has ended."""
+    Not to be confused with `headrace up --resume`, which restarts a run that has ended."""
     from pipeline.observability.status import pause_words
 
     ended = await steering.resume(at)
@@ -109,13 +112,13 @@ async def resume(at: Attached, as_json: bool) -> None:
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=0.0),
-    help="Seconds to wait. Default: supervisor.drain_ceiling_s and a minute; 120 with --now.",
+    help="Seconds to wait. Default: supervisor.drain_ceiling_s plus 60; 120 with --now.",
 )
 @json_option
 def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Drain a run and end it. The command waits, and reports every few seconds what still drains.
+    """Drain a run and end it. Waits for the end, and reports every few seconds what still drains.
 
-    Ctrl-C ends the waiting, not the drain."""
+    Ctrl-C stops the waiting; the drain continues."""
     run_dir = find_run(run)
     was_running = end_run(run_dir, now=now, timeout_s=timeout_s, report=partial(click.echo, err=True))
     ending = "is down" if was_running else "was not running"

@@ -17,10 +17,10 @@ _PORT = 8421
 Examples:
   headrace run dashboard                # the runs under ./runs
   headrace run dashboard runs/demo --port 9000
-  ssh -L 8421:127.0.0.1:8421 HOST       # then open the printed address on your machine
+  ssh -L 8421:127.0.0.1:8421 HOST       # then open the printed address
 
-The address that is printed holds a token, which every reader needs. It is new at every start,
-unless --token-file names a file, which is made when it is not there."""
+The printed address contains a token, which every reader needs. It changes at every start, unless
+--token-file names a file, which is created if missing."""
 )
 @click.argument("runs", required=False, type=PATH, metavar="[RUN|FOLDER]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -29,11 +29,11 @@ unless --token-file names a file, which is made when it is not there."""
     type=click.IntRange(0, 65535),
     default=_PORT,
     show_default=True,
-    help="Or the next free one after it; 0: any free one.",
+    help="Port, or the next free one after it; 0: any free port.",
 )
 @click.option("--token-file", type=PATH, help="File of mode 0600 with the token, for other machines and restarts.")
 def dashboard(runs: Path | None, host: str, port: int, token_file: Path | None) -> None:
-    """Show runs in a browser: live, with their workers, curves and answers."""
+    """Show runs live in a browser, with their workers, curves and responses."""
     import importlib.util
 
     if importlib.util.find_spec("starlette") is None or importlib.util.find_spec("uvicorn") is None:

@@ -26,7 +26,7 @@ Examples:
   headrace doctor configs/demo.toml configs/fleets/demo.toml
   headrace doctor run.toml --set fleet.generator=8 --json
 
-Exit code 0; 2 with an error, as of a wrong configuration.
+Exit code 0; 2 when it finds an error, such as a wrong configuration.
 """
 _STYLES: Final[Mapping[str, str]] = {"ok": "green", "warning": "yellow", "error": "red"}
 _MARGIN: Final = 25
@@ -40,9 +40,9 @@ _MARGIN: Final = 25
 def doctor(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -> int:
     """Check this machine, and run files on it. Nothing is started or changed.
 
-    The machine: Python, torch and GPU, vLLM, threads, memory, the ledger's server, limits, shared
-    memory. With run files also clock, ports, disk, memory by role, all of `config check`, and
-    settings that are unwise together. Each finding has what to do."""
+    Checks Python, torch and GPU, vLLM, threads, memory, the ledger's server, limits and shared
+    memory; with run files also clock, ports, disk, memory by role, all of `config check`, and
+    unwise combinations of settings. Each finding says what to do."""
     from pipeline.preflight.doctor import examine
     from pipeline.preflight.findings import refuse, worst
     from pipeline.preflight.host import probe_host

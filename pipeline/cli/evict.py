@@ -22,18 +22,18 @@ _host_option = click.option("--host", default="", metavar="HOST", help="All work
 @click.command(
     epilog="\b\nExamples:\n  headrace fleet evict generator-1\n"
     "  headrace fleet evict generator-1 runs/demo --reason 'ECC errors'\n  headrace fleet evict --host gpu7\n\n"
-    "Names and hosts: `headrace status`. `headrace fleet drain` lets a worker finish first."
+    "`headrace status` lists names and hosts. `headrace fleet drain` lets a worker finish first."
 )
 @click.argument("workers", nargs=-1, metavar="[WORKER] [RUN]")
 @_host_option
-@click.option("--reason", default="", metavar="TEXT", help="Why; shown wherever the eviction is.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown with the eviction.")
 @run_among("workers")
 @json_option
 def evict(workers: tuple[str, ...], host: str, reason: str, run: Path | None, as_json: bool) -> None:
-    """Take a worker, or a joined host, out of the run at once, until it is readmitted.
+    """Remove a worker or a joined host from the run at once, until it is readmitted.
 
-    It is fenced and ended, and others go on with what it held. It stays out over restarts of
-    workers, supervisor and run. The last worker of a role is not evicted."""
+    It is fenced and stopped, and others continue its work. It stays out across restarts of
+    supervisor and run. The last worker of a role cannot be evicted."""
     from pipeline.operator import evicting
 
     worker = _one(workers, host)

@@ -34,8 +34,8 @@ A new repository is private.
 @run_argument
 @click.option("--version", type=click.IntRange(0), help="Policy version of a kept checkpoint. Default: the newest.")
 @click.option("--out", type=PATH, help="New folder for the model.")
-@click.option("--push", metavar="REPO", help="Upload the folder to this repository of the hub, as NAME/MODEL.")
-@click.option("--tables", type=PATH, metavar="FOLDER", help="New folder for what the run has recorded, as tables.")
+@click.option("--push", metavar="REPO", help="Upload the folder to this hub repository, NAME/MODEL.")
+@click.option("--tables", type=PATH, metavar="FOLDER", help="New folder for the run's records, as tables.")
 @click.option("--csv", "as_csv", is_flag=True, help="Write the tables as CSV files.")
 @json_option
 def export(

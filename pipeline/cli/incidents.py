@@ -28,7 +28,7 @@ _BEFORE_S, _AFTER_S = 5.0, 60.0
 @click.group(
     epilog="""\b
 Examples:
-  headrace fleet incidents list               # of the newest run, the newest last
+  headrace fleet incidents list         # newest run, newest incident last
   headrace fleet incidents list runs/demo --open --watch
   headrace fleet incidents show 3
 
@@ -42,7 +42,7 @@ def incidents() -> None:
 @incidents.command("list")
 @run_argument
 @click.option("--open", "is_open", is_flag=True, help="Only those that have not ended.")
-@click.option("--last", type=click.IntRange(1), default=_LAST, show_default=True, help="So many, the newest.")
+@click.option("--last", type=click.IntRange(1), default=_LAST, show_default=True, help="Show this many of the newest.")
 @json_option
 @watch_option
 def list_incidents(run: Path | None, is_open: bool, last: int, as_json: bool, every_s: float | None) -> None:
@@ -64,7 +64,7 @@ def list_incidents(run: Path | None, is_open: bool, last: int, as_json: bool, ev
 @run_among("number")
 @json_option
 def show(number: tuple[str, ...], run: Path | None, as_json: bool) -> None:
-    """Show one incident: evidence, causes, and what the supervisor did meanwhile."""
+    """Show one incident: evidence, causes, and what the supervisor did."""
     from pipeline.operator.attached import find_run
 
     run_dir = find_run(run)

@@ -49,15 +49,15 @@ _LARGEST_CONTEXT: Final = 32768
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--model", metavar="PATH|hf://NAME", help="Folder of a Hugging Face causal LM, or its name on the hub.")
 @click.option("--data", "train", metavar="FILE", help="Prompts: JSONL or Parquet, a glob, or a data set on the hub.")
-@click.option("--eval", "evaluation", metavar="FILE", help="Held-out prompts of the same form.")
+@click.option("--eval", "evaluation", metavar="FILE", help="Held-out prompts, in the same format.")
 @click.option("--algorithm", help="dapo, grpo, ppo ... or package.module:Class of your own.  [default: dapo]")
-@click.option("--hardware", help="laptop, gpu, gpus or hosts.  [default: what is here]")
+@click.option("--hardware", help="laptop, gpu, gpus or hosts.  [default: this machine]")
 @click.option("--question", help="Column of the prompt, if it is not recognised.")
 @click.option("--answer", help="Column of the answer, if it is not recognised.")
 @click.option(
     "--verifier",
     help="math (the last box, #### or answer), math_strict (hedges are wrong), arithmetic, dapo_math, or "
-    "package.module:function.  [default: by the answers]",
+    "package.module:function.  [default: chosen from the answers]",
 )
 @click.option(
     "--path",
@@ -66,7 +66,7 @@ _LARGEST_CONTEXT: Final = 32768
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder with your verifier's module, as reward.path; may be repeated.",
 )
-@click.option("--force", is_flag=True, help="Write over run.toml and fleet.toml.")
+@click.option("--force", is_flag=True, help="Overwrite run.toml and fleet.toml.")
 @json_option
 def init(folder: Path, **given: Any) -> int:
     """Write DIR/run.toml and DIR/fleet.toml for your model and data.
@@ -87,7 +87,7 @@ def init(folder: Path, **given: Any) -> int:
     _check_folder(folder, force=given["force"])
     asks = sys.stdin.isatty() and sys.stdout.isatty() and not given["as_json"]
     if not asks and (missing := [f"--{name}" for name, key in _NEEDED.items() if given[key] is None]):
-        raise click.UsageError(f"{' and '.join(missing)} must be given where there is no terminal to prompt on")
+        raise click.UsageError(f"{' and '.join(missing)} must be given, since there is no terminal to ask on")
 
     def model_of(name: str) -> tuple[str, Path, dict[str, Any], TextTokenizer]:
         place = pinned_model(Path(name))
@@ -216,10 +216,10 @@ def _check_folder(folder: Path, *, force: bool) -> None:
     """Raise ConfigError for files that are there, or a folder that cannot be written."""
     there = [str(folder / name) for name in (_RUN, _FLEET) if (folder / name).exists()]
     if there and not force:
-        raise ConfigError(f"{' and '.join(there)} exist; give another folder, or --force to write over them")
+        raise ConfigError(f"{' and '.join(there)} exist; give another folder, or --force to overwrite them")
     above = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ConfigError(f"{folder}: {above} cannot be written; give a folder of yours")
+        raise ConfigError(f"{folder}: {above} cannot be written; choose a folder that you may write to")
 
 
 def _name_of(folder: Path) -> str:
@@ -240,7 +240,9 @@ def _write(folder: Path, texts: dict[str, str]) -> list[Path]:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}; give a folder of yours") from None
+        raise ConfigError(
+            f"{folder} cannot be written: {error.strerror}; choose a folder that you may write to"
+        ) from None
     return [folder / name for name in texts]
 
 

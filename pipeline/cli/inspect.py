@@ -100,16 +100,17 @@ def _queue_lines(rows: Sequence[QueueRow], paused: Pause | None) -> Iterator[Any
 
 
 @click.command(
-    epilog="\b\nExamples:\n  headrace ledger audit\n  headrace ledger audit runs/demo --json\n\nExit code 1: no balance."
+    epilog="\b\nExamples:\n  headrace ledger audit\n  headrace ledger audit runs/demo --json\n\nExit code 0; 1 when "
+    "the numbers do not balance."
 )
 @run_argument
 @json_option
 @on_run(look_at)
 async def audit(at: Attached, as_json: bool) -> int:
-    """Check the conservation law for groups, trajectories and tokens.
+    """Check that groups, trajectories and tokens are all accounted for.
 
-    The law: admitted = trained + dropped + in flight. The command also counts the tokens that are
-    generated again because a generator died."""
+    The rule: admitted = trained + dropped + in flight. Also counts the tokens generated again
+    because a generator died."""
     from pipeline.observability.regenerated_tokens import in_words, read_regenerated, regenerated_rows
     from pipeline.runtime.liveness import is_silent
 
@@ -141,7 +142,7 @@ async def audit(at: Attached, as_json: bool) -> int:
     epilog="\b\nExamples:\n  headrace run report runs/demo\n  headrace run report runs/demo --out s3://bucket/reports/demo"
 )
 @run_argument
-@click.option("--out", metavar="URL", help="Write both files to this folder of an object store, too.")
+@click.option("--out", metavar="URL", help="Also write both files to this folder of an object store.")
 @json_option
 @on_run(look_at)
 async def report(at: Attached, out: str | None, as_json: bool) -> None:

@@ -28,36 +28,42 @@ if TYPE_CHECKING:
 _ROLES = ("generator", "reward", "reference")
 _EPILOG = """\b
 Examples:
-  headrace fleet join rediss://ledger.example:6379/0 --token generator.token --count 4
-  headrace fleet join rediss://ledger.example:6379/0 --token generator.token --stay 600
-  headrace fleet join --run demo --role reward      # REDIS_URL has the address and the password
+  headrace fleet join rediss://host:6379/0 --token generator.token --count 4
+  headrace fleet join rediss://host:6379/0 --token generator.token --stay 600
+  headrace fleet join --run demo --role reward   # address in REDIS_URL
 
 \b
 Exit codes:
   0    the run has ended, or Ctrl-C: the workers drained
-  2    token, clock, version, role or a file is wrong; the sentence says which
+  2    token, clock, version, role or a file is wrong; the message says which
   3    the ledger's server does not answer
   9    this host's disk or memory failed
   130  stopped twice, or before a worker was started
 
 Workers that fail more often than supervisor.max_restarts allows end the command with the worker's
-exit code. The run and other hosts go on.
+exit code. The run and other hosts continue.
 """
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("url", required=False, metavar="[LEDGER_URL]")
 @click.option("--token", type=PATH, help="File that `headrace fleet tokens create` wrote; it names run and role.")
-@click.option("--allow-plaintext", is_flag=True, help="Allow redis:// of another host, unencrypted.")
-@click.option("--run", "run_name", metavar="NAME", help="The run's name, where there is no token.")
+@click.option("--allow-plaintext", is_flag=True, help="Allow an unencrypted redis:// connection to another host.")
+@click.option("--run", "run_name", metavar="NAME", help="The run's name, if there is no token.")
 @click.option("--role", type=click.Choice(_ROLES), help="Role of the workers. Default: the token's role.")
-@click.option("--count", type=click.IntRange(1, 1024), default=1, show_default=True, help="How many workers.")
-@click.option("--name", default="", help="The one worker's name, unique in the run: for launchers.")
+@click.option("--count", type=click.IntRange(1, 1024), default=1, show_default=True, help="Number of workers.")
+@click.option("--name", default="", help="Name of the single worker, unique in the run; used by launchers.")
 @click.option(
-    "--dir", "base", type=PATH, help="Where the joined folder is made. Default: ~/.local/state/headrace/joined."
+    "--dir", "base", type=PATH, help="Where to create the joined folder. Default: ~/.local/state/headrace/joined."
 )
 @click.option(
-    "--wait", "wait_s", type=float, default=60.0, show_default=True, metavar="SECONDS", help="For the run to begin."
+    "--wait",
+    "wait_s",
+    type=float,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait for the run to start.",
 )
 @click.option(
     "--stay",
@@ -66,7 +72,7 @@ exit code. The run and other hosts go on.
     default=0.0,
     show_default=True,
     metavar="SECONDS",
-    help="For `headrace up --resume` of a run that has stopped or failed; then this host joins again.",
+    help="Wait for a stopped or failed run to be resumed, then join again.",
 )
 @json_option
 def join(
@@ -82,7 +88,7 @@ def join(
     stay_s: float,
     as_json: bool,
 ) -> int:
-    """Give a run of another host workers of this one, until it ends."""
+    """Run workers on this host for a run on another host, until it ends."""
     from pipeline.ledger.url import hide_password, refuse_plaintext
     from pipeline.runtime.log import log_to_stderr, open_log
     from pipeline.supervisor.joining.join import JoinRequest
@@ -93,8 +99,8 @@ def join(
     log_to_stderr()
     if url is not None and hide_password(url) != url:
         raise ConfigError(
-            "the ledger URL has a password, which every user of this host sees in the process list; give the address alone "
-            "with --token FILE, or put the whole URL into REDIS_URL"
+            "the ledger URL has a password, which every user of this host can see in the process list; leave it out "
+            "and give --token FILE, or put the whole URL into REDIS_URL"
         )
     url = url or os.environ.get("REDIS_URL")
     if url is None:
@@ -104,7 +110,7 @@ def join(
     run, wanted = _named(token, run_name, role)
     if name and (count > 1 or not is_worker_name(name) or not name.startswith(f"{wanted}-")):
         raise click.UsageError(
-            f"--name {name!r:.80} cannot name {count} {wanted} workers; expected --count 1 and a name as {wanted}-2"
+            f"--name {name!r:.80} cannot name {count} {wanted} workers; expected --count 1 and a name like {wanted}-2"
         )
     with claimed_folder((base or default_base()).absolute(), run, wanted, name) as folder:
         url = _with_token(url, token, folder)
@@ -143,8 +149,8 @@ def _named(token: Path | None, run: str | None, role: str | None) -> tuple[str, 
     if run not in (None, read.run) or role not in (None, str(read.role)):
         given = " ".join(word for word in (run, role) if word)
         raise ConfigError(
-            f"token file {token} is for {read.role} workers of the run {read.run}, and the command wants {given}; leave --run "
-            "and --role out, or give another token"
+            f"token file {token} is for {read.role} workers of the run {read.run}, but the command asks for "
+            f"{given}; leave out --run and --role, or give another token"
         )
     if str(read.role) not in _ROLES:
         raise ConfigError(

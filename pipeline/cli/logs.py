@@ -23,17 +23,17 @@ Examples:
   headrace run logs --level warning --last 200
   headrace run logs generator-0 --follow    # until Ctrl-C
 
-Logs of joined and launched workers come home into the run's folder. With --json each line is the
-object that stands in the file."""
+Logs of joined and launched workers are copied into the run's folder. With --json each line is the
+JSON object in the file."""
 )
 @click.argument("workers", nargs=-1, metavar="[WORKER]... [RUN]")
 @run_among("workers")
-@click.option("--last", type=click.IntRange(1), default=50, show_default=True, help="So many lines.")
-@click.option("--level", type=click.Choice(_LEVELS), default="info", show_default=True, help="The least level.")
-@click.option("--follow", is_flag=True, help="Go on with the lines that come.")
+@click.option("--last", type=click.IntRange(1), default=50, show_default=True, help="Number of lines.")
+@click.option("--level", type=click.Choice(_LEVELS), default="info", show_default=True, help="Lowest level shown.")
+@click.option("--follow", is_flag=True, help="Keep printing new lines.")
 @json_option
 def logs(workers: tuple[str, ...], run: Path | None, last: int, level: str, follow: bool, as_json: bool) -> None:
-    """Show what workers have logged, in the order of time."""
+    """Show the workers' logs, in order of time."""
     from pipeline.observability.log_lines import LogReader
 
     run_dir = find_run(run)

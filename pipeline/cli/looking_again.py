@@ -48,9 +48,7 @@ class _Seconds(click.FloatRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(
-                f"expected seconds of at least {self.min}, got {value!r}; a run stands before --watch", param, ctx
-            )
+            self.fail(f"expected seconds of at least {self.min}, got {value!r}; put the run before --watch", param, ctx)
 
 
 watch_option = click.option(
@@ -60,7 +58,7 @@ watch_option = click.option(
     is_flag=False,
     flag_value=str(_EVERY_S),
     metavar="[SECONDS]",
-    help=f"Look again every so many seconds ({_EVERY_S:g}) until Ctrl-C.",
+    help=f"Refresh every SECONDS (default {_EVERY_S:g}) until Ctrl-C.",
 )
 """As ``every_s``; None without it."""
 

@@ -30,7 +30,9 @@ Examples:
   headrace ledger groups --json"""
 )
 @run_argument
-@click.option("--limit", type=click.IntRange(1, 200), default=10, show_default=True, help="Most groups shown.")
+@click.option(
+    "--limit", type=click.IntRange(1, 200), default=10, show_default=True, help="Show at most this many groups."
+)
 @looking
 async def groups(at: Attached, limit: int) -> Picture:
     """Show open groups: members done, who has the rest, since when."""
@@ -49,8 +51,8 @@ Examples:
   headrace ledger versions runs/demo --json
   headrace ledger versions --watch
 
-Staleness: by how many versions a unit's oldest token is behind. It counts from the published
-version, of claimed and trained units from the version that claimed them."""
+Staleness is how many versions a unit's oldest token is behind the published version or, once the
+unit is claimed or trained, behind the version that claimed it."""
 )
 @run_argument
 @looking
@@ -75,14 +77,14 @@ Examples:
   headrace ledger drops runs/demo --json
   headrace ledger drops --watch 10
 
-Length and difficulty are of finished responses. After ± is the mean length's standard error at its
-upper bound: a group counts as one response. Difficulty is 1 less the mean accuracy of the
-response's group. A warning names a reason by which dropping favours short answers."""
+Length and difficulty are of finished responses. After ± is an upper bound of the mean length's
+standard error, which counts a group as one response. Difficulty is 1 minus the mean accuracy of the
+response's group. A warning names a drop reason that favours short answers."""
 )
 @run_argument
 @looking
 async def drops(at: Attached) -> Picture:
-    """Show what was dropped and why, beside what was trained on."""
+    """Show what was dropped and why, next to what was trained on."""
     from pipeline.ledger.inspection import drops_value
 
     found = await at.inspection.drops()

@@ -36,12 +36,14 @@ Examples:
   headrace ledger peek t.12.3.0        # first chunk of member 3 of group 12
   headrace ledger peek t.12.3.0 --raw  # its messages, as MessagePack
 
-The ledger forgets what is trained on or dropped. `headrace samples` shows responses of updates."""
+Trained and dropped work has left the ledger; `headrace samples` shows responses of updates."""
 )
 @click.argument("chunk", nargs=-1, metavar="[CHUNK] [RUN]")
 @click.option("--latest", is_flag=True, help="Show the chunk that was written last.")
 @click.option("--raw", is_flag=True, help="Show the stored messages, read with the plain msgpack package.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most trajectories listed.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="List at most this many trajectories."
+)
 @run_among("chunk")
 @json_option
 def peek(chunk: tuple[str, ...], latest: bool, raw: bool, limit: int, run: Path | None, as_json: bool) -> None:
@@ -66,8 +68,8 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
         blobs = await at.ledger.peek(name)
         if not blobs:
             raise ConfigError(
-                f"{name} is not in the ledger: never written, or trained on or dropped. "
-                "Expected LANE.GROUP.MEMBER.CHUNK, as t.12.3.0; `headrace ledger peek` lists chunks"
+                f"{name} is not in the ledger: it was never written, or was trained on or dropped. Expected "
+                f"LANE.GROUP.MEMBER.CHUNK, for example t.12.3.0; `headrace ledger peek` lists chunks"
             )
         if not (raw or as_json):
             try:

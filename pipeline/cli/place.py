@@ -29,7 +29,7 @@ def serve(*program: str) -> int:
         request = msgspec.json.decode(sys.stdin.buffer.read(_MAX_BYTES), type=HostRequest)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"no request of a launcher on standard input: {error}; this command is for launchers"
+            f"no launcher's request on standard input: {error}; this command is only used by launchers"
         ) from None
     click.echo(msgspec.json.encode(answer(request, program)).decode())
     return 0

@@ -28,9 +28,9 @@ Examples:
   headrace dev pretrain-value configs/vapo.toml --out critics/vapo
   headrace up configs/vapo.toml --set value.path=critics/vapo
 
-The run ends after value.pretrain_steps. It ends earlier when value.min_explained_variance is set and
-reached over value.explained_variance_steps value steps. The run's name is <run.name>-value. Exit codes
-are those of `headrace up`.
+The run ends after value.pretrain_steps or, if value.min_explained_variance is set, once that is
+reached over value.explained_variance_steps steps. Its name is <run.name>-value. Exit codes are
+those of `headrace up`.
 """
 
 
@@ -44,7 +44,7 @@ are those of `headrace up`.
 def pretrain_value(
     files: tuple[Path, ...], out: Path, fleet: Path | None, overrides: tuple[str, ...], plain: bool, as_json: bool
 ) -> int:
-    """Train a value model on the start policy's responses until its gate opens, and export it."""
+    """Train a value model on the start policy's responses, and export it."""
     from pipeline.cli.up import carry_out
     from pipeline.config.load import load_config, resolve_paths
     from pipeline.data.hub_models import pin_models
@@ -78,7 +78,9 @@ def pretraining_config(config: RunConfig) -> RunConfig:
         name = config.algorithm.name
         raise ConfigError(f"algorithm.name is {name!r}, which has no critic; expected ppo, vapo or tppo")
     if config.value.pretrain_steps == 0:
-        raise ConfigError("value.pretrain_steps is 0, so no step would be trained; set the most steps that you allow")
+        raise ConfigError(
+            "value.pretrain_steps is 0, so the value model would not be trained; set the largest number of steps"
+        )
     run = config.run.model_copy(update={"num_updates": 0, "name": f"{config.run.name}-value"})
     data = config.data.model_copy(update={"evaluation": ()})
     evaluation = config.evaluation.model_copy(update={"sets": (), "main": None})

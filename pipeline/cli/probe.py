@@ -16,10 +16,10 @@ from pipeline.supervisor.pulse import NAME, trouble
 @click.argument("question", type=click.Choice(["live", "ready"]))
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 def probe(question: str, folder: Path | None) -> int:
-    """Check the supervisor of a folder. Without one: that of this account's join.
+    """Check the supervisor of a folder; by default that of this account's join.
 
-    live: its loop turns, or has ended. ready: a worker does its work. Exit code 0, or 1 with a
-    sentence."""
+    live: its loop runs, or has ended. ready: a worker is working. Exit code 0, or 1 with the
+    reason."""
     if folder is None:
         base = os.environ.get("XDG_STATE_HOME")
         joined = (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "joined"

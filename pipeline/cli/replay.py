@@ -29,23 +29,29 @@ Exit codes:
   2    there is no log, it is damaged, or the model or checkpoint to begin
        from is missing
 
-Equal bits are promised on a CPU, with the same libraries and threads.
+Bitwise equality is promised only on a CPU, with the same libraries and threads.
 """
 
 
 @click.command(epilog=_EPILOG)
 @run_argument
 @click.option(
-    "--from", "after", type=click.IntRange(min=0), metavar="VERSION", help="Begin at the newest checkpoint up to this."
+    "--from",
+    "after",
+    type=click.IntRange(min=0),
+    metavar="VERSION",
+    help="Begin at the newest checkpoint up to this version.",
 )
 @click.option("--to", "until", type=click.IntRange(min=0), metavar="VERSION", help="End with this version.")
 @click.option(
-    "--check/--no-check", default=None, help="Stop at the first difference. Default: --check without --what-if."
+    "--check/--no-check",
+    default=None,
+    help="Stop at the first difference. Default: --check, unless --what-if is given.",
 )
 @click.option(
     "--what-if", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a setting; the data stays the same."
 )
-@click.option("--out", type=PATH, metavar="FOLDER", help="Save the last state in this new folder.")
+@click.option("--out", type=PATH, metavar="FOLDER", help="Save the final state in this new folder.")
 @json_option
 def replay(
     run: Path | None,

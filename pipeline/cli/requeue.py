@@ -33,19 +33,19 @@ Examples:
   headrace ledger requeue t.81.4 t.82.0         # free these, score again
   headrace ledger requeue --field reward        # every unrewarded chunk
 
-Nothing is lost or counted twice. A freed trajectory goes on from its last chunk, and its former worker
-is fenced off at its next write. A field is written once. Units that the learner has claimed stay its own;
-they come back by themselves when it dies."""
+Nothing is lost or counted twice. A released trajectory continues from its last chunk, and its
+former worker is fenced at its next write. A field is written once. Units that the learner has
+claimed are not affected; they return automatically if it dies."""
 )
 @click.argument("trajectories", nargs=-1, metavar="[TRAJECTORY]... [RUN]")
-@click.option("--worker", help="Free all trajectories that this worker holds.")
-@click.option("--field", help="Make chunks without this field due: reward, reference or value.")
+@click.option("--worker", help="Release all trajectories that this worker holds.")
+@click.option("--field", help="Send chunks without this field to scorers again: reward, reference or value.")
 @run_among("trajectories")
 @json_option
 def requeue(
     trajectories: tuple[str, ...], worker: str | None, field: str | None, run: Path | None, as_json: bool
 ) -> None:
-    """Free leased trajectories for other generators, and make unscored chunks due."""
+    """Release leased trajectories to other generators, and send unscored chunks to scorers again."""
     wish = _wish(trajectories, worker, field)
 
     async def put_back() -> Requeued:
@@ -56,7 +56,8 @@ def requeue(
         if found.unknown:
             raise ConfigError(
                 f"{', '.join(found.unknown)}: not in the ledger, which forgets trained and dropped trajectories. "
-                "Nothing was changed. Expected LANE.GROUP.MEMBER, as t.81.4; `headrace why` names those waited for"
+                f"Nothing was changed. Expected LANE.GROUP.MEMBER, for example t.81.4; `headrace why` names those "
+                f"that the run waits for"
             )
         return found
 
@@ -88,7 +89,7 @@ def _trajectory(text: str) -> TrajectoryId:
     try:
         return TrajectoryId.parse(text)
     except ValueError as error:
-        raise ConfigError(f"{text!r} is not a trajectory; expected LANE.GROUP.MEMBER, as t.81.4") from error
+        raise ConfigError(f"{text!r} is not a trajectory; expected LANE.GROUP.MEMBER, for example t.81.4") from error
 
 
 # -- dead letters ----------------------------------------------------------------------------------
@@ -96,13 +97,12 @@ def _trajectory(text: str) -> TrajectoryId:
 
 @click.group(name="dead-letters", context_settings={"help_option_names": ["-h", "--help"]})
 def dead_letters() -> None:
-    """List, show and retry work that a scorer or the learner gave up.
+    """List, show and retry work that a scorer or the learner gave up on.
 
-    A scorer gives up after its last try. The unit is dropped (`dead_letter` in `headrace ledger audit`)
-    and its tokens are gone; the letter keeps the last traceback. A group goes on without a response
-    that got no verdict. The learner gives up units on
-    which a step was not finite, twice (`non_finite`). A retry admits the prompt again, as a new
-    group sampled by the present policy."""
+    A scorer gives up after its last attempt. The unit is dropped with its tokens (`dead_letter` in
+    `headrace ledger audit`); the letter keeps the last traceback. A group continues without a
+    response that got no verdict. The learner gives up on units whose step was not finite twice
+    (`non_finite`). A retry admits the prompt again, as a new group sampled by the current policy."""
 
 
 @dead_letters.command(
@@ -110,7 +110,9 @@ def dead_letters() -> None:
     epilog="\b\nExamples:\n  headrace ledger dead-letters list\n  headrace ledger dead-letters list runs/demo --json",
 )
 @run_argument
-@click.option("--limit", type=click.IntRange(1, _MOST_LETTERS), default=100, show_default=True, help="Most letters.")
+@click.option(
+    "--limit", type=click.IntRange(1, _MOST_LETTERS), default=100, show_default=True, help="List at most this many."
+)
 @json_option
 def list_(run: Path | None, limit: int, as_json: bool) -> None:
     """List dead letters, newest first."""
@@ -140,10 +142,12 @@ def _rows(letters: Sequence[DeadLetter], width: int) -> list[str]:
 def show(chunk: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Show one dead letter with its traceback."""
     if len(chunk) != 1:
-        raise click.UsageError("expected one chunk, as t.81.4.1; `headrace ledger dead-letters list` names them")
+        raise click.UsageError(
+            "expected one chunk, for example t.81.4.1; `headrace ledger dead-letters list` names them"
+        )
     letters = [letter for letter in asyncio.run(_read(run, _MOST_LETTERS)) if letter.chunk == chunk[0]]
     if not letters:
-        raise ConfigError(f"{chunk[0]} is no dead letter; `headrace ledger dead-letters list` names them")
+        raise ConfigError(f"{chunk[0]} is not a dead letter; `headrace ledger dead-letters list` names them")
     letter = letters[0]
     head = (
         f"{letter.chunk}: {letter.role} failed {letter.num_attempts} times, last {_age(letter)} ago on {letter.worker}"
@@ -157,13 +161,13 @@ Examples:
   headrace ledger dead-letters retry t.81.4.1
   headrace ledger dead-letters retry --all
 
-The dropped group stays counted as dropped. Its prompt is admitted again as a new group, before fresh
-prompts, once there is credit. Repair the verifier first. A reward worker reads it when it starts: end the
-worker, and the supervisor starts it again. The letters of one group are one prompt. Letters of evaluations
-cannot be retried: the next evaluation samples its prompts anyway."""
+Fix the verifier first: reward workers load it when they start, so end them, and the supervisor
+restarts them. The dropped group stays counted as dropped. Its prompt is admitted as a new group,
+before new prompts, once there is credit; letters of one group are one prompt. Letters of
+evaluations cannot be retried, since the next evaluation samples their prompts anyway."""
 )
 @click.argument("chunks", nargs=-1, metavar="[CHUNK]... [RUN]")
-@click.option("--all", "every", is_flag=True, help="All letters but those of evaluations.")
+@click.option("--all", "every", is_flag=True, help="All letters except those of evaluations.")
 @run_among("chunks")
 @json_option
 def retry(chunks: tuple[str, ...], every: bool, run: Path | None, as_json: bool) -> None:
@@ -175,7 +179,9 @@ def retry(chunks: tuple[str, ...], every: bool, run: Path | None, as_json: bool)
         async with attach(run) as at:
             found = await at.admin.retry(None if every else chunks)
             if found.is_closed:
-                raise ConfigError(f"{at.run_dir} has all its updates, so it admits nothing more. Nothing was changed")
+                raise ConfigError(
+                    f"{at.run_dir} has made all its updates, so it admits no more prompts. Nothing was changed"
+                )
         if found.unknown:
             raise ConfigError(
                 f"{', '.join(found.unknown)}: no dead letter of a training response. Nothing was changed. "

@@ -26,14 +26,14 @@ Examples:
   headrace run list /data/runs --json
   headrace run list --watch 10
 
-Accuracy is that of held-out prompts, first and last evaluation. A run that died has no supervisor
-and no recorded end: headrace up --resume RUN goes on with it."""
+Accuracy is that on held-out prompts, at the first and last evaluation. A run that died has no
+supervisor and no recorded end; headrace up --resume RUN continues it."""
 )
 @click.argument("folder", required=False, type=PATH)
 @json_option
 @watch_option
 def list_(folder: Path | None, as_json: bool, every_s: float | None) -> None:
-    """List the runs of a folder: state, updates, accuracy, when and how long."""
+    """List the runs in a folder: state, updates, accuracy, start and duration."""
     place = Path("runs") if folder is None else folder
     if every_s is None:
         picture = _picture(place)

@@ -23,16 +23,18 @@ Examples:
   headrace samples runs/demo --last 5    # of the newest five
   headrace samples --update 1 --json
 
-The learner keeps samples.per_update responses of an update, and as many of evaluations and of groups
-dropped without signal since the update before. Of older updates it keeps those at even
-distances (samples.keep_updates). Long texts lose their middle (samples.max_chars)."""
+For each update the learner keeps samples.per_update responses, and as many from evaluations and
+from groups dropped without signal since the previous one. Of older updates it keeps an evenly
+spaced selection (samples.keep_updates). The middle of long texts is cut (samples.max_chars)."""
 )
 @run_argument
-@click.option("--last", type=click.IntRange(1), default=1, show_default=True, help="Of this many newest updates.")
-@click.option("--update", type=click.IntRange(1), help="Of this update, or the nearest earlier one with samples.")
+@click.option(
+    "--last", type=click.IntRange(1), default=1, show_default=True, help="Show this many of the newest updates."
+)
+@click.option("--update", type=click.IntRange(1), help="Show this update, or the nearest earlier one with samples.")
 @json_option
 def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> None:
-    """Show prompts, responses, rewards and verdicts of updates, also while the run goes on."""
+    """Show prompts, responses, rewards and verdicts of updates, also of a running run."""
     run_dir = find_run(run)
     shown = newest_samples(run_dir, last=last, update=update)
     texts = ["\n".join(render(sample)) for sample in shown]

@@ -22,26 +22,26 @@ Examples:
   headrace fleet selfcheck --fleet            # the newest run's generators
   headrace fleet selfcheck --fleet runs/demo --json
 
-Exit code 0; 1 when something differs. A worker that differs: `headrace fleet evict WORKER`."""
+Exit code 0; 1 when something differs. Remove a worker that differs with `headrace fleet evict WORKER`."""
 
 
 @click.command(epilog=_EPILOG)
 @run_argument
 @click.option("--fleet", is_flag=True, help="Let all generators of a running run answer the same prompts.")
-@click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Longest wait in seconds.")
+@click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait at most.")
 @json_option
 def selfcheck(run: Path | None, fleet: bool, timeout_s: float, as_json: bool) -> int:
-    """Find devices and generators that compute wrongly without an error.
+    """Find devices and generators that silently compute wrong results.
 
-    Without --fleet a small model is computed several times on each device of this machine. The
-    passes must be the same bit for bit, and near to those in float64.
+    Without --fleet, computes a small model several times on each device of this machine. The passes
+    must be bitwise equal, and close to those in float64.
 
-    With --fleet each generator ends its live windows, and samples two prompts alone and greedily.
-    Tokens and log-probs must be the same as those of the others under the same policy version. The
-    run goes on meanwhile."""
+    With --fleet, each generator cuts its current windows short and samples two prompts greedily,
+    with nothing else in the batch. Tokens and log-probs must equal those of the other generators
+    with the same policy version. The run continues meanwhile."""
     if not fleet:
         if run is not None:
-            raise click.UsageError("a run is checked with --fleet: headrace fleet selfcheck --fleet RUN")
+            raise click.UsageError("a run is only checked with --fleet: headrace fleet selfcheck --fleet RUN")
         return _machine(timeout_s, as_json=as_json)
     found = asyncio.run(_fleet(run, timeout_s))
     answer(as_json, found, *_words(found))

@@ -24,18 +24,21 @@ Examples:
   headrace fleet stacks generator-2 --all     # every thread and task of one
   headrace fleet stacks generator-2 --native  # with native calls, by py-spy
 
-A stack stands when it is the same in all looks. Workers of a role that stand at one place are a
-group; a smaller group is unlike the others. It works while a worker's loop is held up. A process
-that is frozen cannot answer. Stacks of another host's workers are read there, in the folder of the join."""
+A worker stands still when its stack is the same in all samples. Workers of a role that stand still
+at the same place form a group, and the smaller groups are marked as different. This works while a
+worker's event loop is blocked, but not when its process is frozen. For another host's workers, run
+it there, in the folder of the join."""
 )
 @click.argument("workers", nargs=-1, metavar="[WORKER]... [RUN]")
 @run_among("workers")
-@click.option("--looks", type=click.IntRange(1, 20), default=3, show_default=True, help="Half a second apart.")
-@click.option("--all", "show_all", is_flag=True, help="Every thread and task, of the last look.")
-@click.option("--native", is_flag=True, help="By py-spy, with native calls; it must be installed.")
+@click.option(
+    "--looks", type=click.IntRange(1, 20), default=3, show_default=True, help="Number of samples, half a second apart."
+)
+@click.option("--all", "show_all", is_flag=True, help="Show every thread and task, from the last sample.")
+@click.option("--native", is_flag=True, help="Include native calls, by py-spy, which must be installed.")
 @json_option
 def stacks(workers: tuple[str, ...], run: Path | None, looks: int, show_all: bool, native: bool, as_json: bool) -> None:
-    """Show where workers stand, and which stand elsewhere than the rest of their role."""
+    """Show workers' stacks, and which differ from the rest of their role."""
     from pipeline.process.stacks.alike import stack_groups
     from pipeline.process.stacks.parse import StackSnapshot
     from pipeline.process.stacks.request import LOOK_EVERY_S, request_stacks

@@ -31,10 +31,9 @@ _OVERLAP_S = 600.0
     epilog="\b\nExamples:\n  headrace fleet tokens create --role generator\n  headrace fleet tokens list",
 )
 def tokens() -> None:
-    """Create, list, revoke and rotate tokens, with which other hosts join a run.
+    """Create, list, revoke and rotate the tokens with which other hosts join a run.
 
-    A token is for one run and one role. It is a user of the ledger's server, which gives it no
-    other run's keys."""
+    A token is for one run and one role: a user of the ledger's server without access to other runs."""
 
 
 @tokens.command(
@@ -51,12 +50,12 @@ Any number of hosts may use one token."""
 @click.option("--out", type=PATH, help="The token's file. Default: RUN/tokens/TOKEN.token")
 @json_option
 def create(run: Path | None, role: str, out: Path | None, as_json: bool) -> None:
-    """Make a token for workers of one role."""
+    """Create a token for workers of one role."""
     from protocol.ids import Role
 
     if out is not None and out.exists():
         raise ConfigError(
-            f"--out {out} is there already; expected a new file, since a token's secret is kept nowhere else"
+            f"--out {out} exists already; expected a new file, since a token's secret is kept nowhere else"
         )
 
     async def make() -> tuple[Token, Path, str]:
@@ -90,7 +89,7 @@ _REMEDY = "copy it to the other host, with mode 0600; there: headrace fleet join
 def list_(run: Path | None, as_json: bool) -> None:
     """List a run's tokens, oldest first.
 
-    Hosts are those that joined over tcp. Connections are those to the ledger's server now."""
+    Hosts are those that joined over tcp; connections are the current ones to the ledger's server."""
 
     async def read() -> list[TokenRow]:
         async with look_at(run) as at:
@@ -126,7 +125,7 @@ def _table(rows: Sequence[TokenRow]) -> list[str]:
 @run_among("names")
 @json_option
 def revoke(names: tuple[str, ...], run: Path | None, as_json: bool) -> None:
-    """End tokens, their connections, their hosts' keys and their workers."""
+    """Revoke tokens, and shut out their workers at once."""
     if not names:
         raise click.UsageError("no token given; `headrace fleet tokens list` names them")
 
@@ -152,7 +151,7 @@ Examples:
   headrace fleet tokens rotate generator-3f9a1c07
   headrace fleet tokens rotate generator-3f9a1c07 --overlap 0  # ends the old
 
-Copy the new file over the old one on each host. Workers take it by themselves; none is restarted."""
+Copy the new file over the old one on each host. Workers read it without a restart."""
 )
 @click.argument("name", nargs=-1, metavar="TOKEN [RUN]")
 @run_among("name")
@@ -164,11 +163,11 @@ Copy the new file over the old one on each host. Workers take it by themselves; 
     default=_OVERLAP_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long the old secret works too.",
+    help="How long the old secret still works.",
 )
 @json_option
 def rotate(name: tuple[str, ...], run: Path | None, out: Path | None, overlap_s: float, as_json: bool) -> None:
-    """Give a token another secret, while its workers go on."""
+    """Replace a token's secret while its workers keep running."""
     if len(name) != 1:
         raise click.UsageError("expected one token; `headrace fleet tokens list` names them")
 
@@ -200,7 +199,7 @@ def _place(at: Attached, name: str, out: Path | None) -> Path:
         out = at.run_dir / "tokens" / f"{name}.token"
         ensure_private_folder(out.parent)
     if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: {out.parent} is no folder; expected a file in a folder that is there")
+        raise ConfigError(f"--out {out}: {out.parent} is not a folder; expected a file in an existing folder")
     return out
 
 

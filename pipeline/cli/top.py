@@ -20,7 +20,7 @@ _MAX_CHUNKS = 64
 
 @click.command(
     epilog="\b\nExamples:\n  headrace top\n  headrace top runs/demo\n  headrace top --plain --every 60 >> top.log\n"
-    "  headrace top --json\n\nThe key ? lists the keys. q leaves the view; the run goes on."
+    "  headrace top --json\n\nPress ? for the keys and q to quit; the run continues."
 )
 @run_argument
 @plain_option
@@ -31,8 +31,8 @@ _MAX_CHUNKS = 64
 def top(run: Path | None, plain: bool, every_s: float, as_json: bool) -> int:
     """Show a run on a full screen: roles, queues, rates, versions, waits, incidents.
 
-    Without a terminal, a line every few seconds until the run has ended. With --json, one picture,
-    whose rates are those of a second."""
+    Without a terminal, prints a line every few seconds until the run has ended. With --json, prints
+    one snapshot, whose rates are measured over a second."""
     from pipeline.operator.attached import find_run
     from pipeline.operator.top.run import has_screen, run_top
 
@@ -93,8 +93,8 @@ async def life(at: Attached, name: str) -> list[str]:
             lines += [f"{chunk} is of another version: {error}", ""]
     if not lines:
         raise ConfigError(
-            f"{name} is not in the ledger: never written, or trained on or dropped. Expected a trajectory, as t.12.3, or "
-            "a chunk, as t.12.3.0"
+            f"{name} is not in the ledger: it was never written, or was trained on or dropped. Expected a "
+            f"trajectory such as t.12.3, or a chunk such as t.12.3.0"
         )
     return lines
 

@@ -29,16 +29,17 @@ Examples:
   headrace run trace --from states.parquet --from links.csv
   headrace run trace --from folder/ --json
 
-The picture is opened by ui.perfetto.dev and chrome://tracing. It is made of the run's history and
-of its folder observed, which the observer writes. A trajectory is shown as by `headrace ledger trajectory`,
-which can also follow it.
+Open the timeline in ui.perfetto.dev or chrome://tracing. It is made from the run's history and the
+observer's records, in the run's folder observed. `headrace ledger trajectory` can also follow a
+trajectory.
 
-Of states, a row has time_s, worker, role, waiting_for, done, in_flight, oldest_age_s, input_depth,
-output_depth, errors, policy_version. Of links it has time_s, sender, receiver, produced, sent,
-received, done, oldest_age_s, acknowledged. Only times and names are needed. Counts are cumulative.
-Columns that are not known are named and not read. pipeline/flow/README.md has the rules.
+A table of states has the columns time_s, worker, role, waiting_for, done, in_flight, oldest_age_s,
+input_depth, output_depth, errors, policy_version; a table of links has time_s, sender, receiver,
+produced, sent, received, done, oldest_age_s, acknowledged. Only times and names are required.
+Counts are cumulative. Unknown columns are reported and ignored. pipeline/flow/README.md has the
+rules.
 
-Exit code 0, with and without incidents; 2 for a table that cannot be read."""
+Exit code 0, with or without incidents; 2 for an unreadable table."""
 )
 @click.argument("words", nargs=-1, metavar="[TRAJECTORY] [RUN]")
 @run_among("words")
@@ -46,10 +47,10 @@ Exit code 0, with and without incidents; 2 for a table that cannot be read."""
     "--from", "sources", type=PATH, multiple=True, metavar="FILE",
     help="A CSV or Parquet table, or a folder of them; may be repeated.",
 )  # fmt: skip
-@click.option("--perfetto", type=PATH, metavar="OUT.json", help="Write the run as a picture in time.")
+@click.option("--perfetto", type=PATH, metavar="OUT.json", help="Write the run as a timeline for Perfetto.")
 @click.option(
     "--last", "last_min", type=click.FloatRange(0, min_open=True), metavar="MINUTES",
-    help="Draw so many minutes of the run alone, the last ones.",
+    help="Draw only the last MINUTES of the run.",
 )  # fmt: skip
 @json_option
 @click.pass_context
@@ -62,14 +63,14 @@ def trace(
     last_min: float | None,
     as_json: bool,
 ) -> None:
-    """Show the life of a trajectory, or who caused a run's stalls, or draw the run."""
+    """Show a trajectory's life or the causes of a run's stalls, or write a timeline."""
     if sources and (words or run or perfetto):
-        raise click.UsageError("--from reads tables alone: leave the run, the trajectory and --perfetto out")
+        raise click.UsageError("--from reads only tables: leave out the run, the trajectory and --perfetto")
     if last_min is not None and perfetto is None:
         raise click.UsageError("--last is for --perfetto: give it a file")
     if words:
         if perfetto:
-            raise click.UsageError(f"--perfetto draws a whole run: leave {' '.join(words)} out")
+            raise click.UsageError(f"--perfetto draws a whole run: leave out {' '.join(words)}")
         from pipeline.cli.trajectory import trajectory
         from protocol.ids import TrajectoryId
 
@@ -118,7 +119,7 @@ def _draw(run: Path | None, out: Path, last_min: float | None, as_json: bool) ->
 
     run_dir = find_run(run)
     if out.is_dir():
-        raise ConfigError(f"--perfetto {out} is a folder; give the name of a file, as {out / 'trace.json'}")
+        raise ConfigError(f"--perfetto {out} is a folder; give the name of a file, such as {out / 'trace.json'}")
     with progress(f"drawing {run_dir.name}", total=1.0, unit="files") as bar:
         try:
             report = write_timeline(

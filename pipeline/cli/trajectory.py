@@ -28,8 +28,8 @@ Examples:
   headrace ledger trajectory t.12.3 --watch   # while it is sampled and scored
   headrace ledger trajectory e4.7.0           # an evaluation response
 
-The ledger keeps what happened to the newest 10,000 trajectories that have left it. The text is
-there if the learner kept it as a sample (`headrace samples`)."""
+The ledger remembers the newest 10,000 trajectories that have left it. Their text is shown if the
+learner kept it as a sample (`headrace samples`)."""
 )
 @click.argument("name", nargs=-1, required=True, metavar="NAME [RUN]")
 @run_among("name")

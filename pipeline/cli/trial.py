@@ -32,14 +32,16 @@ Exit code 0; 11 when a response has no verdict.
 
 @click.command("try", epilog=_EPILOG)
 @click.argument("files", nargs=-1, required=True, type=PATH)
-@click.option("--num", "num_prompts", type=click.IntRange(1, 1024), default=8, show_default=True, help="Prompts.")
+@click.option(
+    "--num", "num_prompts", type=click.IntRange(1, 1024), default=8, show_default=True, help="Number of prompts."
+)
 @click.option(
     "--samples",
     "num_samples",
     type=click.IntRange(1, 1024),
-    help="Responses to each. Default: algorithm.group_size, at most 4.",
+    help="Responses per prompt. Default: algorithm.group_size, at most 4.",
 )
-@click.option("--timeout", "timeout_s", default=1800.0, show_default=True, help="Longest wait in seconds.")
+@click.option("--timeout", "timeout_s", default=1800.0, show_default=True, help="Seconds to wait at most.")
 @set_option
 @json_option
 def try_(
@@ -50,7 +52,7 @@ def try_(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Sample a run's first prompts with its start model, and judge the responses. No run is made.
+    """Sample a run's first prompts with its start model, and judge the responses. No run is started.
 
     Shows each prompt as the model reads it, each response, and its verdict with the reason; then
     accuracy and pass@k, and what would keep a run from learning."""

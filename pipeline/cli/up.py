@@ -40,7 +40,7 @@ Examples:
 
 \b
 Exit codes:
-  0    done, or drained after Ctrl-C; --resume goes on, and nothing is lost
+  0    done, or drained after Ctrl-C; --resume continues, and nothing is lost
   2    a setting, a file or the data is wrong; nothing was started
   3    the ledger's server does not answer
   5    the learner did not drain in time; --resume finds its last checkpoint
@@ -51,9 +51,9 @@ Exit codes:
   130  stopped twice, so ended at once; or stopped while waiting for the
        ledger's server, before anything was started
 
-A worker that fails more often than supervisor.max_restarts or supervisor.max_data_failures allow ends
-the run. The command prints the worker's last lines and ends with the worker's exit code: 1 for an error,
-9 for disk, memory or files of the host, 128 + N for signal N.
+A worker that fails more often than supervisor.max_restarts or supervisor.max_data_failures allow
+ends the run. The command prints the worker's last log lines and exits with its code: 1 for an
+error, 9 for the host's disk, memory or files, 128 + N for signal N.
 """
 
 
@@ -62,16 +62,16 @@ the run. The command prints the worker's last lines and ends with the worker's e
 @fleet_option
 @set_option
 @click.option(
-    "--resume", type=RUN_OR_URL, metavar="RUN", help="Go on with the run in this folder, or at its mirror's URL."
+    "--resume", type=RUN_OR_URL, metavar="RUN", help="Continue the run in this folder, or at its mirror's URL."
 )
 @click.option(
-    "--from-version", type=int, metavar="N", help="With --resume: go on from this checkpoint, not the newest."
+    "--from-version", type=int, metavar="N", help="With --resume: start from this checkpoint, not the newest."
 )
 @click.option(
     "--on", "place", metavar="PLACE", help="Where workers are started: local, join, ssh, slurm, kubernetes or ray."
 )
-@click.option("--address", metavar="HOST:PORT", help="With --on ray: head of the cluster. Default: that of this host.")
-@click.option("--dry-run", is_flag=True, help="Print what would be submitted to that place, and start nothing.")
+@click.option("--address", metavar="HOST:PORT", help="With --on ray: the cluster's head. Default: this host's cluster.")
+@click.option("--dry-run", is_flag=True, help="Print what would be submitted there, without starting anything.")
 @plain_option
 @json_option
 def up(

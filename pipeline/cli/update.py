@@ -23,15 +23,15 @@ Examples:
   headrace update --code my_rewards/   # one worker first, then the others
   headrace update --code ~/headrace/   # a checkout: the workers' own code
   headrace update --rollback
-  headrace update --settings    # those that may change, and who takes each
+  headrace update --settings    # what can be changed, and which role reads it
   headrace update               # all changes of the run, with their effect
 
 \b
 Exit codes:
-  0    all workers that the change concerns go by it
-  1    some do not yet, within --timeout: they take it at their next occasion;
-       or the new code was rolled back meanwhile
-  2    the setting may not change, the value does not fit, or the code cannot
+  0    all affected workers use the change
+  1    some do not use it yet after --timeout, and will as soon as they can;
+       or the new code was rolled back
+  2    the setting cannot be changed, the value is invalid, or the code cannot
        be imported; nothing changed
 """
 _NOT_ALL = 1
@@ -45,12 +45,12 @@ _NOT_ALL = 1
     "source",
     type=PATH,
     metavar="DIR|FILE",
-    help="A folder of modules, or one module, with the reward functions as they are to be; or another Headrace.",
+    help="New reward functions, as a module or a folder of modules; or another version of Headrace.",
 )
-@click.option("--lazily", is_flag=True, help="With --code: each worker takes it when it restarts anyway.")
-@click.option("--reason", default="", metavar="TEXT", help="Why; shown wherever the change is.")
-@click.option("--rollback", is_flag=True, help="Set what held before the newest change that stands.")
-@click.option("--settings", "lists", is_flag=True, help="List the settings that may change, and end.")
+@click.option("--lazily", is_flag=True, help="With --code: workers take it only when they restart anyway.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown with the change.")
+@click.option("--rollback", is_flag=True, help="Undo the newest change that is in effect.")
+@click.option("--settings", "lists", is_flag=True, help="List the settings that can be changed, and exit.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0.0), default=120.0, show_default=True, help="Seconds to wait."
 )
@@ -66,23 +66,24 @@ def update(
     timeout_s: float,
     as_json: bool,
 ) -> int:
-    """Change settings or code of a running run; nothing ends or is lost.
+    """Change settings or code of a running run, without losing work.
 
-    The command waits until every worker that a change concerns goes by it. A change lasts over
-    restarts of workers, supervisor and run. A change whose first update fails or is not finite is
-    rolled back by itself.
+    Waits until every affected worker uses the change, which then survives restarts of workers,
+    supervisor and run. If the first update with it fails or is not finite, it is rolled back
+    automatically.
 
-    --code copies the code into the run's folder and imports it in a process of its own. Then one
-    worker is replaced, and after its first work the others, one at a time. The code is rolled back
-    by itself when a worker fails with it, or the rate of updates falls by a third. Reward functions
-    concern reward workers. A folder with Headrace's own packages concerns all workers.
+    --code copies the code into the run's folder and imports it in a separate process. Then one
+    worker is replaced and, once it has done some work, the others, one at a time. The code is
+    rolled back automatically if a worker fails with it, or if the update rate falls by a third.
+    Reward functions affect only reward workers; a folder with Headrace's own packages affects all
+    workers.
 
-    Without --set and --code, show all changes."""
+    Without --set or --code, lists all changes."""
     if lists:
         _list(as_json)
         return 0
     if sum([rollback, bool(overrides), source is not None]) > 1:
-        raise click.UsageError("--set, --code and --rollback are changes of their own: give one")
+        raise click.UsageError("--set, --code and --rollback exclude each other: give one")
     if lazily and source is None:
         raise click.UsageError("--lazily is for new code: give --code, or leave it out")
     if not rollback and not overrides and source is None:
@@ -147,7 +148,7 @@ def _show(run_dir: Path, as_json: bool) -> None:
         echo_json(found)
         return
     if not found:
-        click.echo(f"{run_dir} goes by the settings of its start; `headrace update --set KEY=VALUE` changes one")
+        click.echo(f"{run_dir} runs with the settings of its start; `headrace update --set KEY=VALUE` changes one")
     for effect in found:
         change = effect.change
         why = f": {change.reason}" if change.reason else ""

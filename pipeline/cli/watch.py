@@ -24,22 +24,23 @@ Examples:
   headrace fleet watch runs/demo --json
   headrace fleet watch --from metrics.csv
   headrace fleet watch --from finished.parquet
-  headrace fleet watch calibrate runs/healthy-1 runs/healthy-2 --to thresholds.json
+  headrace fleet watch calibrate runs/good-1 runs/good-2 --to thresholds.json
   headrace fleet watch --from metrics.csv --thresholds thresholds.json
 
-A run is watched in its observer's records, which go to the last two minutes. Open incidents that
-the observer found later are added.
+For a run, this reads the observer's records, which are up to two minutes old, and adds open
+incidents that the observer found since.
 
 \b
 A table of metrics has the columns
   time_s, worker, metric, value, and if known role and phase
 A table of finished work has
   worker, start_s, duration_s, and if known kind, size, ok
-in CSV or Parquet files; several files of a kind are one table. Other columns are ignored, and
-named. `headrace run export RUN --tables FOLDER` writes such tables of a run.
+in CSV or Parquet files; several files of a kind are one table. Other columns
+are reported and ignored. `headrace run export RUN --tables FOLDER` writes
+such tables.
 
-Workers are compared inside a role and phase, and each with its own past. Names of metrics are free; those of
-a run's history have rules of their own. Rows may be in any order."""
+Workers are compared within a role and phase, and each with its own past. Metrics may have any name;
+those of a run's history have special rules. Rows may be in any order."""
 
 
 class _RunOrCommand(click.Group):
@@ -62,17 +63,19 @@ class _RunOrCommand(click.Group):
 
 @click.group(epilog=_EPILOG, cls=_RunOrCommand, invoke_without_command=True)
 @run_argument
-@click.option("--from", "tables", type=PATH, multiple=True, metavar="FILE", help="Table, or a folder; repeatable.")
-@click.option("--thresholds", type=PATH, metavar="FILE", help="Thresholds of healthy fleets; else the built-in ones.")
+@click.option(
+    "--from", "tables", type=PATH, multiple=True, metavar="FILE", help="Table, or folder of tables; may be repeated."
+)
+@click.option("--thresholds", type=PATH, metavar="FILE", help="Thresholds from `calibrate`. Default: built in.")
 @json_option
 def watch(run: Path | None, tables: tuple[Path, ...], thresholds: Path | None, as_json: bool) -> None:
-    """Name the odd workers of a run, or of a fleet by tables of its metrics or finished work."""
+    """Find workers that behave unlike the others of their role, in a run or in tables."""
     if click.get_current_context().invoked_subcommand is not None:
         return
     from pipeline.watch.thresholds import read_thresholds
 
     if tables and run is not None:
-        raise click.UsageError("--from reads tables alone: leave the run out")
+        raise click.UsageError("--from reads only tables: leave out the run")
     limits = read_thresholds(thresholds) if thresholds else None
     findings, notes, num_workers = _in_tables(tables, limits) if tables else _in_run(run, limits)
     findings.sort(key=lambda one: (one.alarm_s, one.worker))
@@ -96,10 +99,10 @@ def watch(run: Path | None, tables: tuple[Path, ...], thresholds: Path | None, a
 def calibrate(runs: tuple[Path, ...], target: Path) -> None:
     """Fit the thresholds to healthy runs, tables, or folders with tables.
 
-    Nothing may be wrong in any of them. Each is one fleet, in windows of 15 minutes. A size needs
-    500 workers and windows in all: 63 windows of 8 workers, or 10 of 50.
+    All of them must be free of faults. Each is one fleet, cut into windows of 15 minutes. A fleet
+    size needs 500 worker-windows: 63 windows of 8 workers, or 10 of 50.
 
-    headrace fleet watch --thresholds uses the file, and so does the setting observer.thresholds."""
+    `headrace fleet watch --thresholds` and the setting observer.thresholds read the file."""
     from pipeline.watch.calibration import calibrated, strengths_of_tables
 
     fleets: list[Strengths] = []

@@ -38,7 +38,7 @@ _VERDICTS = dict(zip(_STYLES, _WORDS, strict=True))
 @json_option
 @watch_option
 def why(run: Path | None, as_json: bool, every_s: float | None) -> int:
-    """Explain what the run waits for, from the learner to the root, and what to do."""
+    """Explain what the run waits for, from the learner back to the cause, and what to do."""
     run_dir = find_run(run)
     connected = Connected(run_dir, _snapshot)
     if every_s is not None:

@@ -11,7 +11,9 @@ from pipeline.files.urls import check_url
 
 def _stop_string(text: str) -> str:
     if not text or "\ufffd" in text:
-        raise ValueError(f"a stop string is {text!r}; expected characters of a text, so that a response can hold it")
+        raise ValueError(
+            f"a stop string is {text!r}; expected valid Unicode text, since a response must be able to contain it"
+        )
     return text
 
 

@@ -26,6 +26,6 @@ def changed_settings(run_dir: Path) -> dict[str, str]:
         return {}
     except (OSError, ValueError, RecursionError, IndexError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}; a running run's supervisor writes it anew; else put it back, or remove it to "
-            "begin with config.toml"
+            f"{path} cannot be read: {error}; the supervisor of a running run writes it again; otherwise restore "
+            f"it, or remove it to start from config.toml"
         ) from None

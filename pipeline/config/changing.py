@@ -132,13 +132,13 @@ def checked(
     for key in keys:
         if not (may_be_code and key in CODE_KEYS) and (why := refusal(key)) is not None:
             raise ConfigError(
-                f"{key} cannot change while the run goes on: {why}. `headrace update --settings` lists those that can"
+                f"{key} cannot change in a running run: {why}. `headrace update --settings` lists those that can"
             )
     wanted = parse_config(to_toml(config), "the run's settings", overrides, option="--set")
     sets = {key: value_of(wanted, key) for key in dict.fromkeys(keys) if _held(wanted, key) != _held(config, key)}
     if not sets:
         given = ", ".join(f"{key}={value_of(config, key)}" for key in dict.fromkeys(keys))
-        raise ConfigError(f"{given} holds already; nothing is changed")
+        raise ConfigError(f"{given} is already in effect; nothing was changed")
     if useless := {key: why for key, why in unread(wanted).items() if key in sets}:
         key, why = next(iter(useless.items()))
         raise ConfigError(f"{key} would change nothing: {why}")
@@ -186,21 +186,21 @@ def _check_together(present: RunConfig, wanted: RunConfig, num_updates: int) -> 
     if updates != present.run.num_updates:
         if updates <= num_updates:
             raise ConfigError(
-                f"run.num_updates={updates}, but the run has made {num_updates} updates: expected more; "
-                "`headrace down` ends it now"
+                f"run.num_updates={updates}, but the run has already made {num_updates} updates: give a larger "
+                f"number, or end it with `headrace down`"
             )
         if present.learner.schedule != "constant" and present.learner.schedule_updates is None:
             raise ConfigError(
-                f"run.num_updates cannot change while the run goes on: learner.schedule {present.learner.schedule} falls "
-                "over the run's length, and the checkpoints hold that schedule. A run that may grow sets "
-                "learner.schedule_updates at its start"
+                f"run.num_updates cannot change in a running run: learner.schedule {present.learner.schedule} "
+                f"decays over the run's length, and the checkpoints contain that schedule. To extend a run later, "
+                f"set learner.schedule_updates at its start"
             )
     if wanted.needs_reference != present.needs_reference:
         now = present.algorithm.kl_coefficient
         raise ConfigError(
-            f"algorithm.kl_coefficient cannot change from {now:g} to {wanted.algorithm.kl_coefficient:g} while the run goes "
-            "on: whether reference workers score every chunk was agreed with the ledger; expected above 0 in both, or "
-            "reference.always from the start"
+            f"algorithm.kl_coefficient cannot change from {now:g} to {wanted.algorithm.kl_coefficient:g} in a "
+            f"running run: the ledger was told at the start whether reference workers score every chunk; both "
+            f"values must be above 0, or reference.always must be set from the start"
         )
 
 

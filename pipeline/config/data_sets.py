@@ -73,8 +73,8 @@ class ColumnsSection(Section):
     )
     answer_after: str | None = setting(
         None,
-        "The answer is the text behind the last such mark, as #### in GSM8K. Absent: the whole text; in a row of "
-        "question and answer, the text behind ####.",
+        "The answer is the text after the last such mark, like #### in GSM8K. Absent: the whole text; in a row with "
+        "question and answer, the text after ####.",
         min_length=1,
     )
     response: str | None = setting(
@@ -87,7 +87,7 @@ class ColumnsSection(Section):
         min_length=1,
     )
     judgment: str | None = setting(
-        None, "Column of data.responses with what is wrong, in words. Absent: judgment.", min_length=1
+        None, "Column of data.responses that says in words what is wrong. Absent: judgment.", min_length=1
     )
 
 
@@ -98,14 +98,14 @@ class DataSetSection(Section):
     name: str = Field(description="Its name, which begins the ids of its prompts.", min_length=1)
     train: tuple[DataPath, ...] = Field(description="Its files, as data.train.", min_length=1)
     weight: float = setting(1.0, "Its share of the prompts is weight / sum of weights. 0: not used.", ge=0.0)
-    columns: ColumnsSection | None = setting(None, "Its columns. Absent: data.columns.")
-    verifier: str | None = setting(None, "Verifier of its lines that name none. Absent: data.verifier.")
+    columns: ColumnsSection | None = setting(None, "Columns of this set. Absent: data.columns.")
+    verifier: str | None = setting(None, "Verifier of lines that name none. Absent: data.verifier.")
     chat: Literal["auto"] | bool | None = setting(None, "As data.chat.")
     system_prompt: str | None = setting(None, "As data.system_prompt; empty: none.")
     chat_variables: ChatVariables | None = setting(None, "In place of data.chat_variables.")
     stop_strings: StopStrings | None = setting(None, "Absent: generation.stop_strings.")
     max_response_tokens: Positive | None = setting(
-        None, "A response is cut at this length. Absent: generation.max_response_tokens, which is also the most."
+        None, "A response is cut at this length. Absent: generation.max_response_tokens, which is also the maximum."
     )
 
     @model_validator(mode="before")
@@ -116,8 +116,9 @@ class DataSetSection(Section):
         for name in (*SHAPING, "temperature"):
             if name in table:
                 raise ValueError(
-                    f"data.sets {table.get('name', '')}: {name} is {table[name]!r}, but all training sets are sampled at "
-                    "generation.temperature, from the whole distribution, since learner and reference compute log-probs of "
-                    "that one alone; remove it: stop_strings and max_response_tokens may differ by set"
+                    f"data.sets {table.get('name', '')}: {name} is {table[name]!r}, but all training sets are "
+                    f"sampled at generation.temperature from the whole distribution, the only one that learner and "
+                    f"reference compute log-probs of; remove it: only stop_strings and max_response_tokens may "
+                    f"differ between sets"
                 )
         return cast("Any", given)

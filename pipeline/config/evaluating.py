@@ -17,8 +17,8 @@ class EvaluationSetSection(Section):
 
     name: str = Field(description="Its name, in history, status and report.", min_length=1)
     files: tuple[DataPath, ...] = Field(description="Its files, as data.evaluation.", min_length=1)
-    columns: ColumnsSection | None = setting(None, "Its columns. Absent: data.columns.")
-    verifier: str | None = setting(None, "Verifier of its lines that name none. Absent: data.verifier.")
+    columns: ColumnsSection | None = setting(None, "Columns of this set. Absent: data.columns.")
+    verifier: str | None = setting(None, "Verifier of lines that name none. Absent: data.verifier.")
     chat: Literal["auto"] | bool | None = setting(None, "As data.chat.")
     system_prompt: str | None = setting(None, "As data.system_prompt; empty: none.")
     chat_variables: ChatVariables | None = setting(None, "In place of data.chat_variables.")
@@ -49,7 +49,7 @@ class EvaluationSection(Section):
 
     every_updates: int = setting(0, "0: only before the first and after the last update.", ge=0)
     sets: tuple[EvaluationSetSection, ...] = setting((), "Further evaluation sets, each with a name.")
-    num_prompts: Positive = setting(256, "Number of held-out prompts, counted from the first.")
+    num_prompts: Positive = setting(256, "Number of held-out prompts, starting with the first.")
     samples_per_prompt: Positive = setting(1, "k of avg@k and pass@k.")
     pass_at: Positive | None = setting(
         None, "k of pass@k, the chance that one of k responses is right. Absent: samples_per_prompt."
@@ -58,29 +58,32 @@ class EvaluationSection(Section):
     top_p: float = setting(
         1.0, "Sample from the fewest tokens that reach this probability. Evaluation trains nothing.", gt=0.0, le=1.0
     )
-    top_k: int = setting(0, "Sample from the so many likeliest tokens. 0: all.", ge=0)
+    top_k: int = setting(0, "Sample from this many of the likeliest tokens. 0: all.", ge=0)
     min_p: float = setting(
         0.0, "Sample from tokens with at least this share of the largest probability.", ge=0.0, le=1.0
     )
     repetition_penalty: float = setting(
         1.0,
-        "Divisor of positive logits, factor of negative ones, of tokens in prompt or response. 1: off. As in vLLM.",
+        "Positive logits of tokens in prompt or response are divided by this, negative ones multiplied. 1: off. As "
+        "in vLLM.",
         gt=0.0,
     )
-    presence_penalty: float = setting(0.0, "Taken from the logit of each token in the response.", ge=-2.0, le=2.0)
+    presence_penalty: float = setting(0.0, "Subtracted from the logit of each token in the response.", ge=-2.0, le=2.0)
     frequency_penalty: float = setting(
-        0.0, "Taken from a token's logit for each time that it is in the response.", ge=-2.0, le=2.0
+        0.0, "Subtracted from a token's logit for each time that it is in the response.", ge=-2.0, le=2.0
     )
     stop_strings: StopStrings | None = setting(None, "Absent: generation.stop_strings.")
     max_response_tokens: Positive | None = setting(
-        None, "A response is cut at this length. Absent: generation.max_response_tokens, which is also the most."
+        None, "A response is cut at this length. Absent: generation.max_response_tokens, which is also the maximum."
     )
-    timeout_s: float = setting(600.0, "After this time an evaluation counts the responses that are there.", gt=0.0)
+    timeout_s: float = setting(
+        600.0, "After this time an evaluation counts only the responses that have arrived.", gt=0.0
+    )
     main: str | None = setting(
-        None, "Set that patience and keep_best go by. Absent: data.evaluation, else the first of the sets."
+        None, "Set that patience and keep_best use. Absent: data.evaluation, else the first of the sets."
     )
     patience: int = setting(
-        0, "The run ends after this many evaluations of main in a row that are no better. 0: never.", ge=0
+        0, "The run ends after this many consecutive evaluations of main without improvement. 0: never.", ge=0
     )
     keep_best: bool = setting(False, "Write a checkpoint at each evaluation, and keep that of the best one of main.")
 
@@ -99,7 +102,7 @@ class EvaluationSection(Section):
     def _sets_agree(self) -> Self:
         names = [one.name for one in self.sets]
         if len(names) > len(set(names)):
-            raise ValueError(f"evaluation.sets has the names {', '.join(names)}; give each set a name of its own")
+            raise ValueError(f"evaluation.sets has the names {', '.join(names)}; give each set a different name")
         if self.main is not None and self.main not in names:
             raise ValueError(
                 f"evaluation.main is {self.main!r}, but evaluation.sets has {', '.join(names) or 'none'}; name one of them, "

@@ -35,14 +35,16 @@ class RewardFunctionSection(Section):
         description="Import path of your function, TRL's or verl's, or a verifier's name. Its numbers may be any."
     )
     whole_group: bool = setting(
-        False, "Call it once a group, with the responses of all members, when all have ended: a relative judge."
+        False, "Call it once per group, with all responses, when all have ended: for relative judges."
     )
-    weight: float = setting(1.0, "The part is weight * (the function's number). Not 0.")
+    weight: float = setting(1.0, "The part of the reward is weight * (the function's number). Not 0.")
 
     @model_validator(mode="after")
     def _counts(self) -> RewardFunctionSection:
         if self.weight == 0.0:
-            raise ValueError("weight is 0, so it would be computed for nothing; remove the function, or weigh it")
+            raise ValueError(
+                "weight is 0, so the function would be computed for nothing; remove it, or give it a weight"
+            )
         return self
 
 
@@ -90,31 +92,33 @@ class EndpointSection(Section):
         description="Base of an OpenAI-compatible API, as http://host:8000/v1; without `model` the address itself, "
         "which gets {responses: [...]} and returns {scores: [...]}."
     )
-    model: str | None = setting(None, "Name of the judge's model. Absent: a reward of your own behind HTTP.")
-    prompt: str = setting(_PROMPT, "The judge's prompt, with {prompt}, {answer} and {response}; it ends by `Score: N`.")
+    model: str | None = setting(None, "Name of the judge's model. Absent: your own reward service behind HTTP.")
+    prompt: str = setting(
+        _PROMPT, "The judge's prompt, with {prompt}, {answer} and {response}; the reply ends with `Score: N`."
+    )
     judgment_prompt: str = setting(
         _JUDGMENT_PROMPT,
         "The prompt for what is wrong with a response, with {prompt}, {answer} (the worked solution, if the data has "
         "one) and {response}. The reply has lines `Step:`, which quotes the response, and `Wrong:`.",
     )
-    scale: float = setting(10.0, "The judge's highest score: its number is divided by this.", gt=0.0)
+    scale: float = setting(10.0, "The judge's highest score, by which its number is divided.", gt=0.0)
     max_reply_tokens: Positive = setting(1024, "Longest reply of the judge.")
     api_key_env: str | None = setting(None, "Environment variable with the key. The key itself is never a setting.")
     max_in_flight: Positive = setting(64, "Requests of one reward worker at once.")
     timeout_s: float = setting(
-        12.0, "Limit of one judgement with all of its tries. Late: tried again, never wrong.", gt=0.0
+        12.0, "Limit of one judgement with all retries. A late one is tried again, never counted as wrong.", gt=0.0
     )
-    cache_entries: int = setting(10_000, "Numbers that are kept by content, so that a repeat costs no request.", ge=0)
+    cache_entries: int = setting(10_000, "Results cached by content, so that repeats cost no request.", ge=0)
     max_requests: Positive | None = setting(
-        None, "Budget of the whole run, all workers and restarts. When it is spent, the run ends. Absent: no limit."
+        None, "Budget of the whole run, over all workers and restarts. The run ends when it is spent. Absent: no limit."
     )
 
     @model_validator(mode="after")
     def _is_usable(self) -> EndpointSection:
         if re.match(r"https?://[^/@\s]+(/\S*)?$", self.url) is None:
             raise ValueError(
-                "url is no address; expected http:// or https://, a host, and no user or password: a key belongs into "
-                "the variable that api_key_env names"
+                "url is not an address; expected http:// or https://, a host, and no user or password: a key "
+                "belongs in the variable that api_key_env names"
             )
         if self.model is not None and "{response}" not in self.prompt:
             raise ValueError("prompt has no {response}, so the judge would not see it; add {response}")

@@ -16,7 +16,7 @@ SCALING_ROLES: Final = ("generator", "reward", "reference")
 
 def _scaling_role(name: str) -> str:
     if name not in SCALING_ROLES:
-        raise ValueError(f"{name!r} is launched nowhere; expected {', '.join(SCALING_ROLES)}")
+        raise ValueError(f"{name!r} cannot be launched; expected {', '.join(SCALING_ROLES)}")
     return name
 
 
@@ -28,14 +28,14 @@ class ResourcesSection(Section):
 
     cpus: Positive = setting(1, "Processor cores.")
     gpus: int = setting(0, "GPUs.", ge=0)
-    memory_gb: Positive | None = setting(None, "Memory. Absent: what the place gives without a request.")
+    memory_gb: Positive | None = setting(None, "Memory. Absent: the place's default.")
 
 
 class SshSection(Section):
     """Hosts that are reached by the system's ssh client, with its configuration and keys."""
 
     hosts: tuple[str, ...] = setting((), "HOST or USER@HOST, or names of ssh's configuration. Workers take turns.")
-    options: tuple[str, ...] = setting((), 'Further options of ssh, as ["-p", "2222"].')
+    options: tuple[str, ...] = setting((), 'More options for ssh, such as ["-p", "2222"].')
 
 
 class SlurmSection(Section):
@@ -61,7 +61,9 @@ class KubernetesSection(Section):
 class RayRoleSection(Section):
     """Where in a Ray cluster a role's workers may be."""
 
-    resources: dict[str, float] = setting({}, "Custom resources that a worker takes of its node, as {fast_disk = 1}.")
+    resources: dict[str, float] = setting(
+        {}, "Custom resources that a worker uses of its node, such as {fast_disk = 1}."
+    )
     labels: dict[str, str] = setting({}, 'Labels of its node, as {"ray.io/accelerator-type" = "H100"}.')
 
 
@@ -71,8 +73,9 @@ class RaySection(Section):
     address: str = setting("auto", "HOST:PORT of the cluster's head. auto: RAY_ADDRESS, or the cluster of this host.")
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] | None = setting(
         None,
-        "Placement group of the configured fleet: all its workers get a place together. A group of its own keeps "
-        "launch.learner free on this node. Workers that scale adds are outside. Absent: no groups; Ray spreads workers.",
+        "Placement group of the configured fleet: all its workers get a place together. A separate group keeps "
+        "launch.learner free on this node. Workers added by scaling are not in a group. Absent: no groups; Ray spreads "
+        "workers.",
     )
     max_restarts: int = setting(
         -1,
@@ -80,10 +83,12 @@ class RaySection(Section):
         ge=-1,
     )
     unwatched_s: float = setting(
-        120.0, "An actor without a running worker frees its place after so long without a look by a supervisor.", gt=0.0
+        120.0,
+        "An actor without a running worker frees its place if no supervisor has checked it for this long.",
+        gt=0.0,
     )
     allow_unauthenticated: bool = setting(
-        False, "Use a cluster of several hosts that admits every program that reaches its ports."
+        False, "Use a multi-host cluster even if it accepts every program that reaches its ports."
     )
     generator: RayRoleSection = RayRoleSection()
     reward: RayRoleSection = RayRoleSection()
@@ -101,17 +106,15 @@ class LaunchSection(Section):
 
     on: Literal["local", "join", "ssh", "slurm", "kubernetes", "ray"] = setting(
         "local",
-        "local: processes of this host. join: of this host too, each a `headrace fleet join` in a folder of its own, as "
-        "elsewhere.",
+        "local: processes on this host. join: also on this host, but each a `headrace fleet join` in its own "
+        "folder, as on other places.",
     )
-    roles: tuple[ScalingRole, ...] = setting(
-        SCALING_ROLES, "Roles that are launched there; the others stay on this host."
-    )
-    program: tuple[str, ...] = setting(("headrace",), "Command of Headrace on the place.")
+    roles: tuple[ScalingRole, ...] = setting(SCALING_ROLES, "Roles that are launched there; others run on this host.")
+    program: tuple[str, ...] = setting(("headrace",), "Headrace's command at that place.")
     ledger_url: str | None = setting(
         None, "The ledger's address as the place reaches it, without user and password. Absent: ledger.url."
     )
-    poll_s: float = setting(2.0, "Time between two looks at the place.", gt=0.0)
+    poll_s: float = setting(2.0, "Time between two checks of the place.", gt=0.0)
     answer_s: float = setting(60.0, "Limit of one call of ssh, Slurm, kubectl or Ray.", gt=0.0)
     ssh: SshSection = SshSection()
     slurm: SlurmSection = SlurmSection()

@@ -38,17 +38,17 @@ class DataSection(Section):
 
     train: tuple[DataPath, ...] = setting(
         (),
-        "JSONL or Parquet files in the form of Headrace, GSM8K, TRL, verl or OpenRLHF. More columns are kept. A path "
+        "JSONL or Parquet files in the format of Headrace, GSM8K, TRL, verl or OpenRLHF. Other columns are kept. A path "
         "may have * and ?, or be hf://datasets/OWNER/NAME/FILE, s3://BUCKET/FILE or gs://BUCKET/FILE.",
     )
     sets: tuple[DataSetSection, ...] = setting((), "Several data sets with weights, in place of train.")
     responses: tuple[DataPath, ...] = setting(
         (),
-        "Files of questions with recorded responses and verdicts, in place of train: the run learns from these, and "
-        "samples none. pipeline/data/README.md.",
+        "Files of questions with recorded responses and verdicts, in place of train: the run learns from these "
+        "instead of sampling. pipeline/data/README.md.",
     )
     response_verifier: str = setting(
-        "recorded", "Verifier of data.responses. recorded: each line's verdict. Another one judges the responses anew."
+        "recorded", "Verifier of data.responses. recorded: each line's verdict. Another one judges the responses again."
     )
     columns: ColumnsSection = ColumnsSection()
     evaluation: tuple[DataPath, ...] = setting((), "Files of held-out prompts; never trained on.")
@@ -63,19 +63,22 @@ class DataSection(Section):
     epochs: int | None = setting(None, "Passes over the training prompts. Absent: endless.", ge=1)
     shuffle: bool = setting(True, "Shuffle the training prompts in each epoch, seeded by run.seed.")
     curriculum: Literal["none", "easy-first"] = setting(
-        "none", "easy-first: each epoch goes from the tenth of least difficulty to the hardest; shuffled within tenths."
+        "none", "easy-first: each epoch goes from the easiest tenth to the hardest, shuffled within tenths."
     )
-    min_difficulty: float | None = setting(None, "Training prompts of less difficulty are reported and skipped.")
-    max_difficulty: float | None = setting(None, "Training prompts of more difficulty are reported and skipped.")
+    min_difficulty: float | None = setting(None, "Easier training prompts are reported and skipped.")
+    max_difficulty: float | None = setting(None, "Harder training prompts are reported and skipped.")
     chat: Literal["auto"] | bool = setting(
         "auto",
-        "Whether a plain prompt is one message of the user in the model's chat template; messages always are. auto: if "
+        "Whether a plain prompt becomes a user message in the model's chat template; lists of messages always use "
+        "it. auto: if "
         "the tokenizer has one, prompt_template is absent, and the prompt does not begin with a special token.",
     )
     system_prompt: str | None = setting(None, "First message of conversations that have no system message.")
     chat_variables: ChatVariables = setting({}, "Variables of the chat template, for example enable_thinking = false.")
     prompt_template: str = setting(
-        "{prompt}", "Plain prompts are filled in. Where given, data.chat = true alone uses the chat template."
+        "{prompt}",
+        "Template that plain prompts are inserted into. If given, the chat template is used only with "
+        "data.chat = true.",
     )
 
     @property
@@ -107,12 +110,12 @@ class DataSection(Section):
             )
         names = [one.name for one in self.sets]
         if len(names) > len(set(names)):
-            raise ValueError(f"data.sets has the names {', '.join(names)}; give each set a name of its own")
+            raise ValueError(f"data.sets has the names {', '.join(names)}; give each set a different name")
         for name in names:
             if inner := next((other for other in names if other.startswith(f"{name}/")), None):
                 raise ValueError(
-                    f"data.sets has the names {name} and {inner}, with which ids of prompts begin; expected none that "
-                    "goes on after another and a slash: rename one"
+                    f"data.sets has the names {name} and {inner}, but prompt ids begin with these names, so no name "
+                    f"may be another's plus a slash and more: rename one"
                 )
         if self.sets and sum(one.weight for one in self.sets) <= 0.0:
             raise ValueError("the weights of data.sets sum to 0, so no prompt would be drawn; set one above 0")
@@ -126,14 +129,15 @@ class AlgorithmSection(Section):
     name: str = setting(
         "dapo",
         "The learning rule: dapo, grpo, dr-grpo, rloo, reinforce++, reinforce++-baseline, gspo, cispo, ppo, vapo, "
-        "tppo, nlft, nlft-first, sft, rft, or package.module:Class of your own. It sets its source's settings as defaults.",
+        "tppo, nlft, nlft-first, sft, rft, or package.module:Class of your own. Its paper's settings become the "
+        "defaults.",
     )
     path: tuple[Path, ...] = setting(
         (),
         "Folders with the modules of your rules, surrogates and aggregations; searched after PYTHONPATH and what is "
         "installed.",
     )
-    group_size: Positive = setting(16, "G, responses a prompt. DAPO: 16.")
+    group_size: Positive = setting(16, "G, responses per prompt. DAPO: 16.")
     groups_per_update: Positive = setting(32, "Prompts of one update's batch.")
     num_minibatches: Positive = setting(1, "Optimiser steps of one update. DAPO: 16.")
     surrogate: Annotated[str, AfterValidator(known_surrogate)] = setting(
@@ -148,7 +152,7 @@ class AlgorithmSection(Section):
     )
     loss_aggregation: Annotated[str, AfterValidator(known_aggregation)] = setting(
         "token-mean",
-        "How token losses are summed up: token-mean, over all tokens alike (DAPO eq. 8); seq-mean-token-mean, "
+        "How token losses are combined: token-mean, the mean over all tokens (DAPO eq. 8); seq-mean-token-mean, "
         "seq-mean-token-sum, seq-mean-token-sum-norm, by response; token-sum; or package.module:function of your own.",
     )
     normalize_std: bool = setting(True, "Divide group advantages by the unbiased std + 1e-6.")
@@ -160,7 +164,7 @@ class AlgorithmSection(Section):
     )
     entropy_coefficient: float = setting(0.0, "Weight of an entropy bonus. The papers have none.")
     importance: Literal["none", "tis", "icepop", "decoupled", "bypass"] = setting(
-        "tis", "Correction of the behaviour policy against the proximal policy: algorithms README, off-policy."
+        "tis", "Correction for the difference between behaviour and proximal policy; see the algorithms README."
     )
     proximal: Literal["recompute", "interpolate", "interpolate-linear"] = setting(
         "recompute",
@@ -179,14 +183,14 @@ class AlgorithmSection(Section):
     )
     rejection: Literal["none", "ratio", "k1", "k2", "k3", "k3-reverse"] = setting(
         "none",
-        "Train nothing on tokens or responses where proximal and behaviour policy differ too much, by this "
-        "quantity. Algorithms README, off-policy.",
+        "Skip tokens or responses where proximal and behaviour policy differ too much by this quantity; see the "
+        "algorithms README.",
     )
     rejection_level: Literal["token", "seq-sum", "seq-mean", "seq-max"] = setting(
         "token", "Reject single tokens, or whole responses by their sum, mean or largest value."
     )
     rejection_upper: float | None = setting(
-        None, "Largest value kept. For k1 a ratio, of behaviour to proximal policy.", gt=0.0
+        None, "Largest value kept. For k1 it is a ratio of behaviour to proximal policy.", gt=0.0
     )
     rejection_lower: float | None = setting(
         None, "Smallest value kept, of ratio and k1. Absent: no lower bound.", gt=0.0
@@ -206,22 +210,24 @@ class AlgorithmSection(Section):
     )
     guidance: Literal["none", "mix"] = setting(
         "none",
-        "mix: scale each token's advantage by its guidance, for any rule with advantages. Rules that learn from "
-        "guidance alone need no mix. Settings: [guidance].",
+        "mix: scale each token's advantage by its guidance, for any rule with advantages. Rules that learn only "
+        "from guidance need no mix. Settings: [guidance].",
     )
     # With a critic (ppo, vapo, tppo):
     gamma: Fraction = setting(1.0, "Discount. VAPO, T-PPO: 1.")
-    gae_lambda: Fraction = setting(0.95, "Lambda of the policy, where it does not adapt to the length.")
+    gae_lambda: Fraction = setting(0.95, "Lambda of the policy, if it does not adapt to the length.")
     adaptive_lambda_alpha: float = setting(
         0.0, "lambda = 1 - 1 / (alpha l), clamped. 0: off. VAPO section 4.2: 0.05.", ge=0.0
     )
-    adaptive_lambda_floor: Fraction = setting(0.0, "Least adaptive lambda. T-PPO's port: 0.95. VAPO: 0, our choice.")
+    adaptive_lambda_floor: Fraction = setting(0.0, "Smallest adaptive lambda. T-PPO's port: 0.95. VAPO: 0, our choice.")
     whiten: bool = setting(True, "Whiten critic advantages over the valid tokens of the whole batch.")
     whiten_min_std: float = setting(1e-3, "Below this std only the mean is subtracted.", ge=0.0)
     advantage_clamp: float = setting(
         0.0, "Bound of |A| after whitening. 0: off. T-PPO's port: 10. VAPO, PPO: none.", ge=0.0
     )
-    tail_drop_tokens: int = setting(8, "The last tokens of an unfinished window get no advantage. T-PPO: 8.", ge=0)
+    tail_drop_tokens: int = setting(
+        8, "This many last tokens of an unfinished window get no advantage. T-PPO: 8.", ge=0
+    )
     positive_nll_coefficient: float = setting(
         0.0, "Weight of the imitation loss on correct responses. VAPO, T-PPO: 0.1.", ge=0.0
     )
@@ -242,8 +248,8 @@ class AlgorithmSection(Section):
         brought = preset_of(str(settings.get("name", "dapo")))
         if foreign := sorted(brought.keys() - cls.model_fields.keys()):
             raise ValueError(
-                f"the preset of {settings['name']} sets {', '.join(foreign)}, which [algorithm] has not; correct its "
-                "declaration"
+                f"the preset of {settings['name']} sets {', '.join(foreign)}, which are not settings of "
+                f"[algorithm]; correct its declaration"
             )
         made = handler({**brought, **settings})
         made.model_fields_set.difference_update(brought.keys() - settings.keys())
@@ -255,7 +261,7 @@ class StalenessSection(Section):
 
     eta: int = setting(2, "Largest version lag. 0 is the synchronous baseline.", ge=0)
     late: Literal["wait", "drop"] = setting(
-        "wait", "Work that would become too stale makes the learner wait, or is dropped."
+        "wait", "What happens to work that would become too stale: the learner waits for it, or it is dropped."
     )
 
 
@@ -281,7 +287,8 @@ class RewardSection(Section):
 
     overlong: Literal["none", "soft", "filter", "soft+filter"] = setting(
         "none",
-        "Over-long responses: a soft penalty, or no loss (filter): a group of nothing else is dropped without signal. "
+        "Over-long responses get a soft penalty, or no loss (filter); with filter, a group of only such responses "
+        "is dropped. "
         "DAPO section 3.4.",
     )
     overlong_cache_tokens: int = setting(0, "L_cache of DAPO eq. 13.", ge=0)
@@ -290,27 +297,28 @@ class RewardSection(Section):
     wrong: float = setting(-1.0, "Reward of a wrong answer.")
     timeout_s: float = setting(
         5.0,
-        "Processor time of one verifier call, with that of processes which it starts. Past it there is no verdict.",
+        "CPU time of one verifier call, including processes that it starts. Beyond it there is no verdict.",
         gt=0.0,
     )
     wait_s: float | None = setting(
         None,
-        "Longest wait for a verifier call, standstills of the machine aside. Past it there is no verdict. Absent: three "
+        "Longest wait for a verifier call, not counting time when the machine stood still. Beyond it there is no "
+        "verdict. Absent: three "
         "times timeout_s.",
         gt=0.0,
     )
     late: Literal["retry", "wrong"] = setting(
         "retry",
-        "A response without a verdict in time. retry: judged again, and left out of its group after ledger.max_attempts. "
-        "wrong: wrong at once, in training alone.",
+        "A response without a verdict in time is judged again, and left out of its group after ledger.max_attempts "
+        "(retry), or counts as wrong at once, only in training (wrong).",
     )
     processes: Positive = setting(1, "Verifier processes of one reward worker.")
-    max_batch: Positive = setting(64, "Responses received at once. Verifiers in the worker judge them by one call.")
+    max_batch: Positive = setting(64, "Responses received at once. Verifiers inside the worker judge them in one call.")
     max_in_flight: Positive = setting(
-        256, "Responses that one reward worker judges at once. A slow one holds up no other."
+        256, "Responses that one reward worker judges concurrently. A slow one does not delay others."
     )
     verifiers: tuple[str, ...] = setting(
-        (), "Import paths that data lines may name, besides data.verifier. Data alone never chooses code to run."
+        (), "Import paths that data lines may name, besides data.verifier. Data never chooses code to run by itself."
     )
     functions: dict[PartName, RewardFunctionSection] = setting(
         {}, "Further rewards by name, each a table [reward.functions.NAME]. History, report and status show each."
@@ -333,9 +341,7 @@ class ReferenceVllmSection(Section):
 
     tensor_parallel_size: Positive = setting(1, "GPUs that share each layer; divides the heads.")
     kv_cache_gb: Positive = setting(1, "KV cache of one reference worker on a CPU, GiB.")
-    engine_args: dict[str, Any] = setting(
-        {}, "Passed through to vLLM's EngineArgs, for example gpu_memory_utilization."
-    )
+    engine_args: dict[str, Any] = setting({}, "Passed to vLLM's EngineArgs, for example gpu_memory_utilization.")
 
 
 class ReferenceSection(Section):
@@ -390,8 +396,8 @@ class ValueSection(Section):
     betas: tuple[float, float] = setting((0.9, 0.999), "Of AdamW.")
     adam_eps: float = setting(1e-8, "Of AdamW.", gt=0.0)
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm.", gt=0.0)
-    clip_low: float = setting(0.5, "Largest fall below the stored value. T-PPO: 0.5.", gt=0.0)
-    clip_high: float = setting(0.6, "Largest rise above the stored value. T-PPO: 0.6.", gt=0.0)
+    clip_low: float = setting(0.5, "Largest decrease below the stored value. T-PPO: 0.5.", gt=0.0)
+    clip_high: float = setting(0.6, "Largest increase above the stored value. T-PPO: 0.6.", gt=0.0)
     gae_lambda: Fraction = setting(
         1.0, "Lambda of the critic's targets. 1: Monte-Carlo (VAPO, T-PPO). 0.95: coupled, as in plain PPO."
     )
@@ -412,7 +418,7 @@ class ValueSection(Section):
     )
     explained_variance_steps: Positive = setting(5, "Value steps over which explained variance is measured.")
     checkpoint_every_steps: Positive = setting(20, "Value steps from one checkpoint to the next.")
-    checkpoint_keep: Positive = setting(2, "Checkpoints kept. The rest go once a newer one is complete.")
+    checkpoint_keep: Positive = setting(2, "Checkpoints kept; older ones are deleted once a newer one is complete.")
 
     @property
     def has_own_engine(self) -> bool:
@@ -450,16 +456,18 @@ class LearnerSection(Section):
     learning_rate: float = setting(1e-6, "Rate after the warm-up. DAPO: 1e-6.", gt=0.0)
     schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] = setting(
         "constant",
-        "The rate after the warm-up. warmup-stable-decay: constant, then a fall by 1 - sqrt. DAPO: constant.",
+        "The rate after the warm-up. warmup-stable-decay: constant, then a 1 - sqrt decay. DAPO: constant.",
     )
     warmup_updates: int = setting(10, "Linear warm-up. DAPO: 20 rollout steps.", ge=0)
     schedule_updates: Positive | None = setting(
-        None, "Length of a schedule that falls, warm-up included. Absent: run.num_updates."
+        None, "Length of a decaying schedule, warm-up included. Absent: run.num_updates."
     )
     decay_updates: Positive | None = setting(
-        None, "Fall of warmup-stable-decay, at the schedule's end. Absent: a tenth of the schedule."
+        None, "Length of the decay of warmup-stable-decay, at the schedule's end. Absent: a tenth of the schedule."
     )
-    final_rate_share: Fraction = setting(0.0, "The end of a schedule's fall, as a share of the learning rate.")
+    final_rate_share: Fraction = setting(
+        0.0, "Final learning rate of a decaying schedule, as a share of the learning rate."
+    )
     weight_decay: float = setting(0.1, "Decoupled, for matrices only.", ge=0.0)
     no_decay: tuple[str, ...] = setting(
         (), "Patterns of parameter names without weight decay, such as *embed_tokens*. Vectors never have it."
@@ -470,7 +478,7 @@ class LearnerSection(Section):
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm.", gt=0.0)
     micro_batch_tokens: Positive | None = setting(
         None,
-        "Tokens (prompt and response) of one forward and backward pass. A longer response gets a pass of its own. "
+        "Tokens (prompt and response) of one forward and backward pass. A longer response gets its own pass. "
         "Activations are most of a step's memory: 3.4 MB a token for a model of 0.5 B weights. Absent: 1024 on a CPU, 16384 "
         "on CUDA.",
     )
@@ -481,17 +489,19 @@ class LearnerSection(Section):
         "a third of this share of an update's time. The observer names a generator that differs from its peers. 0: off.",
     )
     max_bad_steps: Positive = setting(
-        3, "The learner gives up after so many refused steps in a row. Each is refused twice, and its units leave."
+        3,
+        "The learner gives up after this many refused steps in a row. Each is tried twice, then its units become "
+        "dead letters.",
     )
     spike_factor: float = setting(
         0.0,
         "A step is a spike when its loss's magnitude, or its gradient norm, exceeds this many times the median of the "
-        "last 64 applied steps. It is made again, as one that is not finite. 5 is a good value; 0: off.",
+        "last 64 applied steps. It is repeated, like one that is not finite. 5 is a good value; 0: off.",
         ge=0.0,
     )
     spikes: Literal["drop", "train"] = setting(
         "drop",
-        "For a spike that is the same twice. drop: its units are dead letters. train: it is applied.",
+        "What to do if the repeated step is a spike again. drop: its units become dead letters. train: apply it.",
     )
 
     @property

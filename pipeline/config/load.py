@@ -181,7 +181,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Tre
         parts = key.split(".")
         if not all(parts) or not 1 < len(parts) <= _MAX_DEPTH:
             example = f"{ENVIRONMENT}LEARNER__LEARNING_RATE=1e-5"
-            raise ConfigError(f"{name} is no setting; expected {ENVIRONMENT}SECTION__KEY, for example {example}")
+            raise ConfigError(f"{name} is not a setting; expected {ENVIRONMENT}SECTION__KEY, for example {example}")
         yield name, _nested(parts, _value(environment[name]))
 
 

@@ -10,9 +10,7 @@ class ObserverSection(Section):
     it."""
 
     enabled: bool = setting(True, "Start an observer with the fleet.")
-    thresholds: str = setting(
-        "", "File of thresholds from `headrace fleet watch calibrate`. Empty: those that the package brings."
-    )
+    thresholds: str = setting("", "File of thresholds from `headrace fleet watch calibrate`. Empty: the built-in ones.")
     keep_mb: Positive = setting(
         256, "Size of the metrics that are kept in the run's folder `observed`. The oldest are deleted."
     )

@@ -12,12 +12,12 @@ class RecoverySection(Section):
 
     policy: Literal["act", "own_signs", "advise"] = setting(
         "own_signs",
-        "act: incidents of the observer restart and evict workers, too. own_signs: only ends and standstills that the "
-        "supervisor sees itself do; on incidents it advises. advise: nothing is evicted, and `repairs.jsonl` has what "
-        "would be done. Dead and stuck workers are restarted under each.",
+        "act: the observer's incidents also restart and evict workers. own_signs: only exits and hangs that the "
+        "supervisor sees itself do, and incidents lead to advice. advise: nothing is evicted, and `repairs.jsonl` "
+        "says what would have been done. Dead and stuck workers are always restarted.",
     )
     tolerate_s: float = setting(
-        10.0, "An incident about a worker is left alone until it was found for so long in all.", gt=0.0
+        10.0, "An incident about a worker is ignored until it has been observed for this long in total.", gt=0.0
     )
     restart_timeout_s: float | None = setting(
         None,
@@ -30,14 +30,14 @@ class RecoverySection(Section):
         150.0, "An incident that is still open this long after a restart was not repaired by it.", gt=0.0
     )
     max_repairs: Positive = setting(
-        5, "Losses of one worker in a row, none followed by steady_s of work. With one more it is evicted."
+        5, "Losses of one worker in a row without steady_s of work in between. One more evicts it."
     )
     link_alarms: int = setting(
         2, "Incidents about the links of one worker within link_window_s that are tolerated.", ge=0
     )
     link_window_s: float = setting(300.0, "Time over which link_alarms counts.", gt=0.0)
     incident_restarts: int = setting(
-        3, "Restarts of one worker within window_s that incidents may order. Then it is evicted.", ge=0
+        3, "Restarts of one worker within window_s because of incidents. After that it is evicted.", ge=0
     )
     max_evictions: int = setting(
         2, "Workers that the supervisor may evict within window_s. 0: none. A person may evict more.", ge=0

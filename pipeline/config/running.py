@@ -34,7 +34,9 @@ class VllmSection(Section):
     tensor_parallel_size: Positive = setting(1, "GPUs that share each layer; divides the heads.")
     data_parallel_size: Positive = setting(1, "Copies of the model behind one generator.")
     pause: Literal["keep", "wait", "abort"] = setting(
-        "keep", "Live windows at a weight swap: continue with the new weights, end first, or are cut and continued."
+        "keep",
+        "What happens to live windows at a weight swap: they continue with the new weights, finish first, "
+        "or are cut and continued.",
     )
     block_tokens: Positive | None = setting(None, "Tokens of one block of the prefix cache. Absent: vLLM's choice.")
     kv_cache_gb: Positive = setting(1, "KV cache of one generator on a CPU, GiB.")
@@ -44,9 +46,7 @@ class VllmSection(Section):
         "bfloat16.",
         gt=0.0,
     )
-    engine_args: dict[str, Any] = setting(
-        {}, "Passed through to vLLM's EngineArgs, for example gpu_memory_utilization."
-    )
+    engine_args: dict[str, Any] = setting({}, "Passed to vLLM's EngineArgs, for example gpu_memory_utilization.")
 
 
 class GenerationSection(Section):
@@ -57,7 +57,7 @@ class GenerationSection(Section):
     )
     vllm: VllmSection = VllmSection()
     num_slots: Positive = setting(64, "Sequences decoded at once by one generator.")
-    window_tokens: Positive = setting(512, "W, the largest length of a chunk.")
+    window_tokens: Positive = setting(512, "W, the maximum length of a chunk.")
     max_response_tokens: Positive = setting(2048, "L. A response is cut at this length and counts as finished.")
     temperature: float = setting(
         1.0, "Of sampling, and of the learner's log-probs; sft, rft and nlft train at 1. DAPO: 1.", gt=0.0
@@ -70,7 +70,7 @@ class GenerationSection(Section):
     )
     presence_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0)
     frequency_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0)
-    stop_token_ids: tuple[int, ...] = setting((), "Besides the tokenizer's end-of-sequence token.")
+    stop_token_ids: tuple[int, ...] = setting((), "In addition to the tokenizer's end-of-sequence token.")
     stop_strings: StopStrings = setting(
         (),
         "A response ends with the token after which its text holds one of these. That token is trained on, whole; the "
@@ -112,7 +112,7 @@ class CheckpointSection(Section):
         gt=0.0,
     )
     keep: Positive = setting(
-        2, "Checkpoints kept. The rest go once a newer one is complete. Also copies at the mirror."
+        2, "Checkpoints kept; older ones are deleted once a newer one is complete. Also applies to the mirror."
     )
     snapshots: Literal["auto", "on", "off"] = setting(
         "auto",
@@ -125,11 +125,11 @@ class CheckpointSection(Section):
         "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER. Checkpoints are copied to the folder run.name in it, in "
         "the background, with what a resume on another machine needs. Absent: they stay on this host.",
     )
-    mirror_every_s: float = setting(600.0, "Least time from the beginning of one copy to the next.", ge=0.0)
+    mirror_every_s: float = setting(600.0, "Minimum time from the start of one copy to the next.", ge=0.0)
     mirror_timeout_s: float = setting(
         300.0,
-        "A copy that moves nothing for this long is ended, and tried again. The run's end waits as long for a store that "
-        "takes nothing.",
+        "A copy without progress for this long is stopped and retried. At the end, the run waits this long for a "
+        "store that accepts nothing.",
         gt=0.0,
     )
 
@@ -150,7 +150,7 @@ class SamplesSection(Section):
 
     per_update: int = setting(2, "Responses kept of one update, of one group where there are groups. 0: none.", ge=0)
     keep_updates: Positive = setting(
-        50, "Updates with samples, spread over the run. At twice as many, half of them are removed."
+        50, "Updates with samples, spread over the run. When there are twice as many, half of them are removed."
     )
     max_chars: Positive = setting(4000, "The middle of a longer prompt or response is left out.")
 
@@ -168,13 +168,14 @@ class LedgerSection(Section):
     )
     max_memory_mb: Positive = setting(
         1024,
-        "Limit of the embedded server, and for the watermark of each other. Above it writes are refused; nothing is evicted.",
+        "Memory limit of the embedded server, and what the watermark refers to for any other. Above it writes are "
+        "refused; nothing is evicted.",
     )
     watermark: float = setting(0.7, "Admission stops above this share of the limit.", gt=0.0, lt=1.0)
     lease_s: float = setting(15.0, "A generator silent for this long loses its trajectories.", gt=0.0)
     scoring_deadline_s: float = setting(15.0, "A chunk unscored for this long is handed out again.", gt=0.0)
     max_attempts: Positive = setting(3, "Failures of one role on one chunk before the chunk is a dead letter.")
-    outage_timeout_s: float = setting(300.0, "How long workers wait for a ledger that is away or full.", gt=0.0)
+    outage_timeout_s: float = setting(300.0, "How long workers wait for a ledger that is unreachable or full.", gt=0.0)
     disk_timeout_s: float = setting(
         86400.0, "How long workers wait for a ledger with a full disk: until an operator has made room.", gt=0.0
     )
@@ -224,17 +225,17 @@ class WeightsSection(Section):
     delta: bool = setting(
         True,
         "Over the wire: send only what changed since the version held. At small learning rates this is a "
-        "fraction of bfloat16 weights. float32 weights change nearly everywhere and go whole.",
+        "fraction of bfloat16 weights. float32 weights change nearly everywhere and are sent whole.",
     )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Type in which weights are published.")
     keep: Positive = setting(2, "Published versions kept, besides the frozen base weights of adapters.")
     shared_memory: bool = setting(
         True,
-        "Publish and keep fetched weights in memory-backed storage, where the host has some with room; else on disk.",
+        "Publish and keep fetched weights in shared memory if the host has enough, else on disk.",
     )
     poll_s: float = setting(
         1.0,
-        "Time between a generator's tries for an announced version that is not on its host yet.",
+        "Time between a generator's attempts to get an announced version that is not on its host yet.",
         gt=0.0,
         le=10.0,
     )
@@ -242,8 +243,8 @@ class WeightsSection(Section):
     fetch_timeout_s: float = setting(30.0, "Limit of fetching one part.", gt=0.0)
     relay: bool = setting(
         True,
-        "A host that fetches versions serves them to other hosts. Off: it fetches from the learner, for hosts that can "
-        "only dial out.",
+        "A host that fetches versions serves them to other hosts. Off: it only fetches from the learner; for hosts "
+        "that cannot be reached from outside.",
     )
     num_connections: Positive = setting(
         4, "Connections of one transfer between hosts; each I/O thread encrypts some of them."
@@ -252,7 +253,9 @@ class WeightsSection(Section):
         "xxh3-128",
         "Of each part of a version between hosts. xxh3-128 finds damage. sha256 finds forgery by a host of this run, too.",
     )
-    max_generator_lag: Positive = setting(2, "Versions that a live generator may lag before the learner waits for it.")
+    max_generator_lag: Positive = setting(
+        2, "Versions that a live generator may be behind before the learner waits for it."
+    )
     ack_timeout_s: float = setting(
         30.0, "A generator that took no weights for this long, and received no part of any, is fenced.", gt=0.0
     )
@@ -282,14 +285,16 @@ class SupervisorSection(Section):
         "to take longer, and for a checkpoint that is being written.",
         gt=0.0,
     )
-    drain_ceiling_s: float = setting(3600.0, "A drain that takes longer in all is ended, whatever still runs.", gt=0.0)
+    drain_ceiling_s: float = setting(
+        3600.0, "A drain that takes longer in total is ended, whatever is still running.", gt=0.0
+    )
     silent_after_s: float = setting(
         20.0, "A worker without a heartbeat for this long is replaced. Heartbeats come every second or two.", gt=0.0
     )
     stopped_after_s: float = setting(
         3.0,
         "A worker of this host whose heartbeat is late, and whose process has not run at all for this long, is replaced: "
-        "it was stopped, as by SIGSTOP or a frozen control group. A process that waits for a processor, a disk or a "
+        "it was stopped, for example by SIGSTOP or a frozen cgroup. A process that waits for a processor, a disk or a "
         "debugger has silent_after_s.",
         gt=0.0,
     )
@@ -318,12 +323,12 @@ class SupervisorSection(Section):
     )
     preload: bool = setting(
         True,
-        "Workers are forked of one process that has their imports done: they start seconds earlier and share its memory. "
-        "vLLM's workers import for themselves.",
+        "Fork workers from one process that has done their imports, so that they start seconds earlier and share "
+        "memory. vLLM's workers do their own imports.",
     )
     flow_records: bool = setting(
         True,
-        "Each worker keeps records of its newest messages in its host's shared memory, a quarter of a megabyte, for "
+        "Each worker keeps records of its newest messages in shared memory, a quarter of a megabyte, for "
         "`headrace run trace`.",
     )
     metrics_port: int | None = setting(None, "Port of Prometheus metrics. Absent: off.", ge=1, le=65535)
@@ -335,15 +340,15 @@ class SupervisorSection(Section):
 class FleetSection(Section):
     """How many workers of each role. Usually a fleet file of its own."""
 
-    generator: int = setting(1, "Processes that sample. 0: they join from other hosts.", ge=0)
+    generator: int = setting(1, "Generator processes. 0: they join from other hosts.", ge=0)
     max_generators: Positive | None = setting(
         None,
-        "Most generators: their number follows the learner's demand, from `generator` on. Absent: it stays. "
-        "`headrace scale generator=N` sets it by hand, and `generator=auto` ends that.",
+        "Most generators: their number follows the learner's demand, from `generator` on. Absent: fixed. `headrace "
+        "scale generator=N` sets it by hand, until `generator=auto`.",
     )
     min_generators: int = setting(1, "Fewest generators, where their number follows demand.", ge=0)
-    grow_after_s: float = setting(30.0, "Time of waiting for units before generators are added.", gt=0.0)
-    shrink_after_s: float = setting(300.0, "Time of idleness before generators are drained.", gt=0.0)
+    grow_after_s: float = setting(30.0, "How long the learner waits for units before generators are added.", gt=0.0)
+    shrink_after_s: float = setting(300.0, "How long generators are idle before some are drained.", gt=0.0)
     reward: int = setting(1, "Processes that score finished responses. 0: they join.", ge=0)
     reference: int = setting(1, "Processes, if the algorithm needs them. 0: they join.", ge=0)
     value: int = setting(1, "One process. It starts only if the algorithm has a critic.", ge=0, le=1)
@@ -355,7 +360,7 @@ class FleetSection(Section):
     )
     standby_learner: Literal["auto", "on", "off"] = setting(
         "off",
-        "One process of this host with the learner's model built, which goes on from the last snapshot. auto: as `standby`. "
+        "One process of this host with the learner's model built, which continues from the last snapshot. auto: as `standby`. "
         "Not with several ranks.",
     )
     max_workers: Positive | None = setting(

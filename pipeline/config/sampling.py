@@ -64,6 +64,6 @@ def check_punishment(reward: RewardSection, data: DataSection) -> None:
         if one.max_response_tokens is not None and "soft" in reward.overlong:
             raise ValueError(
                 f"data.sets {one.name}.max_response_tokens is {one.max_response_tokens}, and reward.overlong is "
-                f"{reward.overlong}, whose punishment ends at generation.max_response_tokens for all; remove the set's limit, "
-                "or set reward.overlong to filter or none"
+                f"{reward.overlong}, which punishes relative to generation.max_response_tokens in every set; remove "
+                f"the set's limit, or set reward.overlong to filter or none"
             )

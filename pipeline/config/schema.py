@@ -234,8 +234,8 @@ class RunConfig(Section):
         if algorithm.kl_coefficient > 0.0 and algorithm.kl_estimator == "k1":
             raise ValueError(
                 f"algorithm.kl_estimator is k1 and kl_coefficient {algorithm.kl_coefficient:g}, but the gradient of k1 in "
-                "the loss is zero on average: it adds noise, and draws the policy nowhere; set kl_estimator to k2, k3, k1+ "
-                "or k3+, or subtract k1 in a reward of your own"
+                "the loss is zero on average: it adds only noise; set kl_estimator to k2, k3, k1+ or k3+, or "
+                "subtract k1 in a reward function"
             )
         if 0.0 < algorithm.dual_clip <= 1.0:
             raise ValueError(f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or 0 to switch it off")
@@ -289,8 +289,8 @@ class RunConfig(Section):
             counts["reference"] = self.fleet.reference
         for role in (role for role, count in counts.items() if not count and self.wire.transport != "tcp"):
             raise ValueError(
-                f"fleet.{role} is 0, and this run needs {role} workers. Set it to 1 or more. Or set wire.transport to tcp, by "
-                "which other hosts reach the run, and start them there with `headrace fleet join`"
+                f"fleet.{role} is 0, and this run needs {role} workers. Set it to 1 or more; or set wire.transport "
+                f"to tcp, so that other hosts reach the run, and start them there with `headrace fleet join`"
             )
 
     def _check_importance(self) -> None:
@@ -319,8 +319,8 @@ class RunConfig(Section):
             return
         if upper is None:
             raise ValueError(
-                f"algorithm.rejection is {algorithm.rejection}, but rejection_upper is not set, so nothing would be rejected. "
-                "Give it, for example 2 for a token's ratio, 1.001 for k1 over seq-mean or 0.01 for k3"
+                f"algorithm.rejection is {algorithm.rejection}, but rejection_upper is not set, so nothing would be "
+                f"rejected. Set it, for example 2 for a token's ratio, 1.001 for k1 over seq-mean or 0.01 for k3"
             )
         if lower is not None and algorithm.rejection not in ("ratio", "k1"):
             raise ValueError(
@@ -336,8 +336,9 @@ class RunConfig(Section):
         taken = RANKED_OPTIMIZERS.get(learner.backend)
         if taken is not None and learner.optimizer not in taken:
             raise ValueError(
-                f"learner.optimizer is {learner.optimizer}, which steps whole tensors, but learner.backend {learner.backend} "
-                f"steps shares of them; set learner.optimizer to {' or '.join(taken)}, or learner.backend to torch"
+                f"learner.optimizer is {learner.optimizer}, which needs whole tensors, but learner.backend "
+                f"{learner.backend} updates shares of them; set learner.optimizer to {' or '.join(taken)}, or "
+                "learner.backend to torch"
             )
         if learner.spike_factor and learner.backend == "deepspeed":
             raise ValueError(
@@ -347,8 +348,9 @@ class RunConfig(Section):
         for name in ("freeze", "no_decay"):
             if getattr(learner, name) and learner.lora.rank:
                 raise ValueError(
-                    f"learner.{name} is {list(getattr(learner, name))}, but with learner.lora.rank {learner.lora.rank} "
-                    f"the adapter alone is trained; leave {name} out, or set learner.lora.rank to 0"
+                    f"learner.{name} is {list(getattr(learner, name))}, but with learner.lora.rank "
+                    f"{learner.lora.rank} only the adapter is trained; leave out {name}, or set learner.lora.rank "
+                    f"to 0"
                 )
 
     def _check_ranks(self) -> None:
@@ -372,8 +374,8 @@ class RunConfig(Section):
                 )
             if section.ranks > 1 and ":" in device:
                 raise ValueError(
-                    f"{name}.ranks is {section.ranks}, but its device is {device}, one GPU; set it to auto or cuda: each "
-                    "rank uses the GPU of its own number"
+                    f"{name}.ranks is {section.ranks}, but its device is {device}, one GPU; set it to auto or cuda: "
+                    f"rank N uses GPU N"
                 )
             zero = section.deepspeed
             if zero.offload_param and zero.stage < 3:
@@ -383,6 +385,6 @@ class RunConfig(Section):
                 )
             if ours := sorted(DEEPSPEED_OURS & {*zero.zero_optimization, *zero.config}):
                 raise ValueError(
-                    f"{name}.deepspeed has {', '.join(ours)} among its further settings. Headrace sets these itself from "
+                    f"{name}.deepspeed contains {', '.join(ours)}. Headrace sets these itself from "
                     f"[{name}]: remove them"
                 )

@@ -18,7 +18,7 @@ _SQLITE: Final = "sqlite:///"
 def _project(text: str) -> str:
     if _PROJECT.fullmatch(text) is None:
         raise ValueError(
-            f"{text!r} is no project of Weights & Biases; expected PROJECT or ENTITY/PROJECT, without a URL"
+            f"{text!r} is not a Weights & Biases project; expected PROJECT or ENTITY/PROJECT, without a URL"
         )
     return text
 
@@ -41,7 +41,7 @@ def _tracking(text: str) -> str:
     if not is_server:
         shown = f"{text.partition('://')[0]}://" if "://" in text else repr(text)
         raise ValueError(
-            f"{shown} is no tracking URI that Headrace writes to; expected http://HOST:PORT, https://HOST or sqlite:///FILE"
+            f"{shown} is not a tracking URI that Headrace can write to; expected http://HOST:PORT, https://HOST or sqlite:///FILE"
         )
     return text.rstrip("/")
 
@@ -63,9 +63,7 @@ class SinksSection(Section):
     mlflow: Annotated[str, AfterValidator(_tracking)] | None = setting(
         None,
         "MLflow's tracking URI: http://HOST:PORT, https://HOST or sqlite:///FILE, by `pip install 'headrace[mlflow]'`. "
-        "Credentials come from the environment alone, as MLFLOW_TRACKING_TOKEN. Absent: none.",
+        "Credentials come only from the environment, such as MLFLOW_TRACKING_TOKEN. Absent: none.",
     )
-    mlflow_experiment: str = setting(
-        "headrace", "Experiment in which the run is; made where it is missing.", min_length=1
-    )
-    finish_s: float = setting(30.0, "How long the run's end waits for a sink to take its last points.", gt=0.0)
+    mlflow_experiment: str = setting("headrace", "Experiment of the run; created if missing.", min_length=1)
+    finish_s: float = setting(30.0, "How long the run waits at its end for a sink to accept the last points.", gt=0.0)

@@ -66,7 +66,7 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
         return _read_jsonl(path)
     if suffix == ".parquet":
         return _read_parquet(path)
-    raise DataError(f"{path}: the name ends in {suffix or 'nothing'!r}; expected .jsonl or .parquet")
+    raise DataError(f"{path}: the file name ends in {suffix or 'nothing'!r}; expected .jsonl or .parquet")
 
 
 def count_rows(path: Path) -> int:

@@ -29,7 +29,7 @@ def plain_errors(name: str, repository: str, kind: Kind) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         remedy = f"accept their terms at {hub}/{pages}{repository}, and set HF_TOKEN"
-        raise raised(f"{name}: its owners give access on request; {remedy}") from error
+        raise raised(f"{name}: access must be requested from its owners; {remedy}") from error
     except errors.RepositoryNotFoundError as error:
         remedy = "correct the name, or set HF_TOKEN to a token that may read it"
         raise raised(f"{name}: {hub} has no {words} {repository}, or it is private; {remedy}") from error
@@ -38,7 +38,7 @@ def plain_errors(name: str, repository: str, kind: Kind) -> Iterator[None]:
     except errors.RemoteEntryNotFoundError as error:
         raise raised(f"{name}: {repository} has no such file in this revision; correct the name") from error
     except errors.HFValidationError as error:
-        raise raised(f"{name}: {repository} is no name of a {words}; expected OWNER/NAME") from error
+        raise raised(f"{name}: {repository} is not the name of a {words}; expected OWNER/NAME") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         remedy = "try again later, or set HF_TOKEN if it is 401 or 403"

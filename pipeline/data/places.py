@@ -69,5 +69,5 @@ def _named(entry: Path | str) -> list[Path | str]:
     found = sorted(glob.glob(str(entry), recursive=True))  # noqa: PTH207  a pattern may be absolute
     files = [Path(name) for name in found if Path(name).is_file()]
     if not files:
-        raise DataError(f"{entry}: no file matches; correct the pattern, ** leads into folders")
+        raise DataError(f"{entry}: no file matches; correct the pattern (** also searches folders)")
     return [*files]

@@ -110,8 +110,8 @@ class PromptForm:
             return self._conversation(form, [{"role": "user", "content": text}])
         if self._system is not None:
             raise ConfigError(
-                f"{self._where}.system_prompt is set, but the prompt {prompt!r:.60} is {form}, which has no place for it; "
-                f"expected a conversation: set {self._where}.chat = true, or remove the system prompt"
+                f"{self._where}.system_prompt is set, but the prompt {prompt!r:.60} is {form}, which cannot hold "
+                f"one; expected a conversation: set {self._where}.chat = true, or remove the system prompt"
             )
         return RenderedPrompt(form, text, self._tokenizer.encode(text), None)
 

@@ -147,7 +147,7 @@ def _copied(source: Path, into: Path, only: Collection[str]) -> list[CodeFile]:
         tops = [root / name for name in sorted(only)] or [root]
         found = [(path, path.relative_to(root).as_posix()) for top in tops for path in _walk(top, root)]
     else:
-        raise ConfigError(f"{source} is not there; expected a folder of modules, or one module's .py file")
+        raise ConfigError(f"{source} does not exist; expected a folder of modules, or one module's .py file")
     if not any(place.endswith(".py") for _, place in found):
         raise ConfigError(f"{source} has no Python module; expected a folder of modules, or one module's .py file")
     files: list[CodeFile] = []
@@ -157,8 +157,8 @@ def _copied(source: Path, into: Path, only: Collection[str]) -> list[CodeFile]:
         num_bytes += file.num_bytes
         if num_bytes > MAX_CODE_BYTES or len(files) == MAX_CODE_FILES:
             raise ConfigError(
-                f"{source} has more than {MAX_CODE_FILES} files or {MAX_CODE_BYTES >> 20} MiB; expected a folder of code "
-                "alone: put the modules into one of their own"
+                f"{source} has more than {MAX_CODE_FILES} files or {MAX_CODE_BYTES >> 20} MiB; expected a folder of "
+                f"code only: move the modules into a separate folder"
             )
         (into / place).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(into / place, data)
@@ -173,7 +173,7 @@ def _walk(folder: Path, root: Path) -> Iterator[Path]:
         if path.name.startswith(".") or path.name in _LEAVE_OUT or path.suffix == ".pyc":
             continue
         if path.is_symlink() and (path.is_dir() or not path.resolve().is_relative_to(root)):
-            raise ConfigError(f"{path} is a link, to a folder or out of {root}: put what it leads to in its place")
+            raise ConfigError(f"{path} is a link to a folder or to a place outside {root}: replace it with its target")
         if path.is_dir():
             # an environment has a python of its own, and is installed, not copied
             if not (path / "pyvenv.cfg").exists():
@@ -188,6 +188,6 @@ def _read(path: Path, place: str) -> tuple[CodeFile, bytes]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ConfigError(f"{path} is no file of code; take it away")
+            raise ConfigError(f"{path} is not a code file; remove it")
         data = file.read(MAX_CODE_BYTES + 1)
     return CodeFile(place, len(data), hashlib.sha256(data).hexdigest()), data

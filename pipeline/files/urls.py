@@ -46,7 +46,7 @@ def check_url(text: str) -> str:
     if found is None or found["scheme"] not in _SCHEMES:
         shown = f"{found['scheme']}://" if found else repr(text)
         raise ValueError(
-            f"{shown} is no URL of an object store; expected s3://BUCKET/PATH, gs://BUCKET/PATH or file:///FOLDER"
+            f"{shown} is not the URL of an object store; expected s3://BUCKET/PATH, gs://BUCKET/PATH or file:///FOLDER"
         )
     rest = found["rest"].rstrip("/")
     if found["scheme"] in EXTRAS and ("@" in rest.partition("/")[0] or _QUERY.search(rest)):

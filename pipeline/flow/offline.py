@@ -37,8 +37,8 @@ def causes_in_run(run_dir: Path) -> FlowHindsight:
     files = [file for kind in (STATES, LINKS) for file in observed_files(run_dir, kind)]
     if not files:
         raise DataError(
-            f"{run_dir} has no recorded states of workers: the observer writes them every two minutes, and at the "
-            "run's end; `headrace why` reads the present"
+            f"{run_dir} has no recorded states of workers: the observer writes them every two minutes and at the "
+            f"end of the run; `headrace why` reads the current state"
         )
     found, watch, from_s, num_damaged = FlowHindsight(), FlowWatch(least_slow=LEAST_SLOW_LIVE), float("-inf"), 0
     for at_s in sorted(set(map(begin_s, files))):

@@ -146,8 +146,8 @@ def ledger_url(url: str, token: Token, folder: Path) -> str:
     a server with a certificate."""
     if has_credentials(url):
         raise ConfigError(
-            f"ledger URL {hide_password(url)!r} has a user or password; expected the address alone, as "
-            "rediss://HOST:6379/0, since the token has both"
+            f"ledger URL {hide_password(url)!r} has a user or password; expected only the address, such as "
+            f"rediss://HOST:6379/0, since the token contains both"
         )
     if token.ca and not url.startswith("rediss"):
         raise ConfigError(

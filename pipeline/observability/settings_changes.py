@@ -54,7 +54,7 @@ def read_changes(run_dir: Path) -> list[SettingsChange]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read: {error}; a running run's supervisor writes it anew") from None
+        raise DataError(f"{path} cannot be read: {error}; the supervisor of a running run writes it again") from None
 
 
 def effects(changes: Iterable[SettingsChange], updates: Sequence[UpdateRow]) -> list[Effect]:

@@ -43,7 +43,7 @@ async def prepare_rewards(at: Attached, config: RunConfig, source: Path) -> str:
     await check_reach(at, config, REWARDS)
     version = await asyncio.to_thread(keep_code, source, at.run_dir)
     if version == config.code.rewards:
-        raise ConfigError(f"{source} is version {version}, which holds already; nothing is changed")
+        raise ConfigError(f"{source} is version {version}, which is already in effect; nothing was changed")
     await check_rewards(config, checked_code(at.run_dir, version), source)
     return version
 
@@ -80,8 +80,8 @@ async def _prepare_workers(at: Attached, config: RunConfig, source: Path, packag
     remedy = f"for such a change `headrace down`, install it, `headrace up --resume {config.run_dir}`"
     if missing := sorted(set(PACKAGES) - set(packages)):
         raise ConfigError(
-            f"{source} has {packages[0]}, a package of Headrace's own, but no {missing[0]}; expected all of "
-            f"{', '.join(PACKAGES)}, or reward functions alone"
+            f"{source} has {packages[0]}, one of Headrace's packages, but no {missing[0]}; expected all of "
+            f"{', '.join(PACKAGES)}, or only reward functions"
         )
     await check_reach(at, config, WORKERS)
     starts, _ = await asyncio.to_thread(read_starts, at.run_dir)
@@ -92,7 +92,7 @@ async def _prepare_workers(at: Attached, config: RunConfig, source: Path, packag
         )
     version = await asyncio.to_thread(keep_code, source, at.run_dir, PACKAGES)
     if version == config.code.workers:
-        raise ConfigError(f"{source} is version {version}, which holds already; nothing is changed")
+        raise ConfigError(f"{source} is version {version}, which is already in effect; nothing was changed")
     folder = checked_code(at.run_dir, version)
     if (place := differing(shared, await asyncio.to_thread(shared_digests, folder))) is not None:
         raise ConfigError(
@@ -152,6 +152,6 @@ async def check_reach(at: Attached, config: RunConfig, key: str) -> None:
                 else f"launch.roles has {role} workers elsewhere"
             )
             raise ConfigError(
-                f"{there}, which the new code would not reach, and {reason}: end those workers first (`headrace fleet drain`), "
-                "or go by `headrace down` and `headrace up --resume`"
+                f"{there}, which the new code would not reach, and {reason}: end those workers first (`headrace "
+                f"fleet drain`), or use `headrace down` and `headrace up --resume`"
             )

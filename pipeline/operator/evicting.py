@@ -74,22 +74,22 @@ def _check_others(present: Fleet, beats: Sequence[Heartbeat], worker: str, role:
     name = printable_line(worker)
     if role not in ELASTIC_ROLES:
         raise ConfigError(
-            f"{name} is the run's only {role}: without it the role is empty, and it is not evicted. A stuck one is "
-            "replaced by itself; `headrace down` ends the run"
+            f"{name} is the run's only {role}, so it cannot be evicted. If it is stuck, it is replaced automatically; "
+            "`headrace down` ends the run"
         )
     own = wanted_names(present.counts, present.left_out)
     guests = staying_guests(present, beats)
     others = sum(beat.who.role is role and beat.who.worker != worker for beat in guests)
     if present.counts.get(role, 0) - (worker in own) + others < 1:
         raise ConfigError(
-            f"{name} is the run's last {role}: without it the role is empty, and it is not evicted; "
-            f"`headrace scale {role}=2` starts another beside it first"
+            f"{name} is the run's last {role}, so it cannot be evicted; start another one first with `headrace "
+            f"scale {role}=2`"
         )
     working = {beat.who.worker for beat in _at_work(present, beats) if beat.who.role is role}
     if working == {worker}:
         raise ConfigError(
-            f"{name} is the only {role} that does its work: the others are not there, silent or starting. Without it the "
-            "role is empty, and it is not evicted; `headrace why` names the others' trouble"
+            f"{name} is the only {role} that works, so it cannot be evicted: the others are absent, silent or starting. "
+            "`headrace why` says why"
         )
 
 
@@ -106,8 +106,9 @@ def _check_host(present: Fleet, beats: Sequence[Heartbeat], host: str) -> None:
     if own:
         names = printable_line(", ".join(own[:5]))
         raise ConfigError(
-            f"{printable_line(host)} has workers of this run's own supervisor ({names}): it is no joined host. Evict them "
-            "one by one: `headrace fleet evict WORKER`; where a launcher chose the host, take it out of [launch]"
+            f"{printable_line(host)} has workers of this run's own supervisor ({names}), so it is not a joined "
+            f"host. Evict them one by one with `headrace fleet evict WORKER`; if a launcher chose the host, remove "
+            f"it from [launch]"
         )
     working = _at_work(present, beats)
     for role in {beat.who.role for beat in working if beat.host == host}:

@@ -92,8 +92,8 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
     role = role_of(at, present, beats, one.worker)
     if role not in ELASTIC_ROLES:
         raise ConfigError(
-            f"{one.worker} is the run's only {role}, and everything waits for it: it is not drained. `headrace run pause` "
-            "stops new work, `headrace down` ends the run, and a stuck one is replaced by itself"
+            f"{one.worker} is the run's only {role}, and everything waits for it, so it cannot be drained. `headrace run "
+            "pause` stops new work, `headrace down` ends the run, and a stuck one is replaced automatically"
         )
     if one.worker not in there and (one.is_replaced or one.worker in present.left_out):
         raise ConfigError(f"{one.worker} is not there: the supervisor starts it, or it has left")
@@ -103,8 +103,8 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
     left = present.counts.get(role, 0) - (one.worker in own) + others
     if left < 1:
         raise ConfigError(
-            f"{one.worker} is the run's last {role}, and without any the run stands still; `--replace` starts a fresh one in "
-            f"its place, `headrace scale {role}=2` another beside it first"
+            f"{one.worker} is the run's last {role}, and without one the run stops; replace it with `--replace`, or "
+            f"first start another one with `headrace scale {role}=2`"
         )
     least = at.settings.fleet.min_generators
     follows_demand = at.settings.fleet.max_generators is not None and not present.is_by_hand

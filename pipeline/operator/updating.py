@@ -105,7 +105,7 @@ async def roll_back(at: Attached, reason: str = "") -> SettingsChange:
     changes = await at.registry.settings_changes()
     found = standing(changes)
     if not found:
-        raise ConfigError(f"{at.run_dir} goes by the settings of its start: no change stands, so none is rolled back")
+        raise ConfigError(f"{at.run_dir} runs with the settings of its start: there is no change to roll back")
     undone = undoing(changes, found[-1:], by=operator(), at_s=time.time(), reason=words)
     if given := [f"{key}={value}" for key, value in undone.sets.items() if value != undone.former[key]]:
         checked(present_config(at, changes[-1]), given, num_updates=await _num_updates(at, given), may_be_code=True)
@@ -141,8 +141,8 @@ async def wait_until_taken(
         except LedgerUnavailable:
             if supervisor_pid(at.run_dir) is None:
                 raise ConfigError(
-                    f"{at.run_dir} has ended before all had answered; change {change.number} is recorded: "
-                    f"`headrace update {at.run_dir}` shows what came of it"
+                    f"{at.run_dir} ended before all workers had answered; change {change.number} is recorded, and "
+                    f"`headrace update {at.run_dir}` shows its result"
                 ) from None
         if found.is_taken or found.undone_by is not None or clock.monotonic() >= end_s:
             return found

@@ -220,8 +220,8 @@ def _reward_model(subject: _Subject) -> list[CheckFinding]:
         return [fine("reward model", f"reward model: {config.reward.model.path}")]
     if by_model := sorted(subject.source.verifiers & BY_MODEL):
         raise ConfigError(
-            f"verifier {by_model[0]} takes a reward model's score, but there is none; set reward.model.path, or choose "
-            "another verifier"
+            f"verifier {by_model[0]} needs a reward model's score, but no reward model is configured; set "
+            f"reward.model.path, or choose another verifier"
         )
     return []
 
@@ -364,7 +364,7 @@ async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None
     """Import every verifier of the data, as a reward worker would. Raises ConfigError."""
     for folder in config.reward.path:
         if not folder.is_dir():
-            raise ConfigError(f"reward.path names {folder}, which is no folder; correct or remove it")
+            raise ConfigError(f"reward.path names {folder}, which is not a folder; correct or remove it")
     version = config.code.rewards
     code = checked_code(config.run_dir, version, starts=REWARDS) if version else None
     async with VerifierPool(config.reward, configured=config.verifier_paths, code=code) as pool:

@@ -279,7 +279,7 @@ class VerifierPool:
         if name not in self._endpoints:
             there = ", ".join(self._endpoints) or "none"
             raise ConfigError(
-                f"verifier {name!r} is no endpoint; [reward.endpoints] has {there}: add a table of that name"
+                f"verifier {name!r} is not an endpoint; [reward.endpoints] has {there}: add a table with that name"
             )
         return self._endpoints[name]
 

@@ -117,12 +117,12 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
     spec = resolve(name)
     if name.startswith(ENDPOINT) and name not in configured:
         raise ConfigError(
-            f"verifier {name!r} is no endpoint; give it as [reward.endpoints.{name.removeprefix(ENDPOINT)}]"
+            f"verifier {name!r} is not an endpoint; define it in [reward.endpoints.{name.removeprefix(ENDPOINT)}]"
         )
     if name in _RUN_PROGRAMS and name not in configured:
         raise ConfigError(
-            f"verifier {name!r} runs the data's tests as code, and data alone may not choose that: if you trust the data, set "
-            "data.verifier to it, or add it to reward.verifiers"
+            f"verifier {name!r} runs tests from the data as code, so a data line may not choose it: if you trust "
+            f"the data, set data.verifier to it, or add it to reward.verifiers"
         )
     if name not in _SPECS and name not in configured:
         raise ConfigError(

@@ -89,8 +89,8 @@ class CodeKeeper:
         folder = await asyncio.to_thread(checked_code, self._run_dir, version, starts=WORKERS)
         if (place := differing(shared_digests(), await asyncio.to_thread(shared_digests, folder))) is not None:
             raise ConfigError(
-                f"the run's workers go by version {version} of their code, which has other code in {place} than this "
-                "Headrace; all processes share that. Resume by the installed code: --set 'code.workers=\"\"'"
+                f"the run's workers use version {version} of their code, which differs from this Headrace in {place}, and "
+                "all processes share that. Resume with the installed code: --set 'code.workers=\"\"'"
             )
         self._fleet.go_by(folder)
 

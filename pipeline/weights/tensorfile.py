@@ -134,11 +134,14 @@ def read_head(path: Path) -> Contents:
 def _contents(read: Callable[[int, int], Buffer], num_bytes: int) -> Contents:
     """``read`` returns bytes from ``begin`` to ``end``, and is called in their order."""
     if num_bytes < _LENGTH.size:
-        raise WeightsDamaged(f"{num_bytes} bytes are no safetensors file; it was cut, or is another file")
+        raise WeightsDamaged(
+            f"{num_bytes} bytes are not a safetensors file; it was truncated, or is another kind of file"
+        )
     num_header = int.from_bytes(read(0, _LENGTH.size), "little")
     if num_header > min(MAX_HEADER_BYTES, num_bytes - _LENGTH.size):
         raise WeightsDamaged(
-            f"a file of {num_bytes} bytes claims a header of {num_header}; it was cut, or is no safetensors file"
+            f"a file of {num_bytes} bytes claims a header of {num_header} bytes; it was truncated, or is not a "
+            f"safetensors file"
         )
     head_bytes = _LENGTH.size + num_header
     try:
@@ -164,6 +167,6 @@ def _contents(read: Callable[[int, int], Buffer], num_bytes: int) -> Contents:
         end += spec.num_bytes
     if head_bytes + end != num_bytes:
         raise WeightsDamaged(
-            f"the tensors end at byte {head_bytes + end} of {num_bytes}; the file was cut or has a tail"
+            f"the tensors end at byte {head_bytes + end} of {num_bytes}; the file was truncated or has extra bytes"
         )
     return Contents(tuple(tensors), metadata, head_bytes)

@@ -67,7 +67,7 @@ def test_reward_functions_change_while_a_run_goes_on_and_bad_ones_do_not_stay(tm
         run.wait_until(lambda: 0.5 in parts(run)[made:], "updates with the new function alone")
         now = {name: worker["pid"] for name, worker in run.workers().items()}
         assert {name for name in pids if now[name] != pids[name]} == {"reward-0", "reward-1"}
-        assert run.refused("update", folder, "--code", second).count("holds already") == 1
+        assert run.refused("update", folder, "--code", second).count("is already in effect") == 1
         # one that raises on its first work goes back by itself
         answer = run.rolled_back("update", folder, "--code", raises)
         assert "LookupError: of the new function" in answer["undone_by"]["reason"]

@@ -107,4 +107,4 @@ class SelfChecker:
                 self._engine.forget(trajectory)
                 return windows[0]
             work.step()
-        raise EngineDied(f"a self-check gave no tokens within {_LIMIT_S:g} s; its work goes on elsewhere")
+        raise EngineDied(f"a self-check gave no tokens within {_LIMIT_S:g} s; other generators continue its work")

@@ -110,9 +110,9 @@ class BadData:
         )
         if self._num_in_a_row >= ctx.config.learner.max_bad_steps:
             raise Diverged(
-                f"{self._num_in_a_row} claims in a row came to nothing, since none of their responses was finite or no step "
-                "on them: not one batch is at fault; see `headrace ledger dead-letters list` for what was not finite, then go "
-                f"on from the last checkpoint with `headrace up --resume {ctx.run_dir}`"
+                f"{self._num_in_a_row} claims in a row came to nothing, because none of their responses or no step "
+                "on them was finite, so a single batch is not to blame; see `headrace ledger dead-letters list` for what "
+                f"was not finite, then continue from the last checkpoint with `headrace up --resume {ctx.run_dir}`"
             )
         return row
 

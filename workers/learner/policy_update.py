@@ -204,7 +204,7 @@ class PolicyUpdate:
             raise Diverged(
                 f"{self._num_bad_steps} optimiser steps in a row were {found} (loss {result.loss}, gradient norm "
                 f"{result.grad_norm}), each of them twice, and were refused: not one batch is at fault, but the weights or the "
-                f"settings; {advice}, then go on from the last checkpoint with "
+                f"settings; {advice}, then continue from the last checkpoint with "
                 f"`headrace up --resume {self._config.run_dir}`"
             )
 

@@ -41,9 +41,9 @@ Exit code 0; 11 when a line has no verdict, was not judged in time, or cannot be
     "files",
     multiple=True,
     type=PATH,
-    help="A run file: its data.verifier and all of its [reward] judge the responses. May be repeated, later wins.",
+    help="Run file whose data.verifier and [reward] section judge the responses; may be repeated, later files win.",
 )
-@click.option("--verifier", help="Registered name, or package.module:function. Default: the line's, a registered name.")
+@click.option("--verifier", help="Registered name, or package.module:function. Default: the one that each line names.")
 @click.option(
     "--judgments",
     help="Judgments of wrong responses, as guidance.judgments writes them: arithmetic, math, recorded, endpoint/NAME, "
@@ -56,13 +56,13 @@ Exit code 0; 11 when a line has no verdict, was not judged in time, or cannot be
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder with your verifier's module, as reward.path; may be repeated.",
 )
-@click.option("--by", metavar="COLUMN", help="Break accuracy down by a further column of the file.")
+@click.option("--by", metavar="COLUMN", help="Break accuracy down by this column of the file.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.01), help="Seconds for one response. Default: 5.")
 @click.option("--processes", type=click.IntRange(min=1), help="Sandbox processes. Default: one for each core.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write a JSON line for each response: accuracy, reward, parts, judged, reason; with judgments, judgment too.",
+    help="Write a JSON line for each response: accuracy, reward, parts, judged, reason, and judgment if asked for.",
 )
 @click.option(
     "--pass-rates",
@@ -86,7 +86,7 @@ def score(
     """Score the responses in FILE (JSONL or Parquet) and print the distribution.
 
     A line has `response` and `answer`, and may have `prompt`, `verifier`, `num_tokens`,
-    `finish_reason` and further columns."""
+    `finish_reason` and other columns."""
     from pipeline.cli.score.offline import score_file, scoring_settings
     from pipeline.config.load import load_config
     from pipeline.data.files import count_rows

@@ -369,9 +369,9 @@ class _Users:
             of_first, other = "is this run's", f"database {found.removeprefix(twins).partition(':')[0]}"
         if has_twin:
             raise AclRefused(
-                f"database 0 of the ledger's server {of_first}, and {other} has one of the same name, {self._run}; this "
-                "server's rules do not tell databases apart (Valkey 9.1 does), so a join token of the one would reach the "
-                "other. Give one of them another name, or a server of its own"
+                f"database 0 of the ledger's server {of_first}, and {other} has one of the same name, {self._run};  "
+                f"this server cannot keep databases apart (Valkey 9.1 can), so a join token of one run would reach "
+                f"the other. Rename one of them, or give it a separate server"
             )
 
     async def remove(self, token_id: str) -> None:
@@ -407,7 +407,7 @@ class _Users:
             if isinstance(cause, exceptions.NoPermissionError) or "unknown command" in str(cause).lower():
                 raise AclRefused(
                     f"the ledger's server permits no ACL commands to this user ({cause}); join tokens are users of that "
-                    "server. Have its administrator allow +acl, or give the run a server of its own"
+                    "server. Have its administrator allow +acl, or give the run a separate server"
                 ) from error
             raise
 

@@ -121,8 +121,9 @@ def _copy(run_dir: Path, to: Path) -> bool:
         if server_runs(run_dir):
             return False
         raise ConfigError(
-            f"{run_dir} has no ledger server, and its ledger's file cannot be copied to {to.parent.parent} for a look: "
-            f"{error}; give rights to the one and room in the other, or set TMPDIR to another folder"
+            f"{run_dir} has no ledger server, and its ledger's file cannot be copied to {to.parent.parent} to read "
+            f"it: {error}; check permissions on the one and free space in the other, or set TMPDIR to another "
+            f"folder"
         ) from error
     # without a lock file the copy may be torn
     if server_runs(run_dir):

@@ -89,8 +89,8 @@ def _try(descriptor: int, kind: int, path: Path) -> bool:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
         raise LedgerUnavailable(
-            f"{path} cannot be locked: {error.strerror}. Without locks two servers could append to one file. Put the run's "
-            "folder on a file system that has them, or set ledger.url to a server of your own"
+            f"{path} cannot be locked: {error.strerror}. Without locks two servers could append to one file. Put "
+            f"the run's folder on a file system that supports locks, or set ledger.url to your own server"
         ) from error
     return True
 

@@ -79,7 +79,7 @@ def judge_terms(terms: ServerPromises, place: str, *, num_workers: int = 0) -> t
         raise ConfigError(
             f"the ledger's server {place} has maxmemory-policy {terms.eviction_policy} at maxmemory "
             f"{terms.max_memory_bytes / 2**20:,.0f} MB, where it deletes parts of the ledger; expected {_KEEPS}. Set "
-            f"`maxmemory-policy {_KEEPS}` in its configuration (or CONFIG SET), or give the run a server of its own"
+            f"`maxmemory-policy {_KEEPS}` in its configuration (or by CONFIG SET), or give the run a separate server"
         )
     needed = num_workers * CONNECTIONS_A_WORKER + _OTHER_CONNECTIONS
     if terms.max_clients is not None and num_workers and needed > terms.max_clients:

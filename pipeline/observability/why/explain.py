@@ -103,7 +103,7 @@ def _no_process(s: Snapshot) -> Chain:
     if s.state is RunState.FINISHED:
         doing = f"the report: `headrace run report {s.run}`"
         return Chain((f"nothing: the run is {how}",), Cause.NOBODY, "", Outlook.ENDED, doing)
-    doing = f"`headrace up --resume {s.run}` goes on with it"
+    doing = f"`headrace up --resume {s.run}` continues it"
     if s.state is RunState.FAILED:
         doing = f"repair that first; then {doing}"
     return Chain((f"no process of the run is there; it is {how}",), Cause.NOBODY, "", Outlook.YOU, doing)

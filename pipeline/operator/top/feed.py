@@ -196,7 +196,7 @@ class RunFeed:
     def _attached(self) -> Attached:
         at = self._there()
         if self._is_copy:
-            raise ConfigError(f"{self.run_dir} does not run; `headrace up --resume {self.run_dir}` goes on with it")
+            raise ConfigError(f"{self.run_dir} is not running; continue it with `headrace up --resume {self.run_dir}`")
         return at
 
 

@@ -53,10 +53,11 @@ def _check_running(at: Attached) -> None:
     """Raise ConfigError for a run without a supervisor, and for a copy: a change of it would be
     lost."""
     if supervisor_pid(at.run_dir) is None:
-        raise ConfigError(f"{at.run_dir.name} does not run; `headrace up --resume {at.run_dir}` goes on with it")
+        raise ConfigError(f"{at.run_dir.name} is not running; continue it with `headrace up --resume {at.run_dir}`")
     if at.is_copy:
         raise ConfigError(
-            f"{at.run_dir.name} runs anew, and the page still reads a copy of it; try again in a few seconds"
+            f"{at.run_dir.name} has just been started again, and the page still reads a copy of it; try again in a "
+            f"few seconds"
         )
 
 

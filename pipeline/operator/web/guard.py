@@ -156,7 +156,9 @@ def kept_token(path: Path) -> str:
             found = os.fstat(file.fileno())
             token = file.read(_MAX_TOKEN_BYTES).decode("ascii", "replace").strip()
     except OSError as error:
-        raise ConfigError(f"token file {path}: {error.strerror}; name a file in a folder of yours") from error
+        raise ConfigError(
+            f"token file {path}: {error.strerror}; name a file in a folder that you may write to"
+        ) from error
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
         raise ConfigError(
@@ -175,9 +177,9 @@ def check_place(host: str, token_file: Path | None, port: int) -> None:
     if is_loopback(host) or token_file is not None:
         return
     raise ConfigError(
-        f"--host {host} is reached by other machines, over a connection that is not encrypted; expected an address of this "
-        f"machine alone. From another machine: ssh -L {port}:127.0.0.1:{port} HOST. In a network that you trust, or behind a "
-        "proxy with TLS, give --token-file FILE"
+        f"--host {host} can be reached by other machines over an unencrypted connection; expected a local "
+        f"address. From another machine: ssh -L {port}:127.0.0.1:{port} HOST. "
+        "In a trusted network or behind a TLS proxy, give --token-file FILE"
     )
 
 

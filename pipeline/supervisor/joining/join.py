@@ -235,14 +235,16 @@ def _check_code(last: SettingsChange | None, request: JoinRequest) -> None:
     version = holds.get(WORKERS, "").strip('"')
     if version:
         raise ConfigError(
-            f"no host can join the run {request.run}: its workers go by version {version} of their code, which the run's host "
-            "alone has; `headrace update --rollback` there, or `headrace down`, install it on both, `headrace up --resume`"
+            f"no host can join the run {request.run}: its workers use version {version} of their code, which only "
+            "the run's host has; run `headrace update --rollback` there, or `headrace down`, install it on both, "
+            "`headrace up --resume`"
         )
     version = holds.get(REWARDS, "").strip('"')
     if version and request.role is Role.REWARD:
         raise ConfigError(
-            f"no host can join the run {request.run} as reward: its reward workers go by version {version} of the reward "
-            "functions, which the run's host alone has; `headrace update --rollback` there, or join in another role"
+            f"no host can join the run {request.run} as reward: its reward workers use version {version} of the "
+            f"reward functions, which only the run's host has; run `headrace update --rollback` there, or join in "
+            f"another role"
         )
 
 

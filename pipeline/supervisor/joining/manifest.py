@@ -198,7 +198,8 @@ def _code(folder: Path, place: str, setting: str) -> Iterator[_Needed]:
         if num_files > MAX_CODE_FILES or num_bytes > MAX_CODE_BYTES:
             raise ConfigError(
                 f"{setting} names {folder}, which has more than {MAX_CODE_FILES} files or {MAX_CODE_BYTES >> 20} MiB, and "
-                "joining hosts would fetch all of it; expected a folder of code alone: put the modules into one of their own"
+                "joining hosts would fetch all of it; expected a folder of code only: move the modules into a "
+                "separate folder"
             )
         yield _Needed(path, f"{place}/{path.relative_to(folder).as_posix()}", JOINING_ROLES)
 

@@ -51,8 +51,8 @@ def join_command(config: RunConfig, run_dir: Path) -> JoinCommand:
         )
     if settings.ledger_url is not None and (has_credentials(url) or is_hidden(url)):
         raise ConfigError(
-            "launch.ledger_url has a user or a password, which would be in arguments of processes; give the address alone: "
-            "the token has both"
+            "launch.ledger_url has a user or a password, which would be visible in process arguments; give only the "
+            "address: the token contains both"
         )
     plaintext = config.ledger.allow_plaintext
     if not plaintext:

@@ -235,7 +235,8 @@ def is_open(head: str) -> bool:
         return bool(stranger.ask(RayRequest(verb="knock", cluster=cluster), _STRANGER_S).text)
     except LaunchFailed as error:
         raise ConfigError(
-            f"the head {head} of the Ray cluster gives no answer by which to see if it is open to all: {error}; try again"
+            f"the head {head} of the Ray cluster does not say whether it accepts programs without a token: {error}; "
+            f"try again"
         ) from error
     finally:
         stranger.close()

@@ -64,8 +64,8 @@ def _fetch(store: ObjectStore, name: str, copy: CopyManifest, parent: Path, tell
     run_dir = parent / copy.run
     if run_dir.exists():
         raise ConfigError(
-            f"{run_dir} is there already; go on with it by `headrace up --resume {run_dir}`, or fetch the copy to another "
-            "place with --set run.dir=FOLDER"
+            f"{run_dir} exists already; continue it with `headrace up --resume {run_dir}`, or fetch the copy into "
+            f"another folder with --set run.dir=FOLDER"
         )
     if CONFIG not in copy.files:
         raise DataError(f"{store.url}/{name} names no {CONFIG}; take another copy")

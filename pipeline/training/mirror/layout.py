@@ -110,14 +110,14 @@ def read_copy(store: ObjectStore, name: str) -> CopyManifest:
     try:
         copy = msgspec.json.decode(data or b"", type=CopyManifest)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is no manifest of a copy: {error}; take another copy") from error
+        raise DataError(f"{where} is not the manifest of a copy: {error}; use another copy") from error
     if copy.format != FORMAT:
         raise DataError(f"{where} has format {copy.format}, expected {FORMAT}; resume with the release that wrote it")
     if not _RUN.fullmatch(copy.run):
         raise DataError(f"{where} names the run {copy.run!r}; expected a name of letters, digits and ._-")
     for path in copy.files:
         if not _is_of_a_run(path):
-            raise DataError(f"{where} names {path!r}, which is no file of a run that is copied; take another copy")
+            raise DataError(f"{where} names {path!r}, which is not a file that copies contain; use another copy")
     return copy
 
 

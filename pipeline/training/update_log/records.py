@@ -254,6 +254,7 @@ def _unpack_trajectory(unit: str, chunks: Sequence[LoggedChunk], prompts: Sequen
 def _int32(data: bytes) -> np.ndarray:
     if len(data) % 4:
         raise DataError(
-            f"a prompt of {len(data)} bytes, which are no int32; the update log was not written by this release"
+            f"a prompt of {len(data)} bytes, which is not a whole number of int32; the update log was not written "
+            f"by this release"
         )
     return np.frombuffer(data, "<i4").astype(np.int32, copy=False)

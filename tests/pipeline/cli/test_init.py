@@ -98,7 +98,7 @@ def test_what_is_wrong_gets_a_sentence_and_no_file(tmp_path: Path, train: Path) 
 def test_a_script_is_told_which_options_it_lacks(tmp_path: Path) -> None:
     done = CliRunner().invoke(headrace, ["init", str(tmp_path)])
     assert done.exit_code == 2
-    assert "--model and --data must be given where there is no terminal" in done.output
+    assert "--model and --data must be given, since there is no terminal" in done.output
 
 
 def test_json_names_files_and_next_steps(tmp_path: Path, train: Path) -> None:

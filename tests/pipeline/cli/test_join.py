@@ -38,7 +38,7 @@ def token(tmp_path: Path) -> Path:
 
 def test_a_password_in_the_arguments_is_refused_and_not_repeated(token: Path) -> None:
     words = refusal("redis://:hunter2@host/0", "--token", str(token))
-    assert "every user of this host sees in the process list" in words and "hunter2" not in words
+    assert "every user of this host can see in the process list" in words and "hunter2" not in words
 
 
 def test_a_token_for_another_role_or_run_is_refused_with_both(token: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_join_without_a_ledger_a_run_or_a_role_names_what_to_give() -> None:
     )
     for other in ("learner-0", "generator-reward-1", "reward"):
         refused = refusal(URL, "--run", "r", "--role", "reward", "--name", other)
-        assert f"'{other}' cannot name 1 reward workers; expected --count 1 and a name as reward-2" in refused
+        assert f"'{other}' cannot name 1 reward workers; expected --count 1 and a name like reward-2" in refused
 
 
 @pytest.mark.skipif(bool(installed_builds()), reason="vLLM is installed here")

@@ -81,8 +81,11 @@ def test_a_jobs_folder_is_in_the_home_that_its_default_names(tmp_path: Path, mon
             "launch.on is slurm, but the ledger would be a server of this run",
         ),
         (("--on", "slurm", "--set", "ledger.url=rediss://h:1/0"), "wire.transport ipc reaches no other host"),
-        (("--on", "slurm", *REACHABLE, "--set", "launch.ledger_url=rediss://:pw@h:1/0"), "would be in arguments"),
-        (("--on", "slurm", *REACHABLE, "--set", 'launch.roles=["learner"]'), "launched nowhere"),
+        (
+            ("--on", "slurm", *REACHABLE, "--set", "launch.ledger_url=rediss://:pw@h:1/0"),
+            "would be visible in process arguments",
+        ),
+        (("--on", "slurm", *REACHABLE, "--set", 'launch.roles=["learner"]'), "cannot be launched"),
     ],
 )
 def test_what_no_place_could_run_is_refused(tmp_path: Path, words: tuple[str, ...], told: str) -> None:

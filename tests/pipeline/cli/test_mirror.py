@@ -47,7 +47,9 @@ def test_a_report_is_written_to_a_url_too(run_dir: Path, tmp_path: Path) -> None
     assert found["places"] == [str(run_dir / "report.html"), f"{url}/report.html"]
     assert ObjectStore(url).read("report.html") == (run_dir / "report.html").read_bytes()
     assert ObjectStore(url).names("").keys() == {"report.html", "report.json"}
-    assert "no URL of an object store" in str(call("run", "report", str(run_dir), "--out", "ftp://host/x").exception)
+    assert "not the URL of an object store" in str(
+        call("run", "report", str(run_dir), "--out", "ftp://host/x").exception
+    )
 
 
 def test_a_resume_from_a_url_fetches_the_run_and_then_checks_it_as_any_other(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_a_resume_from_a_url_fetches_the_run_and_then_checks_it_as_any_other(tmp
     assert "going on from 000001.version-3 in" in ended.output
     assert (there / "op" / "checkpoints" / "000001.version-3" / "manifest.json").is_file()
     assert "/nowhere/model" in str(ended.exception), "the start model is no part of a copy"
-    assert "is there already" in str(call("up", "--resume", run.url, "--set", f"run.dir={there}").exception)
+    assert "exists already" in str(call("up", "--resume", run.url, "--set", f"run.dir={there}").exception)
     assert "holds no complete copy" in str(call("up", "--resume", f"file://{tmp_path}/none").exception)
 
 

@@ -129,8 +129,8 @@ def test_a_revoked_tokens_workers_are_fenced_and_others_are_not(server: str, run
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["create", "--role", "generator", "--out", "{there}"], "is there already; expected a new file"),
-        (["create", "--role", "generator", "--out", "{none}/x"], "is no folder"),
+        (["create", "--role", "generator", "--out", "{there}"], "exists already; expected a new file"),
+        (["create", "--role", "generator", "--out", "{none}/x"], "is not a folder"),
         (["revoke", "generator-none"], "has no token 'generator-none'; it has none"),
         (["rotate", "generator-none"], "has no token 'generator-none'"),
     ],

@@ -76,9 +76,9 @@ def test_the_settings_that_may_change_are_listed_with_who_takes_them_and_when() 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--set", "learner.learning_rate=1", "--rollback"), "are changes of their own: give one"),
-        (("--set", "learner.learning_rate=1", "--code", "folder"), "are changes of their own: give one"),
-        (("--rollback", "--code", "folder"), "are changes of their own: give one"),
+        (("--set", "learner.learning_rate=1", "--rollback"), "exclude each other: give one"),
+        (("--set", "learner.learning_rate=1", "--code", "folder"), "exclude each other: give one"),
+        (("--rollback", "--code", "folder"), "exclude each other: give one"),
         (("--lazily",), "--lazily is for new code"),
         (("--lazily", "--rollback"), "--lazily is for new code"),
         (("--timeout", "-1"), "--timeout"),

@@ -81,7 +81,7 @@ def test_dead_letters_are_listed_shown_and_retried_once_and_the_books_balance(ru
     assert _json("ledger", "dead-letters", "show", "t.0.0.0", *run)["error"] == TRACEBACK
     shown = CliRunner().invoke(headrace, ["ledger", "dead-letters", "list", str(run_dir)], standalone_mode=False)
     assert "no boxed answer" in shown.output
-    assert "is no dead letter" in _refused("ledger", "dead-letters", "show", "t.5.0.0", *run)
+    assert "is not a dead letter" in _refused("ledger", "dead-letters", "show", "t.5.0.0", *run)
     assert "t.5.0.0: no dead letter" in _refused("ledger", "dead-letters", "retry", "t.5.0.0", *run)
     dropped = _json("ledger", "audit", str(run_dir))["groups"]["dropped"]
     assert dropped == {}, "its group goes on without it"

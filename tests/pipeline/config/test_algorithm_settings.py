@@ -62,7 +62,7 @@ def run_file(tmp_path: Path) -> Path:
             "never reads the proximal",
             "leave rejection at its default",
         ),
-        (["algorithm.rejection=k3"], "nothing would be rejected", "Give it, for example"),
+        (["algorithm.rejection=k3"], "nothing would be rejected", "Set it, for example"),
         (
             ["algorithm.rejection=k2", "algorithm.rejection_upper=1", "algorithm.rejection_lower=0.1"],
             "never below 0",
@@ -80,8 +80,8 @@ def run_file(tmp_path: Path) -> Path:
         (["generation.repetition_penalty=1.1"], "depends on how often each token came", "Leave it at 1"),
         (["generation.presence_penalty=0.5"], "expected 0 in training", "evaluation.presence_penalty may be set"),
         (["generation.frequency_penalty=-1"], "is -1, a distribution", "evaluation.frequency_penalty may be set"),
-        (['generation.stop_strings=["a", ""]'], "a stop string is ''", "expected characters"),
-        (['evaluation.stop_strings=["\ufffd"]'], "a stop string is", "expected characters"),
+        (['generation.stop_strings=["a", ""]'], "a stop string is ''", "expected valid Unicode"),
+        (['evaluation.stop_strings=["\ufffd"]'], "a stop string is", "expected valid Unicode"),
         (
             ['evaluation.sets=[{name="a", files=["x"], max_response_tokens=4096}]'],
             "evaluation.sets a.max_response_tokens is 4096, above generation.max_response_tokens 2048",
@@ -133,7 +133,7 @@ def test_a_training_sets_limit_is_within_the_runs_and_without_a_soft_punishment(
     assert load(64, overlong="filter").data.sets[0].max_response_tokens == 64
     with pytest.raises(ValueError, match=r"data.sets a.max_response_tokens is 4096, above .* 2048.*lower it, or raise"):
         load(4096)
-    with pytest.raises(ValueError, match=r"punishment ends at generation.max_response_tokens.*remove the set's limit"):
+    with pytest.raises(ValueError, match=r"relative to generation.max_response_tokens.*remove the set's limit"):
         load(64, overlong="soft", overlong_cache_tokens=8)
 
 

@@ -165,7 +165,7 @@ def test_what_is_no_setting_is_not_explained_but_the_nearest_is_named() -> None:
 
 
 def test_config_show_explains_and_in_brief_it_does_not(run_file: Path) -> None:
-    assert "# G, responses a prompt" in _headrace("config", "show", str(run_file))[1]
+    assert "# G, responses per prompt" in _headrace("config", "show", str(run_file))[1]
     brief = _headrace("config", "show", str(run_file), "--brief")[1]
     assert "group_size = 16" in brief
     assert "#" not in brief

@@ -38,15 +38,15 @@ def test_a_schedule_ends_with_the_run_unless_it_is_shorter(
         (["learner.optimizer=sgd"], "learner.optimizer"),
         (
             ["learner.optimizer=adafactor", "learner.backend=fsdp2"],
-            "is adafactor, which steps whole tensors, .* fsdp2 steps .* to adamw-fused or adamw or muon, or",
+            "is adafactor, which needs whole tensors, .* fsdp2 updates .* to adamw-fused or adamw or muon, or",
         ),
-        (["learner.optimizer=adamw-8bit", "learner.backend=fsdp2"], "optimizer is adamw-8bit, which steps whole"),
-        (["learner.optimizer=muon", "learner.backend=deepspeed"], "deepspeed steps .* adamw-fused or adamw, or"),
+        (["learner.optimizer=adamw-8bit", "learner.backend=fsdp2"], "optimizer is adamw-8bit, which needs whole"),
+        (["learner.optimizer=muon", "learner.backend=deepspeed"], "deepspeed updates .* adamw-fused or adamw, or"),
         (
             ["learner.spike_factor=5", "learner.backend=deepspeed"],
             "spike_factor is 5, .* to 0, or .* to fsdp2 or torch",
         ),
-        (["learner.freeze=['lm_head.*']", "learner.lora.rank=4"], "the adapter alone is trained; leave freeze out"),
+        (["learner.freeze=['lm_head.*']", "learner.lora.rank=4"], "only the adapter is trained; leave out freeze"),
     ],
 )
 def test_what_does_not_fit_into_the_run_is_refused(tmp_path: Path, overrides: list[str], complaint: str) -> None:

@@ -139,7 +139,7 @@ def test_a_name_that_cannot_be_had_is_refused_with_the_remedy(tmp_path: Path, en
     cases = {
         "hf://datasets/acme/none/x.jsonl": "has no data set acme/none, or it is private; correct the name, or set HF_TOKEN",
         f"hf://datasets/{PRIVATE}/main/train-0.jsonl": "or it is private",
-        f"hf://datasets/{GATED}/main/train-0.jsonl": "its owners give access on request; accept their terms at",
+        f"hf://datasets/{GATED}/main/train-0.jsonl": "access must be requested from its owners; accept their terms at",
         f"hf://datasets/{PLAIN}@v9/main/train-0.jsonl": "acme/sums has no such revision; name a branch",
         f"hf://datasets/{PLAIN}/train.parquet": "matches no file; the data set has main/test-0.jsonl",
         f"hf://datasets/{PLAIN}": "names no file; the data set has main/test-0.jsonl, main/train-0.jsonl",

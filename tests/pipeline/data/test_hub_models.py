@@ -72,7 +72,7 @@ def test_a_model_that_cannot_be_had_is_refused_with_the_remedy(tmp_path: Path, e
     cases = {
         "hf://acme/none": "has no model acme/none, or it is private; correct the name, or set HF_TOKEN",
         f"hf://{PRIVATE}": "or it is private",
-        f"hf://{GATED}": "its owners give access on request; accept their terms at",
+        f"hf://{GATED}": "access must be requested from its owners; accept their terms at",
         f"hf://{PLAIN}@v9": "no such revision; name a branch, a tag or a commit",
         "hf://sums": "expected hf://OWNER/NAME",
     }

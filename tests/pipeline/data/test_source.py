@@ -286,8 +286,8 @@ def test_other_weights_are_another_stream(tmp_path: Path, tokenizer: TextTokeniz
     [
         ({"sets": [{"name": "a", "train": ["x"], "weight": 0}]}, "the weights of data.sets sum to 0"),
         ({"sets": [{"name": "a", "train": ["x"], "weight": -1}]}, "greater than or equal to 0"),
-        ({"sets": [{"name": "a", "train": ["x"]}, {"name": "a", "train": ["y"]}]}, "a name of its own"),
-        ({"sets": [{"name": "a/b", "train": ["x"]}, {"name": "a", "train": ["y"]}]}, "names a and a/b, with which ids"),
+        ({"sets": [{"name": "a", "train": ["x"]}, {"name": "a", "train": ["y"]}]}, "a different name"),
+        ({"sets": [{"name": "a/b", "train": ["x"]}, {"name": "a", "train": ["y"]}]}, "names a and a/b, but prompt ids"),
         ({"sets": [{"name": "a", "train": ["x"]}], "train": ["y"]}, "both given"),
         ({}, "both missing"),
         ({"train": ["hf://models/a/b"]}, "hf://datasets/OWNER/NAME"),

@@ -69,7 +69,7 @@ def test_a_folder_that_others_may_write_to_holds_no_code(source: Path, run_dir: 
     version = keep_code(source, run_dir)
     (run_dir / CODE_FOLDER).chmod(0o770)
     for use in (lambda: keep_code(source, run_dir), lambda: checked_code(run_dir, version)):
-        with pytest.raises(ConfigError, match="expected a folder of ours alone"):
+        with pytest.raises(ConfigError, match="expected a folder that only you may enter"):
             use()
 
 
@@ -140,14 +140,14 @@ def test_a_link_to_a_file_inside_is_copied_as_that_file(source: Path, run_dir: P
 
 def test_a_pipe_among_the_code_is_refused_and_not_waited_for(source: Path, run_dir: Path) -> None:
     os.mkfifo(source / "pipe.py")
-    with pytest.raises(ConfigError, match=r"pipe\.py is no file of code"):
+    with pytest.raises(ConfigError, match=r"pipe\.py is not a code file"):
         keep_code(source, run_dir)
 
 
 @pytest.mark.parametrize("limit", ["MAX_CODE_FILES", "MAX_CODE_BYTES"])
 def test_too_much_code_is_refused(source: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(code_copies, limit, 1)
-    with pytest.raises(ConfigError, match="expected a folder of code alone"):
+    with pytest.raises(ConfigError, match="expected a folder of code only"):
         keep_code(source, run_dir)
 
 
@@ -156,7 +156,7 @@ def test_what_is_no_code_or_hides_a_module_of_python_is_refused(source: Path, ru
     empty.mkdir()
     with pytest.raises(ConfigError, match="has no Python module"):
         keep_code(empty, run_dir)
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         keep_code(source / "no.py", run_dir)
     (source / "json.py").write_text("")
     with pytest.raises(ConfigError, match=r"module 'json', which is one of Python's own"):

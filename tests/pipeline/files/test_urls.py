@@ -20,9 +20,9 @@ def test_a_url_is_kept_without_its_last_slash(url: str) -> None:
         ("s3://key:secret@bucket/run", "credentials come from the environment"),
         ("s3://bucket/run?X-Amz-Signature=abc", "credentials come from the environment"),
         ("s3:///run", "no bucket"),
-        ("abfs://bucket/run", "abfs:// is no URL of an object store; expected s3://"),
+        ("abfs://bucket/run", "abfs:// is not the URL of an object store; expected s3://"),
         ("file://runs/away", "three slashes"),
-        ("runs/away", "is no URL of an object store"),
+        ("runs/away", "is not the URL of an object store"),
         ("s3://bucket::zip://a", "no bucket"),
     ],
 )

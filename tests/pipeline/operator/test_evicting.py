@@ -57,8 +57,8 @@ async def test_an_evicted_worker_is_out_with_who_when_and_why(run: SmallRun) -> 
 
 
 async def test_the_last_of_a_role_and_the_learner_are_not_evicted(run: SmallRun) -> None:
-    assert "run's last reward: without it the role is empty" in await refusal(run, "reward-0")
-    assert "run's only learner: without it the role is empty" in await refusal(run, "learner")
+    assert "run's last reward, so it cannot be evicted" in await refusal(run, "reward-0")
+    assert "run's only learner, so it cannot be evicted" in await refusal(run, "learner")
     await run.beat(Role.GENERATOR, "generator-1")
     await evict(run, "generator-0")
     assert "run's last generator" in await refusal(run, "generator-1")
@@ -77,9 +77,9 @@ async def test_the_only_worker_of_a_role_that_works_is_not_evicted_and_a_broken_
     await run.beat(Role.GENERATOR, "generator-1")
     await run.registry.fence("generator-0")
     refused = await refusal(run, "generator-1")
-    assert "generator-1 is the only generator that does its work" in refused and "`headrace why`" in refused
+    assert "generator-1 is the only generator that works" in refused and "`headrace why`" in refused
     await run.beat(Role.GENERATOR, "generator-0", epoch=5, waiting_for=WaitingFor.STARTING)
-    assert "is the only generator that does its work" in await refusal(run, "generator-1")
+    assert "is the only generator that works" in await refusal(run, "generator-1")
     assert (await evict(run, "generator-0")).counts[Role.GENERATOR] == 1
     await beat_of_guest(run)
     await run.registry.fence("reward-0")
@@ -89,7 +89,7 @@ async def test_the_only_worker_of_a_role_that_works_is_not_evicted_and_a_broken_
 async def test_only_a_joined_host_is_evicted_as_a_whole(run: SmallRun) -> None:
     await beat_of_guest(run)
     assert "no worker of this run is on gpu7; its hosts: host, hostb" in await refusal(run, host="gpu7")
-    assert "it is no joined host" in await refusal(run, host="host")
+    assert "it is not a joined host" in await refusal(run, host="host")
     assert (await evict(run, host="hostb")).counts == COUNTS
 
 

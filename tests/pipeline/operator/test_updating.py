@@ -49,26 +49,26 @@ async def test_a_change_has_number_author_reason_and_what_held_before(run: Small
     assert "@" in change.by
     second = await updating.update(at(run), ["run.num_updates=900"])
     assert (second.number, second.holds) == (2, {KEY: "0.5", "run.num_updates": "900"})
-    with pytest.raises(ConfigError, match="holds already"):
+    with pytest.raises(ConfigError, match="is already in effect"):
         await updating.update(at(run), [f"{KEY}=0.5"])
     assert len(await run.registry.settings_changes()) == 2
 
 
 async def test_the_updates_that_the_learner_has_made_bound_the_runs_length(run: SmallRun) -> None:
-    with pytest.raises(ConfigError, match="has made 2 updates"):
+    with pytest.raises(ConfigError, match="has already made 2 updates"):
         await updating.update(at(run), ["run.num_updates=2"])
     assert (await updating.update(at(run), ["run.num_updates=3"])).sets == {"run.num_updates": "3"}
 
 
 async def test_a_rollback_sets_what_held_before_the_newest_change_that_stands(run: SmallRun) -> None:
-    with pytest.raises(ConfigError, match="no change stands"):
+    with pytest.raises(ConfigError, match="no change to roll back"):
         await updating.roll_back(at(run))
     for value in ("0.5", "0.25"):
         await updating.update(at(run), [f"{KEY}={value}"])
     assert (await updating.roll_back(at(run))).sets == {KEY: "0.5"}
     undone = await updating.roll_back(at(run), "worse")
     assert (undone.number, undone.sets, undone.undoes, undone.reason) == (4, {KEY: "1e-06"}, 1, "worse")
-    with pytest.raises(ConfigError, match="no change stands"):
+    with pytest.raises(ConfigError, match="no change to roll back"):
         await updating.roll_back(at(run))
 
 
@@ -157,7 +157,7 @@ async def test_a_run_that_ends_before_all_have_answered_is_called_so(
 
     monkeypatch.setattr(MemoryRegistry, "heartbeats", gone)
     monkeypatch.setattr("pipeline.supervisor.run_folder.supervisor_pid", lambda _: None)
-    with pytest.raises(ConfigError, match=r"has ended before all had answered; change 1 is recorded"):
+    with pytest.raises(ConfigError, match=r"ended before all workers had answered; change 1 is recorded"):
         await updating.wait_until_taken(at(run), change, 60.0, run.clock)
 
 
@@ -187,7 +187,7 @@ async def test_new_reward_functions_are_copied_imported_and_then_a_change(judged
     value = change.sets["code.rewards"].strip('"')
     assert (change.former, change.reason, change.is_lazy) == ({"code.rewards": '""'}, "better", True)
     assert (judged.run_dir / "code" / value / "my_rewards.py").read_text() == (source / "my_rewards.py").read_text()
-    with pytest.raises(ConfigError, match="holds already"):
+    with pytest.raises(ConfigError, match="is already in effect"):
         await updating.update_code(at(judged), source)
     undone = await updating.roll_back(at(judged))
     assert (undone.sets, undone.undoes) == ({"code.rewards": '""'}, 1)
@@ -221,7 +221,7 @@ async def test_a_folder_without_the_runs_functions_or_with_a_part_of_headrace_is
         await updating.update_code(at(judged), tmp_path / "new")
     (tmp_path / "new" / "pipeline").mkdir()
     (tmp_path / "new" / "pipeline" / "__init__.py").write_text("")
-    with pytest.raises(ConfigError, match=r"has pipeline, a package of Headrace's own, but no protocol"):
+    with pytest.raises(ConfigError, match=r"has pipeline, one of Headrace's packages, but no protocol"):
         await updating.update_code(at(judged), tmp_path / "new")
 
 

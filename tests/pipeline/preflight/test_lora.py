@@ -17,7 +17,7 @@ from tests.pipeline.op_config import op_config
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["learner.backend=deepspeed", "learner.optimizer=muon"], "muon, which steps whole tensors, .* or adamw, or"),
+        (["learner.backend=deepspeed", "learner.optimizer=muon"], "muon, which needs whole tensors, .* or adamw, or"),
         (["learner.lora.rank=-1"], "learner.lora.rank"),
         (["learner.lora.alpha=0"], "learner.lora.alpha"),
         (["learner.lora.dropout=0.1"], "learner.lora.dropout"),

@@ -86,7 +86,7 @@ def test_a_run_says_which_reward_model_it_has(tmp_path: Path) -> None:
             "raise reward.model.max_tokens if that is the limit",
         ),
         (["reward.model.path=JUDGE", "reward.model.max_tokens=400"], "made for 256 positions"),
-        (["data.verifier=reward_model"], "takes a reward model's score, but there is none"),
+        (["data.verifier=reward_model"], "needs a reward model's score, but no reward model is configured"),
     ],
 )
 def test_a_reward_model_that_would_fail_late_fails_early(tmp_path: Path, overrides: list[str], message: str) -> None:

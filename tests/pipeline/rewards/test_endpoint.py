@@ -236,7 +236,7 @@ async def test_a_judge_that_is_down_or_has_no_key_is_found_before_anything_start
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ('reward.endpoints.x.url="ftp://host"', "url is no address"),
+        ('reward.endpoints.x.url="ftp://host"', "url is not an address"),
         ('reward.endpoints.x.url="https://me:secret@host/v1"', "no user or password"),
         ('reward.endpoints.x={url="http://h/v1", model="m", prompt="judge it"}', "add {response}"),
         ('reward.endpoints.x={url="http://h/v1", max_in_flight=257}', "raise reward.max_in_flight, or lower it"),

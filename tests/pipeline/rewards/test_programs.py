@@ -133,7 +133,7 @@ async def test_data_alone_never_has_its_tests_run_as_code(tmp_path: Path) -> Non
     async with VerifierPool(Limits(), configured=frozenset({"arithmetic"})) as pool:
         (outcome,) = await pool.score([block("", [f"open({str(ran)!r}, 'w').close()"])])
     assert isinstance(outcome, VerifierFailure)
-    assert "data alone may not choose that" in outcome.error
+    assert "a data line may not choose it" in outcome.error
     assert not ran.exists()
 
 

@@ -520,7 +520,7 @@ async def test_a_start_whose_headrace_shares_other_code_than_the_version_is_refu
     for package in PACKAGES:
         (tmp_path / "new" / package).mkdir(parents=True)
         (tmp_path / "new" / package / "__init__.py").write_text("")
-    with pytest.raises(ConfigError, match="has other code in pipeline/ledger than this Headrace"):
+    with pytest.raises(ConfigError, match="differs from this Headrace in pipeline/ledger"):
         await desk.keeper.begin(keep_code(tmp_path / "new", desk.run_dir, PACKAGES))
     assert desk.processes.codes == []
 

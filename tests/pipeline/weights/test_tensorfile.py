@@ -65,7 +65,7 @@ def test_a_head_alone_says_what_the_whole_file_does_and_a_cut_file_is_refused(tm
     assert read_head(path) == read_contents(path.read_bytes())
     for kept in (0, 4, 20, path.stat().st_size - 1):
         (tmp_path / "cut").write_bytes(path.read_bytes()[:kept])
-        with pytest.raises(WeightsDamaged, match="cut"):
+        with pytest.raises(WeightsDamaged, match="truncated"):
             read_head(tmp_path / "cut")
 
 

@@ -47,8 +47,8 @@ class RecordedEngine:
         model."""
         if self._sampling is None:
             raise WeightsRejected(
-                f"an adapter on weights with digest {base_digest} was given to an engine without a model; recorded responses "
-                "need no weights: follow the versions alone"
+                f"an adapter on weights with digest {base_digest} was given to an engine without a model; recorded "
+                f"responses need no weights: follow only the versions"
             )
         return self._sampling.merge_weights(adapter, base, base_digest, dtype=dtype)
 

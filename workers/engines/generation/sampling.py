@@ -121,7 +121,7 @@ def sample(
     scores = logits.float()
     if distributions.penalties is not None:
         if contexts is None:
-            raise ValueError("rows have penalties, which count tokens, and there are no contexts; give contexts")
+            raise ValueError("rows have penalties, which count tokens, but no contexts are given; give contexts")
         scores = distributions.penalties.apply(scores, contexts)
     if distributions.divisor is not None:
         scores = scores / distributions.divisor

@@ -81,7 +81,7 @@ def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, d
     try:
         stored = msgspec.json.decode(read_contents(adapter).metadata.get(_ADAPTER, ""), type=_AdapterRecord)
     except (ValueError, RecursionError) as error:
-        raise WeightsDamaged(f"a version that was announced with a base is no adapter: {error}") from error
+        raise WeightsDamaged(f"a version announced with a base is not an adapter: {error}") from error
     if stored.base != base_digest:
         raise WeightsRejected(f"the adapter is for weights with digest {stored.base}, not for those with {base_digest}")
     parts, below = view_weights(adapter), view_weights(base)
@@ -119,7 +119,7 @@ def _pairs(
             or a.shape[0] != b.shape[-1]
         ):
             raise WeightsRejected(
-                f"an adapter does not fit what it is for: {layer or next(iter(parts))} has weight, A and B of shapes {shapes}; "
+                f"an adapter does not fit its layer: {layer or next(iter(parts))} has weight, A and B of shapes {shapes}; "
                 "learner and generators must load the same architecture"
             )
         pairs[f"{layer}.weight"] = (a, b)

@@ -202,7 +202,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"{path} holds no tokenizer that transformers can read: {error}; save one beside the model"
+            f"{path} holds no tokenizer that transformers can read: {error}; save one next to the model"
         ) from error
 
 

@@ -92,7 +92,7 @@ def test_a_token_file_that_others_may_read_or_that_is_short_is_refused(tmp_path:
     path.chmod(0o600)
     with pytest.raises(ConfigError, match="has 6 characters; expected at least 32"):
         kept_token(path)
-    with pytest.raises(ConfigError, match="No such file or directory; name a file in a folder of yours"):
+    with pytest.raises(ConfigError, match="No such file or directory; name a file in a folder that you may write to"):
         kept_token(tmp_path / "absent" / "token")
 
 

@@ -172,7 +172,7 @@ async def test_a_run_whose_workers_go_by_other_code_is_joined_by_no_host(
         await published(run)
         change = after(None, {WORKERS: '"00ff00ff00ff00ff"'}, {WORKERS: '""'}, by="ann@a", at_s=1.0)
         assert await run.registry.add_settings_change(change)
-        with run.claimed() as place, pytest.raises(ConfigError, match="go by version 00ff00ff00ff00ff of their code"):
+        with run.claimed() as place, pytest.raises(ConfigError, match="use version 00ff00ff00ff00ff of their code"):
             await run.join(place)
 
 
@@ -207,7 +207,7 @@ async def test_a_change_of_code_while_a_host_fetches_its_files_is_noticed_in_tim
 
     monkeypatch.setattr(join_module, "fetch_files", slow)
     async with meeting(tmp_path, redis_server, monkeypatch) as run:
-        with run.claimed() as place, pytest.raises(ConfigError, match="go by version 00ff00ff00ff00ff of their code"):
+        with run.claimed() as place, pytest.raises(ConfigError, match="use version 00ff00ff00ff00ff of their code"):
             await run.join(place)
         assert await run.registry.heartbeats() == []
 

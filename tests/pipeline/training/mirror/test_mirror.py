@@ -193,7 +193,7 @@ def test_a_manifest_cannot_lead_out_of_the_folder_or_to_a_secrets_place(run: Mir
     told: list[str] = []
     with pytest.raises(DataError, match="none of the 1 copies"):
         fetch_run(run.url, run.folder / "a", tell=told.append)
-    assert len(told) == 1 and "is no file of a run that is copied" in told[0]
+    assert len(told) == 1 and "is not a file that copies contain" in told[0]
 
 
 def test_a_fetch_that_cannot_be_is_told_before_anything_is_moved(
@@ -203,7 +203,7 @@ def test_a_fetch_that_cannot_be_is_told_before_anything_is_moved(
         fetch_run(run.url, run.folder / "a")
     run.checkpoint(3)
     run.copy()
-    with pytest.raises(ConfigError, match=r"is there already; .*headrace up --resume .*--set run\.dir"):
+    with pytest.raises(ConfigError, match=r"exists already; .*headrace up --resume .*--set run\.dir"):
         fetch_run(run.url, run.run_dir.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(10 << 20))  # noqa: PYI024
     with pytest.raises(StorageFailed, match=r"10 MB free, and .* takes .*make room"):

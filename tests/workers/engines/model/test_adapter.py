@@ -93,5 +93,5 @@ def test_an_adapter_that_does_not_fit_its_base_is_refused(change: str) -> None:
         "not two-dimensional": {layer: (a[0], b[0])},
     }[change]
     file = bytes_of(publish_adapter(replace(adapter, layers={**adapter.layers, **wrong}), digest_buffer(base)))
-    with pytest.raises(WeightsRejected, match="does not fit what it is for"):
+    with pytest.raises(WeightsRejected, match="does not fit its layer"):
         merged_bytes(file, base)

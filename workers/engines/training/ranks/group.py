@@ -85,8 +85,8 @@ class Group:
         dist.all_gather(told, mine)
         if others := [rank for rank in range(1, self.size) if not torch.equal(told[rank], told[0])]:
             raise ConfigError(
-                f"ranks {', '.join(map(str, others))} of {self.size} have another {what} than rank 0; all ranks of a worker "
-                "read the same run's folder: leave it alone while they start, and start the run again"
+                f"ranks {', '.join(map(str, others))} of {self.size} have a different {what} than rank 0; all ranks "
+                f"of a worker read the same run folder: do not change it while they start, and start the run again"
             )
 
 
@@ -119,7 +119,7 @@ def peers() -> Iterator[None]:
             raise
         raise EngineDied(
             f"rank {os.environ.get('RANK', '0')} cannot reach the other ranks of its worker: {str(error).splitlines()[0]}; "
-            "one of them has ended or stands still, and they go on together from the last checkpoint"
+            "one of them has ended or is stuck; all of them restart from the last checkpoint"
         ) from error
 
 
