@@ -30,6 +30,8 @@ from pipeline.files import write_private
 from pipeline.ledger.url import hide_password
 from protocol.errors import ConfigError
 
+_MOST_LISTED = 12
+"""Settings of a section that an error about an unknown one lists."""
 _IN_OUR_WORDS = {"a valid (?=[aeiou])": "an ", "a valid ": "a ", "(?=greater|less)": "a value ", "": ""}
 
 ENVIRONMENT: Final = "HEADRACE__"
@@ -348,7 +350,14 @@ def suggest(key: str) -> str:
     if not close:
         by_name = {name.rpartition(".")[2]: name for name in known}
         close = [by_name[name] for name in difflib.get_close_matches(last, list(by_name), n=1, cutoff=0.7)]
-    return f"; did you mean `{close[0]}`?" if close else "; `headrace config show` lists the valid keys"
+    if not close:
+        return "; `headrace config show` lists the valid keys"
+    if key.startswith(f"{close[0]}."):
+        inside = [name for name in known if name.rpartition(".")[0] == close[0]]
+        if 0 < len(inside) <= _MOST_LISTED:
+            return f"; expected one of {', '.join(inside)}"
+        return f"; `headrace config explain {close[0]}` lists its settings"
+    return f"; did you mean `{close[0]}`?"
 
 
 def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:

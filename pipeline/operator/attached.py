@@ -90,10 +90,13 @@ def find_run(run: Path | None) -> Path:
     if run is not None:
         if not (run / RESOLVED_NAME).is_file():
             there = [str(found.parent) for found in _known_runs(run.parent)[-_NAMED_RUNS:]]
-            known = f", as {' or '.join(there)}" if there else ""
-            raise ConfigError(
-                f"{run} is not a run: it has no {RESOLVED_NAME}; give a folder that `headrace up` made{known}"
+            known = f", such as {' or '.join(there)}" if there else ""
+            why = (
+                f"is not a run, or has not written its {RESOLVED_NAME} yet: try again in a few seconds, or"
+                if run.is_dir()
+                else "is not a run: there is no such folder;"
             )
+            raise ConfigError(f"{run} {why} give a folder that `headrace up` made{known}")
         return run
     found = _known_runs(Path("runs"))
     if not found:

@@ -117,6 +117,17 @@ def test_every_command_takes_its_run_as_a_word_and_by_name_but_one_run_only(comm
         headrace.main([*command, folder, "--run", folder], standalone_mode=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"), [("begun", r"has not written its config\.toml yet"), ("none", "there is no such folder")]
+)
+def test_a_run_without_its_configuration_yet_is_told_from_a_folder_that_is_missing(
+    name: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "begun").mkdir()
+    with pytest.raises(ConfigError, match=told):
+        headrace.main(["down", str(tmp_path / name)], standalone_mode=False)
+
+
 def test_a_run_in_the_present_folder_is_told_from_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").mkdir()
@@ -132,6 +143,7 @@ def test_a_run_in_the_present_folder_is_told_from_other_words(tmp_path: Path, mo
         (["queue"], "did you mean `headrace ledger queues`?"),
         (["run", "queues"], "did you mean `headrace ledger queues`?"),
         (["fleet", "xyzzy"], "expected join, tokens, place"),
+        (["run", "bench"], "no command 'bench': expected list, report"),
         (["up"], "no run file given"),
         (["status", "/no/such/run"], "is not a run"),
         (["scale", "generator=0"], "expected ROLE=NUMBER"),

@@ -105,6 +105,8 @@ def test_a_misspelt_section_is_suggested_too(run_file: Path) -> None:
     ("text", "told"),
     [
         ("eta=1", "did you mean `staleness.eta`"),
+        ("data.columns.prompt=x", "expected one of data.columns.question, data.columns.answer"),
+        ("algorithm.xyzzy=1", "`headrace config explain algorithm` lists its settings"),
         ("lr=1e-5", "that is `learner.learning_rate` here"),
         ("lr_scheduler=cosine", "that is `learner.schedule` here"),
         ("gradient_accumulation_steps=4", "learner.micro_batch_tokens"),
