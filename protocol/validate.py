@@ -71,8 +71,8 @@ def check_consistency(obj: Message | Score) -> None:
         sizes = {found.size for found in (obj.standard_logprobs, obj.judge_logprobs) if found.size}
         if len(sizes) > 1:
             raise MalformedMessage(
-                f"guidance of {obj.standard_logprobs.size} standard and {obj.judge_logprobs.size} judge log-probs; expected as "
-                "many of both, or none of one"
+                f"guidance of {obj.standard_logprobs.size} standard and {obj.judge_logprobs.size} judge log-probs; "
+                f"expected equal numbers, or none of one"
             )
 
 
@@ -88,7 +88,7 @@ def _check_chunk(chunk: TrajectoryChunk) -> None:
     num_logprobs = len(chunk.behavior_logprobs)
     if num_logprobs != num_tokens:
         raise MalformedMessage(
-            f"behavior_logprobs has {num_logprobs} values for {num_tokens} tokens; expected one a token"
+            f"behavior_logprobs has {num_logprobs} values for {num_tokens} tokens; expected one per token"
         )
     total = 0
     for segment in chunk.segments:

@@ -130,7 +130,7 @@ def token_scores(unit: str, scored: ScoredChunk, field: Field) -> np.ndarray | N
     if found.shape != scored.chunk.tokens.shape:
         raise LedgerError(
             f"unit {unit}: chunk {scored.chunk.id} has {field.value} scores of shape {found.shape}; expected "
-            f"{scored.chunk.tokens.shape}, one a token"
+            f"{scored.chunk.tokens.shape}, one per token"
         )
     return found.astype(np.float32, copy=False)
 
@@ -149,8 +149,8 @@ def guidance_of(unit: str, scored: ScoredChunk) -> GuidanceScore | None:
     for what, logprobs in (("standard", found.standard_logprobs), ("judge", found.judge_logprobs)):
         if logprobs.size not in (0, wanted):
             raise LedgerError(
-                f"unit {unit}: chunk {scored.chunk.id} has {logprobs.size} {what} log-probs; expected {wanted}, one a token of "
-                "the whole response, or none"
+                f"unit {unit}: chunk {scored.chunk.id} has {logprobs.size} {what} log-probs; expected {wanted}, one "
+                f"per token of the whole response, or none"
             )
         if not np.isfinite(logprobs).all():
             raise NonFiniteUnit(unit, f"{what} log-probs of trajectory {scored.chunk.trajectory}")

@@ -78,8 +78,8 @@ class GroupRule(ABC):
         declared = config.declaration
         if declared.unit is not Unit.GROUP or declared.has_critic:
             raise ValueError(
-                f"{config.algorithm.name} declares unit {declared.unit.value} and has_critic {declared.has_critic}, but a "
-                "GroupRule is of whole groups without a critic: correct its declaration, or make it a CriticRule"
+                f"{config.algorithm.name} declares unit {declared.unit.value} and has_critic {declared.has_critic}, "
+                f"but a GroupRule works on whole groups without a critic: correct its declaration, or make it a CriticRule"
             )
         check_advantages_are_read(config.algorithm.name, config.algorithm.surrogate)
 
@@ -104,20 +104,20 @@ class GroupRule(ABC):
     def _members(self, unit: ClaimedUnit) -> list[AssembledTrajectory]:
         if len(unit.trajectories) != self.group_size:
             raise LedgerError(
-                f"group {unit.name} came with {len(unit.trajectories)} responses; expected {self.group_size}: a baseline over "
-                "a part of a group is biased"
+                f"group {unit.name} has {len(unit.trajectories)} responses; expected {self.group_size}: a baseline "
+                f"over part of a group is biased"
             )
         members = [assemble(unit.name, chunks) for chunks in unit.trajectories if has_verdict(chunks)]
         if len(members) < fewest_judged(self.group_size):
             raise LedgerError(
-                f"group {unit.name} came with {len(members)} verdicts; expected {fewest_judged(self.group_size)} or more: the "
+                f"group {unit.name} has {len(members)} verdicts; expected {fewest_judged(self.group_size)} or more: the "
                 "ledger drops a group with fewer; run `headrace ledger audit`"
             )
         for member in members:
             if Field.REFERENCE in self.fields and member.reference_logprobs is None:
                 raise LedgerError(
-                    f"group {unit.name}: trajectory {member.name} lacks reference log-probs; expected them on every chunk: "
-                    "this run's ledger holds a unit back until they are there"
+                    f"group {unit.name}: trajectory {member.name} has no reference log-probs; expected them on "
+                    f"every chunk, since this run's ledger withholds units until they have them"
                 )
         return members
 

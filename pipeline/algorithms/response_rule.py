@@ -63,7 +63,7 @@ class ResponseRule(ABC):
         if declared.unit is not Unit.TRAJECTORY or declared.has_critic:
             raise ValueError(
                 f"{algorithm.name} declares unit {declared.unit.value} and has_critic {declared.has_critic}, but a "
-                "ResponseRule is of single responses without a critic: correct its declaration"
+                f"ResponseRule works on single responses without a critic: correct its declaration"
             )
         for name, neutral in (("importance", "none"), ("rejection", "none"), ("guidance", "none")):
             if getattr(algorithm, name) != neutral:
@@ -75,7 +75,7 @@ class ResponseRule(ABC):
         usable = [name for name in VERDICT_SURROGATES if declared.needs_guidance or name not in GUIDED_SURROGATES]
         if algorithm.surrogate in SURROGATES and algorithm.surrogate not in usable:
             raise ValueError(
-                f"algorithm.surrogate is {algorithm.surrogate}, but {algorithm.name} has verdicts alone"
+                f"algorithm.surrogate is {algorithm.surrogate}, but {algorithm.name} has only verdicts"
                 f"{'' if declared.needs_guidance else ' and no guidance'}; set it to {' or '.join(usable)}, or leave it out"
             )
 

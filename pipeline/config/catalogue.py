@@ -113,7 +113,8 @@ def check_advantages_are_read(algorithm: str, surrogate: str) -> None:
     """Raise ValueError when a rule with advantages has a surrogate that ignores their size."""
     if surrogate in VERDICT_SURROGATES:
         raise ValueError(
-            f"algorithm.surrogate is {surrogate}, which reads verdicts, but {algorithm} has advantages: leave it out, "
+            f"algorithm.surrogate is {surrogate}, which needs verdicts, but {algorithm} computes advantages: leave "
+            f"it out, "
             "or set algorithm.name to nlft, nlft-first, sft or rft"
         )
 

@@ -162,7 +162,7 @@ def _with_included(
     read.append(place)
     if len(read) > _MAX_INCLUDED:
         raise ConfigError(
-            f"{read[0]}: `include` reads more than {_MAX_INCLUDED} files, the last {path}; include each file once, from few"
+            f"{read[0]}: `include` reads more than {_MAX_INCLUDED} files, the last {path}; include each file only once"
         )
     tree = _read(path)
     included: Any = tree.pop("include", [])

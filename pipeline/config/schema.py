@@ -201,8 +201,9 @@ class RunConfig(Section):
             )
         if algorithm.dynamic_sampling and rule.unit is not Unit.GROUP:
             raise ValueError(
-                f"algorithm.dynamic_sampling is on, but {algorithm.name} claims each {rule.unit.value} by itself. Only whole "
-                "groups have or lack signal: switch it off, or choose vapo, which then claims groups"
+                f"algorithm.dynamic_sampling is on, but {algorithm.name} claims each {rule.unit.value} separately, "
+                f"and only whole groups can be judged for signal: switch it off, or choose vapo, which then claims "
+                f"groups"
             )
         if algorithm.dynamic_sampling and algorithm.group_size < 2:
             raise ValueError(

@@ -132,7 +132,7 @@ class GuidedPrompts:
             variables = prompt.extra.get(CHAT_VARIABLES)
             _, tokens = self._tokenizer.render_chat(_guided(messages, template, texts), variables)
         if not tokens:
-            raise DataError("the guided prompt has no tokens: the tokenizer knows none of its characters")
+            raise DataError("the guided prompt has no tokens: the tokenizer does not know any of its characters")
         return np.array(tokens, np.int32)
 
 

@@ -144,6 +144,6 @@ def check_spec(spec: LedgerSpec) -> None:
         )
     if spec.value_training and not {Field.REWARD, Field.VALUE} <= spec.fields:
         raise ConfigError(
-            f"value_training with fields {sorted(spec.fields)}; a critic trains on rewards, clipped at its own stored values: "
-            "add reward and value to the fields"
+            f"value_training with fields {sorted(spec.fields)}; a critic trains on rewards and its own stored "
+            f"values: add reward and value to the fields"
         )

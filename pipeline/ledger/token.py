@@ -94,7 +94,7 @@ def read_token(path: Path) -> Token:
         "secret": _SECRET.fullmatch(token.secret) is not None,
     }
     if wrong := [name for name, is_good in checks.items() if not is_good]:
-        raise ConfigError(f"token file {path} holds no join token: its {' and '.join(wrong)} cannot be; {again}")
+        raise ConfigError(f"token file {path} holds no join token: its {' and '.join(wrong)} are invalid; {again}")
     return token
 
 

@@ -237,7 +237,7 @@ def fleet_row(line: bytes) -> FleetRow:
     roles = {str(role): _known(RoleTime, span) for role, span in values.pop("roles").items()}
     row: FleetRow = _known(FleetRow, values | {"roles": roles})
     if not (math.isfinite(row.at_s) and row.span_s > 0.0):
-        raise ValueError("an interval without an end or a length")
+        raise ValueError("an interval has no end or no length")
     return row
 
 

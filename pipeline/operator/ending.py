@@ -65,7 +65,9 @@ def end_run(run_dir: Path, *, now: bool, timeout_s: float | None, report: Callab
             report(f"{run_dir} still drains; `headrace down {run_dir}` waits again, --now ends it")
             raise
         if supervisor_pid(run_dir) is not None:
-            raise DeadlineExceeded(f"{run_dir} did not end within {timeout_s:g} s; `headrace down {run_dir} --now`")
+            raise DeadlineExceeded(
+                f"{run_dir} did not end within {timeout_s:g} s; end it at once with `headrace down {run_dir} --now`"
+            )
     return was_running
 
 

@@ -96,7 +96,7 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
             "pause` stops new work, `headrace down` ends the run, and a stuck one is replaced automatically"
         )
     if one.worker not in there and (one.is_replaced or one.worker in present.left_out):
-        raise ConfigError(f"{one.worker} is not there: the supervisor starts it, or it has left")
+        raise ConfigError(f"{one.worker} is not running: the supervisor is starting it, or it has left")
     if one.is_replaced:
         return role
     others = sum(beat.who.role is role and beat.who.worker != one.worker for beat in staying_guests(present, beats))

@@ -46,7 +46,7 @@ def check_mirror(config: RunConfig, *, is_new: bool) -> str:
         return f"checkpoint.mirror: {found}; the run starts, and copies are tried again"
     if found and is_new:
         raise ConfigError(
-            f"checkpoint.mirror: {url} holds copies of a run already; go on with it by `headrace up --resume {url}`, or start "
-            "another with --set run.name=OTHER"
+            f"checkpoint.mirror: {url} already holds copies of a run; continue it with `headrace up --resume "
+            f"{url}`, or start another with --set run.name=OTHER"
         )
     return f"checkpoints are copied to {url}"

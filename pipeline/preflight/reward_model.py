@@ -22,7 +22,7 @@ def check_reward_model(folder: Path) -> dict[str, Any]:
     if not any(name.endswith("ForSequenceClassification") for name in architectures):
         what = ", ".join(architectures) or "a model of unnamed architecture"
         raise DataError(
-            f"{folder} holds {what}, which gives no score to a text; set reward.model.path to a sequence classifier with one "
+            f"{folder} holds {what}, which does not score texts; set reward.model.path to a sequence classifier with one "
             "label (TRL's RewardTrainer saves such a folder)"
         )
     # An absent setting means two labels.

@@ -274,7 +274,7 @@ async def _body(reply: httpx2.Response) -> bytes:
         try:
             data += part if unpack is None else unpack.decompress(part, _MAX_REPLY_BYTES + 1 - len(data))
         except zlib.error as error:
-            raise _FailedTry(_UNREADABLE, f"a reply that is not {packed}: {error}") from None
+            raise _FailedTry(_UNREADABLE, f"the reply is not valid {packed}: {error}") from None
         if max(len(data), num_sent) > _MAX_REPLY_BYTES:
             raise _FailedTry(_UNREADABLE, f"a reply of more than {_MAX_REPLY_BYTES} bytes")
     return bytes(data)

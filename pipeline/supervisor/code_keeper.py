@@ -248,7 +248,7 @@ class CodeKeeper:
                 continue
             is_trying = version.rollout.phase is RolloutState.CANARY
             is_by_chance = exit_.code in _BY_CHANCE and not is_trying
-            why = f"stood still: {stood}" if stood else _end(exit_)
+            why = f"was stuck: {stood}" if stood else _end(exit_)
             if not is_by_chance and version.rollout.ended(exit_.worker, why):
                 return True
         return False

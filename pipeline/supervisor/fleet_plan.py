@@ -222,7 +222,7 @@ class FleetPlan:
                 self.failure = self.failure or FleetFailure(
                     name,
                     ExitCode.STUCK,
-                    f"stood still twice {after} and would again: {reason}; give it more time (supervisor.stuck_after_s, "
+                    f"was stuck twice {after} and would be again: {reason}; give it more time (supervisor.stuck_after_s, "
                     "start_timeout_s) or less work at once (learner.micro_batch_tokens), or search its log for the cause",
                 )
             worker.stuck_with = kept

@@ -147,7 +147,7 @@ class Rollout:
         if self.phase is RolloutState.SETTLED or self._is_way_back:
             return False
         if self.phase is not RolloutState.FAILED:
-            self._fail(f"{worker}, which went by it, {why}")
+            self._fail(f"{worker}, which used it, {why}")
         return True
 
     def refused(self, why: str) -> None:

@@ -65,7 +65,7 @@ def check_no_run(config: RunConfig) -> None:
     run_dir = config.run_dir
     if (run_dir / RESOLVED_NAME).exists():
         raise ConfigError(
-            f"{run_dir} holds a run already; go on with it by `headrace up --resume {run_dir}`, or start another with "
+            f"{run_dir} already holds a run; continue it with `headrace up --resume {run_dir}`, or start another with "
             "--set run.name=OTHER"
         )
 
@@ -76,7 +76,7 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     with (run_dir / LOCK_NAME).open("a+") as file:
         if not _lock(file, timeout_s=_PROBE_S):
             raise ConfigError(
-                f"another supervisor (process {supervisor_pid(run_dir)}) runs {run_dir}; look at it with `headrace status "
+                f"another supervisor (process {supervisor_pid(run_dir)}) runs {run_dir}; see `headrace status "
                 f"{run_dir}`, or end it with `headrace down {run_dir}`"
             )
         file.truncate(0)

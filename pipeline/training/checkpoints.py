@@ -226,7 +226,9 @@ def choose_checkpoint(root: Path, version: int) -> Path:
     """Make the checkpoint of ``version`` the newest, by renaming those after it (set aside). Raises
     ConfigError when there is none, or a process still writes here, DataError when it is damaged."""
     if not root.is_dir():
-        raise ConfigError(f"{root} is not there, so no checkpoint of version {version} is: resume without a version")
+        raise ConfigError(
+            f"{root} does not exist, so it has no checkpoint of version {version}: resume without a version"
+        )
     lock = _open_lock(root)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -315,8 +317,8 @@ def _newest(root: Path) -> tuple[Checkpoint | None, list[Path]]:
             damaged.append(folder)
     if damaged:
         raise DataError(
-            f"none of the {len(damaged)} checkpoints under {root} is intact; the log names each reason. Put one back from a "
-            "copy, or move the folder away to begin again from the start model"
+            f"none of the {len(damaged)} checkpoints under {root} is intact; the log names each reason. Restore one "
+            f"from a copy, or move the folder away to start again from the start model"
         )
     return None, []
 

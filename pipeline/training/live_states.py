@@ -80,8 +80,8 @@ class StateLoan:
             moved_s = self._meter.moved_s
             if self._clock() - moved_s > _STALLED_S:
                 raise EngineDied(
-                    f"the copy of weights and optimiser for a snapshot has stood still for {_STALLED_S:g} s, and they must "
-                    "not change under it; look at the host's memory, or set checkpoint.snapshots = off"
+                    f"the copy of weights and optimiser for a snapshot has made no progress for {_STALLED_S:g} s, "
+                    f"and training must wait for it; check the host's memory, or set checkpoint.snapshots = off"
                 )
             if moved_s != seen_s:
                 seen_s = moved_s

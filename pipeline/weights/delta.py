@@ -135,7 +135,7 @@ def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: i
     base_body = base[head_bytes:]
     if base_body.size != prelude.num_bytes:
         raise WeightsDamaged(
-            f"a delta for a body of {prelude.num_bytes} bytes was given one of {base_body.size}; fetch the whole version"
+            f"a delta for a base of {prelude.num_bytes} bytes was applied to one of {base_body.size}; fetch the whole version"
         )
     digest = Digest()
     out[: len(prelude.head)] = np.frombuffer(prelude.head, np.uint8)

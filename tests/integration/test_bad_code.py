@@ -49,7 +49,7 @@ def test_code_that_hangs_the_learner_or_slows_it_is_rolled_back_and_the_run_goes
         folder = str(run.run_dir)
         run.wait_until(lambda: run.num_updates() >= 8, "updates to compare with")
         for code, reason in (
-            (hangs, "learner, which went by it, stood still: at compute without progress for "),
+            (hangs, "learner, which used it, was stuck: at compute without progress for "),
             (slow, "the rate of updates fell by a third or more: "),
         ):
             # all workers may go by it before it fails

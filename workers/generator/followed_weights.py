@@ -52,7 +52,7 @@ class FollowedWeights:
         self._engine.load_weights(tensors, version)
         if (unserved := self._engine.unserved(tensors)) or self._engine.policy_version != version:
             raise WeightsDamaged(
-                f"the engine was given version {version} and does not serve it: {len(unserved)} tensors are others"
+                f"the engine was given version {version} but does not serve it: {len(unserved)} tensors differ"
             )
         if self.serving is not None:
             self.reader.release(self.serving[1])

@@ -238,8 +238,8 @@ class WeightReceiver:
         self._ctx.count("stale_swaps")
         what = f"{len(unserved)} of {len(tensors)} tensors, first {unserved[0]}" if unserved else "the version before"
         raise ParityFailed(
-            f"the engine was given version {version} and still serves old weights ({what}); no token is sampled under a "
-            "version that is not served, so this worker ends: use another generation.engine for this model"
+            f"the engine was given version {version} and still serves old weights ({what}); sampling would record "
+            f"the wrong version, so this worker ends: use another generation.engine for this model"
         )
 
     def close(self) -> None:

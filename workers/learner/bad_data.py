@@ -110,7 +110,7 @@ class BadData:
         )
         if self._num_in_a_row >= ctx.config.learner.max_bad_steps:
             raise Diverged(
-                f"{self._num_in_a_row} claims in a row came to nothing, because none of their responses or no step "
+                f"{self._num_in_a_row} claims in a row led to no step, because none of their responses or no step "
                 "on them was finite, so a single batch is not to blame; see `headrace ledger dead-letters list` for what "
                 f"was not finite, then continue from the last checkpoint with `headrace up --resume {ctx.run_dir}`"
             )

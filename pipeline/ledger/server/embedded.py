@@ -375,7 +375,7 @@ class EmbeddedServer:
 
     def _pause(self, given_up: threading.Event) -> None:
         if self._is_ending.wait(POLL_S):
-            raise LedgerUnavailable(f"the ledger server of {self._run_dir} is being ended; its start was given up")
+            raise LedgerUnavailable(f"the ledger server of {self._run_dir} is being ended, so its start was given up")
         self._refuse_given_up(given_up)
 
     def _refuse_given_up(self, given_up: threading.Event) -> None:

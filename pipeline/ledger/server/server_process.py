@@ -71,8 +71,9 @@ class ServerHandle:
                 continue
             except PermissionError as error:
                 raise LedgerUnavailable(
-                    f"process {pid} serves {self.folder} and is another user's, so it cannot be ended here; nothing was "
-                    f"started. That user must run `headrace down {self._run_dir}`; or end it with rights: kill {pid}"
+                    f"process {pid} serves {self.folder} and is another user's, so it cannot be ended here, and "
+                    f"nothing was started. That user must run `headrace down {self._run_dir}`; or end it as root: "
+                    f"kill {pid}"
                 ) from error
         return sorted(found)
 

@@ -177,7 +177,8 @@ async def _published(request: JoinRequest, board: JoinBoard, registry: RedisRegi
         encoded = reading.result()
         if status.state in _ENDED:
             raise ConfigError(
-                f"the run {request.run} is {status.state}: {status.detail}; go on with it by `headrace up --resume`, then join"
+                f"the run {request.run} is {status.state}: {status.detail}; continue it with `headrace up "
+                f"--resume`, then join"
             )
         if status.state is RunState.RUNNING and encoded:
             return encoded

@@ -134,7 +134,7 @@ def local_join_launcher(config: RunConfig, run_dir: Path, token_of: TokenOf) -> 
     links."""
     if config.wire.transport != "tcp":
         raise ConfigError(
-            "launch.on is join, and joined workers come by tcp, on one host too; set wire.transport to tcp: --set "
+            "launch.on is join, and joined workers use tcp, even on one host; set wire.transport to tcp: --set "
             "wire.transport=tcp"
         )
     return LocalJoinLauncher(

@@ -184,7 +184,7 @@ def _decoded(host: str, output: str) -> HostReport:
         return msgspec.json.decode(lines[-1] if lines else "", type=HostReport)
     except (ValueError, RecursionError) as error:
         raise LaunchFailed(
-            f"{host} gave no answer of Headrace but {printable_line(output[:200])!r}: {error}"
+            f"{host} gave no answer from Headrace but {printable_line(output[:200])!r}: {error}"
         ) from error
 
 

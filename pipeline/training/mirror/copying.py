@@ -111,8 +111,8 @@ class Copying:
             return
         if found.id != self._owner:
             raise Fenced(
-                f"another supervisor, on {found.host}, has written there since: it has taken this run over. This one copies no "
-                "more; end one of them with `headrace down`"
+                f"another supervisor, on {found.host}, has written there since, and has taken over this run. This "
+                f"one makes no more copies; end one of them with `headrace down`"
             )
 
     def _describe(self, staged: staging.Staged, last: CopyManifest | None) -> dict[str, CopiedFile]:

@@ -55,8 +55,8 @@ def fetch_run(
         except DataError as error:
             tell(f"copy passed over: {error}")
     raise DataError(
-        f"none of the {len(chosen)} copies at {store.url} is whole: the lines above name the reasons. Begin a new run, or "
-        "restore the objects"
+        f"none of the {len(chosen)} copies at {store.url} is intact: the lines above say why. Start a new run, or "
+        f"restore the objects"
     )
 
 

@@ -159,8 +159,8 @@ def read_log(folder: Path) -> list[LogSegment]:
     for before, after in pairwise(segments):
         if before and after and after.start.origin is Origin.CONTINUED and not before.is_whole:
             raise DataError(
-                f"{before.path} lacks its end, which was on disk before {after.path.name} was begun; restore the file from a "
-                "copy, or replay from a checkpoint after it"
+                f"{before.path} is missing its end, which was on disk before {after.path.name} was started; restore "
+                f"the file from a copy, or replay from a later checkpoint"
             )
     return [segment for segment in segments if segment is not None]
 

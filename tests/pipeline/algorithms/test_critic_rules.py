@@ -280,7 +280,7 @@ LENGTH = UNIT.trajectories[0][0].chunk.num_tokens
         (_scores(UNIT, value=None), "has no values"),
         (_scores(UNIT, reward=None), "expected a reward on final chunks only"),
         (_chunk(UNIT, finish_reason=FinishReason.WINDOW), "expected a reward on final chunks only"),
-        (_scores(UNIT, value=ValueScore(values=np.zeros(LENGTH + 1, np.float32), value_version=0)), "one a token"),
+        (_scores(UNIT, value=ValueScore(values=np.zeros(LENGTH + 1, np.float32), value_version=0)), "one per token"),
         (_chunk(UNIT, segments=()), "segments for 0 tokens"),
         (replace(UNIT, trajectories=()), "expected one that was not aborted"),
         (_chunk(_scores(UNIT, reward=None), finish_reason=FinishReason.ABORT), "not aborted"),

@@ -40,7 +40,7 @@ def test_a_response_without_guidance_has_none() -> None:
 
 @pytest.mark.parametrize(("standard", "judge"), [(3, 0), (0, 3), (6, 6)])
 def test_guidance_of_a_part_of_the_response_is_refused(standard: int, judge: int) -> None:
-    with pytest.raises(LedgerError, match="expected 5, one a token of the whole response"):
+    with pytest.raises(LedgerError, match="expected 5, one per token of the whole response"):
         assemble("4", _guided(standard, judge))
 
 

@@ -77,12 +77,12 @@ def test_a_rules_own_check_refuses_a_configuration(tmp_path: Path) -> None:
         (
             "own_set",
             f"{HEAD}class Mine(GroupRule):\n    declaration = Declaration(preset={{'clip_hi': 1}})\n{BODY}",
-            r"the preset of own_set:Mine sets clip_hi, which \[algorithm\] has not",
+            r"the preset of own_set:Mine sets clip_hi, which are not settings of \[algorithm\]",
         ),
         (
             "own_unit",
             f"{HEAD}from pipeline.ledger.types import Unit\nclass Mine(GroupRule):\n    declaration = {SINGLE}\n{BODY}",
-            "declares unit trajectory and has_critic False, but a GroupRule is of whole groups",
+            "declares unit trajectory and has_critic False, but a GroupRule works on whole groups",
         ),
         (
             "own_ref",

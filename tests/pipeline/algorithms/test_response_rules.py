@@ -138,10 +138,10 @@ def test_constants_of_the_guidance_section_reach_the_loss(run_file: Path) -> Non
         (["name=nlft", "importance=tis"], "neither advantages nor a policy that sampled"),
         (["name=sft", "rejection=k1", "rejection_upper=2.0"], "leave rejection at none"),
         (["name=sft", "guidance=mix"], "leave guidance at none"),
-        (["name=sft", "surrogate=nlft"], "sft has verdicts alone and no guidance; set it to nll"),
+        (["name=sft", "surrogate=nlft"], "sft has only verdicts and no guidance; set it to nll"),
         (["name=nlft", "surrogate=clip"], "set it to nlft or nlft-first or nll"),
-        (["name=grpo", "surrogate=nlft"], "which reads verdicts, but grpo has advantages"),
-        (["name=ppo", "surrogate=nll"], "which reads verdicts, but ppo has advantages"),
+        (["name=grpo", "surrogate=nlft"], "which needs verdicts, but grpo computes advantages"),
+        (["name=ppo", "surrogate=nll"], "which needs verdicts, but ppo computes advantages"),
     ],
 )
 def test_settings_that_contradict_the_rule_are_refused(run_file: Path, settings: list[str], message: str) -> None:

@@ -156,14 +156,14 @@ def test_up_with_a_wrong_setting_starts_nothing(tmp_path: Path, override: str, m
 
 def test_up_does_not_begin_a_run_twice_nor_resume_it_under_another_name(run_dir: Path, tmp_path: Path) -> None:
     config = str(run_dir / "config.toml")
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         headrace.main(["up", config], standalone_mode=False)
     with pytest.raises(ConfigError, match="ledger's keys have that name"):
         headrace.main(["up", "--resume", str(run_dir), "--set", "run.name=other"], standalone_mode=False)
 
 
 def test_config_check_refuses_the_name_of_a_run_that_is_there_and_says_the_ways_on(run_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds a run already.*up --resume .*--set run\.name=OTHER"):
+    with pytest.raises(ConfigError, match=r"already holds a run.*up --resume .*--set run\.name=OTHER"):
         headrace.main(["config", "check", str(run_dir / "config.toml")], standalone_mode=False)
     assert _json("config", "check", str(run_dir / "config.toml"), "--set", "run.name=other")["ok"] is True
 

@@ -69,7 +69,7 @@ def test_a_new_run_beside_the_copies_of_another_is_refused_before_anything_start
     config = write_config(tmp_path)
     ObjectStore(f"file://{tmp_path}/bucket/op").put_bytes("copies/000001.version-3.json", b"{}")
     ended = call("up", str(config), "--set", f"checkpoint.mirror=file://{tmp_path}/bucket")
-    assert "holds copies of a run already" in str(ended.exception)
+    assert "already holds copies of a run" in str(ended.exception)
     assert not (tmp_path / "runs").exists()
 
 

@@ -26,7 +26,7 @@ def run_file(tmp_path: Path) -> Path:
     [
         (["algorithm.group_size=1"], "dapo takes its baseline from the group", "raise it"),
         (["algorithm.name=rloo", "algorithm.group_size=1"], "needs at least 2 responses", "choose ppo"),
-        (["algorithm.name=ppo", "algorithm.dynamic_sampling=true"], "Only whole groups have", "choose vapo"),
+        (["algorithm.name=ppo", "algorithm.dynamic_sampling=true"], "only whole groups can be judged", "choose vapo"),
         (["algorithm.name=tppo", "algorithm.dynamic_sampling=true"], "claims each chunk", "choose vapo, which"),
         (
             ["algorithm.name=vapo", "algorithm.dynamic_sampling=true", "algorithm.group_size=1"],

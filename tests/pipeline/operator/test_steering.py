@@ -94,7 +94,7 @@ async def test_a_joined_worker_that_is_silent_or_leaves_is_not_counted_on(run: S
 
 
 async def test_a_worker_that_is_not_there_cannot_be_replaced(run: SmallRun) -> None:
-    assert "generator-1 is not there" in await refusal(run, "generator-1", replace=True)
+    assert "generator-1 is not running" in await refusal(run, "generator-1", replace=True)
     assert (await drain(run, "generator-1")).counts[Role.GENERATOR] == 1
 
 

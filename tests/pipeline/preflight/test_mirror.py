@@ -24,7 +24,7 @@ def test_a_mirror_is_tried_before_the_start_and_left_as_it_was(tmp_path: Path) -
 def test_a_new_run_does_not_write_beside_another_runs_copies(tmp_path: Path) -> None:
     config = op_config(tmp_path, f"checkpoint.mirror=file://{tmp_path}/bucket")
     ObjectStore(f"file://{tmp_path}/bucket/op").put_bytes("copies/000001.version-3.json", b"{}")
-    with pytest.raises(ConfigError, match=r"holds copies of a run already; .*--resume file://.*--set run\.name=OTHER"):
+    with pytest.raises(ConfigError, match=r"already holds copies of a run; .*--resume file://.*--set run\.name=OTHER"):
         check_mirror(config, is_new=True)
     assert check_mirror(config, is_new=False).startswith("checkpoints are copied")
 

@@ -29,7 +29,7 @@ def test_a_classifier_with_one_label_is_taken(tmp_path: Path) -> None:
 def test_everything_else_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no config\.json"):
         check_reward_model(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="Qwen3ForCausalLM, which gives no score"):
+    with pytest.raises(DataError, match="Qwen3ForCausalLM, which does not score"):
         check_reward_model(MODEL)
     with pytest.raises(DataError, match="with 2 labels; expected 1"):
         check_reward_model(write_reward_model(tmp_path / "two", tiny_reward_model(num_labels=2)))
@@ -78,7 +78,7 @@ def test_a_run_says_which_reward_model_it_has(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (["reward.model.path=/nowhere"], "/nowhere is not a model"),
-        ([f"reward.model.path={MODEL}"], "gives no score to a text"),
+        ([f"reward.model.path={MODEL}"], "does not score texts"),
         (["reward.model.weight=1.0"], "`reward.model.path` is missing"),
         (["reward.model.path=JUDGE", "generation.max_response_tokens=230"], "is 262, but the reward model"),
         (

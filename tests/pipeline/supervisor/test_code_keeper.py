@@ -205,7 +205,7 @@ async def test_a_canary_that_ends_hopelessly_is_rolled_back_and_the_run_goes_on(
     await desk.look(3.5)
     last = read_changes(desk.run_dir)[-1]
     assert (last.number, last.sets, last.undoes, last.by) == (2, {REWARDS: '""'}, 1, "supervisor")
-    assert last.reason.startswith("reward-1, which went by it, ended (config): ")
+    assert last.reason.startswith("reward-1, which used it, ended (config): ")
     # the other one still has the former version: nothing is left to do
     desk.follow(60.0)
     assert await desk.look(61.0) == []
@@ -252,7 +252,7 @@ async def test_a_bad_end_is_the_versions_and_one_by_a_signal_only_that_of_its_ca
     undone = await desk.rolled_back()
     assert (undone is not None) is (is_blamed or by_its_canary)
     if undone is not None:
-        assert undone.reason.startswith("reward-1, which went by it, ended (")
+        assert undone.reason.startswith("reward-1, which used it, ended (")
     if is_blamed:
         assert desk.fleet.plan.failure is None and desk.phase("reward-1") is WorkerPhase.BACKOFF
 
@@ -275,7 +275,7 @@ async def test_new_code_that_makes_a_worker_stand_still_is_rolled_back_and_the_r
     assert desk.processes.stopped == [worker] and plan.failure is None
     undone = await desk.rolled_back()
     assert undone is not None and undone.sets == {WORKERS: '""'}
-    assert undone.reason.startswith(f"{worker}, which went by it, stood still: at compute without progress for 6")
+    assert undone.reason.startswith(f"{worker}, which used it, was stuck: at compute without progress for 6")
     # its end is no loss of its own, and the next one starts by the former code
     assert desk.processes.codes[-1] is None
     desk.end(worker, -signal.SIGKILL, now)
@@ -295,7 +295,7 @@ async def test_a_worker_that_never_starts_by_new_code_fails_it_in_every_stage(de
         await desk.look(now + 0.1)
     undone = await desk.rolled_back()
     assert undone is not None
-    assert undone.reason.startswith("reward-0, which went by it, stood still: not started after 30")
+    assert undone.reason.startswith("reward-0, which used it, was stuck: not started after 30")
 
 
 async def test_a_worker_that_is_frozen_from_outside_is_no_fault_of_the_code(desk: Desk) -> None:

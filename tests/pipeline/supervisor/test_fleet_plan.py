@@ -132,7 +132,7 @@ def test_a_learner_stuck_twice_with_nothing_kept_between_ends_the_run_with_a_rea
         plan.exited("learner", -9, time_s + 1.0, kept=kept)
     assert plan.failure is not None
     assert plan.failure.exit_code == ExitCode.STUCK
-    assert "stood still twice after checkpoint 000001.version-2" in plan.failure.reason
+    assert "was stuck twice after checkpoint 000001.version-2" in plan.failure.reason
     assert "at compute without progress" in plan.failure.reason
     assert _names(plan.due(9000.0), Verb.START) == []
 

@@ -146,7 +146,7 @@ def test_the_bad_end_of_a_worker_with_the_version_fails_it_until_it_is_settled(s
     assert fleet.rollout.phase == stage
     assert fleet.rollout.ended("reward-1", "ended (failure): KeyError")
     assert fleet.rollout.phase is RolloutState.FAILED
-    assert fleet.rollout.failure == "reward-1, which went by it, ended (failure): KeyError"
+    assert fleet.rollout.failure == "reward-1, which used it, ended (failure): KeyError"
     assert fleet.look() == []
     assert fleet.rollout.ended("reward-0", "ended"), "also of those that die meanwhile"
 

@@ -66,7 +66,7 @@ def test_a_copy_may_take_long_and_one_that_stands_still_for_a_minute_is_an_error
         loan.wait()
         assert loan.waited_s == length_s + 1
     else:
-        with pytest.raises(EngineDied, match="stood still for 60 s"):
+        with pytest.raises(EngineDied, match="made no progress for 60 s"):
             loan.wait()
 
 

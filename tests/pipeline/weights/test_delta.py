@@ -156,7 +156,7 @@ def test_a_delta_of_other_places_or_another_size_is_refused_before_any_write() -
     for size, head in ((new.size + 2, 0), (new.size, 8)):
         with pytest.raises(WeightsDamaged, match="is not one from"):
             apply(delta, base, np.zeros(size, np.uint8), head_bytes=head)
-    with pytest.raises(WeightsDamaged, match="was given one of"):
+    with pytest.raises(WeightsDamaged, match="was applied to one of"):
         apply(delta, base[:-2], np.zeros(new.size, np.uint8), head_bytes=0)
 
 

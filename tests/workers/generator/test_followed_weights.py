@@ -134,7 +134,7 @@ def test_a_file_that_was_filled_again_is_mapped_anew_before_it_is_blamed(rig: Ri
 
 def test_an_engine_that_does_not_serve_what_it_was_given_is_of_no_use(rig: Rig) -> None:
     rig.engine.misses = [TENSOR]
-    with pytest.raises(WeightsDamaged, match="was given version 1 and does not serve it: 1 tensors are others"):
+    with pytest.raises(WeightsDamaged, match="was given version 1 but does not serve it: 1 tensors differ"):
         rig.weights.follow(rig.publish(1))
     assert rig.weights.serving is None
 

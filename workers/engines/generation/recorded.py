@@ -85,8 +85,8 @@ class RecordedEngine:
         used = request.response_tokens.size
         if used >= recorded.tokens.size or not np.array_equal(recorded.tokens[:used], request.response_tokens):
             raise EngineError(
-                f"{name} has {used} tokens that do not begin its recorded response of {recorded.tokens.size}; the file is "
-                "another than the run began with"
+                f"{name} has {used} tokens that are not the start of its recorded response of "
+                f"{recorded.tokens.size}; the file has changed since the run began"
             )
         if recorded.tokens.size > request.max_response_tokens:
             raise EngineError(

@@ -177,7 +177,7 @@ def _find_packing(model: PreTrainedModel) -> Packing:
         return Packing(unpacked_because=reason)
     if wrong := difference(trial(lambda: _hidden_padded(model, batch)), truth):
         raise EngineError(
-            f"{type(model).__name__} is not causal: a token's numbers change with those after it ({wrong}); choose a "
+            f"{type(model).__name__} is not causal: a token's outputs depend on later tokens ({wrong}); choose a "
             "decoder-only language model (Qwen2, Qwen3 and Llama are)"
         )
     return Packing(unpacked_because=reason, is_head_last=is_head_last)

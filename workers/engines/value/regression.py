@@ -117,8 +117,8 @@ def check_value_samples(samples: Sequence[ValueSample]) -> None:
             )
         if sample.old_values.shape != (length,):
             raise EngineError(
-                f"response {sample.name} has old_values of shape {sample.old_values.shape}; expected ({length},), one a "
-                "response token"
+                f"response {sample.name} has old_values of shape {sample.old_values.shape}; expected ({length},), "
+                f"one per response token"
             )
 
 

@@ -142,7 +142,7 @@ def test_a_damaged_copy_is_passed_over_and_with_none_whole_nothing_is_left_behin
     assert copy.version == 3 and latest_checkpoint(folder / "checkpoints") is not None
     assert any("000002.version-6/model/weights" in line and "do not match its digest" in line for line in told)
     run.break_content(first.files["checkpoints/000001.version-3/model/weights"].digest, lambda b: b[:-1])
-    with pytest.raises(DataError, match=r"none of the 2 copies at .* is whole"):
+    with pytest.raises(DataError, match=r"none of the 2 copies at .* is intact"):
         fetch_run(run.url, run.folder / "b")
     assert list((run.folder / "b").iterdir()) == []
 
@@ -177,7 +177,7 @@ def test_a_supervisor_whose_mirror_was_taken_over_writes_nothing_more_there(run:
     run.copy(owner="b", takes_over=True)
     run.checkpoint(6)
     before = run.store.names("")
-    with pytest.raises(Fenced, match=r"another supervisor, on .*copies no more"):
+    with pytest.raises(Fenced, match=r"another supervisor, on .*makes no more copies"):
         run.copy(owner="c")
     assert run.store.names("") == before
 

@@ -87,7 +87,7 @@ def test_a_segment_that_lost_its_end_is_refused_when_its_learner_went_on(tmp_pat
     writer.seal()
     first = tmp_path / "000001.epoch-1.log"
     first.write_bytes(first.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"000001\.epoch-1\.log lacks its end"):
+    with pytest.raises(DataError, match=r"000001\.epoch-1\.log is missing its end"):
         read_log(tmp_path)
 
 

@@ -125,10 +125,10 @@ def test_a_cut_forgets_what_was_not_read_and_reads_none_of_it_later() -> None:
     [
         (request(), "has no held-out prompts"),
         (reading(of=recorded(41)), "has 41 tokens, at most 40"),
-        (replace(reading(of=recorded(3)), response_tokens=np.array([9], np.int32)), "another than the run began with"),
+        (replace(reading(of=recorded(3)), response_tokens=np.array([9], np.int32)), "has changed since the run began"),
         (
             replace(reading(of=recorded(1)), response_tokens=np.array([2], np.int32)),
-            "do not begin its recorded response",
+            "are not the start of its recorded response",
         ),
         (replace(reading(of=recorded(3)), prompt_tokens=EMPTY), "an empty prompt"),
     ],

@@ -553,7 +553,7 @@ def test_a_backend_whose_lent_state_is_copied_no_further_ends_unchanged(
     backend.step(make_samples(), Objective())
     before = snapshot(backend)
     _, loan = memory.lend(backend)
-    with pytest.raises(EngineDied, match="snapshot has stood still"):
+    with pytest.raises(EngineDied, match="snapshot has made no progress"):
         backend.step(make_samples(), Objective())
     assert same(snapshot(backend), before)
     loan.copy()

@@ -116,7 +116,8 @@ def _name_of(model: PreTrainedModel, output: Any) -> str:
         if getattr(output, name, None) is not None:
             return name
     raise EngineError(
-        f"{type(model).__name__} returns none of {', '.join(_NAMES)}, so that a context cannot be kept; choose another model"
+        f"{type(model).__name__} returns none of {', '.join(_NAMES)}, so its context cannot be cached; choose "
+        f"another model"
     )
 
 
