@@ -179,15 +179,16 @@ with_fleets = $$(grep --recursive --files-with-matches --include='test_*.py' 'ma
 test-fleets: $(VENV)/.dev ## the tests with real fleets, two at a time
 	$(BIN)/python -m pytest -q -m "integration and not long" --numprocesses $(JOBS) --dist worksteal $(SLOWEST) $(with_fleets)
 
-test-long: $(VENV)/.dev $(LORA)/.run ## the tests that `make test` and `make test-lora` leave out for their time
+test-long: $(VENV)/.dev $(LORA)/.run $(VLLM)/.run ## the tests that `make test` and `make test-lora` leave out for their time
 	$(BIN)/python -m pytest -q -m long $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.long' tests)
 	$(LORA)/bin/python -m pytest -q -m long tests/workers/engines/training/test_ranked_lora.py
+	$(VLLM)/bin/python -m pytest -q -m long tests/vllm
 
 test-docs: $(VENV)/.dev ## the tests of the documentation, with every command of the tutorial: a fleet, about a minute
 	$(BIN)/python -m pytest -q tests/ops/docs
 
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
-	$(VLLM)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile \
+	$(VLLM)/bin/python -m pytest -q -m "not long" --numprocesses $(JOBS) --dist loadfile \
 	  -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
 # peft, accelerate, gguf and bitsandbytes on top of the tests' environment, which must not have them:

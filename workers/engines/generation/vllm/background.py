@@ -1,16 +1,21 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""vLLM's async engine beside this process, for GPUs. Its workers decode on while this process does
-other things.
+"""vLLM in processes of its own, for GPUs: they decode on while this process does other things.
 
-Every wait for vLLM's processes has a deadline. When they die, every wait ends with EngineDied.
+    caller's thread:  requests and aborts -> loop's thread -> vLLM -> loop's thread -> one queue of
+                      step outputs -> caller's thread, which alone knows the requests
 
-vLLM's client lives on an event loop on a thread of this core's own. The caller's thread posts to it
-and reads from one queue. Tokens are reported as they come.
+vLLM's core client runs on an event loop in a thread. The caller posts to it and reads one queue:
+the output of every decode step, and after a swap the new version. Both threads share nothing else.
 
-Each report is stamped with the version that was loaded when it was handled. That is right because
-weights change only in a pause. A pause ends when the reports of every step before it are out, and
-the loop handles them in order. Where vLLM reports versions itself
-(``CompletionOutput.weight_versions``, from 0.32), its spans are taken."""
+vLLM's own front end (``AsyncLLM.generate``) makes objects for every token and costs this process 80
+microseconds of processor time a token; the core client with log-probs costs 14. So only the core
+client is used, and requests are built here.
+
+Weights change in a pause. vLLM ends a pause when the outputs of all earlier steps are out, and
+outputs keep their order, so what lies before the version in the queue was sampled under the old
+one. vLLM from 0.32 on says the version of each step, which is checked.
+
+Every wait for vLLM's processes has a deadline. When they die, every wait ends with EngineDied."""
 
 from __future__ import annotations
 
@@ -22,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +35,7 @@ import numpy as np
 
 from protocol.errors import EngineDied
 from workers.engines.generation.vllm.core import CoreRequest, CoreSample
-from workers.engines.generation.vllm.in_process import probe_params, prompt_logprobs, sampling_params, spans_of
+from workers.engines.generation.vllm.in_process import probe_params, sampling_params, spans_of
 from workers.engines.model.weights_file import PublishedWeights, write_weights
 
 if TYPE_CHECKING:
@@ -42,31 +48,30 @@ CALL_S = 120.0
 LOAD_S = 600.0
 """Longest wait for weights to be taken."""
 STAGE_S = 60.0
-"""Longest wait for weights to come to the devices beside decoding; a swap waits for the rest."""
+"""Longest wait for weights to come to the devices while decoding goes on; a swap waits for the rest."""
 _STAGE_POLL_S = 0.02
 _PROBE = "headrace-probe"
 
 
-class _RequestOutput:
-    """The state of one request's output."""
+class _Stream:
+    """The tokens of one live request so far."""
 
     def __init__(self, version: int) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.starts: list[tuple[int, int]] = [(version, 0)]
         self.num_cached_tokens = 0
-        self.is_cut = False
 
-    def sample(self, name: str, spans: tuple[tuple[int, int], ...] | None, *, is_over: bool) -> CoreSample:
+    def sample(self, name: str, *, is_over: bool) -> CoreSample:
         tokens = np.array(self.tokens, np.int32)
-        spans = spans_of(self.starts, tokens.size) if spans is None else spans
+        logprobs = np.array(self.logprobs, np.float32)
         return CoreSample(
-            name, tokens, np.array(self.logprobs, np.float32), spans, self.num_cached_tokens, is_over=is_over
+            name, tokens, logprobs, spans_of(self.starts, tokens.size), self.num_cached_tokens, is_over=is_over
         )
 
 
 class BackgroundCore:
-    """A :class:`workers.engines.generation.vllm.core.Core` on vLLM's ``AsyncLLM``."""
+    """A :class:`workers.engines.generation.vllm.core.Core` on the core client of vLLM's ``AsyncLLM``."""
 
     def __init__(self, arguments: Mapping[str, Any], *, temperature: float = 1.0) -> None:
         """Start vLLM's processes and load the model; ``temperature`` is that of probes."""
@@ -76,20 +81,24 @@ class BackgroundCore:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-client", daemon=True)
-        self._thread.start()
-        self._over: queue.SimpleQueue[CoreSample | BaseException] = queue.SimpleQueue()
-        self._streams: dict[str, _RequestOutput] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._ended: list[CoreSample] = []
+        self._prompt_logprobs: list[np.ndarray] = []
         self._version = -1
         self._num_steps = 0
         self._failure: EngineDied | None = None
-
-        async def start() -> Any:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-
+        self._outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._reader: Future[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-client", daemon=True)
+        self._thread.start()
         try:
-            self._engine: Any = self._call(start(), LOAD_S)
+            # in a thread without a loop, where AsyncLLM does not start to read the outputs itself
+            self._engine: Any = self._call(
+                asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments)), LOAD_S
+            )
+            self._client: Any = self._engine.engine_core
+            self._reader = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
             self.has_streams = all(self._call(self._engine.collective_rpc("headrace_begin", args=(temperature,))))
         except BaseException:
             self._stop_loop()
@@ -104,47 +113,32 @@ class BackgroundCore:
 
     def add(self, request: CoreRequest) -> None:
         """Queue a request."""
-        self._streams[request.name] = _RequestOutput(self._version)
-        params = sampling_params(request, seeded=not self.has_streams, as_they_come=True)
-        asyncio.run_coroutine_threadsafe(self._follow(request, params), self._loop)
+        self._streams[request.name] = _Stream(self._version)
+        params = sampling_params(request, seeded=not self.has_streams)
+        self._send(request.name, request.context, params, salt=request.salt)
 
     def step(self, timeout_s: float) -> list[CoreSample]:
         """Wait up to ``timeout_s`` for a request to end; return all ended. Raises EngineDied."""
-        samples: list[CoreSample] = []
-        try:
-            samples.append(self._taken(self._over.get(timeout=timeout_s)))
-            while True:
-                samples.append(self._taken(self._over.get_nowait()))
-        except queue.Empty:
-            return [sample for sample in samples if self._streams.pop(sample.name, None) is not None]
+        deadline = time.monotonic() + timeout_s
+        while self._take(0.0 if self._ended else deadline - time.monotonic()):
+            pass
+        ended, self._ended = self._ended, []
+        return ended
 
     def sampled(self, name: str, start: int) -> Sequence[int]:
-        """Return the tokens of a live request that were reported by now, from ``start`` on."""
+        """Return the tokens of a live request that were taken by now, from ``start`` on."""
         return self._streams[name].tokens[start:]
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the present token; return those with a token, ended ones among them."""
-
-        async def abort() -> None:
-            await self._engine.abort(list(names))
-            # the followers' last reports
-            for _ in range(3):
-                await asyncio.sleep(0)
-
-        for name in names:
-            self._streams[name].is_cut = True
-        self._call(abort())
-        ended = {sample.name: sample for sample in self._drained()}
-        samples: list[CoreSample] = []
-        for name in names:
-            sample = ended.get(name) or self._streams[name].sample(name, None, is_over=False)
-            del self._streams[name]
-            if sample.tokens.size:
-                samples.append(sample)
-        for name, sample in ended.items():
-            if name not in names:
-                self._over.put(sample)
-        return samples
+        """End requests at the last token that has come; return those with a token, ended ones among
+        them."""
+        self._take_all()
+        cut = {name: self._streams.pop(name) for name in names if name in self._streams}
+        if cut:
+            self._post(self._client.abort_requests_async(list(cut)))
+        samples = [sample for sample in self._ended if sample.name in names]
+        self._ended = [sample for sample in self._ended if sample.name not in names]
+        return samples + [stream.sample(name, is_over=False) for name, stream in cut.items() if stream.tokens]
 
     def stage(self, path: Path, policy_version: int) -> None:
         """Have every rank bring a version to its device, and wait until all have; on any thread."""
@@ -162,36 +156,37 @@ class BackgroundCore:
         path = tensors.path if isinstance(tensors, PublishedWeights) else None
         if path is not None:
             self._call(self._swap(path, policy_version, recompute=recompute), LOAD_S)
-            return
-        with tempfile.TemporaryDirectory(prefix="headrace-weights-") as folder:
-            written = Path(folder) / "weights.safetensors"
-            write_weights(written, tensors.items(), dtype="float32")
-            self._call(self._swap(written, policy_version, recompute=recompute), LOAD_S)
+        else:
+            with tempfile.TemporaryDirectory(prefix="headrace-weights-") as folder:
+                written = Path(folder) / "weights.safetensors"
+                write_weights(written, tensors.items(), dtype="float32")
+                self._call(self._swap(written, policy_version, recompute=recompute), LOAD_S)
+        self._take_all()
 
     async def _swap(self, path: Path, policy_version: int, *, recompute: bool) -> None:
         await self._engine.pause_generation(mode="keep", clear_cache=recompute)
         await self._engine.collective_rpc("headrace_load_file", args=(str(path), policy_version))
         if self._reports_versions:
             await self._engine.update_weight_version(str(policy_version))
-        for stream in self._streams.values():
-            stream.starts.append((policy_version, len(stream.tokens)))
-        self._version = policy_version
+        # until the reader has taken the outputs of the steps before the pause
+        while not self._client.outputs_queue.empty():  # noqa: ASYNC110  vLLM has no event for that
+            await asyncio.sleep(0)
+        self._outputs.put(policy_version)
         await self._engine.resume_generation()
 
     def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
         """Score a sequence; live requests go on meanwhile."""
-
-        async def score() -> Any:
-            last = None
-            async for output in self._engine.generate({"prompt_token_ids": tokens.tolist()}, probe_params(), _PROBE):
-                last = output
-            return last
-
-        scored = prompt_logprobs(self._call(score(), timeout_s), tokens)
-        return scored, self.step(0.0)
+        self._prompt_logprobs = []
+        self._send(_PROBE, tokens, probe_params())
+        deadline = time.monotonic() + timeout_s
+        while sum(part.size for part in self._prompt_logprobs) < tokens.size - 1:
+            if not self._take(deadline - time.monotonic()):
+                raise self._died(f"it did not score a probe of {tokens.size} tokens within {timeout_s:g} s")
+        ended, self._ended = self._ended, []
+        return np.concatenate(self._prompt_logprobs), ended
 
     def num_steps(self) -> int:
-        """Return the tokens of the request that is there longest: vLLM reports no steps."""
+        """Return the decode steps whose output was taken; of data-parallel engines, the first one's."""
         return self._num_steps
 
     def close(self) -> None:
@@ -208,37 +203,89 @@ class BackgroundCore:
         finally:
             self._stop_loop()
 
-    # -- on the loop's thread --
+    # -- outputs, on the caller's thread --
 
-    async def _follow(self, request: CoreRequest, params: Any) -> None:
-        """Read the reports of one request until it is over."""
-        prompt = {"prompt_token_ids": request.context.tolist(), "cache_salt": request.salt}
-        stream = self._streams[request.name]
-        spans: tuple[tuple[int, int], ...] | None = None
+    def _take(self, timeout_s: float) -> bool:
+        """Take what comes next, and whether something came. Raises EngineDied."""
         try:
-            async for output in self._engine.generate(prompt, params, request.name):
-                completion = output.outputs[0]
-                stream.tokens += completion.token_ids
-                stream.logprobs += [
-                    row[token].logprob
-                    for token, row in zip(completion.token_ids, completion.logprobs or (), strict=True)
-                ]
-                stream.num_cached_tokens = output.num_cached_tokens or 0
-                if request.name == next(iter(self._streams), ""):
-                    self._num_steps += len(completion.token_ids)
-                reported = getattr(completion, "weight_versions", None)
-                if reported is not None and self._reports_versions:
-                    spans = tuple(
-                        (int(span.version), span.end - span.start) for span in reported if span.end > span.start
-                    )
-        except Exception as error:  # noqa: BLE001 -- raised on the caller's thread
-            if not stream.is_cut:
-                self._over.put(error)
-            return
-        if not stream.is_cut:
-            self._over.put(stream.sample(request.name, spans, is_over=True))
+            taken = self._outputs.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return False
+        if isinstance(taken, BaseException):
+            raise self._died(f"{type(taken).__name__}: {taken}") from taken
+        if isinstance(taken, int):
+            self._version = taken
+            for stream in self._streams.values():
+                stream.starts.append((taken, len(stream.tokens)))
+        else:
+            self._take_step(taken)
+        return True
 
-    # -- on the caller's thread --
+    def _take_all(self) -> None:
+        while self._take(0.0):
+            pass
+
+    def _take_step(self, step: Any) -> None:
+        """Take ``EngineCoreOutputs``: the new tokens of all requests in a step."""
+        self._num_steps += step.engine_index == 0
+        for output in step.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                if output.request_id == _PROBE and output.new_prompt_logprobs_tensors is not None:
+                    # [tokens, 1 or more]: the token of the prompt comes first
+                    self._prompt_logprobs.append(output.new_prompt_logprobs_tensors.logprobs[:, 0].float().numpy())
+                # else it was cut
+                continue
+            if self._reports_versions and step.weight_version != str(self._version):
+                raise self._died(
+                    f"it sampled with version {step.weight_version} what should be of version {self._version}"
+                )
+            if output.prefill_stats is not None:
+                stream.num_cached_tokens = output.prefill_stats.num_cached_tokens
+            stream.tokens += output.new_token_ids
+            if output.new_logprobs is not None:
+                # [tokens, 1 or more]: the sampled token comes first
+                stream.logprobs += output.new_logprobs.logprobs[:, 0].tolist()
+            if output.finish_reason is not None:
+                if str(output.finish_reason) not in ("stop", "length"):
+                    raise self._died(f"it ended request {output.request_id}: {output.finish_reason}")
+                del self._streams[output.request_id]
+                self._ended.append(stream.sample(output.request_id, is_over=True))
+
+    # -- the loop --
+
+    async def _read(self) -> None:
+        """Move the output of each step to the caller's queue, until vLLM dies or ends."""
+        try:
+            while True:
+                self._outputs.put(await self._client.get_output_async())
+        except Exception as error:  # noqa: BLE001 -- raised on the caller's thread
+            self._outputs.put(error)
+
+    def _send(self, name: str, tokens: np.ndarray, params: Any, *, salt: str | None = None) -> None:
+        from vllm.v1.engine import EngineCoreRequest
+
+        request = EngineCoreRequest(
+            request_id=name,
+            prompt_token_ids=tokens.tolist(),
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=salt,
+            data_parallel_rank=None,
+        )
+        self._post(self._client.add_request_async(request))
+
+    def _post(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Start a coroutine on the loop; coroutines begin in the order in which they are posted."""
+
+        def forward(future: Future[None]) -> None:
+            if not future.cancelled() and (error := future.exception()) is not None:
+                self._outputs.put(error)
+
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).add_done_callback(forward)
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = CALL_S) -> T:
         """Run a coroutine on the loop. Raises EngineDied when vLLM is dead or late."""
@@ -261,22 +308,13 @@ class BackgroundCore:
                     raise self._died(str(error)) from error
                 raise
 
-    def _drained(self) -> list[CoreSample]:
-        samples: list[CoreSample] = []
-        while not self._over.empty():
-            samples.append(self._taken(self._over.get_nowait()))
-        return samples
-
-    def _taken(self, item: CoreSample | BaseException) -> CoreSample:
-        if isinstance(item, BaseException):
-            raise self._died(f"{type(item).__name__}: {item}") from item
-        return item
-
     def _died(self, reason: str) -> EngineDied:
         self._failure = EngineDied(f"vLLM's processes failed: {reason}; a new engine takes their place")
         return self._failure
 
     def _stop_loop(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():

@@ -164,8 +164,8 @@ class InProcessCore:
             self._journal.forget(inner)
 
 
-def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = False, logprobs: bool = True) -> Any:
-    """Return vLLM's parameters of a request, which reports tokens at the end or ``as_they_come``.
+def sampling_params(request: CoreRequest, *, seeded: bool, logprobs: bool = True) -> Any:
+    """Return vLLM's parameters of a request.
 
     ``seeded``: vLLM draws the tokens, and not our sampler. A seed costs vLLM a generator a request.
     It is wound back when a context is filled in by parts, which a CPU's generators cannot do."""
@@ -188,9 +188,9 @@ def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = 
         # vLLM takes signed 64 bits
         seed=request.stream >> 1 if seeded else None,
         logprobs=0 if logprobs else None,
-        flat_logprobs=logprobs and not as_they_come,
+        flat_logprobs=logprobs,
         detokenize=False,
-        output_kind=RequestOutputKind.DELTA if as_they_come else RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={STREAM: (request.stream, request.num_prompt_tokens)},
     )
 
