@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
-from pipeline.config.running import GenerationSection, RunSection
+from pipeline.config.runtime import GenerationSection, RunSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
 from tests.byte_tokenizer import NUM_TOKENS, write_byte_tokenizer
 from tests.workers.engines.tiny import tiny_model
 

@@ -11,7 +11,7 @@ import pytest
 from ops.emulated.state import LearnedState
 from pipeline.config import CHANGES_NAME
 from pipeline.config.changed import changed_settings
-from pipeline.config.judging import EndpointSection
+from pipeline.config.rewards import EndpointSection
 from pipeline.data.end_tokens import _read as read_generation_config
 from pipeline.data.files import BadRow, read_rows
 from pipeline.data.tokenizer import load_text_tokenizer
@@ -23,7 +23,7 @@ from pipeline.observability.settings_changes import read_changes
 from pipeline.preflight.model_folder import read_model_config
 from pipeline.preflight.reward_model import _tokenizer_limit
 from pipeline.preflight.value_model import _json as read_value_config
-from pipeline.rewards.endpoint_forms import UNREADABLE, verdict_of
+from pipeline.rewards.endpoint import UNREADABLE, verdict_of
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.joining.home import HomeEntry, HomeWriter
 from pipeline.supervisor.joining.join import _decoded as decoded_manifest
@@ -31,7 +31,7 @@ from pipeline.supervisor.joining.manifest import Manifest, ManifestHead
 from pipeline.supervisor.launchers.ssh import _decoded as decoded_report
 from pipeline.training.checkpoints import MANIFEST_FILE, sealed_digests
 from pipeline.training.mirror.layout import read_copy
-from pipeline.training.snapshots import read_told
+from pipeline.training.snapshots import read_manifest
 from protocol.errors import HeadraceError
 from workers.engines.model.checkpoint_files import parse_training_state
 
@@ -75,7 +75,7 @@ REFUSED: dict[str, Callable[[Path, bytes], object]] = {
     "checkpoint": file(MANIFEST_FILE, sealed_digests),
     "training state": lambda folder, junk: parse_training_state(junk, folder),
     "emulated state": lambda folder, junk: LearnedState.parse(junk, folder),
-    "snapshot": lambda _, junk: read_told(junk),
+    "snapshot": lambda _, junk: read_manifest(junk),
     "ledger's address": file(LEDGER_FILE, read_address),
     "changed settings": lambda folder, junk: file(CHANGES_NAME, changed_settings)(folder, IN_A_LIST),
     "settings' changes": lambda folder, junk: file(CHANGES_NAME, read_changes)(folder, IN_A_LIST),

@@ -65,7 +65,7 @@ def work(arguments: list[str] | None = None, prepared: PreparedParts | None = No
 
         if is_rank():
             if rank := enter_rank():
-                from workers.engines.training.ranks.follow import follower
+                from workers.engines.training.ranks.build import follower
 
                 return follower(role, options.run_dir, rank)
         elif (wanted := num_ranks(role, options.run_dir)) > 1:

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.running import CheckpointSection
+from pipeline.config.runtime import CheckpointSection
 from pipeline.preflight.memory_needs import room_here
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.machine import this_machine

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.config.load import read_resolved
 from pipeline.runtime.threads import limit_threads
-from workers.imported import imports
+from workers.preparation import imports
 
 
 def main() -> None:

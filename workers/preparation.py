@@ -1,18 +1,17 @@
-"""The parts that a standby makes beforehand, and the trial of each: one short forward pass.
+"""What workers import, and the slow parts that a standby makes beforehand: engines with their models,
+and prompts. Each engine is tried by one short forward pass.
 
-Made are the slow ones: models on their engines, and prompts. Mailboxes, links, verifier processes
-and all that needs an incarnation are made by the worker that the standby becomes.
+The worker that the standby becomes makes all that needs an incarnation: mailboxes, links, verifier
+processes. A generation engine of your own is taken as it is: only the built-in ones are tried.
 
-A generation engine of your own is taken as it is: only the built-in ones are tried.
-
-One part is made after another. Libraries that load models set the types of new tensors for the
-whole process, so loads side by side would disturb each other."""
+Parts are made one after another: libraries that load models set the type of new tensors for the
+whole process, so parallel loads would disturb each other."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,31 @@ from workers.engines.build import (
 from workers.engines.generation.seam import GenerationEngine, SamplingParams, WindowRequest
 from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
 from workers.engines.value.seam import ValueEngine
-from workers.imported import imports
+
+ROLES = {
+    Role.GENERATOR: "workers.generator.generator",
+    Role.LEARNER: "workers.learner.learner",
+    Role.OBSERVER: "workers.observer.observer",
+    Role.REFERENCE: "workers.scorers.reference",
+    Role.REWARD: "workers.scorers.reward",
+    Role.VALUE: "workers.scorers.value",
+}
+
+
+def imports(config: RunConfig, roles: Collection[Role] = tuple(ROLES)) -> Iterator[str]:
+    """Yield the modules that workers of these roles import in a configuration, but for vLLM's."""
+    yield from (module for role, module in ROLES.items() if role in roles)
+    if Role.GENERATOR in roles and config.has_sampling and config.generation.engine == "local":
+        yield "workers.engines.generation.local.engine"
+    if Role.LEARNER in roles and config.learner.backend == "torch":
+        yield "workers.engines.training.torch"
+    if Role.REFERENCE in roles and config.has_reference and config.reference.backend == "torch":
+        yield "workers.engines.scoring.torch"
+    if Role.VALUE in roles and config.declaration.has_critic and config.value.backend == "torch":
+        yield "workers.engines.value.torch"
+    if Role.REWARD in roles and config.reward.model is not None:
+        yield "workers.engines.scoring.torch"
+
 
 _TRIAL = TrajectoryId("e999999999999999", 0, 0)
 """No run has such an evaluation."""

@@ -31,7 +31,7 @@ from pipeline.process.progress_bar import ProgressBar, progress
 from pipeline.training.checkpoints import list_checkpoints, read_checkpoint
 from pipeline.training.spikes import StepLimits
 from pipeline.training.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
-from pipeline.training.update_log.plan import Leg, Plan, Source, UpdateSpan, make_plan, stretches, version_of
+from pipeline.training.update_log.plan import Leg, Plan, Source, UpdateSpan, make_plan, update_spans, version_of
 from pipeline.training.update_log.records import Batch, Digests, Start
 from protocol.errors import ConfigError, DataError, HeadraceError
 from workers.engines.build import build_training_backend
@@ -118,7 +118,7 @@ class Replay:
         Raises DataError when the log or its start is missing or damaged, or an objective's source
         has changed. Raises ConfigError for a bad ``what_if``, or updates of several ranks."""
         segments = read_log(self._request.run_dir / UPDATES_FOLDER)
-        plan = self._plan(stretches(segments))
+        plan = self._plan(update_spans(segments))
         report = Report(
             str(self._request.run_dir), sum(len(segment.updates) for segment in segments), len(plan.unreachable)
         )
@@ -162,7 +162,7 @@ class Replay:
         return f"{place} holds no update in the range; leave out --from and --to to see what there is"
 
     async def _leg(self, leg: Leg, scratch: Path, report: Report, bar: ProgressBar) -> TrainingBackend:
-        start = leg.stretch.start
+        start = leg.span.start
         config = self._config_of(start, {})
         if config.learner.ranks > 1:
             raise ConfigError(
@@ -180,7 +180,7 @@ class Replay:
         place = leg.checkpoint or (
             "the start model" if leg.source is Source.START_MODEL else "where it began, made again"
         )
-        self._tell(f"{start.learner} from {place}, version {leg.stretch.version(leg.begin)}")
+        self._tell(f"{start.learner} from {place}, version {leg.span.version(leg.begin)}")
         self._check_start(leg, backend, place)
         here = backend.environment()
         there = start.environment
@@ -192,12 +192,12 @@ class Replay:
         used: dict[str, str] = {}
         for position in range(leg.begin, leg.end + 1):
             if position in leg.kept:
-                _save(backend, scratch / leg.stretch.states[position].fingerprint.hex())
+                _save(backend, scratch / leg.span.states[position].fingerprint.hex())
             if position < leg.end:
-                logged = leg.stretch.updates[position]
+                logged = leg.span.updates[position]
                 if logged.batch.settings != used:
                     used = logged.batch.settings
-                    updates.take(self._config_of(start, used))
+                    updates.apply_settings(self._config_of(start, used))
                 await self._make(logged, updates, history, backend.digests, report)
                 bar.advance()
                 if self._request.check and report.first_difference:
@@ -236,8 +236,8 @@ class Replay:
     def _check_start(self, leg: Leg, backend: TrainingBackend, place: str) -> None:
         if not self._request.check or leg.source is Source.REPLAYED:
             return
-        before = leg.stretch.updates[leg.begin - 1].outcome if leg.begin else None
-        expected = before.digests if before else leg.stretch.start.digests
+        before = leg.span.updates[leg.begin - 1].outcome if leg.begin else None
+        expected = before.digests if before else leg.span.start.digests
         if differing := _differing(expected, backend.digests()):
             raise DataError(
                 f"{place} does not hold the weights of the update log: {_names(differing)} differ; restore the "

@@ -21,7 +21,7 @@ from protocol import headrace
 from protocol.ids import Role
 from workers import __main__ as worker
 from workers import standby
-from workers.imported import ROLES, imports
+from workers.preparation import ROLES, imports
 
 
 def main() -> NoReturn:

@@ -22,7 +22,7 @@ from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.ledger.types import Lease
 from pipeline.preflight.trial import Trial, TriedPrompt, TriedResponse
 from pipeline.process.exit_codes import ExitCode
-from pipeline.rewards.functions import judge
+from pipeline.rewards.functions import score_responses
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import VerifierFailure, VerifierOutcome
@@ -105,7 +105,7 @@ async def verdicts(
     async with VerifierPool(config.reward, configured=config.verifier_paths) as pool:
         await pool.start(sorted(named))
         responses = [response_of(chunk, score) for chunk, score in zip(chunks, scores, strict=True)]
-        return await judge(pool, functions, responses, groups=[chunk.trajectory.group for chunk in chunks])
+        return await score_responses(pool, functions, responses, groups=[chunk.trajectory.group for chunk in chunks])
 
 
 def _tried(

@@ -31,7 +31,7 @@ from xxhash import xxh3_64_intdigest
 from pipeline.cli.peek import show
 from pipeline.cli.score.command import show_report
 from pipeline.cli.score.offline import score_file
-from pipeline.config.learning import RewardSection
+from pipeline.config.training import RewardSection
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.weights.store import WeightsStore

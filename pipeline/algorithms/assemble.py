@@ -1,20 +1,43 @@
-"""From the chunks of one trajectory to one sequence.
+"""From the chunks of one trajectory to one sequence, with the policy version that sampled each token.
 
-The invariants of the ledger are checked here, since a broken one would otherwise be trained on in
-silence. Numpy only."""
+The ledger's invariants are checked here: a broken one would be trained on silently. Numpy only.
+
+Several versions may sample one trajectory. It is still a sample of one well-defined behaviour policy
+as long as each token keeps its own log-prob (2505.24298, proposition 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.algorithms.base import NonFiniteUnit
-from pipeline.algorithms.segments import join_segments
 from pipeline.ledger.types import ScoredChunk
 from protocol.errors import LedgerError
-from protocol.trajectory import Field, GuidanceScore, ReferenceScore, RewardScore, ValueScore
+from protocol.trajectory import Field, GuidanceScore, ReferenceScore, RewardScore, Segment, ValueScore
+
+
+def join_segments(parts: Iterable[tuple[Sequence[Segment], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Join (segments, log-probs) of consecutive chunks: int32 versions [tokens], and log-probs.
+    Raises ValueError without tokens, or when segments do not cover their log-probs exactly."""
+    versions: list[np.ndarray] = []
+    logprobs: list[np.ndarray] = []
+    for index, (segments, values) in enumerate(parts):
+        named = np.array([segment.policy_version for segment in segments], dtype=np.int32)
+        expanded = np.repeat(named, [segment.num_tokens for segment in segments])
+        if expanded.shape != values.shape:
+            raise ValueError(
+                f"part {index} has segments for {expanded.size} tokens and behavior_logprobs of shape {values.shape}; expected "
+                "one log-prob a token"
+            )
+        versions.append(expanded)
+        logprobs.append(values)
+    if not sum(part.size for part in versions):
+        raise ValueError(
+            "a response has 0 tokens; expected at least 1: a finished trajectory ends with a sampled token"
+        )
+    return np.concatenate(versions), np.concatenate(logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The frame of every rule with a critic: from values and rewards to whitened advantages a token.
 
-A stretch is the whole of a finished response (PPO, VAPO) or one window of a response (T-PPO). Each
-stretch, with the values that the value process wrote, makes one training sample.
+A span is the whole of a finished response (PPO, VAPO) or one window of a response (T-PPO). Each
+span, with the values that the value process wrote, makes one training sample.
 
-    delta_j = r_j + gamma V_{j+1} - V_j,     A_t = sum_{j >= t} (gamma lambda)^{j-t} delta_j     within the stretch
+    delta_j = r_j + gamma V_{j+1} - V_j,     A_t = sum_{j >= t} (gamma lambda)^{j-t} delta_j     within the span
     V after the last token: 0 when the response is finished (by a stop token or at the cap), V_{n-1} again when it is not
     A <- clamp( (A - mean) / std ) over all tokens that carry loss, in the whole update's batch
 
@@ -24,8 +24,7 @@ from pipeline.algorithms.advantage import discounted_sums, terminal_rewards
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
-from pipeline.algorithms.guidance import UNGUIDED, guided_columns
-from pipeline.algorithms.imitation import is_right
+from pipeline.algorithms.guidance import UNGUIDED, guided_columns, is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.catalogue import Declaration, check_advantages_are_read
 from pipeline.ledger.types import ClaimedUnit, Unit
@@ -45,7 +44,7 @@ class TokenSpan:
     """int32 [prompt + earlier response + N]"""
     prompt_length: int
     num_earlier: int
-    """Response tokens before the stretch: context only, from any policy version."""
+    """Response tokens before the span: context only, from any policy version."""
     behavior_logprobs: np.ndarray
     """float32 [N]"""
     versions: np.ndarray
@@ -55,9 +54,9 @@ class TokenSpan:
     reference_logprobs: np.ndarray | None
     """float32 [N]"""
     score: RewardScore | None
-    """Of the whole response, which ends with this stretch; None for an unfinished one's window."""
+    """Of the whole response, which ends with this span; None for an unfinished one's window."""
     guidance: GuidanceScore | None = None
-    """Of the whole response, which ends with this stretch; None for none."""
+    """Of the whole response, which ends with this span; None for none."""
 
     @property
     def num_tokens(self) -> int:
@@ -119,41 +118,41 @@ class CriticRule(ABC):
         check_advantages_are_read(config.algorithm.name, config.algorithm.surrogate)
 
     @abstractmethod
-    def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
-        """Cut a unit into stretches that train the policy. Raises NonFiniteUnit, LedgerError."""
+    def token_spans(self, unit: ClaimedUnit) -> list[TokenSpan]:
+        """Cut a unit into spans that train the policy. Raises NonFiniteUnit, LedgerError."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample a stretch, in the order of the units; a changed order changes no bit of
+        """Make one sample a span, in the order of the units; a changed order changes no bit of
         any sample. Raises NonFiniteUnit; LedgerError for missing or contradictory chunks."""
-        stretches = [stretch for unit in units for stretch in self.stretches(unit)]
-        masks = [self.policy_mask(stretch) for stretch in stretches]
-        advantages = self._normalised([self.advantages(stretch) for stretch in stretches], masks)
-        counts = self._counted_tokens(stretches)
-        return [self._sample(*parts) for parts in zip(stretches, masks, advantages, counts, strict=True)]
+        spans = [span for unit in units for span in self.token_spans(unit)]
+        masks = [self.policy_mask(span) for span in spans]
+        advantages = self._normalised([self.advantages(span) for span in spans], masks)
+        counts = self._counted_tokens(spans)
+        return [self._sample(*parts) for parts in zip(spans, masks, advantages, counts, strict=True)]
 
-    def policy_lambda(self, stretch: TokenSpan) -> float:
+    def policy_lambda(self, span: TokenSpan) -> float:
         """Return lambda by the response so far; an unfinished one counts half a window more, as in
         T-PPO's port."""
         if not self.adaptive_lambda_alpha:
             return self.gae_lambda
-        expected = 0 if stretch.score is not None else self.window_tokens // 2
-        length = stretch.num_earlier + stretch.num_tokens + expected
+        expected = 0 if span.score is not None else self.window_tokens // 2
+        length = span.num_earlier + span.num_tokens + expected
         return adaptive_lambda(length, alpha=self.adaptive_lambda_alpha, floor=self.adaptive_lambda_floor)
 
-    def advantages(self, stretch: TokenSpan) -> np.ndarray:
-        """Return the advantages of a stretch before they are whitened, float64 [N]."""
-        rewards = terminal_rewards(0.0 if stretch.score is None else stretch.score.reward, stretch.num_tokens)
-        values = stretch.values.astype(np.float64)
-        deltas = window_deltas(rewards, values, is_finished=stretch.score is not None, gamma=self.gamma)
-        return discounted_sums(deltas, self.gamma * self.policy_lambda(stretch))
+    def advantages(self, span: TokenSpan) -> np.ndarray:
+        """Return the advantages of a span before they are whitened, float64 [N]."""
+        rewards = terminal_rewards(0.0 if span.score is None else span.score.reward, span.num_tokens)
+        values = span.values.astype(np.float64)
+        deltas = window_deltas(rewards, values, is_finished=span.score is not None, gamma=self.gamma)
+        return discounted_sums(deltas, self.gamma * self.policy_lambda(span))
 
-    def policy_mask(self, stretch: TokenSpan) -> np.ndarray:
+    def policy_mask(self, span: TokenSpan) -> np.ndarray:
         """Mark the tokens that train the policy, bool [N]. The tail of an unfinished window does
         not: its advantages are the most biased. Nor does an over-long response under filtering."""
-        if stretch.score is not None and stretch.score.masked:
-            return np.zeros(stretch.num_tokens, dtype=np.bool_)
-        is_finished = stretch.score is not None
-        return window_policy_mask(stretch.num_tokens, is_finished=is_finished, num_ignored=self.tail_drop_tokens)
+        if span.score is not None and span.score.masked:
+            return np.zeros(span.num_tokens, dtype=np.bool_)
+        is_finished = span.score is not None
+        return window_policy_mask(span.num_tokens, is_finished=is_finished, num_ignored=self.tail_drop_tokens)
 
     def _normalised(self, advantages: list[np.ndarray], masks: list[np.ndarray]) -> list[np.ndarray]:
         """Whiten and clamp over the whole batch."""
@@ -162,45 +161,45 @@ class CriticRule(ABC):
             return whiten_windows(advantages, masks, clamp=clamp, min_std=self.whiten_min_std)
         return [np.where(mask, np.clip(row, -clamp, clamp), 0.0) for row, mask in zip(advantages, masks, strict=True)]
 
-    def _counted_tokens(self, stretches: Sequence[TokenSpan]) -> list[float]:
-        """Return each stretch's count in the loss's denominator: its tokens, dropped tail included.
+    def _counted_tokens(self, spans: Sequence[TokenSpan]) -> list[float]:
+        """Return each span's count in the loss's denominator: its tokens, dropped tail included.
 
         For a token mean each counts for the mean over the update's batch: then a token weighs the
         same in every mini-batch, ``sum / N_batch * num_minibatches`` (T-PPO's port)."""
-        counts = [float(s.num_tokens) if s.score is None or not s.score.masked else 0.0 for s in stretches]
+        counts = [float(s.num_tokens) if s.score is None or not s.score.masked else 0.0 for s in spans]
         if self.objective.aggregation != Aggregation.TOKEN_MEAN or not counts:
             return counts
         return [sum(counts) / len(counts)] * len(counts)
 
     def _sample(
-        self, stretch: TokenSpan, mask: np.ndarray, advantages: np.ndarray, counted_tokens: float
+        self, span: TokenSpan, mask: np.ndarray, advantages: np.ndarray, counted_tokens: float
     ) -> TrainingSample:
         """Make a sample. Only an imitated response has earlier tokens as response, not prompt."""
-        imitate = self.objective.imitation_coefficient > 0.0 and stretch.score is not None and is_right(stretch.score)
-        num_earlier = stretch.num_earlier if imitate else 0
-        reference = stretch.reference_logprobs
+        imitate = self.objective.imitation_coefficient > 0.0 and span.score is not None and is_right(span.score)
+        num_earlier = span.num_earlier if imitate else 0
+        reference = span.reference_logprobs
         columns = UNGUIDED
-        if stretch.guidance is not None and stretch.score is not None:
-            columns = guided_columns(stretch.guidance, stretch.score, num_earlier + stretch.num_tokens)
+        if span.guidance is not None and span.score is not None:
+            columns = guided_columns(span.guidance, span.score, num_earlier + span.num_tokens)
         return TrainingSample(
-            name=stretch.name,
-            tokens=stretch.tokens,
-            prompt_length=stretch.prompt_length + stretch.num_earlier - num_earlier,
+            name=span.name,
+            tokens=span.tokens,
+            prompt_length=span.prompt_length + span.num_earlier - num_earlier,
             loss_mask=_after(num_earlier, mask),
             advantages=_after(num_earlier, advantages.astype(np.float32)),
-            behavior_logprobs=_after(num_earlier, stretch.behavior_logprobs),
-            versions=_after(num_earlier, stretch.versions, int(stretch.versions.min())),
+            behavior_logprobs=_after(num_earlier, span.behavior_logprobs),
+            versions=_after(num_earlier, span.versions, int(span.versions.min())),
             reference_logprobs=None if reference is None else _after(num_earlier, reference),
-            nll_mask=np.ones(num_earlier + stretch.num_tokens, dtype=np.bool_) if imitate else None,
+            nll_mask=np.ones(num_earlier + span.num_tokens, dtype=np.bool_) if imitate else None,
             standard_logprobs=columns.standard_logprobs,
             judge_logprobs=columns.judge_logprobs,
-            is_unguided=columns.is_absent if Field.GUIDANCE in self.fields and stretch.score is not None else None,
+            is_unguided=columns.is_absent if Field.GUIDANCE in self.fields and span.score is not None else None,
             counted_tokens=counted_tokens,
-            reward=0.0 if stretch.score is None else stretch.score.reward,
-            accuracy=0.0 if stretch.score is None else stretch.score.accuracy,
-            reward_parts={} if stretch.score is None else stretch.score.parts,
-            is_finished=stretch.score is not None,
-            num_context_tokens=stretch.num_earlier - num_earlier,
+            reward=0.0 if span.score is None else span.score.reward,
+            accuracy=0.0 if span.score is None else span.score.accuracy,
+            reward_parts={} if span.score is None else span.score.parts,
+            is_finished=span.score is not None,
+            num_context_tokens=span.num_earlier - num_earlier,
         )
 
 

@@ -1,8 +1,13 @@
-"""How far the sampler is from the learner, when it runs ahead or on another engine.
+"""Divergences from sampled tokens: of the sampler from the learner, and estimators of
+KL(policy || reference).
 
-The metrics are made from proximal (``old``) and behaviour log-probs, one entry a token or one a
-row; nothing is differentiated. A mean over tokens is over the loss mask, a mean over rows over those
-with loss."""
+The sampler's metrics are made from proximal (``old``) and behaviour log-probs, one entry a token or
+one a row; nothing is differentiated. A mean over tokens is over the loss mask, a mean over rows over
+those with loss.
+
+With ``d = logp - ref``, under samples of the policy k1 and k3 have the right mean and k2 has the
+right gradient; ``k1+`` and ``k3+`` take the value of one and the gradient of the other. Source: J.
+Schulman, "Approximating KL divergence" (2020); the clamps are verl's."""
 
 from __future__ import annotations
 
@@ -10,8 +15,39 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pipeline.algorithms.batching import ROW_METRICS
-from pipeline.algorithms.rows import Floats, Ints, Mask, Tokens, row_mean, row_sum
-from pipeline.algorithms.surrogate import MAX_LOG_RATIO, log_ratio
+from pipeline.algorithms.objective import KLEstimator
+from pipeline.algorithms.surrogate import MAX_LOG_RATIO, Floats, Ints, Mask, Tokens, log_ratio, row_mean, row_sum
+
+MAX_K3 = 10.0
+"""k3 is clamped to +-10, which also ends its gradient for d below about -2.6 or above 11."""
+
+
+def kl_estimate(logprobs: Floats, reference_logprobs: Floats, estimator: KLEstimator | str) -> Floats:
+    """Estimate KL(policy || reference) a token, differentiable in ``logprobs``, or ValueError."""
+    difference = logprobs - reference_logprobs
+    match KLEstimator(estimator):
+        case KLEstimator.K1:
+            return difference
+        case KLEstimator.ABS:
+            return difference.abs()
+        case KLEstimator.K2:
+            return 0.5 * difference.square()
+        case KLEstimator.K3:
+            return _k3(difference)
+        case KLEstimator.K1_STRAIGHT:
+            return _straight_through(value=difference, gradient=0.5 * difference.square())
+        case KLEstimator.K3_STRAIGHT:
+            return _straight_through(value=_k3(difference), gradient=0.5 * difference.square())
+
+
+def _k3(difference: Floats) -> Floats:
+    negative = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (negative.exp() - negative - 1.0).clamp(-MAX_K3, MAX_K3)
+
+
+def _straight_through(*, value: Floats, gradient: Floats) -> Floats:
+    return gradient - gradient.detach() + value.detach()
+
 
 _MAX_EXPONENT = 80.0
 """The largest exponent whose exponential is finite in float32, in round numbers."""

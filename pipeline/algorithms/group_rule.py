@@ -15,8 +15,7 @@ import numpy as np
 
 from pipeline.algorithms.assemble import AssembledTrajectory, assemble, has_verdict
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.guidance import UNGUIDED, guided_columns
-from pipeline.algorithms.imitation import is_right
+from pipeline.algorithms.guidance import UNGUIDED, guided_columns, is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.catalogue import Declaration, check_advantages_are_read
 from pipeline.ledger.staleness import fewest_judged

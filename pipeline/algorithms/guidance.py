@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.algorithms.imitation import is_right
+from protocol.trajectory import RewardScore
 
 if TYPE_CHECKING:
-    from pipeline.config.guiding import GuidanceSection
-    from protocol.trajectory import GuidanceScore, RewardScore
+    from pipeline.config.rewards import GuidanceSection
+    from protocol.trajectory import GuidanceScore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +99,14 @@ def guided_columns(guidance: GuidanceScore, score: RewardScore, num_tokens: int)
     if not guidance.judge_logprobs.size:
         return UNGUIDED
     return GuidedColumns(standard, guidance.judge_logprobs[-num_tokens:].astype(np.float32, copy=False))
+
+
+RIGHT_ACCURACY = 0.5
+"""Raw accuracy above which a response is right. VAPO does not give its threshold; verifiers here
+give 0 or 1."""
+
+
+def is_right(score: RewardScore) -> bool:
+    """Whether a finished response is worth imitating: right before any shaping, and not under
+    over-long filtering (VAPO, 2504.05118, 4.3.2). T-PPO's port: the score must be above 0."""
+    return score.accuracy > RIGHT_ACCURACY and not score.masked

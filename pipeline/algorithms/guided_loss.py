@@ -25,12 +25,49 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
-from pipeline.algorithms.clusters import clusters
 from pipeline.algorithms.guidance import GuidanceSettings
-from pipeline.algorithms.rows import Flags, Floats, Ints, Mask, Tokens, row_mean
-from pipeline.algorithms.surrogate import GuidedLogprobs, SurrogateTerms, TokenLoss, log_ratio
+from pipeline.algorithms.surrogate import (
+    Flags,
+    Floats,
+    GuidedLogprobs,
+    Ints,
+    Mask,
+    SurrogateTerms,
+    TokenLoss,
+    Tokens,
+    log_ratio,
+    row_mean,
+)
+
+
+def clusters(
+    salient: Mask, states: Float[Tensor, "tokens hidden"], mask: Mask, row_ids: Ints, settings: GuidanceSettings
+) -> Mask:
+    """Mark the tokens of clusters around ``salient`` ones, without these but where another walk
+    passes them; never off ``mask``, nor in another row.
+
+    ``states`` are last hidden states, of any float type. All walks take a step at once, so the time
+    grows with the longest one."""
+    found = torch.zeros_like(salient)
+    states = states.float()
+    for step in (-1, 1):
+        at = salient.nonzero().squeeze(1)
+        # the mean's direction is the sum's
+        passed = states[at]
+        while at.numel():
+            there = (at + step).clamp(0, found.numel() - 1)
+            is_inside = (there != at) & (row_ids[there] == row_ids[at]) & mask[there]
+            distance = 1.0 - cosine_similarity(states[there], passed, dim=1)
+            is_far = distance > settings.cluster_distance
+            goes_on = is_inside & (is_far if settings.dissimilar_clusters else ~is_far)
+            at, passed = there[goes_on], passed[goes_on] + states[there[goes_on]]
+            found[at] = True
+    return found
+
 
 _LEAST_REST = 1e-6
 """``1 - p`` is taken as at least this, so that a certain token has a finite loss and gradient."""

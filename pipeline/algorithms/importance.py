@@ -14,8 +14,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel
-from pipeline.algorithms.rows import Floats, Ints, Mask, Tokens, row_counts, row_max, row_mean, row_sum
-from pipeline.algorithms.surrogate import MAX_LOG_RATIO, log_ratio
+from pipeline.algorithms.surrogate import (
+    MAX_LOG_RATIO,
+    Floats,
+    Ints,
+    Mask,
+    Tokens,
+    log_ratio,
+    row_counts,
+    row_max,
+    row_mean,
+    row_sum,
+)
 
 
 def importance_ratio(old_logprobs: Floats, behavior_logprobs: Floats) -> Floats:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from jaxtyping import Shaped
 from torch import Tensor
 
-from pipeline.algorithms.divergence import token_divergence
+from pipeline.algorithms.divergence import kl_estimate, token_divergence
 from pipeline.algorithms.guided_loss import token_credit
 from pipeline.algorithms.importance import approximate_proximal, behavior_ratio, correction_weights, rejection_mask
-from pipeline.algorithms.kl import kl_estimate
 from pipeline.algorithms.objective import Importance, Objective, Proximal, Rejection
-from pipeline.algorithms.rows import Ints, Mask, Tokens
-from pipeline.algorithms.surrogate import GuidedLogprobs, SurrogateTerms, log_ratio, surrogate_loss
+from pipeline.algorithms.surrogate import GuidedLogprobs, Ints, Mask, SurrogateTerms, Tokens, log_ratio, surrogate_loss
 
 
 def imitation_loss(logprobs: Tokens, mask: Mask) -> Tokens:

@@ -32,8 +32,8 @@ class Ppo(CriticRule):
         Unit.TRAJECTORY, has_critic=True, has_group_baseline=False, preset=SYMMETRIC, reads=frozenset({"gamma"})
     )
 
-    def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
-        """Return each response of a unit as one stretch. Raises NonFiniteUnit, LedgerError."""
+    def token_spans(self, unit: ClaimedUnit) -> list[TokenSpan]:
+        """Return each response of a unit as one span. Raises NonFiniteUnit, LedgerError."""
         found: list[TokenSpan] = []
         for chunks in unit.trajectories:
             member = assemble(unit.name, chunks)

@@ -17,8 +17,7 @@ import numpy as np
 
 from pipeline.algorithms.assemble import AssembledTrajectory, assemble, has_verdict
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.guidance import UNGUIDED, GuidedColumns, guided_columns
-from pipeline.algorithms.imitation import is_right
+from pipeline.algorithms.guidance import UNGUIDED, GuidedColumns, guided_columns, is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.catalogue import GUIDED_SURROGATES, SURROGATES, VERDICT_SURROGATES, Declaration
 from pipeline.ledger.types import ClaimedUnit, Unit

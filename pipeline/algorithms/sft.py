@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pipeline.algorithms.assemble import AssembledTrajectory
-from pipeline.algorithms.guidance import GuidedColumns
-from pipeline.algorithms.imitation import is_right
+from pipeline.algorithms.guidance import GuidedColumns, is_right
 from pipeline.algorithms.response_rule import BY_RESPONSE, ResponseRule
 from pipeline.config.catalogue import Declaration
 from pipeline.ledger.types import Unit

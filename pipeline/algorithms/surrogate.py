@@ -12,13 +12,43 @@ from functools import cache
 from typing import Any, Final, TypeAlias, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pipeline.algorithms.guidance import PUBLISHED, GuidanceSettings
-from pipeline.algorithms.rows import Flags, Floats, Ints, Mask, Tokens, row_mean
 from pipeline.config.import_path import import_own
 from protocol.errors import ConfigError
+
+Tokens: TypeAlias = Float[Tensor, " tokens"]
+"""A number for each token of a packed batch."""
+Mask: TypeAlias = Bool[Tensor, " tokens"]
+Ints: TypeAlias = Int[Tensor, " tokens"]
+Floats: TypeAlias = Float[Tensor, "*tokens"]
+"""Numbers of tokens, laid out in any shape."""
+Flags: TypeAlias = Bool[Tensor, "*tokens"]
+
+
+def row_sum(values: Tokens, mask: Mask, row_ids: Ints, num_rows: int) -> Float[Tensor, " rows"]:
+    """Sum ``values`` over the tokens of each row where the mask is set; 0 for a row without any."""
+    return values.new_zeros(num_rows).index_add(0, row_ids, values.where(mask, values.new_zeros(())))
+
+
+def row_counts(mask: Mask, row_ids: Ints, num_rows: int) -> Int[Tensor, " rows"]:
+    """Count the tokens of each row where the mask is set."""
+    return row_ids.new_zeros(num_rows).index_add(0, row_ids, mask.to(row_ids.dtype))
+
+
+def row_mean(values: Tokens, mask: Mask, row_ids: Ints, num_rows: int) -> Float[Tensor, " rows"]:
+    """Average ``values`` over each row's tokens where the mask is set; 0 for a row without any."""
+    counts = row_counts(mask, row_ids, num_rows).clamp(min=1)
+    return row_sum(values, mask, row_ids, num_rows) / counts.to(values.dtype)
+
+
+def row_max(values: Tokens, mask: Mask, row_ids: Ints, num_rows: int) -> Float[Tensor, " rows"]:
+    """Take each row's largest of ``values`` on the mask, else -inf. Not differentiable."""
+    lowest = values.new_full((), float("-inf"))
+    return lowest.repeat(num_rows).scatter_reduce(0, row_ids, values.detach().where(mask, lowest), reduce="amax")
+
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before they are exponentiated: no ratio overflows (verl)."""
@@ -175,3 +205,17 @@ def cispo_loss(logprobs: Floats, ratio: Floats, advantages: Floats, *, clip_low:
     weight = ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
     outside = weight != ratio.detach()
     return TokenLoss(-weight * advantages * logprobs, outside, torch.zeros_like(outside))
+
+
+def clipped_value_loss(
+    values: Floats, old_values: Floats, targets: Floats, *, clip_low: float, clip_high: float
+) -> TokenLoss:
+    """Return ``max((V - R)^2, (clip(V, V_old - clip_low, V_old + clip_high) - R)^2) / 2`` a token.
+
+    The gradient vanishes where the clipped error is the larger and the value has left its interval.
+    PPO's reference code; verl clips by 0.5 on both sides, T-PPO's port by 0.5 below and 0.6 above.
+    """
+    bounded = torch.clamp(values, old_values - clip_low, old_values + clip_high)
+    free_error, bounded_error = (values - targets).square(), (bounded - targets).square()
+    clipped = bounded_error > free_error
+    return TokenLoss(0.5 * torch.maximum(free_error, bounded_error), clipped, torch.zeros_like(clipped))

@@ -32,10 +32,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.assemble import guidance_of, token_scores
+from pipeline.algorithms.assemble import guidance_of, join_segments, token_scores
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
-from pipeline.algorithms.segments import join_segments
 from pipeline.config.catalogue import Declaration
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
@@ -61,8 +60,8 @@ class Tppo(CriticRule):
         reads=frozenset({"gamma"}),
     )
 
-    def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
-        """Return the unit's one chunk as a stretch: its context is state, its tokens are actions.
+    def token_spans(self, unit: ClaimedUnit) -> list[TokenSpan]:
+        """Return the unit's one chunk as a span: its context is state, its tokens are actions.
         Raises NonFiniteUnit; LedgerError for another unit, or a missing score."""
         scored = _only_chunk(unit)
         chunk = scored.chunk

@@ -30,7 +30,7 @@ def check_model(model: str, device: str, timeout_s: float, as_json: bool) -> int
     2."""
     import msgspec
 
-    from pipeline.data.hub_models import pinned_model
+    from pipeline.data.hub import pinned_model
     from pipeline.preflight.model_report import remarks_of, report_model, rows_of
     from pipeline.process.exit_codes import ExitCode
     from pipeline.process.progress_bar import progress

@@ -27,7 +27,7 @@ def config() -> None:
 def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Check settings, model, data and verifiers. Nothing is started."""
     from pipeline.config.load import load_config
-    from pipeline.data.hub_models import pin_models
+    from pipeline.data.hub import pin_models
     from pipeline.preflight.checks import preflight
     from pipeline.runtime.log import log_to_stderr
     from pipeline.supervisor.run_folder import check_no_run

@@ -75,7 +75,7 @@ def doctor(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -
 
 def _config(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
     from pipeline.config.load import load_config
-    from pipeline.data.hub_models import pin_models
+    from pipeline.data.hub import pin_models
 
     return pin_models(load_config(files, overrides, os.environ))
 

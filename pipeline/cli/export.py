@@ -146,7 +146,7 @@ def push_model(folder: Path, repository: str) -> str:
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]
     )
 
-    from pipeline.data.hub_progress import uploading
+    from pipeline.data.hub import uploading
 
     left = f"the model is in {folder}; `headrace run export` with --push can be repeated with another --out"
     try:

@@ -74,7 +74,7 @@ def init(folder: Path, **given: Any) -> int:
     Columns, lengths, batch sizes and the ledger's memory come from the model, the data and this
     machine. Every setting has a comment with its meaning, unit and default."""
     from pipeline.config.data_sets import ColumnsSection
-    from pipeline.data.hub_models import pinned_model
+    from pipeline.data.hub import pinned_model
     from pipeline.data.tokenizer import load_text_tokenizer
     from pipeline.preflight.draft import HARDWARE, Choices, draft
     from pipeline.preflight.findings import Gravity, worst
@@ -248,7 +248,7 @@ def _write(folder: Path, texts: dict[str, str]) -> list[Path]:
 
 def _checked(files: Sequence[Path]) -> list[CheckFinding]:
     from pipeline.config.load import load_config
-    from pipeline.data.hub_models import pin_models
+    from pipeline.data.hub import pin_models
     from pipeline.preflight.checks import diagnose
 
     return diagnose(pin_models(load_config(files)))

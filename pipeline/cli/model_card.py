@@ -13,7 +13,7 @@ from pipeline.config.describe import in_toml, settings
 from pipeline.config.public import public_settings
 from pipeline.config.schema import RunConfig
 from pipeline.config.unread import given_keys
-from pipeline.data.hub_models import hub_name
+from pipeline.data.hub import hub_name
 from pipeline.observability.history import EvaluationRow, Row, UpdateRow
 from pipeline.preflight.versions import installed
 

@@ -47,7 +47,7 @@ def pretrain_value(
     """Train a value model on the start policy's responses, and export it."""
     from pipeline.cli.up import carry_out
     from pipeline.config.load import load_config, resolve_paths
-    from pipeline.data.hub_models import pin_models
+    from pipeline.data.hub import pin_models
     from pipeline.data.places import pin_data
     from pipeline.operator.top.run import has_screen
     from pipeline.supervisor.run_folder import prepare_run_dir

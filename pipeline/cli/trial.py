@@ -59,7 +59,7 @@ def try_(
     import msgspec
 
     from pipeline.config.load import load_config
-    from pipeline.data.hub_models import pin_models
+    from pipeline.data.hub import pin_models
     from pipeline.preflight.trial import try_model
     from pipeline.process.progress_bar import progress
 

@@ -89,7 +89,7 @@ def up(
     """Start a run and stay with it until it ends."""
     from pipeline.config import RESOLVED_NAME
     from pipeline.config.load import load_config, resolve_paths
-    from pipeline.data.hub_models import pin_models, with_hub_names
+    from pipeline.data.hub import pin_models, with_hub_names
     from pipeline.data.places import pin_data
     from pipeline.ledger.address import known_url
     from pipeline.operator.top.run import has_screen

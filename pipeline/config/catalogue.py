@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, cast
 from pydantic import AfterValidator
 
 from pipeline.config.import_path import import_own, is_import_path
-from pipeline.config.removed import EMULATED
+from pipeline.config.other_names import EMULATED
 from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
 

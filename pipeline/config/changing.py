@@ -11,9 +11,9 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from pipeline.config import RESOLVED_NAME
-from pipeline.config.code import CODE_KEYS, REWARDS, WORKERS
 from pipeline.config.describe import in_toml
 from pipeline.config.load import known_keys, override_key, parse_config, section_of, suggest, to_toml
+from pipeline.config.operations import CODE_KEYS, REWARDS, WORKERS
 from pipeline.config.schema import RunConfig
 from pipeline.config.unread import unread
 from protocol.errors import ConfigError

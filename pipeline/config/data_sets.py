@@ -1,9 +1,10 @@
-"""Tables of a run file that describe data: files, columns, sets to train on."""
+"""Sections that describe data: files, columns, training sets and evaluation sets."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
@@ -122,3 +123,109 @@ class DataSetSection(Section):
                     f"differ between sets"
                 )
         return cast("Any", given)
+
+
+class EvaluationSetSection(Section):
+    """One of several evaluation sets, written `[[evaluation.sets]]`. Absent settings are as in
+    `[evaluation]`."""
+
+    name: str = Field(description="Its name, in history, status and report.", min_length=1)
+    files: tuple[DataPath, ...] = Field(description="Its files, as data.evaluation.", min_length=1)
+    columns: ColumnsSection | None = setting(None, "Columns of this set. Absent: data.columns.")
+    verifier: str | None = setting(None, "Verifier of lines that name none. Absent: data.verifier.")
+    chat: Literal["auto"] | bool | None = setting(None, "As data.chat.")
+    system_prompt: str | None = setting(None, "As data.system_prompt; empty: none.")
+    chat_variables: ChatVariables | None = setting(None, "In place of data.chat_variables.")
+    num_prompts: Positive | None = setting(None, "As evaluation.num_prompts.")
+    samples_per_prompt: Positive | None = setting(None, "k of avg@k and pass@k.")
+    pass_at: Positive | None = setting(None, "As evaluation.pass_at.")
+    temperature: float | None = setting(None, "As evaluation.temperature.", ge=0.0)
+    top_p: float | None = setting(None, "As evaluation.top_p.", gt=0.0, le=1.0)
+    top_k: int | None = setting(None, "As evaluation.top_k.", ge=0)
+    min_p: float | None = setting(None, "As evaluation.min_p.", ge=0.0, le=1.0)
+    repetition_penalty: float | None = setting(None, "As evaluation.repetition_penalty.", gt=0.0)
+    presence_penalty: float | None = setting(None, "As evaluation.presence_penalty.", ge=-2.0, le=2.0)
+    frequency_penalty: float | None = setting(None, "As evaluation.frequency_penalty.", ge=-2.0, le=2.0)
+    stop_strings: StopStrings | None = setting(None, "As evaluation.stop_strings.")
+    max_response_tokens: Positive | None = setting(None, "As evaluation.max_response_tokens.")
+
+
+_SHARED: Final = tuple(
+    name
+    for name in EvaluationSetSection.model_fields
+    if name not in ("name", "files", "columns", "verifier", "chat", "system_prompt", "chat_variables")
+)
+"""Settings that a set may have of its own."""
+
+
+class EvaluationSection(Section):
+    """Periodic evaluation, by the generators, in a lane of its own."""
+
+    every_updates: int = setting(0, "0: only before the first and after the last update.", ge=0)
+    sets: tuple[EvaluationSetSection, ...] = setting((), "Further evaluation sets, each with a name.")
+    num_prompts: Positive = setting(256, "Number of held-out prompts, starting with the first.")
+    samples_per_prompt: Positive = setting(1, "k of avg@k and pass@k.")
+    pass_at: Positive | None = setting(
+        None, "k of pass@k, the chance that one of k responses is right. Absent: samples_per_prompt."
+    )
+    temperature: float = setting(0.0, "0 is greedy. AIME practice: 1.0 with top_p 0.7.", ge=0.0)
+    top_p: float = setting(
+        1.0, "Sample from the fewest tokens that reach this probability. Evaluation trains nothing.", gt=0.0, le=1.0
+    )
+    top_k: int = setting(0, "Sample from this many of the likeliest tokens. 0: all.", ge=0)
+    min_p: float = setting(
+        0.0, "Sample from tokens with at least this share of the largest probability.", ge=0.0, le=1.0
+    )
+    repetition_penalty: float = setting(
+        1.0,
+        "Positive logits of tokens in prompt or response are divided by this, negative ones multiplied. 1: off. As "
+        "in vLLM.",
+        gt=0.0,
+    )
+    presence_penalty: float = setting(0.0, "Subtracted from the logit of each token in the response.", ge=-2.0, le=2.0)
+    frequency_penalty: float = setting(
+        0.0, "Subtracted from a token's logit for each time that it is in the response.", ge=-2.0, le=2.0
+    )
+    stop_strings: StopStrings | None = setting(None, "Absent: generation.stop_strings.")
+    max_response_tokens: Positive | None = setting(
+        None, "A response is cut at this length. Absent: generation.max_response_tokens, which is also the maximum."
+    )
+    timeout_s: float = setting(
+        600.0, "After this time an evaluation counts only the responses that have arrived.", gt=0.0
+    )
+    main: str | None = setting(
+        None, "Set that patience and keep_best use. Absent: data.evaluation, else the first of the sets."
+    )
+    patience: int = setting(
+        0, "The run ends after this many consecutive evaluations of main without improvement. 0: never.", ge=0
+    )
+    keep_best: bool = setting(False, "Write a checkpoint at each evaluation, and keep that of the best one of main.")
+
+    def of_set(self, one: EvaluationSetSection) -> EvaluationSection:
+        """Return the settings of a set: its own, else these."""
+        given = {name: value for name in _SHARED if (value := getattr(one, name)) is not None}
+        return self.model_copy(update=given)
+
+    def named(self) -> Iterator[tuple[str, EvaluationSection]]:
+        """Yield these settings, then those of each set, with their name in a message."""
+        yield "evaluation", self
+        for one in self.sets:
+            yield f"evaluation.sets {one.name}", self.of_set(one)
+
+    @model_validator(mode="after")
+    def _sets_agree(self) -> Self:
+        names = [one.name for one in self.sets]
+        if len(names) > len(set(names)):
+            raise ValueError(f"evaluation.sets has the names {', '.join(names)}; give each set a different name")
+        if self.main is not None and self.main not in names:
+            raise ValueError(
+                f"evaluation.main is {self.main!r}, but evaluation.sets has {', '.join(names) or 'none'}; name one of them, "
+                "or leave it out"
+            )
+        for what, one in self.named():
+            if one.pass_at is not None and one.pass_at > one.samples_per_prompt:
+                raise ValueError(
+                    f"{what}: pass_at is {one.pass_at}, above samples_per_prompt {one.samples_per_prompt}; raise "
+                    "samples_per_prompt, or lower pass_at"
+                )
+        return self

@@ -22,9 +22,8 @@ from pydantic_core import ErrorDetails, to_jsonable_python
 from pipeline.config import CHANGES_NAME, RESOLVED_NAME
 from pipeline.config.changed import changed_settings
 from pipeline.config.describe import in_toml, named_model, section_model, settings, table_model
-from pipeline.config.other_names import meant_by
+from pipeline.config.other_names import REMOVED, drop_idle, meant_by
 from pipeline.config.public import kept_settings
-from pipeline.config.removed import REMOVED, drop_idle
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
 from pipeline.ledger.url import hide_password

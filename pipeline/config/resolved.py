@@ -14,34 +14,34 @@ from pipeline.config import RESOLVED_NAME
 from pipeline.config.changed import changed_settings
 
 
-class RunGlance(msgspec.Struct, frozen=True):
+class LightRun(msgspec.Struct, frozen=True):
     """Of ``[run]``."""
 
     name: str
     num_updates: int
 
 
-class LedgerGlance(msgspec.Struct, frozen=True):
+class LightLedger(msgspec.Struct, frozen=True):
     """Of ``[ledger]``."""
 
     max_memory_mb: int
 
 
-class SupervisorGlance(msgspec.Struct, frozen=True):
+class LightSupervisor(msgspec.Struct, frozen=True):
     """Of ``[supervisor]``."""
 
     silent_after_s: float
     stuck_after_s: float | None = None
 
 
-class GeneratorsGlance(msgspec.Struct, frozen=True):
+class LightFleet(msgspec.Struct, frozen=True):
     """Of ``[fleet]``."""
 
     min_generators: int
     max_generators: int | None = None
 
 
-class ValueGlance(msgspec.Struct, frozen=True):
+class LightValue(msgspec.Struct, frozen=True):
     """Of ``[value]``."""
 
     pretrain_steps: int
@@ -49,29 +49,29 @@ class ValueGlance(msgspec.Struct, frozen=True):
     min_explained_variance: float | None = None
 
 
-class Glance(msgspec.Struct, frozen=True):
+class LightConfig(msgspec.Struct, frozen=True):
     """Settings by section and key, as in ``RunConfig``."""
 
-    run: RunGlance
-    ledger: LedgerGlance
-    supervisor: SupervisorGlance
-    value: ValueGlance
-    fleet: GeneratorsGlance
+    run: LightRun
+    ledger: LightLedger
+    supervisor: LightSupervisor
+    value: LightValue
+    fleet: LightFleet
 
 
-def glance(run_dir: Path) -> Glance:
+def read_light(run_dir: Path) -> LightConfig:
     """Read a few settings of a run. Raises ConfigError for a folder without a run."""
     try:
-        return msgspec.convert(tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8")), Glance)
+        return msgspec.convert(tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8")), LightConfig)
     except (OSError, ValueError):
         # a setting is missing or the file is not TOML: the schema's error names it
         from pipeline.config.load import read_resolved
         from pipeline.config.public import public_settings
 
-        return msgspec.convert(public_settings(read_resolved(run_dir)), Glance)
+        return msgspec.convert(public_settings(read_resolved(run_dir)), LightConfig)
 
 
-def wanted_updates(run_dir: Path, settings: Glance) -> int:
+def wanted_updates(run_dir: Path, settings: LightConfig) -> int:
     """Return how many updates a run is to make, after all changes of its settings. Raises as
     ``changed_settings``."""
     changed = changed_settings(run_dir).get("run.num_updates")

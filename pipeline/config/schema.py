@@ -1,7 +1,7 @@
 """A whole run's configuration, and the rules across its settings, checked before anything starts.
 
 A run file (``configs/*.toml``) fills the sections; a fleet file fills ``[fleet]``. Unknown keys are
-refused. ``learning``, ``evaluating`` and ``running`` hold the sections."""
+refused. ``training``, ``runtime``, ``data_sets``, ``rewards`` and ``operations`` hold the sections."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 
 from pydantic import model_validator
 
-from pipeline.config import learning, running
+from pipeline.config import runtime, training
 from pipeline.config.base import Section
 from pipeline.config.catalogue import Declaration, declare, rule_class
-from pipeline.config.code import CodeSection
-from pipeline.config.evaluating import EvaluationSection
-from pipeline.config.guiding import ENDPOINT, GuidanceSection
+from pipeline.config.cross_checks import check_limits, check_punishment, check_recorded, check_sampling
+from pipeline.config.data_sets import EvaluationSection
 from pipeline.config.import_path import is_import_path
-from pipeline.config.judging import endpoint_verifiers
-from pipeline.config.launching import LaunchSection
-from pipeline.config.observing import ObserverSection
-from pipeline.config.rate_phases import rate_phases
-from pipeline.config.recorded import check_recorded
-from pipeline.config.recovering import RecoverySection
-from pipeline.config.sampling import check_limits, check_punishment, check_sampling
-from pipeline.config.sinking import SinksSection
-from pipeline.config.tracing import TracingSection
+from pipeline.config.operations import (
+    CodeSection,
+    LaunchSection,
+    ObserverSection,
+    RecoverySection,
+    SinksSection,
+    TracingSection,
+)
+from pipeline.config.rewards import ENDPOINT, GuidanceSection, endpoint_verifiers
+from pipeline.config.training import rate_phases
 from pipeline.ledger.types import Unit
 from protocol.trajectory import Field
 
@@ -47,33 +47,33 @@ DEEPSPEED_OURS = frozenset(
 class RunConfig(Section):
     """A whole run."""
 
-    run: running.RunSection = running.RunSection()
-    model: learning.ModelSection
-    data: learning.DataSection
-    algorithm: learning.AlgorithmSection = learning.AlgorithmSection()
-    staleness: learning.StalenessSection = learning.StalenessSection()
-    generation: running.GenerationSection = running.GenerationSection()
-    reward: learning.RewardSection = learning.RewardSection()
-    reference: learning.ReferenceSection = learning.ReferenceSection()
-    value: learning.ValueSection = learning.ValueSection()
+    run: runtime.RunSection = runtime.RunSection()
+    model: training.ModelSection
+    data: training.DataSection
+    algorithm: training.AlgorithmSection = training.AlgorithmSection()
+    staleness: training.StalenessSection = training.StalenessSection()
+    generation: runtime.GenerationSection = runtime.GenerationSection()
+    reward: training.RewardSection = training.RewardSection()
+    reference: training.ReferenceSection = training.ReferenceSection()
+    value: training.ValueSection = training.ValueSection()
     guidance: GuidanceSection = GuidanceSection()
-    learner: learning.LearnerSection = learning.LearnerSection()
-    checkpoint: running.CheckpointSection = running.CheckpointSection()
-    replay: running.ReplaySection = running.ReplaySection()
-    samples: running.SamplesSection = running.SamplesSection()
+    learner: training.LearnerSection = training.LearnerSection()
+    checkpoint: runtime.CheckpointSection = runtime.CheckpointSection()
+    replay: runtime.ReplaySection = runtime.ReplaySection()
+    samples: runtime.SamplesSection = runtime.SamplesSection()
     evaluation: EvaluationSection = EvaluationSection()
     sinks: SinksSection = SinksSection()
     tracing: TracingSection = TracingSection()
     observer: ObserverSection = ObserverSection()
-    ledger: running.LedgerSection = running.LedgerSection()
-    wire: running.WireSection = running.WireSection()
-    weights: running.WeightsSection = running.WeightsSection()
-    supervisor: running.SupervisorSection = running.SupervisorSection()
+    ledger: runtime.LedgerSection = runtime.LedgerSection()
+    wire: runtime.WireSection = runtime.WireSection()
+    weights: runtime.WeightsSection = runtime.WeightsSection()
+    supervisor: runtime.SupervisorSection = runtime.SupervisorSection()
     recovery: RecoverySection = RecoverySection()
     code: CodeSection = CodeSection()
-    fleet: running.FleetSection = running.FleetSection()
+    fleet: runtime.FleetSection = runtime.FleetSection()
     launch: LaunchSection = LaunchSection()
-    engines: running.EnginesSection = running.EnginesSection()
+    engines: runtime.EnginesSection = runtime.EnginesSection()
 
     @property
     def run_dir(self) -> Path:

@@ -6,7 +6,7 @@ any setting but those below, a snapshot gathers the state."""
 
 from __future__ import annotations
 
-from pipeline.config.learning import DeepSpeedSection, LearnerSection, ValueSection
+from pipeline.config.training import DeepSpeedSection, LearnerSection, ValueSection
 
 _PLAIN_ZERO = frozenset(
     {

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from pipeline.config.catalogue import VERDICT_SURROGATES
 from pipeline.config.describe import settings
-from pipeline.config.learning import AlgorithmSection
 from pipeline.config.load import section_of
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection
 from pipeline.ledger.types import Unit
 
 

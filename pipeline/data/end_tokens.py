@@ -1,13 +1,18 @@
-"""The tokens that end a response: of tokenizer, model settings and chat template together.
+"""The tokens that end a response (of tokenizer, model settings and chat template together), and a
+response's texts without them.
 
 A base model's tokenizer names ``<|endoftext|>``, its chat template ends a turn by ``<|im_end|>``, and
 ``generation_config.json`` names either or both. A model may write any of them, so each ends a
-response, in every engine."""
+response, in every engine.
+
+Special tokens such as ``<think>`` are content: a reward for the form looks for them. So is a token of
+``generation.stop_token_ids`` that the model does not name (``</answer>``), as a stop string is."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +66,18 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read: {error}; download the model again") from error
     return read if isinstance(read, dict) else {}
+
+
+@lru_cache(maxsize=8)
+def model_ends(folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
+    """Return the ids by which the folder's model ends a response, without those of the
+    configuration. Raises as ``end_tokens`` does."""
+    return frozenset(end_tokens(folder, tokenizer))
+
+
+def response_texts(tokens: Sequence[int], tokenizer: TextTokenizer, ends: Collection[int]) -> tuple[str, str]:
+    """Return a response's text without special tokens, and with them; neither has the end token, of
+    ``ends``, that ended it."""
+    body = tokens[:-1] if tokens and tokens[-1] in ends else tokens
+    text = tokenizer.decode(body)
+    return text, text if tokenizer.is_plain(body) else tokenizer.decode(body, skip_special_tokens=False)

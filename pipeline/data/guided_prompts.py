@@ -27,8 +27,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipeline.config.guiding import GuidanceSection
-from pipeline.data.conversation import CHAT_VARIABLES, MESSAGES
+from pipeline.config.rewards import GuidanceSection
+from pipeline.data.prompt_form import CHAT_VARIABLES, MESSAGES
 from pipeline.data.tokenizer import TextTokenizer
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt

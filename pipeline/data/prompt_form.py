@@ -18,11 +18,33 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from pipeline.config.data_sets import DataSetSection
-from pipeline.config.evaluating import EvaluationSetSection
-from pipeline.config.learning import DataSection
+import numpy as np
+
+from pipeline.config.data_sets import DataSetSection, EvaluationSetSection
+from pipeline.config.training import DataSection
 from pipeline.data.tokenizer import TextTokenizer
 from protocol.errors import ConfigError
+from protocol.trajectory import Prompt
+
+MESSAGES = "messages"
+"""Key of a prompt's conversation in its ``extra``, before rendering; kept with a reward
+model, and with guidance."""
+
+
+CHAT_VARIABLES = "chat_variables"
+"""Key of the chat template's variables beside these messages, where there are any."""
+
+
+def conversation_tokens(tokenizer: TextTokenizer, prompt: Prompt, response: str) -> np.ndarray:
+    """Return int32 [tokens]. Raises DataError when the chat template refuses the messages."""
+    if not tokenizer.has_chat_template:
+        return np.array(tokenizer.encode(prompt.text + response), np.int32)
+    before = prompt.extra.get(MESSAGES) or [{"role": "user", "content": prompt.text}]
+    messages = [*before, {"role": "assistant", "content": response}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    # the template writes them itself
+    return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
 
 HOLE: Final = "{prompt}"
 _SYSTEM: Final = "system"

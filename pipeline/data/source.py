@@ -23,17 +23,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipeline.config.data_sets import DataSetSection
-from pipeline.config.evaluating import EvaluationSetSection
+from pipeline.config.data_sets import DataSetSection, EvaluationSetSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.columns import DIFFICULTY, ColumnMap
-from pipeline.data.conversation import CHAT_VARIABLES, MESSAGES
 from pipeline.data.files import BadRow, read_rows
 from pipeline.data.lines import PromptLine, Unusable, parse_line
-from pipeline.data.mixture import Mixture
-from pipeline.data.permutation import permuted_by_stages
+from pipeline.data.mixture import Mixture, permuted_by_stages
 from pipeline.data.places import local_file, named_files
-from pipeline.data.prompt_form import PromptForm
+from pipeline.data.prompt_form import CHAT_VARIABLES, MESSAGES, PromptForm
 from pipeline.data.report import DataReport, SkipReason
 from pipeline.data.responses import RecordedResponses
 from pipeline.data.tokenizer import TextTokenizer

@@ -15,13 +15,47 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
 
 from protocol.errors import DataError
 
 if TYPE_CHECKING:
-    import jinja2
     from tokenizers import Tokenizer
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %}...{% endgeneration %}`` marks the assistant's words, for training."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja's own declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """Return the block's content."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """Make an environment for chat templates."""
+    extensions = [_Generation, jinja2.ext.loopcontrols]
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _raise
+    return made
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
 
 _TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -135,8 +169,6 @@ class TextTokenizer:
 
     def _compile(self) -> jinja2.Template:
         import jinja2
-
-        from pipeline.data.template import environment
 
         if self._template_text is None:
             raise DataError(

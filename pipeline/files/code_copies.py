@@ -1,9 +1,9 @@
 """Versions of code in a run's folder: ``code/VERSION/`` has the files, ``code/VERSION.json`` their
 digests.
 
-A version is a copy, named after its content: equal files have one version, wherever they came from.
-Nothing changes a version once it is there; a damaged one is replaced by a new copy of the same
-files. Folders have mode 0700, files 0600."""
+A version is a copy named by its content: equal files have one version, wherever they came from. A
+version never changes; a damaged one is replaced by a new copy of the same files. Folders have mode
+0700, files 0600."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,45 @@ from pipeline.files import write_private
 from protocol import headrace
 from protocol.errors import ConfigError
 from protocol.private import ensure_private_folder
+
+SHARED_PLACES: Final = (
+    "protocol",
+    "pipeline/ledger",
+    "pipeline/runtime/registry",
+    "pipeline/runtime/flow_ring.py",
+    "pipeline/weights",
+    "pipeline/process",
+    "pipeline/observability/history.py",
+)
+"""Folders and files of Headrace's packages."""
+_SOURCES: Final = (".py", ".lua")
+
+_OWN_ROOT: Final = Path(__file__).parents[2]
+
+
+def shared_digests(root: Path = _OWN_ROOT) -> dict[str, str]:
+    """Return the digest (sha256, in hex, shortened) of each shared place. ``root`` has Headrace's
+    packages; by default those that run here. A place that is not there has the digest of nothing.
+    Raises OSError."""
+    return {place: digest_of(root, place)[:_NUM_DIGITS] for place in SHARED_PLACES}
+
+
+def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
+    """Return the first shared place whose digests differ; None where all are alike."""
+    return next((place for place in sorted(ours.keys() | theirs.keys()) if ours.get(place) != theirs.get(place)), None)
+
+
+def digest_of(root: Path, *places: str) -> str:
+    """Return the sha256, in hex, of the sources in these folders and files of ``root``: their paths
+    and contents. Raises OSError."""
+    hasher = hashlib.sha256()
+    for place in (root / place for place in places):
+        paths = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.suffix in _SOURCES)
+        for path in paths:
+            content = path.read_bytes()
+            hasher.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return hasher.hexdigest()
+
 
 CODE_FOLDER: Final = "code"
 MAX_CODE_FILES: Final = 5_000

@@ -23,7 +23,7 @@ from protocol.trajectory import Field, FinishReason, RewardScore
 
 if TYPE_CHECKING:
     from pipeline.algorithms.batching import TrainingSample
-    from pipeline.config.running import SamplesSection
+    from pipeline.config.runtime import SamplesSection
     from pipeline.ledger.types import ClaimedUnit, ShownResponse
 
 SAMPLES_NAME = "samples.jsonl"

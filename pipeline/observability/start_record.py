@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import write_private
-from pipeline.files.shared_code import shared_digests
+from pipeline.files.code_copies import shared_digests
 from pipeline.observability.effective_time import UpSpan
 from pipeline.runtime.machine import this_machine
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.config.resolved import Glance
+    from pipeline.config.resolved import LightConfig
     from pipeline.config.schema import RunConfig
     from pipeline.ledger.admin import LedgerAdmin
     from pipeline.ledger.inspection import LedgerInspection
@@ -41,7 +41,7 @@ class Attached:
     """A run with its ledger and registry connected."""
 
     run_dir: Path
-    settings: Glance
+    settings: LightConfig
     connect_ledger: Callable[[], RedisLedger]
     registry: Registry
     client: Any
@@ -135,7 +135,7 @@ def attach(run: Path | None) -> AbstractAsyncContextManager[Attached]:
 @asynccontextmanager
 async def _connected(run: Path | None, hold: _Hold, *, in_thread: bool = False) -> AsyncIterator[Attached]:
     """``hold``: returns the URL of the server that it holds for a run without a supervisor."""
-    from pipeline.config.resolved import glance
+    from pipeline.config.resolved import read_light
     from pipeline.ledger.address import read_address
     from pipeline.ledger.redis.client import connect
     from pipeline.ledger.server.embedded import read_ledger_url
@@ -145,7 +145,7 @@ async def _connected(run: Path | None, hold: _Hold, *, in_thread: bool = False) 
 
     log_to_stderr()
     run_dir = find_run(run)
-    settings = glance(run_dir)
+    settings = read_light(run_dir)
     url, address = read_ledger_url(run_dir), read_address(run_dir)
     async with contextlib.AsyncExitStack() as held:
         is_copy = False

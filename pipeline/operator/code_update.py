@@ -24,7 +24,7 @@ async def prepare_code(at: Attached, config: RunConfig, source: Path) -> tuple[s
     """Copy and check another version of code; return its setting and the version. ``config``: what
     holds now. Raises ConfigError: the code cannot be copied or imported, or has nothing of the
     run's. It raises that, too, where shared code differs, or workers are out of reach."""
-    from pipeline.config.code import REWARDS, WORKERS
+    from pipeline.config.operations import REWARDS, WORKERS
 
     if packages := _own_packages(source):
         return WORKERS, await _prepare_workers(at, config, source, packages)
@@ -37,7 +37,7 @@ async def prepare_rewards(at: Attached, config: RunConfig, source: Path) -> str:
     functions, or would not reach all of its reward workers."""
     import asyncio
 
-    from pipeline.config.code import REWARDS
+    from pipeline.config.operations import REWARDS
     from pipeline.files.code_copies import checked_code, keep_code
 
     await check_reach(at, config, REWARDS)
@@ -71,9 +71,8 @@ async def _prepare_workers(at: Attached, config: RunConfig, source: Path, packag
     """Copy and check another version of Headrace's packages; return it."""
     import asyncio
 
-    from pipeline.config.code import WORKERS
-    from pipeline.files.code_copies import checked_code, keep_code
-    from pipeline.files.shared_code import differing, shared_digests
+    from pipeline.config.operations import WORKERS
+    from pipeline.files.code_copies import checked_code, differing, keep_code, shared_digests
     from pipeline.observability.start_record import read_starts
     from protocol.headrace import PACKAGES
 
@@ -139,7 +138,7 @@ async def check_reach(at: Attached, config: RunConfig, key: str) -> None:
     """Raise ConfigError where workers that a version of this setting concerns are out of the run's
     host."""
     from pipeline.config.changing import coded_roles
-    from pipeline.config.code import REWARDS
+    from pipeline.config.operations import REWARDS
     from pipeline.supervisor.takeover import is_own
 
     reason = "rewards of one group must be comparable" if key == REWARDS else "its workers must go by the same code"

@@ -38,7 +38,7 @@ from protocol.ids import Role
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.config.resolved import Glance
+    from pipeline.config.resolved import LightConfig
     from pipeline.config.schema import RunConfig
     from pipeline.ledger.types import QueueStat, Totals
     from pipeline.operator.attached import Attached
@@ -64,7 +64,7 @@ class OverviewSource(Protocol):
         ...
 
     @property
-    def settings(self) -> Glance:
+    def settings(self) -> LightConfig:
         """A few settings."""
         ...
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.observability.effective_time import EffectiveTime
     from pipeline.observability.status import RoleRow, WorkerRow
     from pipeline.runtime.registry.contract import Fleet, RunState
-    from pipeline.training.mirror.record import MirrorRecord
+    from pipeline.training.mirror.layout import MirrorRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _effective_time(run_dir: Path) -> EffectiveTime | None:
 def _copies(run_dir: Path) -> MirrorRecord | None:
     if not (run_dir / "mirror.json").is_file():
         return None
-    from pipeline.training.mirror.record import read_record
+    from pipeline.training.mirror.layout import read_record
 
     return read_record(run_dir)
 

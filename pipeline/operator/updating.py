@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.config.code import CODE_KEYS, WORKERS
+from pipeline.config.operations import CODE_KEYS, WORKERS
 from pipeline.operator.attached import Attached
 from pipeline.operator.steering import MAX_REASON_CHARS, check_running, operator
 from protocol.errors import ConfigError, LedgerUnavailable

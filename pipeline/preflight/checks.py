@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from pipeline.config.code import REWARDS
-from pipeline.config.learning import RewardModelSection
 from pipeline.config.ledger_spec import ledger_spec
+from pipeline.config.operations import REWARDS
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import RewardModelSection
 from pipeline.config.unread import in_words
-from pipeline.data.conversation import conversation_tokens
 from pipeline.data.guided_prompts import GuidedPrompts
+from pipeline.data.prompt_form import conversation_tokens
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.files.code_copies import checked_code

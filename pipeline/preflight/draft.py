@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.config.catalogue import declare
-from pipeline.config.commented import commented
 from pipeline.config.data_sets import ColumnsSection
-from pipeline.config.guiding import JUDGMENTS
+from pipeline.config.describe import commented
 from pipeline.config.load import parse_config
+from pipeline.config.rewards import JUDGMENTS
 from pipeline.preflight.data_form import DataForm
 from pipeline.preflight.learning_rate import learning_rate
 from pipeline.preflight.ledger_size import ledger_load

@@ -1,25 +1,32 @@
 """A judge behind an OpenAI-compatible endpoint, or a reward of your own behind HTTP.
 
-One pool of connections, with a limit of requests in flight. A judgement has one deadline over all
-of its tries; time in which this machine stood still is not counted. An endpoint that is down, limits
-the rate or replies with something unreadable is tried again until then. After it there is no number,
-and the response is never wrong. While the endpoint is down or limits the rate, that is no fault of
-the response (``OUTAGE``). Numbers are kept by the content of their request, a bounded number of
-them, and equal requests wait for one another.
-The key comes from the environment; no error repeats it.
+With ``model`` an endpoint is an OpenAI-compatible chat API, which gets one message and ends its
+reply by ``Score: N``. Without it the address gets the response itself, and returns a number.
 
-A judgment, which quotes what is wrong with a response, has the same limits, budget and cache. But
-no response waits long for one. After an unreadable reply there is no other try, and after an outage
-the endpoint is left alone for ``timeout_s``.
+One pool of connections, with a limit of requests in flight. A request for a score has one deadline
+over all of its tries; time in which this machine was suspended is not counted. An endpoint that is
+down, limits the rate or replies with something unreadable is tried again until then. After it there
+is no number, and the response is never wrong. An endpoint that is down or limits the rate is not
+the response's fault (``OUTAGE``). Numbers are cached by the content of their request, a bounded
+number of them, and equal requests wait for one another. The key comes from the environment; no
+error repeats it.
+
+A judgment is a reply with two lines: ``Step:`` with the first wrong step, copied from the response,
+and ``Wrong:`` with what is wrong with it. A reply that quotes nothing of the response is refused: a
+guided pass could not find the tokens that it means. Judgments have the same limits, budget and
+cache, but no response waits long for one. After an unreadable reply there is no other try, and after
+an outage the endpoint is left alone for ``timeout_s``.
 
 Counters, each behind the endpoint's name and a colon: ``requests``, ``retries`` (requests after a
-failed one), ``cached``, ``rate_limited`` (replies of status 429), ``failed`` (judgements without a
+failed one), ``cached``, ``rate_limited`` (replies of status 429), ``failed`` (requests without a
 number) and ``request_s`` (seconds of all requests)."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import math
 import os
 import random
 import re
@@ -28,16 +35,96 @@ import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import httpx2
 
-from pipeline.config.judging import EndpointSection
+from pipeline.config.rewards import EndpointSection
 from pipeline.ledger.url import hide_password
 from pipeline.process import work
-from pipeline.rewards.endpoint_forms import UNREADABLE, judgment_of, judgment_request_body, request_body, verdict_of
 from pipeline.rewards.patience import Waited, patience
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 from protocol.errors import ConfigError
+
+_SCORE = re.compile(r"score\W{0,8}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+_JUDGMENT_LINES = re.compile(r"(?ms)^[ \t*]*Step:[ \t*]*(.+?)\n\s*[ \t*]*Wrong:[ \t*]*(.+)\Z", re.IGNORECASE)
+UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+"""Errors of reading a reply that is not of its form."""
+
+
+def request_body(settings: EndpointSection, response: Response) -> bytes:
+    """Return the request of one judgement."""
+    if settings.model is None:
+        told = {
+            "prompt": response.prompt_text,
+            "response": response.written_text,
+            "answer": response.answer,
+            "extra": response.extra,
+            "num_tokens": response.num_tokens,
+            "finish_reason": str(response.finish_reason),
+        }
+        return json.dumps({"responses": [told]}, default=str).encode()
+    return _chat(settings, settings.prompt, response, response.answer)
+
+
+def judgment_request_body(settings: EndpointSection, response: Response) -> bytes:
+    """Return the request for what is wrong with a response."""
+    return _chat(settings, settings.judgment_prompt, response, response.gold_text)
+
+
+def verdict_of(settings: EndpointSection, hidden: Callable[[str], str], text: str) -> Verdict:
+    """Read a reply; ``hidden`` masks secrets in what is kept of it. Raises one of ``UNREADABLE`` where it has no number."""
+    told = json.loads(text)
+    return _number(told) if settings.model is None else _score(told, settings.scale, hidden)
+
+
+def judgment_of(response: Response, hidden: Callable[[str], str], text: str) -> Verdict:
+    """Read a reply: the judgment is the reason. Raises one of ``UNREADABLE`` where it is none, or
+    quotes nothing of the response."""
+    content: str = json.loads(text)["choices"][0]["message"]["content"]
+    found = _JUDGMENT_LINES.search(content)
+    if found is None:
+        raise ValueError(content)
+    step, what = (_tidy(part) for part in found.groups())
+    if not step or not what or step not in _tidy(response.written_text):
+        raise ValueError(step)
+    return Verdict(accuracy=0.0, reason=hidden(f'the step "{step}" is wrong: {what}'))
+
+
+def _chat(settings: EndpointSection, template: str, response: Response, answer: str) -> bytes:
+    texts = {"prompt": response.prompt_text, "answer": answer, "response": response.written_text}
+    # one pass: a text that holds {answer} stays as it is
+    prompt = re.sub(r"\{(prompt|answer|response)\}", lambda found: texts[found[1]], template)
+    request: dict[str, Any] = {
+        "model": settings.model,
+        "messages": [{"role": "user", "content": prompt}],
+        "temperature": 0.0,
+        "max_tokens": settings.max_reply_tokens,
+    }
+    return json.dumps(request).encode()
+
+
+def _tidy(text: str) -> str:
+    """Return a text in one line, without the quotation marks around it."""
+    return " ".join(text.split()).strip("`\"'“”*")
+
+
+def _number(told: Any) -> Verdict:
+    """Read ``{"scores": [number]}``."""
+    (number,) = told["scores"]
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise ValueError(number)
+    return Verdict(accuracy=float(number))
+
+
+def _score(told: Any, scale: float, hidden: Callable[[str], str]) -> Verdict:
+    """Read the judge's last `Score: N`."""
+    content = told["choices"][0]["message"]["content"]
+    number = float(_SCORE.findall(content)[-1]) / scale
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(number)
+    return Verdict(accuracy=number, reason=hidden(content.strip())[-200:])
+
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 _LONGEST_AFTER_S = 60.0
@@ -67,7 +154,7 @@ class _FailedTry(Exception):
         self.how, self.again, self.after_s = how, again, after_s
 
 
-class HttpJudge:
+class RewardEndpoint:
     """One endpoint of ``reward.endpoints``."""
 
     def __init__(
@@ -113,7 +200,7 @@ class HttpJudge:
                 f"{where}: {hide_password(url)} refuses the key, with status {status}; set {where}.api_key_env"
             )
 
-    async def judge(self, response: Response) -> VerifierOutcome:
+    async def score(self, response: Response) -> VerifierOutcome:
         """Return a number for one response; a failure when there is none by the deadline."""
         return await self._answer(
             request_body(self._settings, response), partial(verdict_of, self._settings, self._safe)

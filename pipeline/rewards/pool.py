@@ -25,12 +25,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from pipeline.config.learning import RewardSection
+from pipeline.config.training import RewardSection
 from pipeline.process import work
 from pipeline.process.descendants import session_usage
 from pipeline.rewards.process import SandboxProcess
 from pipeline.rewards.registry import ENDPOINT, VerifierSpec, load, resolve, resolve_judgments, resolve_named
-from pipeline.rewards.signature import Judge
+from pipeline.rewards.signature import RewardFunction
 from pipeline.rewards.verifier import (
     Response,
     Verdict,
@@ -43,7 +43,7 @@ from pipeline.rewards.verifier import (
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.rewards.endpoint import Budget, Count, HttpJudge
+    from pipeline.rewards.endpoint import Budget, Count, RewardEndpoint
 
 MEMORY_BYTES = 2 << 30
 """Private memory that one sandbox process may hold."""
@@ -61,7 +61,7 @@ class _Batch:
 
     responses: Sequence[Response]
     outcomes: list[VerifierOutcome | None]
-    told: Callable[[int], None]
+    report_judged: Callable[[int], None]
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when all have an outcome, or one waits for a call again."""
 
@@ -71,7 +71,7 @@ class _Batch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Judgement:
+class _Job:
     """A response of a batch that waits for a call."""
 
     batch: _Batch
@@ -86,10 +86,10 @@ class _Judgement:
         """Its part of the batch."""
         return 1.0 / len(self.batch.outcomes)
 
-    def end(self, outcome: VerifierOutcome) -> None:
+    def finish(self, outcome: VerifierOutcome) -> None:
         """Set its outcome."""
         self.batch.outcomes[self.index] = outcome
-        self.batch.told(1)
+        self.batch.report_judged(1)
         if self.batch.is_judged:
             self.batch.changed.set()
 
@@ -119,9 +119,9 @@ class VerifierPool:
         self._idle: asyncio.LifoQueue[SandboxProcess] = asyncio.LifoQueue(maxsize=config.processes)
         for process in self._processes:
             self._idle.put_nowait(process)
-        self._waiting: dict[VerifierSpec, deque[_Judgement]] = {}
+        self._waiting: dict[VerifierSpec, deque[_Job]] = {}
         self._counted_s = 0.0
-        self._in_process: dict[str, Judge] = {}
+        self._in_process: dict[str, RewardFunction] = {}
         self._endpoints = _endpoints(config, budget, count)
 
     async def __aenter__(self) -> Self:
@@ -189,7 +189,7 @@ class VerifierPool:
         on_judged: Callable[[int], None] | None = None,
         any_number: bool = False,
     ) -> list[VerifierOutcome]:
-        """Judge every response by the verifier that it names; outcomes come in the same order.
+        """RewardFunction every response by the verifier that it names; outcomes come in the same order.
         ``on_judged`` receives the number of responses that have just got their outcome. With
         ``any_number`` accuracies need not be in [0, 1]. Nothing that a verifier does raises here:
         it becomes the VerifierFailure of its response."""
@@ -205,12 +205,15 @@ class VerifierPool:
         return await self._outcomes(responses, lambda _: resolve_judgments(name), lambda _: None)
 
     async def _outcomes(
-        self, responses: Sequence[Response], found: Callable[[Response], VerifierSpec], told: Callable[[int], None]
+        self,
+        responses: Sequence[Response],
+        found: Callable[[Response], VerifierSpec],
+        report_judged: Callable[[int], None],
     ) -> list[VerifierOutcome]:
         """Ask for the outcome of each response where it is ``found``; a ConfigError is one too."""
-        batch = _Batch(responses, [None] * len(responses), told)
+        batch = _Batch(responses, [None] * len(responses), report_judged)
         outcomes = batch.outcomes
-        jobs: dict[VerifierSpec, list[_Judgement]] = {}
+        jobs: dict[VerifierSpec, list[_Job]] = {}
         batches: dict[VerifierSpec, list[int]] = {}
         remote: dict[VerifierSpec, list[int]] = {}
         for index, response in enumerate(responses):
@@ -224,10 +227,10 @@ class VerifierPool:
             if spec.name in self._endpoints:
                 remote.setdefault(spec, []).append(index)
             elif spec.sandboxed:
-                jobs.setdefault(spec, []).append(_Judgement(batch, index))
+                jobs.setdefault(spec, []).append(_Job(batch, index))
             else:
                 batches.setdefault(spec, []).append(index)
-        batch.told(len(responses) - sum(map(len, (*remote.values(), *batches.values(), *jobs.values()))))
+        batch.report_judged(len(responses) - sum(map(len, (*remote.values(), *batches.values(), *jobs.values()))))
         for spec, indices in batches.items():
             returned = self._function(spec)([responses[index] for index in indices], judgments=spec.judgments)
             judged = checked(
@@ -235,7 +238,7 @@ class VerifierPool:
             )
             for index, outcome in zip(indices, judged, strict=True):
                 outcomes[index] = outcome
-            batch.told(len(indices))
+            batch.report_judged(len(indices))
         if remote:
             await self._ask_endpoints(batch, remote)
         if jobs:
@@ -243,7 +246,7 @@ class VerifierPool:
         return [outcome for outcome in outcomes if outcome is not None]
 
     async def score_group(self, verifier: str, responses: Sequence[Response]) -> list[VerifierOutcome]:
-        """Judge the responses of one group by one call in a sandbox; numbers may be any. A call
+        """RewardFunction the responses of one group by one call in a sandbox; numbers may be any. A call
         that fails or is late gives each response that outcome."""
         try:
             spec = replace(resolve_named(verifier, self._configured), any_number=True, whole_group=True)
@@ -258,24 +261,24 @@ class VerifierPool:
             work.step()
 
     async def _ask_endpoints(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[int]]) -> None:
-        """Judge responses by endpoints, all at once; each endpoint has its limit of requests in
+        """RewardFunction responses by endpoints, all at once; each endpoint has its limit of requests in
         flight, and each judgement its deadline."""
 
         async def ask(spec: VerifierSpec, index: int) -> None:
             endpoint = self._endpoints[spec.name]
-            outcome = await (endpoint.judgment if spec.judgments else endpoint.judge)(batch.responses[index])
+            outcome = await (endpoint.judgment if spec.judgments else endpoint.score)(batch.responses[index])
             (batch.outcomes[index],) = checked(
                 [outcome], 1, who=spec.name, any_number=spec.any_number, judgments=spec.judgments
             )
             work.step(1.0 / len(batch.outcomes))
-            batch.told(1)
+            batch.report_judged(1)
 
         async with asyncio.TaskGroup() as tasks:
             for spec, indices in jobs.items():
                 for index in indices:
                     tasks.create_task(ask(spec, index))
 
-    def _endpoint(self, name: str) -> HttpJudge:
+    def _endpoint(self, name: str) -> RewardEndpoint:
         if name not in self._endpoints:
             there = ", ".join(self._endpoints) or "none"
             raise ConfigError(
@@ -330,7 +333,7 @@ class VerifierPool:
                 sandboxes[pid].used(usage)
         return time.perf_counter() - began
 
-    async def _call_for(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[_Judgement]]) -> None:
+    async def _call_for(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[_Job]]) -> None:
         """Wait until all jobs of a batch have outcomes: by its own tasks, or by those of others
         that took its jobs along. Every call in front has its time limit."""
         num_jobs = sum(map(len, jobs.values()))
@@ -366,14 +369,14 @@ class VerifierPool:
             self._idle.put_nowait(process)
 
     async def _take(self, process: SandboxProcess, spec: VerifierSpec) -> None:
-        """Judge the first job of a verifier, with as many as one call takes. A cancelled call's
+        """RewardFunction the first job of a verifier, with as many as one call takes. A cancelled call's
         jobs wait again."""
         waiting = self._waiting[spec]
         jobs = [waiting.popleft()]
         try:
             if (failure := await process.load(spec)) is not None:
                 work.step(jobs[0].share)
-                jobs[0].end(failure)
+                jobs[0].finish(failure)
                 return
             share = -(-(len(waiting) + 1) // len(self._processes))
             while waiting and len(jobs) < min(process.max_batch(spec), share):
@@ -385,8 +388,8 @@ class VerifierPool:
                     self._waiting.setdefault(spec, deque()).appendleft(job)
                     job.batch.changed.set()
 
-    async def _judge(self, process: SandboxProcess, spec: VerifierSpec, jobs: Sequence[_Judgement]) -> None:
-        """Judge by one call; by one each, where it fails or is late. A call is a piece of work."""
+    async def _judge(self, process: SandboxProcess, spec: VerifierSpec, jobs: Sequence[_Job]) -> None:
+        """RewardFunction by one call; by one each, where it fails or is late. A call is a piece of work."""
         judged = await process.call(spec, [job.response for job in jobs], self._timeout_s, wait_s=self._wait_s)
         if len(jobs) > 1 and not any(map(_is_answer, judged)):
             work.step()
@@ -401,9 +404,9 @@ class VerifierPool:
                 judged = [not_judged(again.error)]
         work.step(sum(job.share for job in jobs))
         for job, outcome in zip(jobs, judged, strict=True):
-            job.end(outcome)
+            job.finish(outcome)
 
-    def _function(self, spec: VerifierSpec) -> Judge:
+    def _function(self, spec: VerifierSpec) -> RewardFunction:
         if spec.path not in self._in_process:
             judge = load(spec.path)
             if judge.is_async:
@@ -412,14 +415,14 @@ class VerifierPool:
         return self._in_process[spec.path]
 
 
-def _endpoints(config: RewardSection, budget: Budget | None, count: Count | None) -> dict[str, HttpJudge]:
+def _endpoints(config: RewardSection, budget: Budget | None, count: Count | None) -> dict[str, RewardEndpoint]:
     if not config.endpoints:
         return {}
     # an HTTP client is imported only where it is used
-    from pipeline.rewards.endpoint import HttpJudge
+    from pipeline.rewards.endpoint import RewardEndpoint
 
     return {
-        ENDPOINT + name: HttpJudge(name, settings, budget=budget, count=count)
+        ENDPOINT + name: RewardEndpoint(name, settings, budget=budget, count=count)
         for name, settings in config.endpoints.items()
     }
 

@@ -34,3 +34,14 @@ def _recorded(response: Response) -> VerifierOutcome:
         error = f"the verdict is {value!r:.80}; expected {FORMS}: it is read from the column {VERDICT} of a response"
         return VerifierFailure(kind=VerifierFailureKind.BAD_ANSWER, error=error)
     return Verdict(accuracy=float(is_right), reason=f"recorded as {'right' if is_right else 'wrong'}")
+
+
+COLUMN = "judgment"
+
+_NONE = VerifierFailure(kind=VerifierFailureKind.NOTHING_FOUND, error=f"the line has no text in its column `{COLUMN}`")
+
+
+def judgments(responses: Sequence[Response]) -> list[str | VerifierFailure]:
+    """Return each line's judgment, or that it has none."""
+    texts = (response.extra.get(COLUMN) for response in responses)
+    return [text if isinstance(text, str) and text.strip() else _NONE for text in texts]

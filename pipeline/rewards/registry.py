@@ -11,7 +11,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from pipeline.config.import_path import import_object, is_import_path
-from pipeline.rewards.signature import Judge
+from pipeline.rewards.signature import RewardFunction
 from protocol.errors import ConfigError
 
 
@@ -47,11 +47,11 @@ _ANSWERLESS = BY_MODEL | _RUN_PROGRAMS | {RECORDED}
 
 _SPECS: dict[str, VerifierSpec] = {}
 _JUDGMENTS = {
-    name: VerifierSpec(name, f"pipeline.rewards.judgments.{module}:judgments", sandboxed=sandboxed, judgments=True)
+    name: VerifierSpec(name, f"pipeline.rewards.{module}:judgments", sandboxed=sandboxed, judgments=True)
     for name, module, sandboxed in (
-        ("arithmetic", "by_arithmetic", False),
-        ("math", "by_math", True),
-        ("recorded", "recorded", False),
+        ("arithmetic", "judgments.by_arithmetic", False),
+        ("math", "judgments.by_math", True),
+        (RECORDED, "recorded", False),
     )
 }
 
@@ -132,7 +132,7 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
     return spec
 
 
-def load(path: str) -> Judge:
+def load(path: str) -> RewardFunction:
     """Import the function at ``package.module:function``, and run its module's ``warm_up()`` where
     there is one. Raises ConfigError: the module or the function is not there, it is not callable,
     or its signature is none that is known. Errors inside the module pass through."""
@@ -140,7 +140,7 @@ def load(path: str) -> Judge:
     if not callable(found):
         kind = type(found).__name__
         raise ConfigError(f"verifier {path!r} is a {kind}; it must be a function of a list of responses")
-    judge = Judge(found, path)
+    judge = RewardFunction(found, path)
     warm_up = getattr(sys.modules[path.partition(":")[0]], "warm_up", None)
     if callable(warm_up):
         warm_up()

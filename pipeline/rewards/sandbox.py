@@ -25,7 +25,7 @@ from typing import BinaryIO
 import msgspec
 
 from pipeline.rewards.registry import load
-from pipeline.rewards.signature import Judge, Style
+from pipeline.rewards.signature import RewardFunction, Style
 from pipeline.rewards.verifier import Response, VerifierFailure, VerifierFailureKind, VerifierOutcome, checked
 from protocol.errors import ConfigError
 
@@ -78,7 +78,7 @@ def main() -> None:
     # last: a module in them hides none that is installed
     sys.path += folders
     decoder = msgspec.msgpack.Decoder(Call)
-    verifiers: dict[str, Judge] = {}
+    verifiers: dict[str, RewardFunction] = {}
     while header := calls.read(HEADER.size):
         (length,) = HEADER.unpack(header)
         call = decoder.decode(calls.read(length))
@@ -97,7 +97,7 @@ def main() -> None:
         judge.close()
 
 
-def _serve(call: Call, verifiers: dict[str, Judge]) -> Reply:
+def _serve(call: Call, verifiers: dict[str, RewardFunction]) -> Reply:
     try:
         if call.path not in verifiers:
             verifiers[call.path] = load(call.path)

@@ -1,7 +1,7 @@
 """How a verifier is called: Headrace's own signature, TRL's or verl's; plain or async; one response
 or several a call.
 
-A Judge wraps a function: it takes responses and returns the function's result. The sandbox's time
+A RewardFunction wraps a function: it takes responses and returns the function's result. The sandbox's time
 limit bounds the call.
 
     judge(responses) -> list of numbers, Verdicts or VerifierFailures               Headrace's own
@@ -60,7 +60,7 @@ class Style(StrEnum):
     VERL_BATCH = "verl's batch"
 
 
-class Judge:
+class RewardFunction:
     """A verifier that is called in one way, whatever its signature."""
 
     def __init__(self, function: Callable[..., Any], path: str) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.changing import with_settings
-from pipeline.config.code import WORKERS
+from pipeline.config.operations import WORKERS
 from pipeline.config.schema import RunConfig
 from pipeline.files.code_copies import running_version
 from pipeline.ledger.contract import Ledger

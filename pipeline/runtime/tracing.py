@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.config.tracing import TracingSection
+from pipeline.config.operations import TracingSection
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, TrajectoryId
 

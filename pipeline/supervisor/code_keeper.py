@@ -23,10 +23,9 @@ from typing import Final
 import structlog
 
 from pipeline.config.changing import coded_roles, takers
-from pipeline.config.code import CODE_KEYS, WORKERS
+from pipeline.config.operations import CODE_KEYS, WORKERS
 from pipeline.config.schema import RunConfig
-from pipeline.files.code_copies import CODE_FOLDER, checked_code
-from pipeline.files.shared_code import differing, shared_digests
+from pipeline.files.code_copies import CODE_FOLDER, checked_code, differing, shared_digests
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, RefusedRow, UpdateRow
 from pipeline.process.work import LEAST_S
 from pipeline.runtime.liveness import is_silent

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from pipeline.config.code import CODE_KEYS
+from pipeline.config.operations import CODE_KEYS
 from pipeline.files.code_copies import checked_code, remove_code
 from pipeline.runtime.registry.settings_change import SettingsChange, standing
 from protocol.errors import ConfigError

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from pipeline.process.progress_bar import ProgressBar, progress
-from pipeline.training.mirror.record import MirrorRecord, MirrorState
+from pipeline.training.mirror.layout import MirrorRecord, MirrorState
 
 _MB: Final = 1e6
 

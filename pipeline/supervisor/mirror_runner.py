@@ -30,7 +30,7 @@ from pipeline.process.exit_codes import ExitCode
 from pipeline.supervisor.copy_progress import CopyBars
 from pipeline.training.checkpoints import CHECKPOINTS, newest_name
 from pipeline.training.mirror.__main__ import LAST, TAKE_OVER
-from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record, write_record
+from pipeline.training.mirror.layout import MirrorRecord, MirrorState, read_record, write_record
 from pipeline.training.mirror.staging import clear
 from protocol import headrace
 

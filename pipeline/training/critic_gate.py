@@ -18,8 +18,8 @@ from pipeline.runtime.liveness import is_silent
 from protocol.ids import Role
 
 if TYPE_CHECKING:
-    from pipeline.config.learning import ValueSection
     from pipeline.config.schema import RunConfig
+    from pipeline.config.training import ValueSection
     from pipeline.runtime.registry.contract import Heartbeat
 
 GATE_OPEN = "gate_open"
@@ -38,7 +38,7 @@ def opens(explained_variances: Sequence[float], *, num_steps: int, settings: Val
     return least is not None and len(last) == wanted and sum(last) / wanted >= least
 
 
-def told(counters: Mapping[str, float], min_explained_variance: float | None, pretrain_steps: int) -> str:
+def describe_gate(counters: Mapping[str, float], min_explained_variance: float | None, pretrain_steps: int) -> str:
     """Return the critic's progress, and the gate's bounds, in words."""
     wanted = "" if min_explained_variance is None else f" of {min_explained_variance:g}"
     return (
@@ -74,7 +74,7 @@ class CriticGate:
         """The moving mean; 0 before the first step."""
         return sum(self._last) / len(self._last) if self._last else 0.0
 
-    def take(self, explained_variance: float, *, num_steps: int) -> bool:
+    def observe(self, explained_variance: float, *, num_steps: int) -> bool:
         """Add a step's explained variance; return whether this step opened the gate."""
         self._last.append(explained_variance)
         was_open = self.is_open
@@ -104,5 +104,5 @@ def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig) -> CriticVie
         return CriticView(is_open, False, f"the value worker: silent for {beat.silent_s:.0f} s")
     if GATE_OPEN not in counters:
         return CriticView(False, True, "the value worker to start")
-    words = told(counters, settings.min_explained_variance, settings.pretrain_steps)
+    words = describe_gate(counters, settings.min_explained_variance, settings.pretrain_steps)
     return CriticView(is_open, True, f"critic: {words}")

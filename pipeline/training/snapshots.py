@@ -317,12 +317,12 @@ def _read_manifest(path: Path) -> SnapshotManifest:
     if digest_buffer(text).encode() != digest:
         raise DataError(f"{path} does not match its digest; it was changed, or cut off")
     try:
-        return read_told(text)
+        return read_manifest(text)
     except DataError as error:
         raise DataError(f"{path} {error}") from error
 
 
-def read_told(text: bytes) -> SnapshotManifest:
+def read_manifest(text: bytes) -> SnapshotManifest:
     """Return a manifest, without its digest's line. Raises DataError."""
     try:
         told = msgspec.json.decode(text, type=SnapshotManifest)

@@ -18,8 +18,7 @@ from pipeline.preflight.mirror import check_mirror
 from pipeline.supervisor.mirror_runner import MirrorRunner
 from pipeline.training.checkpoints import latest_checkpoint
 from pipeline.training.mirror.fetching import fetch_run
-from pipeline.training.mirror.layout import list_copies
-from pipeline.training.mirror.record import MirrorState, read_record
+from pipeline.training.mirror.layout import MirrorState, list_copies, read_record
 from protocol.errors import ConfigError, DataError
 from tests.away.conftest import KEY, SECRET, StoreServer
 from tests.pipeline.op_config import op_config

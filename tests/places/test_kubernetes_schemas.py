@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.config.launching import LaunchSection, ResourcesSection
+from pipeline.config.operations import LaunchSection, ResourcesSection
 from pipeline.supervisor.launchers import kubernetes_objects as objects
 from pipeline.supervisor.launchers.kubernetes import manifests
 from protocol.ids import Role

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.launching import LaunchSection, SlurmSection
+from pipeline.config.operations import LaunchSection, SlurmSection
 from pipeline.supervisor.launchers.seam import JobState, LaunchFailed
 from pipeline.supervisor.launchers.slurm import SlurmLauncher, job_name
 from protocol.ids import Role

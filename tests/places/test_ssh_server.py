@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.launching import SshSection
+from pipeline.config.operations import SshSection
 from pipeline.supervisor.launchers.ssh import SshLauncher
 from protocol.errors import ConfigError
 from protocol.ids import Role

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.launching import LaunchSection, RayRoleSection, RaySection, ResourcesSection
+from pipeline.config.operations import LaunchSection, RayRoleSection, RaySection, ResourcesSection
 from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers import ray_actors
 from pipeline.supervisor.launchers.join_command import JoinCommand

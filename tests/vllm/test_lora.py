@@ -24,8 +24,7 @@ from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model
 from workers.engines.generation.vllm.engine import VllmEngine
 from workers.engines.model.loading import model_state
 from workers.engines.model.weights_file import PublishedWeights, read_weights
-from workers.engines.training.parity_probe import probe_tokens
-from workers.engines.training.publishing import PublishSettings
+from workers.engines.training.publishing import PublishSettings, probe_tokens
 from workers.engines.training.torch import TorchTraining
 
 SETTINGS = Settings(learning_rate=2e-2, lora_rank=4)

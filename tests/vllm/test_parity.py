@@ -24,7 +24,7 @@ from workers.engines.generation.vllm.engine import VllmEngine
 from workers.engines.model.adapter import publish_adapter, publish_base, publish_merged
 from workers.engines.model.loading import model_state
 from workers.engines.model.weights_file import ParityProbe, PublishedWeights, read_weights, write_weights
-from workers.engines.training.parity_probe import probe_tokens
+from workers.engines.training.publishing import probe_tokens
 
 
 def probed(model: PreTrainedModel, path: Path) -> PublishedWeights:

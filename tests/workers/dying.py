@@ -23,13 +23,13 @@ import pytest
 from structlog.typing import FilteringBoundLogger
 
 import pipeline.training.checkpoints
-import workers.learner.beginning
 import workers.learner.learner
+import workers.learner.restore
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.config.evaluating import EvaluationSection
-from pipeline.config.learning import AlgorithmSection
-from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
+from pipeline.config.data_sets import EvaluationSection
+from pipeline.config.runtime import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection
 from pipeline.data.source import HeldOutSource
 from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow, ValueRow, read_history
@@ -48,7 +48,7 @@ from tests.pipeline.runtime.fakes import small_config
 from tests.transports import zmq_transport
 from workers.engines.training.seam import StepResult
 from workers.learner.learner import Learner
-from workers.snapshot_writer import SnapshotWriter
+from workers.snapshots import SnapshotWriter
 
 _LOOKS = {"fetch", "totals", "weights", "heartbeats", "restarts"}
 """Calls that change nothing: dying after one is dying before the next."""
@@ -58,7 +58,7 @@ GROUPS_PER_UPDATE = 2
 BATCH = GROUP_SIZE * GROUPS_PER_UPDATE
 
 
-_COPY, _SEAL, _TAKE = StateLoan.copy, SnapshotFolder.seal, SnapshotWriter.take
+_COPY, _SEAL, _TAKE = StateLoan.copy, SnapshotFolder.seal, SnapshotWriter.start_snapshot
 
 
 async def _take_to_the_end(writer: SnapshotWriter, *args: Any, **kwargs: Any) -> None:
@@ -280,11 +280,11 @@ class World:
         patch(workers.learner.learner, "PromptSource", lambda *_: source)
         patch(workers.learner.learner, "ledger_spec", lambda *_: self.spec)
         patch(
-            workers.learner.beginning,
+            workers.learner.restore,
             "build_training_backend",
             lambda _: Memory(self.stepped, self.is_bad, self.norm_of),
         )
-        patch(workers.learner.beginning, "snapshots_folder", lambda _: self.folder / "snapshots")
+        patch(workers.learner.restore, "snapshots_folder", lambda _: self.folder / "snapshots")
         publish = WeightsStore.publish
 
         def note(store: WeightsStore, version: int, publication: Publication) -> StoredWeights:
@@ -386,7 +386,7 @@ def mortal_snapshots(monkeypatch: pytest.MonkeyPatch, reaper: Reaper) -> None:
     """Put points around copy and seal of a snapshot, which are waited for."""
     monkeypatch.setattr(StateLoan, "copy", reaper.around("copy", _COPY))
     monkeypatch.setattr(SnapshotFolder, "seal", reaper.around("seal", _SEAL))
-    monkeypatch.setattr(SnapshotWriter, "take", _take_to_the_end)
+    monkeypatch.setattr(SnapshotWriter, "start_snapshot", _take_to_the_end)
 
 
 def mortal_disk(reaper: Reaper) -> Callable[[], None]:

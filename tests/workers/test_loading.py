@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.learning import ModelSection, RewardModelSection, RewardSection, ValueSection
+from pipeline.config.training import ModelSection, RewardModelSection, RewardSection, ValueSection
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
@@ -73,9 +73,9 @@ async def _heartbeat_while(
     ("kind", "function", "model"),
     [
         (Generator, "build_generation_engine", "policy"),
-        (Learner, "workers.learner.beginning.build_training_backend", "policy"),
+        (Learner, "workers.learner.restore.build_training_backend", "policy"),
         (Reference, "build_scoring_engine", "frozen"),
-        (Value, "workers.scorers.value_beginning.build_value_engine", "critic"),
+        (Value, "workers.scorers.value.build_value_engine", "critic"),
         (Reward, "build_reward_model", "judge"),
     ],
 )

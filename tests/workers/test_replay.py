@@ -37,7 +37,7 @@ from tests.pipeline.algorithms.own import own_objectives
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units, with_guidance
 from tests.workers.engines.tiny import tiny_model
 from workers.engines.build import build_training_backend
-from workers.engines.model import fingerprint
+from workers.engines.model import weights_file
 from workers.engines.training.seam import StepResult
 from workers.learner.policy_update import PolicyUpdate, is_made
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
@@ -89,7 +89,7 @@ class Learning:
         self.updates = PolicyUpdate(config, self.backend)
         self.recorder = UpdateRecorder(tell_as or config, config.run_dir, who, self.backend)
         origin = Origin.CHECKPOINT if checkpoint else Origin.START_MODEL
-        self.recorder.begin(origin, checkpoint.path if checkpoint else None, state.get("policy_version", 0))
+        self.recorder.start_log(origin, checkpoint.path if checkpoint else None, state.get("policy_version", 0))
         self.num_updates = state.get("num_updates", 0)
         _LIVES.append(self)
         # numbers were announced meanwhile
@@ -467,7 +467,7 @@ def test_the_log_tells_builds_of_torch_apart_that_are_installed_under_one_versio
 ) -> None:
     """A wheel of the default index has the version ``2.13.0`` as a distribution, and
     ``2.13.0+cu130`` when imported."""
-    monkeypatch.setattr(fingerprint, "version", lambda _: "2.13.0")
+    monkeypatch.setattr(weights_file, "version", lambda _: "2.13.0")
     monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     config = config_of(tmp_path)
     Learning(config, 1).make(1).checkpoint()
@@ -479,9 +479,9 @@ def test_the_log_tells_builds_of_torch_apart_that_are_installed_under_one_versio
 def test_a_tensors_digest_tells_its_bits_its_shape_and_its_type() -> None:
     zero = torch.zeros(2, 3)
     found = [
-        fingerprint.digest_tensors([("w", tensor)])["w"]
+        weights_file.digest_tensors([("w", tensor)])["w"]
         for tensor in (zero, zero.reshape(3, 2), zero.double(), -zero, zero.to(torch.int32), torch.zeros(0))
     ]
     assert len(set(found)) == len(found)
-    one, other = (fingerprint.digest_tensors([("w", tensor)]) for tensor in (zero.t(), torch.zeros(3, 2)))
+    one, other = (weights_file.digest_tensors([("w", tensor)]) for tensor in (zero.t(), torch.zeros(3, 2)))
     assert one == other, "how it lies in memory does not matter"

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from structlog.testing import capture_logs
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.config.tracing import TracingSection
+from pipeline.config.operations import TracingSection
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.preflight.checks import diagnose

@@ -9,11 +9,11 @@ from pipeline.config.import_path import import_own
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.config.learning import RewardModelSection
     from pipeline.config.schema import RunConfig
+    from pipeline.config.training import RewardModelSection
     from workers.engines.generation.seam import GenerationEngine
-    from workers.engines.scoring.reward_model import TorchRewardModel
     from workers.engines.scoring.seam import ScoringEngine
+    from workers.engines.scoring.torch import TorchRewardModel
     from workers.engines.training.seam import TrainingBackend
     from workers.engines.value.seam import ValueEngine
 
@@ -25,7 +25,7 @@ def build_engine(config: RunConfig) -> GenerationEngine:
     EngineError (the engine cannot serve the model)."""
     match config.generation.engine:
         case "local":
-            from workers.engines.generation.local.build import build_local
+            from workers.engines.generation.local.engine import build_local
 
             return build_local(config, config.model.path)
         case "vllm":
@@ -82,7 +82,7 @@ def build_scoring_engine(config: RunConfig) -> ScoringEngine:
 
 def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
     """Load the reward model that a run's responses are read by."""
-    from workers.engines.scoring.reward_model import build_reward
+    from workers.engines.scoring.torch import build_reward
 
     return build_reward(config)
 

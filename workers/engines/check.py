@@ -25,7 +25,7 @@ from pipeline.preflight.model_folder import weight_bytes
 from pipeline.process.exit_codes import ExitCode
 from protocol.errors import ConfigError, DataError, EngineError, HeadraceError
 from workers.engines.model.loading import load_model, load_value_model, resolve_device
-from workers.engines.model.optimizers import check_patterns
+from workers.engines.model.optimizer import check_patterns
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -161,7 +161,7 @@ def without_weights(config: PretrainedConfig, what: str) -> PreTrainedModel:
     """Return a model of ``config`` on torch's meta device. Raises EngineError for no such model."""
     from transformers import AutoModelForCausalLM
 
-    from workers.engines.model.critic import critic_class
+    from workers.engines.model.loading import critic_class
 
     with torch.device("meta"):
         if "value" not in what:
@@ -177,9 +177,9 @@ def try_model(model: PreTrainedModel, what: str) -> str | None:
 
     ``what`` is a key of ``_REFUSALS``. Raises EngineError when it would not be computed right, and
     the errors of the model's own code."""
-    from workers.engines.generation.local.choice import make_forward
+    from workers.engines.generation.local.forward import make_forward
     from workers.engines.generation.local.lone import LoneForward
-    from workers.engines.model.critic import value_head
+    from workers.engines.model.loading import value_head
     from workers.engines.model.packed import keep_packed, packing_of, prepare_packed
 
     name = type(model).__name__

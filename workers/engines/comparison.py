@@ -27,8 +27,7 @@ from workers.engines.generation.local.engine import LocalEngine
 from workers.engines.generation.local.lone import LoneForward
 from workers.engines.generation.seam import SampledWindow, SamplingParams, WindowRequest
 from workers.engines.model.checkpoint_files import weight_owners
-from workers.engines.model.critic import value_head
-from workers.engines.model.loading import load_model, load_value_model, resolve_device
+from workers.engines.model.loading import load_model, load_value_model, resolve_device, value_head
 from workers.engines.model.packed import PackedTokens, hidden_packed, packing_of, prepare_packed, score_packed
 from workers.engines.model.trial import attend_eagerly, backbone, trial
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from pipeline.config.schema import RunConfig
-from pipeline.data.response_text import model_ends, response_texts
+from pipeline.data.end_tokens import model_ends, response_texts
 from pipeline.data.tokenizer import TextTokenizer
 from pipeline.ledger.types import ChunkWrite, WriteStatus
 from pipeline.runtime.context import ActorContext
@@ -31,7 +31,7 @@ from protocol.codec import Encoded, encode_once
 from protocol.ids import ChunkId, Role
 from protocol.trajectory import FinishReason, TrajectoryChunk
 from workers.engines.generation.seam import SampledWindow
-from workers.engines.generation.stopping import text_to_stop
+from workers.engines.generation.windows import text_to_stop
 from workers.generator.held_trajectories import Held, HeldTrajectories
 
 _NUM_WRITERS = 16
@@ -98,7 +98,7 @@ class ChunkWriter:
     async def write(self, window: SampledWindow) -> None:
         """Write a window that is SAMPLED to the ledger and send it; then extend its trajectory or
         leave it."""
-        ctx, writing = self._ctx, self._held.take(window.trajectory)
+        ctx, writing = self._ctx, self._held.start_writing(window.trajectory)
         if window.finish_reason is FinishReason.ABORT:
             self._ctx.count("refused_tokens", window.tokens.size)
             ctx.spans.forget(str(window.trajectory))

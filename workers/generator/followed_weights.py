@@ -1,13 +1,16 @@
-"""The weights of a standby's engine: each new version that this host has in a file, verified.
+"""The weights of a standby's engine, or of a generator of recorded responses: each new version that
+this host has in a file, verified.
 
-It sends the learner no request, and copies nothing that an engine can use where it lies. Adapters,
-and versions of another host, are left to the generator that the standby may become."""
+Sends no request to the learner, and copies nothing that an engine can use in place. Adapters, and
+versions of another host, are left to the generator that the standby may become."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.runtime.registry.contract import WeightsAnnouncement
+from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.notifications import LOOK_ANYWAY_S
+from pipeline.runtime.registry.contract import Topic, WaitingFor, WeightsAnnouncement
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.shared_files import MappedFile, SharedFileReader
 from protocol.errors import WeightsDamaged
@@ -67,3 +70,58 @@ class FollowedWeights:
                 return file
             self.reader.forget(file)
         raise WeightsDamaged(f"{announcement.path} is not version {announcement.policy_version} as it was published")
+
+
+class VersionFollower:
+    """Gives an engine the number of the newest announced version."""
+
+    def __init__(self, ctx: ActorContext, engine: GenerationEngine) -> None:
+        self._ctx, self._engine = ctx, engine
+        self._announced = ctx.notifications.subscribe(Topic.WEIGHTS)
+        self._newest = ctx.policy_version = engine.policy_version
+
+    @property
+    def has_newer(self) -> bool:
+        """Whether a newer version than the engine's is announced."""
+        return self._newest > self._engine.policy_version
+
+    async def take_first(self) -> None:
+        """Wait for a version and take it."""
+        while self._engine.policy_version < 0 and not self._ctx.draining.is_set():
+            self._ctx.waiting_for(WaitingFor.WEIGHTS, "the learner's first version")
+            await self.poll()
+            if self.has_newer:
+                await self.swap()
+            else:
+                await self._wait()
+
+    async def watch(self) -> None:
+        """Look for newer versions until the drain."""
+        while not self._ctx.draining.is_set():
+            await self.poll()
+            await self._wait()
+
+    async def poll(self) -> None:
+        """Look for the newest announced version."""
+        self._announced.clear()
+        newest = await self._ctx.registry.weights()
+        if newest is not None:
+            self._newest = max(self._newest, newest.policy_version)
+
+    async def swap(self, *, counts: bool = True) -> None:
+        """Serve the newest version. ``counts``: whether that is progress."""
+        if not self.has_newer:
+            return
+        self._engine.load_weights({}, self._newest)
+        self._ctx.policy_version = self._newest
+        self._ctx.count("weight_swaps")
+        if counts:
+            self._ctx.progress()
+
+    def close(self) -> None:
+        """Nothing was fetched."""
+
+    async def _wait(self) -> None:
+        settings = self._ctx.config.weights
+        limit_s = max(LOOK_ANYWAY_S, settings.poll_s) if self._newest >= 0 else settings.poll_s
+        await self._ctx.clock.wait(self._announced, limit_s)

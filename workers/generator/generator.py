@@ -11,7 +11,7 @@ each trajectory (``workers.generator.held_trajectories``). New weights are broug
 beside both (``workers.generator.weight_receiver``).
 
 Tokens are progress, and turns without one are not: an engine that is dead may report success
-(``workers.generator.standstill``).
+(``workers.generator.self_check``).
 
 Counters in the heartbeat: ``sampled_tokens`` (after a drain each is written or refused),
 ``prefill_tokens``, ``decode_steps``, ``turns``, ``decode_s`` (seconds in the engine), ``live`` and
@@ -47,11 +47,9 @@ from protocol.ids import Role
 from workers.engines.build import build_generation_engine
 from workers.engines.generation.seam import EngineStats, GenerationEngine, SampledWindow
 from workers.generator.chunk_writer import ChunkWriter
-from workers.generator.followed_weights import FollowedWeights
+from workers.generator.followed_weights import FollowedWeights, VersionFollower
 from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal
-from workers.generator.self_check import NUM_PROMPTS, SelfChecker
-from workers.generator.standstill import Standstill
-from workers.generator.version_follower import VersionFollower
+from workers.generator.self_check import NUM_PROMPTS, SelfChecker, StallDetector
 from workers.generator.weight_receiver import WeightReceiver
 
 _IDLE_S = 0.02
@@ -132,7 +130,7 @@ class Generator(Actor):
         self._credit = Backoff(least_s=_IDLE_S, most_s=_LONGEST_REFUSAL_S)
         self._neighbours = Neighbours(ctx)
         self._decode_s = 0.0
-        self._standstill = Standstill()
+        self._stalls = StallDetector()
         self._pace = ""
         # From setup to teardown.
         self._source: PromptSource
@@ -232,7 +230,7 @@ class Generator(Actor):
             await self._lease_and_resume()
             self.ctx.held = len(self._held)
             if self._stats().num_live == 0:
-                self._standstill.rest()
+                self._stalls.rest()
                 self.ctx.counters[STANDSTILL] = 0.0
                 if self._held:
                     self._writer.report_wait()
@@ -241,11 +239,11 @@ class Generator(Actor):
             self.ctx.waiting_for(WaitingFor.COMPUTE, self._pace)
             began_s, before = self.ctx.clock.monotonic(), self._stats()
             started = time.perf_counter()
-            windows = await self.ctx.turn(self._sample, begins=not self._standstill.is_on)
+            windows = await self.ctx.turn(self._sample, begins=not self._stalls.is_on)
             took_s = time.perf_counter() - started
             self._decode_s += took_s
             stats = self._stats()
-            has_tokens = self._standstill.look(
+            has_tokens = self._stalls.observe_turn(
                 before,
                 stats,
                 num_windows=len(windows),
@@ -310,8 +308,8 @@ class Generator(Actor):
             slots=self._engine.num_slots,
             decode_s=self._decode_s,
         )
-        self.ctx.counters[STANDSTILL] = self._standstill.stood_s
-        self.ctx.counters[LONGEST_STANDSTILL] = self._standstill.longest_s
+        self.ctx.counters[STANDSTILL] = self._stalls.stood_s
+        self.ctx.counters[LONGEST_STANDSTILL] = self._stalls.longest_s
 
     # -- leases --
 
@@ -361,7 +359,7 @@ class Generator(Actor):
             asked = lease.evaluation
             at, first = (self._source.evaluation_at, asked.first_prompt) if asked else (self._source.at, 0)
             prompt = at(first + lease.prompt)
-        self._submit(self._held.hold(lease, prompt))
+        self._submit(self._held.add(lease, prompt))
 
     async def _can_begin(self, lease: Lease) -> bool:
         """Whether the engine serves the version of an evaluation, or a later one, now or after a
@@ -369,7 +367,7 @@ class Generator(Actor):
         if lease.evaluation is None or self._engine.policy_version >= lease.evaluation.policy_version:
             return True
         self.ctx.waiting_for(WaitingFor.WEIGHTS, f"version {lease.evaluation.policy_version} for an evaluation")
-        await self._taker.look()
+        await self._taker.poll()
         await self._swap_weights()
         return self._engine.policy_version >= lease.evaluation.policy_version
 

@@ -159,7 +159,7 @@ class HeldTrajectories:
             return Renewal.UNDER_WAY
         return Renewal.ELSEWHERE if held.stage in (Stage.SAMPLING, Stage.SAMPLED) else Renewal.NEW
 
-    def hold(self, lease: Lease, prompt: Prompt) -> Held:
+    def add(self, lease: Lease, prompt: Prompt) -> Held:
         """Hold a leased trajectory as LEASED. It replaces one that is LEASED or WRITING."""
         before = self._held.pop(lease.trajectory, None)
         if before is not None and before.stage in (Stage.SAMPLING, Stage.SAMPLED):
@@ -185,7 +185,7 @@ class HeldTrajectories:
             raise EngineError(_impossible(window.trajectory, held, "SAMPLING", "the engine returned it unasked"))
         self._move(held, Stage.SAMPLED, is_ended=window.finish_reason.is_final)
 
-    def take(self, trajectory: TrajectoryId) -> Held:
+    def start_writing(self, trajectory: TrajectoryId) -> Held:
         """Return the trajectory of the sampled window for a writer; SAMPLED becomes WRITING."""
         held = self._held.get(trajectory)
         if held is None or held.stage is not Stage.SAMPLED:

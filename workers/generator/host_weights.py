@@ -65,7 +65,7 @@ class HostWeights:
         self._serving: asyncio.Task[None] | None = None
         self._learner = ""
 
-    async def bring(self, wanted: WeightsAnnouncement, base: Base | None) -> MappedFile:
+    async def fetch(self, wanted: WeightsAnnouncement, base: Base | None) -> MappedFile:
         """Return the announced version, verified and mapped; ``base`` is one held here.
 
         Raises FileNotFoundError when a newer one is announced, or the worker that leads has made no
@@ -81,7 +81,7 @@ class HostWeights:
                     await self._adopt(wanted, mapped)
                 return mapped
             if leads:
-                return await self._bring_as_leader(wanted, base)
+                return await self._fetch_as_leader(wanted, base)
             if progress != (progress := self._folder.progress()):
                 self._ctx.count(PARTS)
                 until = self._ctx.clock.monotonic() + limit_s
@@ -126,7 +126,7 @@ class HostWeights:
         self._ctx.count(PARTS)
         self._folder.note_progress()
 
-    async def _bring_as_leader(self, wanted: WeightsAnnouncement, base: Base | None) -> MappedFile:
+    async def _fetch_as_leader(self, wanted: WeightsAnnouncement, base: Base | None) -> MappedFile:
         ctx = self._ctx
         counts = FetchCounts()
         sources = await self._sources(wanted, base)

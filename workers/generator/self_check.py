@@ -1,10 +1,15 @@
-"""The generator's part in a self-check of the fleet (``headrace fleet selfcheck --fleet``).
+"""Checks of the generator's engine: the fleet's self-check (``headrace fleet selfcheck --fleet``), and
+the detection of a stalled engine.
 
-The desired fleet has the number of the newest check. A generator that sees a new one begins nothing
-until its live windows have ended. Then it samples the first prompts of the run's data alone, one
-after the other, greedily, with the run's seed. It reports digests of tokens and log-probs under its
-policy version. It answers again under the next versions, since answers are compared under one
-version. Nothing of it is stored or trained on; its tokens count as refused."""
+In a self-check, the desired fleet has the number of the newest check. A generator that sees a new one
+begins nothing until its live windows have ended. Then it samples the first prompts of the run's data,
+one after the other, greedily, with the run's seed, and reports digests of tokens and log-probs under
+its policy version. It repeats this for the next versions, since answers are compared under one
+version. Nothing of it is stored or trained on; its tokens count as refused.
+
+A stalled engine reports success and samples nothing. One turn without a token may be normal (an
+engine that decodes by itself, a long prefill). After many in a row, and longer than any piece of its
+work takes, the engine is dead."""
 
 from __future__ import annotations
 
@@ -24,7 +29,75 @@ from pipeline.runtime.registry.vitals import CheckDigests
 from protocol.errors import EngineDied, LedgerError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Prompt
-from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
+from workers.engines.generation.seam import EngineStats, GenerationEngine, SampledWindow, SamplingParams, WindowRequest
+
+MAX_EMPTY_TURNS: Final = 100
+"""Turns without a token that are never an error, however long they took."""
+
+
+class StallDetector:
+    """Watches an engine's counters from turn to turn."""
+
+    def __init__(self) -> None:
+        self._num_empty = 0
+        self._since_s = 0.0
+        self.stood_s = 0.0
+        """Time of the newest turns without a token, in seconds; 0 after one with tokens."""
+        self.longest_s = 0.0
+        """The longest such time that tokens have ended."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the last turn gave nothing."""
+        return self._num_empty > 0
+
+    def observe_turn(
+        self,
+        before: EngineStats,
+        after: EngineStats,
+        *,
+        num_windows: int,
+        began_s: float,
+        now_s: float,
+        limit_s: float,
+    ) -> bool:
+        """Return whether a turn gave tokens, of a prompt or a response, or windows.
+
+        Args:
+            before: counters at the turn's begin; some trajectory was live.
+            after: counters at its end.
+            num_windows: that it returned.
+            began_s: monotonic time of its begin, in seconds.
+            now_s: the same of its end.
+            limit_s: longest time without tokens.
+
+        Raises:
+            EngineDied: too many turns, over more than ``limit_s``, gave none."""
+        if num_windows or _counts(before) != _counts(after):
+            self.longest_s = max(self.longest_s, self.stood_s)
+            self.rest()
+            return True
+        if not self._num_empty:
+            self._since_s = began_s
+        self._num_empty += 1
+        self.stood_s = now_s - self._since_s
+        if self._num_empty > MAX_EMPTY_TURNS and self.stood_s > limit_s:
+            raise EngineDied(
+                f"the engine returned no token in {self._num_empty} turns over {self.stood_s:.0f} s, and no error, with "
+                f"{after.num_live} trajectories in it; expected tokens within {limit_s:.0f} s: it is dead or hangs, and a new "
+                "engine takes its place"
+            )
+        return False
+
+    def rest(self) -> None:
+        """Nothing is live: no tokens are expected."""
+        self._num_empty = 0
+        self.stood_s = 0.0
+
+
+def _counts(stats: EngineStats) -> tuple[int, int, int]:
+    return stats.num_decode_steps, stats.num_sampled_tokens, stats.num_prefill_tokens
+
 
 NUM_PROMPTS: Final = 2
 MAX_TOKENS: Final = 32
@@ -51,10 +124,10 @@ class SelfChecker:
             changed.clear()
             # a ledger that is away shows in the generator's own calls
             with contextlib.suppress(LedgerError):
-                await self.look()
+                await self.poll()
             await self._ctx.clock.wait(changed, LOOK_ANYWAY_S)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Look for a new check; one of before this process is answered, too."""
         fleet = await self._ctx.registry.fleet()
         if fleet is not None and fleet.check > self._number:

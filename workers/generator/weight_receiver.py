@@ -118,7 +118,7 @@ class WeightReceiver:
         while self._engine.policy_version < 0 and not self._ctx.draining.is_set():
             self._ctx.waiting_for(kind, detail)
             try:
-                await self.look()
+                await self.poll()
             except WeightsDamaged as error:
                 kind, detail = WaitingFor.QUARANTINE, str(error)
             if self.has_newer:
@@ -131,7 +131,7 @@ class WeightReceiver:
         here."""
         while not self._ctx.draining.is_set():
             try:
-                await self.look()
+                await self.poll()
             except WeightsRejected as error:
                 self._refused = error
             await self.wait()
@@ -143,7 +143,7 @@ class WeightReceiver:
         limit_s = max(LOOK_ANYWAY_S, self._settings.poll_s) if is_here else self._settings.poll_s
         await self._ctx.clock.wait(self._announced, limit_s)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Bring the newest announced version here, if it is newer than the one that is here.
 
         Raises:
@@ -343,7 +343,7 @@ class WeightReceiver:
         held = (self._staged or self._serving) if self._settings.delta and not is_base else None
         base = held and Base(held.announcement.policy_version, held.announcement.digest, held.file.data)
         try:
-            return await self._host.bring(announcement, base)
+            return await self._host.fetch(announcement, base)
         finally:
             self._note_reach()
             self._asked = self._asked[0], None

@@ -1,4 +1,16 @@
-"""Why a run ends before its last update, for its status: no further update can fill, or helps."""
+"""Why a run ends before its last update: the reasons, and the rule that finds data without signal.
+
+``NoSignalStop`` is a pure state machine. It stops a run when so many groups in a row were dropped
+because nothing could be learned from them, and the learner really lacks units:
+
+    counted     since the last unit became ready: one good group restarts the count
+    judged      only while fewer units are ready than a batch needs; never while waiting for late
+                work, or while an operator has paused admission
+    certain     only once all groups in flight when the limit was reached came to nothing, too
+
+It also counts claims without a token to train on: a rule may need right responses, or guidance.
+A generator that was cut off, and whose groups are late, does not end the run: other generators
+sample its groups first."""
 
 from __future__ import annotations
 
@@ -6,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.ledger.types import ClaimRefused, DropReason
+from pipeline.ledger.types import ClaimRefused, ClaimWait, DropReason, Totals
 from pipeline.observability.history import EvaluationRow
 from pipeline.process.exit_codes import ExitCode
 
@@ -45,7 +57,7 @@ class Ending:
         )
 
     @classmethod
-    def hopeless(cls, refused: ClaimRefused, num_updates: int, unusable: Counter[str], *, logs: Path) -> Ending:
+    def no_signal(cls, refused: ClaimRefused, num_updates: int, unusable: Counter[str], *, logs: Path) -> Ending:
         """Nothing can be learned; ``unusable`` counts the groups dropped in a row by reason."""
         after = f"after {num_updates} updates, while {refused.num_ready} of {refused.num_needed} units were ready"
         if num_failed := unusable[DropReason.DEAD_LETTER]:
@@ -67,3 +79,65 @@ class Ending:
             f"was right, or had the judgment that it needs; see `headrace samples`, and change the data, the verifier or "
             f"algorithm.max_generation_batches ({_AUDIT_HINT})"
         )
+
+
+UNUSABLE = (DropReason.NO_SIGNAL, DropReason.DEAD_LETTER)
+"""Drops with nothing left to learn from a group; any other reason blames the run, not the data."""
+
+
+class NoSignalStop:
+    """Judges refusal after refusal; ``max_groups`` unusable ones in a row are borne (0: any)."""
+
+    def __init__(self, max_groups: int) -> None:
+        self._max_groups = max_groups
+        self._begin: Counter[str] | None = None
+        self._num_ready = 0
+        self._admitted: int | None = None
+        """Above the numbers of the groups that were admitted when the limit was reached."""
+        self.num_unusable = 0
+        """Groups in a row with nothing to learn from."""
+        self.num_untrained = 0
+        """Groups of claims in a row that held no token to train on."""
+
+    def claimed(self) -> None:
+        """Take note that a batch was claimed: there was something to learn from."""
+        self._begin = None
+        self.num_unusable = 0
+
+    def untrained(self, num_groups: int) -> None:
+        """Take note that a claimed batch of so many groups held no token to train on."""
+        self.num_untrained += num_groups
+        self.num_unusable = self.num_untrained
+
+    def trained(self) -> None:
+        """Take note that a claimed batch was trained on."""
+        self.num_untrained = 0
+
+    @property
+    def is_untrainable(self) -> bool:
+        """Whether too many claims in a row held no token to train on."""
+        return bool(self._max_groups) and self.num_untrained >= self._max_groups
+
+    def evaluate(self, refused: ClaimRefused, totals: Totals) -> Counter[str] | None:
+        """Return the row's unusable groups by reason when the data is hopeless, else None;
+        ``totals`` were read after the refusal."""
+        dropped = totals.num_groups_dropped
+        unusable = Counter({reason.value: dropped.get(reason, 0) for reason in UNUSABLE})
+        if self._begin is None or totals.num_ready_units != self._num_ready:
+            self._begin, self._num_ready, self._admitted = unusable, totals.num_ready_units, None
+        row = unusable - self._begin
+        self.num_unusable = row.total()
+        lacks_units = refused.wait is ClaimWait.NOT_ENOUGH and totals.num_ready_units < refused.num_needed
+        lacks_units = lacks_units and totals.paused is None
+        if not self._max_groups or row.total() < self._max_groups or not lacks_units:
+            return None
+        if self._admitted is None:
+            self._admitted = totals.next_group
+            return None
+        oldest = refused.oldest_running
+        return None if oldest is not None and _group(oldest) < self._admitted else row
+
+
+def _group(unit: str) -> int:
+    """Return the number of a unit's group: ``12`` of ``12``, of ``t.12.3`` and of ``t.12.3.0``."""
+    return int(unit.split(".")[1] if "." in unit else unit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.config.evaluating import EvaluationSection
+from pipeline.config.data_sets import EvaluationSection
 from pipeline.data.source import HeldOutSource
 from pipeline.ledger.types import EvaluationRequest, EvaluationState
 from pipeline.observability.estimates import average, pass_at

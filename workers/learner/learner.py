@@ -8,7 +8,7 @@ A batch is settled, that is counted as trained for good, only together with the 
 holds its effect. Until then it is leased to this incarnation, and comes back whole if this process
 dies. Checkpoints are written while the next update is made (``workers.checkpoint_writer``).
 
-After every update the host's memory holds a snapshot (``workers.snapshot_writer``). A
+After every update the host's memory holds a snapshot (``workers.snapshots``). A
 successor that goes on from it keeps the claims, and settles them with its first checkpoint.
 
 A critic has a gate before the first update. The gate opens when the value worker's heartbeat
@@ -46,22 +46,18 @@ from protocol.errors import LedgerError
 from protocol.ids import Role
 from workers.checkpoint_writer import CheckpointTimes, CheckpointWriter, is_idle_due
 from workers.engines.training.seam import TrainingBackend
-from workers.learner.bad_data import BadData
-from workers.learner.beginning import begin
-from workers.learner.claimed_chunks import ClaimedChunks
-from workers.learner.critic_watch import CriticWatch
-from workers.learner.ending import Ending
+from workers.learner.claim_loop import ClaimLoop, CriticWatch, Forecast, NotYet, PeriodicTask, wait_words
+from workers.learner.claims import BadData, ClaimedChunks
+from workers.learner.ending import Ending, NoSignalStop
 from workers.learner.evaluations import Evaluations
-from workers.learner.forecast import Forecast
-from workers.learner.hopeless import HopelessData
 from workers.learner.logprob_check import LogprobCheck
 from workers.learner.new_settings import NewSettings
 from workers.learner.policy_update import PolicyUpdate, is_made
+from workers.learner.restore import restore_learner
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
 from workers.learner.update_row import show, update_row
 from workers.learner.weight_publisher import WeightPublisher
-from workers.learner.work_wait import Chore, NotYet, WorkWait, wait_words
-from workers.snapshot_writer import SnapshotWriter
+from workers.snapshots import SnapshotWriter
 
 _POLL_S = 0.02
 _LONGEST_POLL_S = 0.1
@@ -96,8 +92,8 @@ class Learner(Actor):
         self._evaluations: Evaluations
         self._best: BestEvaluation
         self._critic: CriticWatch | None
-        self._hopeless: HopelessData
-        self._wait: WorkWait
+        self._no_signal: NoSignalStop
+        self._wait: ClaimLoop
         self._times: CheckpointTimes
         self._bad_data = BadData(ctx)
         self._chunks = ClaimedChunks(ctx.who.worker, ctx.clock, ctx.flow)
@@ -117,16 +113,16 @@ class Learner(Actor):
         self.ctx.starting("reading prompts")
         source = await self.ctx.prepare("prompts", PromptSource, config, load_text_tokenizer(config.model.path))
         await self.ctx.ledger.open(ledger_spec(config, source))
-        begun = await begin(self.ctx)
+        begun = await restore_learner(self.ctx)
         self._folder, self._backend, self._snapshots, state = begun.folder, begun.backend, begun.snapshots, begun.state
         self._updates = PolicyUpdate(config, self._backend)
         self._updates.recent.restore(state.get("recent_steps", ()))
         self._check = LogprobCheck(self.ctx, self._backend)
         self._recorder = UpdateRecorder(config, self.ctx.run_dir, self.ctx.who, self._backend)
         self._settings = NewSettings(self.ctx, self._updates, self._recorder)
-        await self._settings.begin()
+        await self._settings.restore()
         resumed = int(state.get("policy_version", 0))
-        await self.ctx.compute(self._recorder.begin, begun.origin, begun.checkpoint, resumed)
+        await self.ctx.compute(self._recorder.start_log, begun.origin, begun.checkpoint, resumed)
         self._num_updates = int(state.get("num_updates", 0))
         self._applied = begun.kept
         self._writer = CheckpointWriter(self.ctx, self._folder)
@@ -156,16 +152,16 @@ class Learner(Actor):
         now_s = self.ctx.clock.monotonic()
         self._times = CheckpointTimes(now_s, has_checkpoint=begun.has_checkpoint, is_on_disk=is_on_disk)
         algorithm = config.algorithm
-        self._hopeless = HopelessData(algorithm.max_generation_batches * algorithm.groups_per_update)
-        chores = [
-            Chore("collecting evaluations", _EVALUATIONS_EVERY_S, self._evaluations.collect),
-            Chore("repairing weights", _REPAIR_EVERY_S, self._repair_weights),
-            Chore("an early checkpoint", _IDLE_EVERY_S, self._settle_idle),
-            Chore("taking settings", _SETTINGS_EVERY_S, self._take_settings),
+        self._no_signal = NoSignalStop(algorithm.max_generation_batches * algorithm.groups_per_update)
+        tasks = [
+            PeriodicTask("collecting evaluations", _EVALUATIONS_EVERY_S, self._evaluations.collect),
+            PeriodicTask("repairing weights", _REPAIR_EVERY_S, self._repair_weights),
+            PeriodicTask("an early checkpoint", _IDLE_EVERY_S, self._settle_idle),
+            PeriodicTask("taking settings", _SETTINGS_EVERY_S, self._take_settings),
         ]
         if self._critic is not None:
-            chores.append(Chore("looking at the critic", _CRITIC_EVERY_S, self._critic.look))
-        self._wait = WorkWait(self.ctx, chores)
+            tasks.append(PeriodicTask("looking at the critic", _CRITIC_EVERY_S, self._critic.poll))
+        self._wait = ClaimLoop(self.ctx, tasks)
         self.ctx.watch_in_hand(self._in_hand)
         self.ctx.log.info(
             "learner_ready",
@@ -222,7 +218,7 @@ class Learner(Actor):
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
         self.ctx.waiting_for(WaitingFor.COMPUTE)
         await self._take_settings()
-        self._hopeless.claimed()
+        self._no_signal.claimed()
         self.ctx.counters[UNUSABLE_IN_A_ROW] = 0
         self.ctx.held, self._claimed_s = len(claim.units), self.ctx.clock.monotonic()
         if again := set(claim.units).intersection(chain.from_iterable(self._applied.values())):
@@ -241,7 +237,7 @@ class Learner(Actor):
         prepared = self._updates.prepare(units)
         dropped = await self._bad_data.refuse(claim, units, prepared.refused)
         samples = prepared.samples
-        await self._check.look(units, self._version_history.updates_of, self._num_updates)
+        await self._check.check_units(units, self._version_history.updates_of, self._num_updates)
         self._chunks.begun()
         with self.ctx.work.task("update", float(sum(sample.tokens.size for sample in samples)), "tokens"):
             with self.ctx.work.part(0.9):
@@ -257,13 +253,13 @@ class Learner(Actor):
                 if stepped.results or prepared.refused:
                     self._history.append(await self._bad_data.give_up(claim, units, stepped, number, version))
                 else:
-                    self._hopeless.untrained(await self._bad_data.drop_untrained(claim, units, number))
-                    self.ctx.counters[UNUSABLE_IN_A_ROW] = self._hopeless.num_unusable
+                    self._no_signal.untrained(await self._bad_data.drop_untrained(claim, units, number))
+                    self.ctx.counters[UNUSABLE_IN_A_ROW] = self._no_signal.num_unusable
                 self._chunks.published({unit.name for unit in units})
                 self._done()
                 return
             self._bad_data.trained()
-            self._hopeless.trained()
+            self._no_signal.trained()
             self._num_updates, self._version = number, version
             self._applied[claim.claim_id] = claim.units
             self._chunks.trained()
@@ -296,7 +292,9 @@ class Learner(Actor):
             await self._checkpoint()
         # after it: claims that it waited for are settled, and the snapshot holds only the others
         kept = {**self._state(), "claims": dict(self._applied)}
-        await self._snapshots.take(self._backend.live_state, kept, version=self._version, num_updates=self._num_updates)
+        await self._snapshots.start_snapshot(
+            self._backend.live_state, kept, version=self._version, num_updates=self._num_updates
+        )
         self._done()
 
     def _done(self) -> None:
@@ -386,7 +384,7 @@ class Learner(Actor):
         critic = self._critic
         if critic is None or critic.is_open or self.ctx.draining.is_set():
             return None
-        await critic.look()
+        await critic.poll()
 
         async def ask() -> Ending | NotYet | None:
             if critic.is_open:
@@ -395,7 +393,7 @@ class Learner(Actor):
             self.ctx.waiting_for(WaitingFor.INPUT, critic.view.detail)
             refused = await critic.drop_batch(self._version)
             if refused is None:
-                self._hopeless.claimed()
+                self._no_signal.claimed()
                 return NotYet(0.0)
             self.ctx.counters.update(ready=refused.num_ready, needed=refused.num_needed)
             return await self._is_over(refused) or NotYet(_POLL_S)
@@ -403,7 +401,7 @@ class Learner(Actor):
         return await self._wait.until(ask)
 
     async def _take_settings(self) -> None:
-        await self._settings.take(self._num_updates)
+        await self._settings.apply_due(self._num_updates)
 
     async def _repair_weights(self) -> None:
         await self._publisher.repair(self._version, self._backend)
@@ -416,18 +414,18 @@ class Learner(Actor):
         """Return why no update can fill any more, or None."""
         if refused.wait is ClaimWait.STARVED:
             return Ending.exhausted(refused, self._num_updates)
-        unusable = self._hopeless.look(refused, await self.ctx.ledger.totals())
-        self.ctx.counters[UNUSABLE_IN_A_ROW] = self._hopeless.num_unusable
+        unusable = self._no_signal.evaluate(refused, await self.ctx.ledger.totals())
+        self.ctx.counters[UNUSABLE_IN_A_ROW] = self._no_signal.num_unusable
         if unusable is None:
             return None
-        return Ending.hopeless(refused, self._num_updates, unusable, logs=self.ctx.run_dir / "logs")
+        return Ending.no_signal(refused, self._num_updates, unusable, logs=self.ctx.run_dir / "logs")
 
     def _early_stop(self) -> Ending | None:
         """Return the ending of a run whose claims hold nothing to train on, or whose evaluations
         have not improved for long enough, or None."""
-        if self._hopeless.is_untrainable:
+        if self._no_signal.is_untrainable:
             name = self.ctx.config.algorithm.name
-            return Ending.untrainable(self._hopeless.num_untrained, self._num_updates, name)
+            return Ending.untrainable(self._no_signal.num_untrained, self._num_updates, name)
         patience, best = self.ctx.config.evaluation.patience, self._best
         if not patience or best.row is None or best.num_since < patience:
             return None

@@ -40,7 +40,7 @@ class NewSettings:
         """Number of the change that holds; 0 for none."""
         return self._ctx.worker_state.settings.number
 
-    async def begin(self) -> None:
+    async def restore(self) -> None:
         """Go by what the runtime took before the actor's start; other ranks do not know of it."""
         if self.number:
             await self._use()
@@ -52,7 +52,7 @@ class NewSettings:
         # a run that goes on with another ledger numbers its changes from 1 again
         self._tried = min(tried, self.number)
 
-    async def take(self, num_updates: int) -> None:
+    async def apply_due(self, num_updates: int) -> None:
         """Take a change, if there is one, between update ``num_updates`` and the next."""
         if (change := self._ctx.take_settings(first_update=num_updates + 1)) is None:
             return
@@ -97,8 +97,8 @@ class NewSettings:
         await self._use()
 
     async def _use(self) -> None:
-        await self._ctx.compute(self._updates.take, self._ctx.config)
-        self._recorder.take(self._ctx.config)
+        await self._ctx.compute(self._updates.apply_settings, self._ctx.config)
+        self._recorder.apply_settings(self._ctx.config)
 
     async def _wait_for_rollback(self) -> None:
         """Wait until what was given up is rolled back: this process ends, and the next one would

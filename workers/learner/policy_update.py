@@ -29,8 +29,7 @@ from pipeline.algorithms.batching import TrainingSample, split_minibatches
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.process import work
-from pipeline.training.repeated_step import check_same
-from pipeline.training.spikes import NO_LIMITS, NO_STEP, RecentSteps, StepLimits
+from pipeline.training.spikes import NO_LIMITS, NO_STEP, RecentSteps, StepLimits, check_same
 from protocol.errors import Diverged
 from workers.engines.training.seam import MetricCounts, StepResult, TrainingBackend
 
@@ -105,7 +104,7 @@ class PolicyUpdate:
         self.recent = RecentSteps()
         """The applied steps that spikes are measured by."""
 
-    def take(self, config: RunConfig) -> None:
+    def apply_settings(self, config: RunConfig) -> None:
         """Go by ``config`` from the next update on; it differs in settings that may change while a
         run goes on (``pipeline.config.changing``). Steps refused so far still count."""
         self._config = config

@@ -54,7 +54,7 @@ class UpdateRecorder:
         # now: a file may change while the learner goes on with what it imported
         self._sources = own_sources(dict(config.algorithm), config.algorithm.path)
 
-    def begin(self, origin: Origin, checkpoint: Path | None, state_version: int) -> None:
+    def start_log(self, origin: Origin, checkpoint: Path | None, state_version: int) -> None:
         """Record which state was loaded: the start model, or a checkpoint or snapshot of
         ``state_version``."""
         self._origin = origin
@@ -63,7 +63,7 @@ class UpdateRecorder:
         if self._config.replay.record:
             self._try(self._open)
 
-    def take(self, config: RunConfig) -> None:
+    def apply_settings(self, config: RunConfig) -> None:
         """Record the following updates as made by ``config``, by what differs from the start's."""
         self._changed = changed_since(self._config, config)
 

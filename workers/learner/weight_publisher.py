@@ -155,7 +155,7 @@ class WeightPublisher:
             names = ", ".join(f"{beat.who.worker} (version {beat.policy_version})" for beat in laggards)
             now = ctx.clock.monotonic()
             for beat in laggards:
-                amid.setdefault(beat.who.worker, _Amid(beat, now)).see(beat, now)
+                amid.setdefault(beat.who.worker, _Amid(beat, now)).observe(beat, now)
             still_s = ctx.config.weights.ack_timeout_s
             failed = [beat for beat in laggards if not amid[beat.who.worker].is_at_work(beat, now - still_s)]
             if now >= deadline and failed:
@@ -180,7 +180,7 @@ class _Amid:
         self._parts = beat.counters.get(PARTS, 0.0)
         self._came_s: float | None = None
 
-    def see(self, beat: Heartbeat, now_s: float) -> None:
+    def observe(self, beat: Heartbeat, now_s: float) -> None:
         """Take note of a heartbeat."""
         if beat.work.steps != self._steps:
             self._steps, self._moved_s = beat.work.steps, now_s

@@ -2,7 +2,7 @@
 an argument.
 
 The learner computes the log-probs of a share of all chunks again. It reports the mean gap of a
-generator's newest ones, and that of its peers at the same lags (``workers.learner.sampler_gaps``).
+generator's newest ones, and that of its peers at the same lags (``workers.learner.logprob_check``).
 A gap is too large beyond both limits: in nats above the peers', and as a multiple of theirs."""
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ With a reward model (``reward.model``), the model first reads every response, on
 Its weighted score is a part of the reward, and verifiers see the score. Verifiers alone decide
 accuracy, which dynamic sampling uses.
 
-In a run with guidance, scores of training have it too (``workers.scorers.judgments``).
+In a run with guidance, scores of training have it too (``workers.scorers.guided_passes``).
 
-The first work with a new version of the functions is a trial (``workers.scorers.code_trial``).
+The first work with a new version of the functions is a trial (``workers.scorers.reward``).
 
 Each function of ``reward.functions`` adds a part to the reward of a training response.
 
@@ -44,23 +44,104 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import UnsetType
 
-from pipeline.files.code_copies import CODE_FOLDER
+from pipeline.config.import_path import is_import_path
+from pipeline.config.operations import REWARDS
+from pipeline.files.code_copies import CODE_FOLDER, checked_code
+from pipeline.observability.settings_changes import read_changes
 from pipeline.preflight.model_folder import loading
-from pipeline.rewards.functions import judge
+from pipeline.rewards.functions import score_responses
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.shaping import shape
-from pipeline.rewards.verifier import NOT_IN_TIME, Response, VerifierFailure, VerifierFailureKind, VerifierOutcome
+from pipeline.rewards.verifier import (
+    NOT_IN_TIME,
+    Response,
+    Verdict,
+    VerifierFailure,
+    VerifierFailureKind,
+    VerifierOutcome,
+)
+from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.registry.settings_change import SettingsChange, standing
 from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import ChunkId, Role
 from protocol.trajectory import Field, TrajectoryChunk
 from workers.engines.build import build_reward_model
-from workers.scorers.code_trial import CodeTrial
-from workers.scorers.judgments import GuidanceSource, Scored
+from workers.scorers.guided_passes import GuidanceSource, Scored
 from workers.scorers.scorer import RECEIVE_TIMEOUT_S, Scorer
 
 if TYPE_CHECKING:
-    from workers.engines.scoring.reward_model import TorchRewardModel
+    from workers.engines.scoring.torch import TorchRewardModel
+
+
+_OF_CODE = frozenset(
+    {
+        VerifierFailureKind.UNKNOWN_VERIFIER,
+        VerifierFailureKind.NOT_LOADED,
+        VerifierFailureKind.RAISED,
+        VerifierFailureKind.DIED,
+        VerifierFailureKind.BAD_VERDICT,
+        VerifierFailureKind.LATE,
+        VerifierFailureKind.OVER_BUDGET,
+    }
+)
+
+
+class CodeTrial:
+    """The trial of one process; over at once where the functions are those of the run's start."""
+
+    def __init__(self, ctx: ActorContext) -> None:
+        self._ctx = ctx
+        self.version = ctx.config.code.rewards
+        self._num_left = ctx.config.code.canary_pieces if self.version else 0
+        self.has_failed = False
+
+    async def start(self, pool: VerifierPool) -> None:
+        """Import all of the user's functions now, and report the version. Raises ConfigError: it is
+        damaged or not here, or one of its functions cannot be imported."""
+        if self.version:
+            await self._ctx.compute(checked_code, self._ctx.run_dir, self.version)
+            made = _made_by(await self._ctx.compute(read_changes, self._ctx.run_dir), self.version)
+            if made is not None and made.is_settled:
+                self._num_left = 0
+            config = self._ctx.config
+            await pool.start(path for path in config.verifier_paths if is_import_path(path))
+            for function in config.reward.functions.values():
+                await pool.start([function.verifier], whole_group=function.whole_group)
+            self._ctx.goes_by_code(REWARDS, self.version)
+
+    async def judged(self, outcomes: Sequence[VerifierOutcome]) -> bool:
+        """Count outcomes; return whether the trial has failed, so that none of them is written."""
+        if self.has_failed:
+            return True
+        if self._num_left <= 0:
+            return False
+        bad = [error for one in outcomes if (error := _fault(one))]
+        if not bad:
+            self._num_left -= len(outcomes)
+            return False
+        self.has_failed = True
+        error = bad[0].rstrip().rpartition("\n")[2]
+        change = _made_by(await self._ctx.registry.settings_changes(), self.version)
+        why = f"a reward function of version {self.version} failed on its first work: {error}"
+        self._ctx.log.error("code_given_up", version=self.version, reason=bad[0])
+        if change is not None:
+            self._ctx.give_up_settings({}, [change.number], why)
+        return True
+
+
+def _fault(outcome: VerifierOutcome) -> str:
+    """Return what a version may be blamed for; empty for a judgement."""
+    if isinstance(outcome, Verdict):
+        return "" if outcome.judged else outcome.reason
+    return outcome.error if outcome.kind in _OF_CODE else ""
+
+
+def _made_by(changes: Sequence[SettingsChange], version: str) -> SettingsChange | None:
+    """Return the newest change that stands and has set the version."""
+    made = [one for one in standing(changes) if one.sets.get(REWARDS) == f'"{version}"']
+    return made[-1] if made else None
+
 
 Piece = Sequence[tuple[TrajectoryChunk, float | None]]
 """Responses that are judged together, each with the reward model's centred score or None."""
@@ -87,7 +168,7 @@ class Reward(Scorer):
         self._pool = VerifierPool(
             config, configured=configured, code=code, budget=self._take_request, count=self.ctx.count
         )
-        await self._trial.begin(self._pool)
+        await self._trial.start(self._pool)
         self.max_batch = config.max_batch
         self._guidance = GuidanceSource(self.ctx, self._pool) if self.ctx.config.needs_guidance else None
         self._judges_groups = any(function.whole_group for function in config.functions.values())
@@ -107,7 +188,7 @@ class Reward(Scorer):
         if room <= 0:
             await self._wait_for_end(timeout_s)
             return 0
-        batch = await self.take(timeout_s, room)
+        batch = await self.receive_chunks(timeout_s, room)
         await self._begin(batch)
         return len(batch)
 
@@ -301,7 +382,7 @@ class Reward(Scorer):
         found: dict[int, VerifierOutcome] = {}
         for is_evaluation in (False, True):
             indices = [i for i, (chunk, _) in enumerate(read) if chunk.trajectory.is_evaluation is is_evaluation]
-            judged = await judge(
+            judged = await score_responses(
                 self._pool,
                 {} if is_evaluation else section.functions,
                 [responses[index] for index in indices],

@@ -72,7 +72,7 @@ class Scorer(Actor):
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
         """Take chunks that arrive within ``timeout_s``, at times overdue ones; return how many."""
 
-    async def take(self, timeout_s: float, room: int) -> list[TrajectoryChunk]:
+    async def receive_chunks(self, timeout_s: float, room: int) -> list[TrajectoryChunk]:
         """Return up to ``room`` chunks that arrive within ``timeout_s``, at times overdue ones."""
         batch = await self.receive(timeout_s, room)
         now = self.ctx.clock.monotonic()
@@ -187,7 +187,7 @@ class BatchScorer(Scorer):
 
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
         """Score chunks that arrive within ``timeout_s``, at times overdue ones; return how many."""
-        batch = await self.take(timeout_s, self.max_batch)
+        batch = await self.receive_chunks(timeout_s, self.max_batch)
         if batch:
             self.ctx.waiting_for(WaitingFor.COMPUTE)
             self.ctx.held = len(batch)

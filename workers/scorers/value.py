@@ -12,7 +12,7 @@ only together with the checkpoint that holds its effect. Until then it is leased
 incarnation, and comes back when this process dies. The policy waits until the gate is open
 (``pipeline.training.critic_gate``).
 
-After every batch the host's memory holds a snapshot (``workers.snapshot_writer``). A successor that
+After every batch the host's memory holds a snapshot (``workers.snapshots``). A successor that
 goes on from it keeps the claims, and settles them with its first checkpoint.
 
 Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``;
@@ -25,24 +25,85 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from pipeline.config.shares import gathered_ranks
 from pipeline.ledger.types import FinishedTrajectory
 from pipeline.observability.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
+from pipeline.preflight.model_folder import loading
+from pipeline.runtime.actor import ActorContext
+from pipeline.training.checkpoints import VALUE_CHECKPOINTS, CheckpointFolder, list_checkpoints
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate
-from pipeline.training.repeated_step import check_same
+from pipeline.training.snapshots import SnapshotFolder, value_snapshots_folder
+from pipeline.training.spikes import check_same
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, TrajectoryChunk, ValueScore
 from workers.checkpoint_writer import CheckpointWriter
+from workers.engines.build import build_value_engine
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueEngine, ValueSample, ValueStepResult
 from workers.scorers.scorer import BatchScorer
-from workers.scorers.value_beginning import NUM_STEPS, begin_value
+from workers.snapshots import SnapshotWriter, restore_snapshot
+
+NUM_STEPS = "num_steps"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredValue:
+    """A value worker's first state, and the claims that belong to it."""
+
+    folder: CheckpointFolder
+    engine: ValueEngine
+    snapshots: SnapshotWriter
+    name: str
+    """In words."""
+    is_on_disk: bool
+    """Whether a checkpoint has all of this state."""
+    state: dict[str, Any]
+    kept: tuple[str, ...]
+    """Claims whose effect is in the value model and on no disk."""
+    num_returned: int
+    """Trajectories of other claims, which wait again."""
+
+
+async def restore_value(ctx: ActorContext) -> RestoredValue:
+    """Take checkpoints and snapshots over, build the engine, and load the newest good state; then
+    settle, keep and return the former value worker's claims accordingly.
+
+    Raises DataError when there is no snapshot and all checkpoints are damaged."""
+    config = ctx.config
+    folder = CheckpointFolder(ctx.run_dir / VALUE_CHECKPOINTS, owner=str(ctx.who), keep=config.value.checkpoint_keep)
+    await ctx.compute(folder.enter)
+    memory = SnapshotFolder(
+        value_snapshots_folder(ctx.run_dir), owner=str(ctx.who), run=await ctx.compute(folder.identity)
+    )
+    writer = SnapshotWriter(ctx, memory, gathered_ranks=gathered_ranks(config.value))
+    found = await writer.take_over()
+    on_disk = await ctx.compute(list_checkpoints, folder.root)
+    ctx.starting(loading(config.value.path or config.model.path))
+    engine: ValueEngine = await ctx.prepare("value", build_value_engine, config)
+    restored = await restore_snapshot(
+        ctx, memory, found, on_disk, missing=ctx.ledger.missing, put_back=engine.put_back, counted=NUM_STEPS
+    )
+    if restored is not None:
+        # settled here too: the writer of that checkpoint may have died before it did
+        returned = await ctx.ledger.recover_finished(ctx.who, restored.settled, kept=restored.kept)
+        snapshot = restored.snapshot
+        return RestoredValue(folder, engine, writer, snapshot.name, False, snapshot.state, restored.kept, returned)
+    checkpoint = await ctx.compute(folder.newest)
+    if checkpoint is not None:
+        ctx.starting(f"loading checkpoint {checkpoint.path.name}")
+        await ctx.compute(engine.load, checkpoint.path)
+    state = checkpoint.state if checkpoint else {}
+    returned = await ctx.ledger.recover_finished(ctx.who, tuple(state.get("claims", ())))
+    name = f"checkpoint {checkpoint.path.name}" if checkpoint else "the start model"
+    return RestoredValue(folder, engine, writer, name, checkpoint is not None, state, (), returned)
+
 
 _IDLE_S = 0.25
 _IDLE_CHECKPOINT_S = 10.0
@@ -60,7 +121,7 @@ class Value(BatchScorer):
     async def setup(self) -> None:
         """Load the newest good value model, settle the claims that it holds, open the mailbox."""
         config = self.ctx.config
-        begun = await begin_value(self.ctx)
+        begun = await restore_value(self.ctx)
         self._folder, self._snapshots, state = begun.folder, begun.snapshots, begun.state
         self._engine: ValueEngine = begun.engine
         self._num_steps = int(state.get(NUM_STEPS, 0))
@@ -173,7 +234,9 @@ class Value(BatchScorer):
             await self._record(result, usable, step_s=time.monotonic() - started)
         # after the checkpoint, if one was due: claims that it waited for are settled
         kept = {**self._state(), "claims": list(self._applied)}
-        await self._snapshots.take(self._engine.live_state, kept, version=self._version, num_updates=self._num_steps)
+        await self._snapshots.start_snapshot(
+            self._engine.live_state, kept, version=self._version, num_updates=self._num_steps
+        )
         self._stepped_at_s = self.ctx.clock.monotonic()
         self.ctx.deliver()
         self.ctx.progress()
@@ -218,7 +281,7 @@ class Value(BatchScorer):
         has opened by it."""
         self._num_steps += 1
         self._version += 1
-        has_opened = self._gate.take(result.explained_variance, num_steps=self._num_steps)
+        has_opened = self._gate.observe(result.explained_variance, num_steps=self._num_steps)
         figures = {name: figure for name, figure in asdict(result).items() if name != "applied"}
         row = ValueRow(
             step=self._num_steps,

@@ -30,7 +30,7 @@ from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
 from protocol.zeromq import ZmqTransport
 from workers.generator.generator import Backoff
-from workers.learner.forecast import Forecast
+from workers.learner.claim_loop import Forecast
 
 RUN = "bench"
 GROUP = 8

@@ -77,7 +77,7 @@ async def serve(run_dir: Path, num_bytes: int, over: threading.Event) -> None:
         taker = WeightReceiver(ctx, engine)
         teardown.callback(taker.close)
         while engine.policy_version < 0 and not over.is_set():
-            await taker.look()
+            await taker.poll()
             await taker.swap()
             await ctx.clock.sleep(0.01)
         ctx.spawn("news", ctx.notifications.watch())

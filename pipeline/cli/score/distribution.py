@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipeline.rewards.guidance import absent_reason
+from pipeline.rewards.functions import absent_reason
 from pipeline.rewards.verifier import Response, VerifierFailure
 from protocol.trajectory import Guidance, RewardScore
 

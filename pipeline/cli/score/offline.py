@@ -14,17 +14,16 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from pipeline.algorithms.imitation import RIGHT_ACCURACY
+from pipeline.algorithms.guidance import RIGHT_ACCURACY
 from pipeline.cli.score.distribution import ScoreReport, ScoreTally
 from pipeline.cli.score.pass_rates import PassRates
-from pipeline.config.judging import endpoint_verifiers
-from pipeline.config.learning import RewardSection
+from pipeline.config.rewards import endpoint_verifiers
+from pipeline.config.training import RewardSection
+from pipeline.data.end_tokens import model_ends, response_texts
 from pipeline.data.files import BadRow, Row, read_rows
 from pipeline.data.lines import text_of
-from pipeline.data.response_text import model_ends, response_texts
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.rewards.functions import judge
-from pipeline.rewards.guidance import guidance_for
+from pipeline.rewards.functions import guidance_for, score_responses
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import needs_answer, resolve
 from pipeline.rewards.shaping import shape
@@ -163,7 +162,7 @@ class _Job:
                 groups = [
                     _group(response.extra, response.prompt_text) or index for index, response in enumerate(responses)
                 ]
-                judged = judge(pool, config.functions, responses, groups=groups, on_judged=self.on_judged)
+                judged = score_responses(pool, config.functions, responses, groups=groups, on_judged=self.on_judged)
                 outcomes = await judged
                 scores = [self._score(*one) for one in zip(responses, outcomes, strict=True)]
                 guidance = await self._guidance(pool, responses, scores)

@@ -32,8 +32,7 @@ from pipeline.observability.why.workers import (
     worker_chain,
 )
 from pipeline.runtime.registry.contract import UNUSABLE_IN_A_ROW, RunState, WaitingFor
-from pipeline.training.critic_gate import GATE_OPEN
-from pipeline.training.critic_gate import told as critic_words
+from pipeline.training.critic_gate import GATE_OPEN, describe_gate
 from protocol.ids import Role
 from protocol.printable import printable_line
 
@@ -240,7 +239,7 @@ def _gate_chain(s: Snapshot, waits: Waits, totals: Totals) -> Chain | None:
     is_open = row.counters.get(GATE_OPEN, 0.0) >= 1.0
     if is_open or (GATE_OPEN not in row.counters and learner.counters.get("updates", 0)):
         return None
-    words = critic_words(row.counters, needs.min_explained_variance, needs.pretrain_steps)
+    words = describe_gate(row.counters, needs.min_explained_variance, needs.pretrain_steps)
     link, there, wanted = f"learner waits for its critic: {words}", s.depth("finished"), needs.batch_trajectories
     if row.health is not Health.LIVE or row.waiting_for is not WaitingFor.INPUT or there >= wanted:
         return worker_chain(s, row).after(link)

@@ -62,7 +62,7 @@ class SettingsTaken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     why: str = ""
     """Why it failed, in at most ``contract.MAX_DETAIL_CHARS``."""
     code: dict[str, str] = {}
-    """Versions of code that this process runs, by their setting (``pipeline.config.code``)."""
+    """Versions of code that this process runs, by their setting (``pipeline.config.operations``)."""
 
 
 def after(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.files.shared_code import digest_of
+from pipeline.files.code_copies import digest_of
 from protocol.errors import ConfigError
 from protocol.headrace import PACKAGES
 

@@ -19,8 +19,8 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from pipeline.config.code import REWARDS, WORKERS
 from pipeline.config.load import read_resolved
+from pipeline.config.operations import REWARDS, WORKERS
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.join_board import JoinBoard

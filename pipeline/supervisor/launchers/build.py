@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.launching import LaunchSection
+from pipeline.config.operations import LaunchSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.address import read_address
 from pipeline.ledger.server.embedded import external_url

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from pipeline.config.launching import LaunchSection
+from pipeline.config.operations import LaunchSection
 from pipeline.process.exit_codes import from_shell
 from pipeline.supervisor.launchers import kubernetes_objects as objects
 from pipeline.supervisor.launchers.join_command import JoinCommand, role_of

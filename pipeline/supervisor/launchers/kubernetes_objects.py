@@ -15,7 +15,7 @@ import hashlib
 import re
 from typing import Any, Final
 
-from pipeline.config.launching import LaunchSection, ResourcesSection
+from pipeline.config.operations import LaunchSection, ResourcesSection
 from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers.join_command import JoinCommand
 from protocol.ids import Role

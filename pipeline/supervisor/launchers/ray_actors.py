@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from pipeline.config.launching import LaunchSection, RayRoleSection, ResourcesSection
+from pipeline.config.operations import LaunchSection, RayRoleSection, ResourcesSection
 from pipeline.ledger.token import Token
 from pipeline.ledger.url import without_ledger_password
 from pipeline.supervisor.launchers.join_command import JoinCommand

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.launching import LaunchSection, ResourcesSection
+from pipeline.config.operations import LaunchSection, ResourcesSection
 from pipeline.ledger.token import write_token
 from pipeline.process.exit_codes import from_shell
 from pipeline.supervisor.launchers.join_command import JoinCommand, role_of

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from pipeline.config.launching import LaunchSection
+from pipeline.config.operations import LaunchSection
 from pipeline.runtime.liveness import REPLACED_AFTER_S
 from pipeline.supervisor.launchers.host_jobs import HostJob, HostReport, HostRequest
 from pipeline.supervisor.launchers.join_command import JoinCommand

@@ -21,7 +21,7 @@ from pipeline.files.object_store import ObjectStore
 from pipeline.files.urls import join
 from pipeline.process.exit_codes import ExitCode
 from pipeline.training.mirror.copying import Copying, CopyListener
-from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record, write_record
+from pipeline.training.mirror.layout import MirrorRecord, MirrorState, read_record, write_record
 from protocol.errors import ConfigError, DataError, Fenced, HeadraceError
 
 _EVERY_S: Final = 0.5

@@ -76,7 +76,7 @@ class Source(Enum):
 class Leg:
     """Updates ``begin`` to ``end`` (not included) of one learner, from an available state."""
 
-    stretch: UpdateSpan
+    span: UpdateSpan
     begin: int
     end: int
     source: Source
@@ -88,7 +88,7 @@ class Leg:
     @property
     def state(self) -> StateId:
         """The leg's first state."""
-        return self.stretch.states[self.begin]
+        return self.span.states[self.begin]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def version_of(update: LoggedUpdate) -> int:
     return update.outcome.policy_version if update.outcome else update.batch.policy_version + 1
 
 
-def stretches(segments: Sequence[LogSegment]) -> list[UpdateSpan]:
+def update_spans(segments: Sequence[LogSegment]) -> list[UpdateSpan]:
     """Join the segments that continue the one before."""
     joined: list[UpdateSpan] = []
     epoch = -1
@@ -132,16 +132,16 @@ def make_plan(
 class _Planner:
     def __init__(self, found: Sequence[UpdateSpan], at_hand: Checkpoints, after: int | None, until: int | None) -> None:
         self._found = found
-        self._states = [stretch.states for stretch in found]
-        self._checkpoints = [stretch.checkpoints(at_hand) for stretch in found]
+        self._states = [span.states for span in found]
+        self._checkpoints = [span.checkpoints(at_hand) for span in found]
         self._late = after is not None
         self._wanted = [
             [
                 place
-                for place, update in enumerate(stretch.updates)
+                for place, update in enumerate(span.updates)
                 if (after is None or version_of(update) > after) and (until is None or version_of(update) <= until)
             ]
-            for stretch in found
+            for span in found
         ]
         self._kept: list[set[int]] = [set() for _ in found]
 
@@ -161,14 +161,14 @@ class _Planner:
                 self._kept[earlier[0]].add(earlier[1])
             checkpoint = self._checkpoints[number][begin] if source is Source.CHECKPOINT else None
             legs.append(Leg(self._found[number], begin, end, source, checkpoint, frozenset(kept)))
-        reached = {id(u) for leg in legs for u in leg.stretch.updates[leg.begin : leg.end]}
+        reached = {id(u) for leg in legs for u in leg.span.updates[leg.begin : leg.end]}
         lost = tuple(u for u in self._all_wanted() if id(u) not in reached)
         return Plan(tuple(reversed(legs)), lost)
 
     def _all_wanted(self) -> Iterator[LoggedUpdate]:
-        for stretch, places in zip(self._found, self._wanted, strict=True):
+        for span, places in zip(self._found, self._wanted, strict=True):
             for place in places:
-                yield stretch.updates[place]
+                yield span.updates[place]
 
     def _begin(self, number: int, first: int, end: int) -> tuple[int, Source, tuple[int, int] | None] | None:
         """Return where to begin, to reach ``first`` if possible, and the position to build on."""
@@ -185,7 +185,7 @@ class _Planner:
         return (usable[0], Source.CHECKPOINT, None) if usable else None
 
     def _earlier(self, number: int) -> tuple[int, int] | None:
-        """Return a reachable earlier stretch and position with the first state of ``number``."""
+        """Return a reachable earlier span and position with the first state of ``number``."""
         for other in reversed(range(number)):
             for position, state in enumerate(self._states[other]):
                 if state == self._states[number][0] and self._can_pass(other, position):

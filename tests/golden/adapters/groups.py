@@ -14,7 +14,7 @@ from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.reinforce import ReinforcePlusPlusBaseline
 from pipeline.algorithms.rloo import Rloo
 from pipeline.rewards.dapo_math import score
-from pipeline.rewards.overlong import soft_overlong_penalty
+from pipeline.rewards.shaping import soft_overlong_penalty
 
 Case = Mapping[str, Any]
 

@@ -17,10 +17,10 @@ import numpy as np
 from ops.emulated.generation import EmulatedEngine
 from ops.emulated.law import LengthLaw, TokenLaw
 from ops.emulated.weights import TENSOR
+from pipeline.algorithms.assemble import join_segments
 from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.group_rule import Responses
 from pipeline.algorithms.objective import Objective
-from pipeline.algorithms.segments import join_segments
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Ledger
 from pipeline.ledger.types import Claim, ClaimedUnit, DropReason, FinishedClaim, LedgerSpec, Unit
@@ -86,7 +86,7 @@ async def _write_response(ledger: Ledger, trajectory: TrajectoryId, versions: Se
 async def dynamic_sampling(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     """DAPO's loop: generation batches are drawn until the ledger has enough groups with signal for
     the learner's claim. How many may be drawn is the loop's own business; in a run that is
-    ``workers.learner.hopeless``."""
+    ``workers.learner.ending``."""
     batches, size, num_wanted = inputs["gen_batches"], inputs["n"], inputs["train_batch_size"]
     num_groups = sum(len(batch) for batch in batches)
     ledger = await open_ledger(
@@ -253,7 +253,7 @@ async def tppo_schedule(open_ledger: Open, inputs: Case) -> dict[str, Any]:
         grant = await ledger.lease(GENERATOR, max_trajectories=held.num_free_slots, policy_version=version)
         for lease in grant.leases:
             begun.setdefault(lease.trajectory, version)
-            engine.submit(held.submit(held.hold(lease, PROMPT).trajectory).request(config))
+            engine.submit(held.submit(held.add(lease, PROMPT).trajectory).request(config))
         while engine.stats().num_live:
             for window in engine.advance(inputs["window"]):
                 held.sampled(window)
@@ -275,7 +275,7 @@ def _config(window: int, max_response: int) -> RunConfig:
 async def _write_window(ledger: Ledger, held: HeldTrajectories, window: SampledWindow) -> None:
     """Write a window's chunk as a generator does, and score it; then extend its trajectory or leave
     it."""
-    writing, is_final = held.take(window.trajectory), window.finish_reason.is_final
+    writing, is_final = held.start_writing(window.trajectory), window.finish_reason.is_final
     chunk = TrajectoryChunk(
         id=ChunkId(window.trajectory, writing.next_index),
         prompt=writing.prompt,

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.aggregation import Aggregation
-from pipeline.algorithms.divergence import row_divergence
-from pipeline.algorithms.imitation import is_right
+from pipeline.algorithms.divergence import kl_estimate, row_divergence
+from pipeline.algorithms.guidance import is_right
 from pipeline.algorithms.importance import approximate_proximal, mean_weight
-from pipeline.algorithms.kl import kl_estimate
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.objective import (
     Importance,

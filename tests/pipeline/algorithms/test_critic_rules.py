@@ -212,12 +212,12 @@ def test_lambda_counts_the_whole_response_and_half_a_window_more_while_it_goes_o
     for response in drawn:
         (unit,) = trajectory_units([response], 20)
         whole = ClaimedUnit(name="x", trajectories=(unit.trajectories[0],))
-        (stretch,) = rule.stretches(whole)
+        (stretch,) = rule.token_spans(whole)
         assert rule.policy_lambda(stretch) == pytest.approx(1 - 1 / (response.tokens.size + 3))
     done = responses(1)
     for response in done:
         last = chunk_units([response], 6)[-1]
-        (stretch,) = rule.stretches(last)
+        (stretch,) = rule.token_spans(last)
         assert rule.policy_lambda(stretch) == pytest.approx(1 - 1 / response.tokens.size)
         assert PPO.policy_lambda(stretch) == 0.95
 
@@ -228,7 +228,7 @@ def test_vapo_on_groups_is_vapo_on_trajectories_with_a_lambda_that_is_never_nega
     single = replace(VAPO, unit=Unit.TRAJECTORY).prepare(trajectory_units(drawn, 6))
     for left, right in zip(grouped, single, strict=True):
         _same_bits(left, right)
-    (stretch,) = VAPO.stretches(trajectory_units(drawn[:1], 6)[0])
+    (stretch,) = VAPO.token_spans(trajectory_units(drawn[:1], 6)[0])
     assert VAPO.policy_lambda(stretch) == 0.0, "a response under 20 tokens"
 
 

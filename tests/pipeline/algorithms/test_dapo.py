@@ -11,10 +11,10 @@ import pytest
 
 from pipeline.algorithms import Algorithm, NonFiniteUnit, build
 from pipeline.algorithms.dapo import Dapo
-from pipeline.algorithms.kl import KLEstimator
+from pipeline.algorithms.divergence import KLEstimator
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore

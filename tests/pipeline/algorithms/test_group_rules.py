@@ -21,8 +21,8 @@ from pipeline.algorithms.gspo import Gspo
 from pipeline.algorithms.objective import Objective, Surrogate
 from pipeline.algorithms.reinforce import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from pipeline.algorithms.rloo import Rloo
-from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
 from pipeline.ledger.types import ClaimedUnit
 from protocol.errors import LedgerError
 from tests.pipeline.algorithms.packed import few

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
-from pipeline.algorithms.kl import kl_estimate
+from pipeline.algorithms.divergence import kl_estimate
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.objective import (
     Importance,

@@ -24,7 +24,7 @@ def test_row_ids_that_are_not_integers_are_refused() -> None:
         sequence_ratio(ones, ones, ones > 0, ones, 1)
 
 
-@pytest.mark.parametrize("module", ["pipeline.algorithms", "pipeline.rewards.overlong", "pipeline.algorithms.batching"])
+@pytest.mark.parametrize("module", ["pipeline.algorithms", "pipeline.rewards.shaping", "pipeline.algorithms.batching"])
 def test_the_roles_without_a_model_do_not_import_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

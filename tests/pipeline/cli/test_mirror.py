@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
-from pipeline.data.hub_models import with_hub_names
+from pipeline.data.hub import with_hub_names
 from pipeline.files.object_store import ObjectStore
 from pipeline.operator.attached import Attached
-from pipeline.training.mirror.record import MirrorRecord, MirrorState, write_record
+from pipeline.training.mirror.layout import MirrorRecord, MirrorState, write_record
 from tests.pipeline.made_run import stopped_run
 from tests.pipeline.op_config import op_config, write_config
 from tests.pipeline.training.mirror.mirrored import mirrored_run

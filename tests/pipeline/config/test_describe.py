@@ -10,11 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.config.describe import Absent, explained, is_number, section_model, sections, settings
+from pipeline.config.describe import (
+    Absent,
+    explained,
+    is_number,
+    section_model,
+    sections,
+    settings,
+    table_names,
+    unit_of,
+)
 from pipeline.config.load import known_keys, load_config, load_sourced, resolve_paths, to_toml
 from pipeline.config.other_names import meant_by, other_names
 from pipeline.config.public import public_settings
-from pipeline.config.units import table_names, unit_of
 from protocol.errors import ConfigError
 
 MINIMAL = """

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.guiding import GuidanceSection
-from pipeline.data.conversation import MESSAGES
+from pipeline.config.rewards import GuidanceSection
 from pipeline.data.guided_prompts import GuidanceTemplate, GuidedPrompts, read_templates
+from pipeline.data.prompt_form import MESSAGES
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt

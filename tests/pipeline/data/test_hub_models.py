@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import load_config, resolve_paths
-from pipeline.data.hub_models import hub_name, pin_models
+from pipeline.data.hub import hub_name, pin_models
 from protocol.errors import ConfigError
 from tests.pipeline.data import test_hub
 from tests.pipeline.data.test_hub import COMMIT, GATED, PLAIN, PRIVATE, TOKEN, endpoint, run_on_hub
@@ -21,7 +21,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from pipeline.config.load import load_config, resolve_paths
-from pipeline.data.hub_models import hub_name, pin_models
+from pipeline.data.hub import hub_name, pin_models
 from pipeline.preflight.model_folder import read_model_config
 from protocol.errors import ConfigError
 for name in sys.argv[2:]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import RunConfig
-from pipeline.data.conversation import CHAT_VARIABLES
 from pipeline.data.end_tokens import end_tokens
 from pipeline.data.guided_prompts import GuidedPrompts
+from pipeline.data.prompt_form import CHAT_VARIABLES
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.preflight.prompts import check_prompts

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.evaluating import EvaluationSection
-from pipeline.config.learning import RewardSection
+from pipeline.config.data_sets import EvaluationSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import RewardSection
 from pipeline.data.places import pin_data
 from pipeline.data.report import SkipReason
 from pipeline.data.source import HeldOutSource, PromptSource

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.config.running import SamplesSection
+from pipeline.config.runtime import SamplesSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, ShownResponse
 from pipeline.observability.samples import SAMPLES_NAME, Samples, kept_updates, read_samples, spread
 from protocol.ids import ChunkId, TrajectoryId

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.files.shared_code import shared_digests
+from pipeline.files.code_copies import shared_digests
 from pipeline.observability import start_record
 from pipeline.observability.start_record import EndRow, StartRow, add_row, commit_of, in_words, own_start, read_starts
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.load import write_resolved
-from pipeline.config.resolved import Glance, glance
+from pipeline.config.resolved import LightConfig, read_light
 from pipeline.config.schema import RunConfig
 from pipeline.operator.overview import OverviewReader
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, LinkReport, RunState, RunStatus, WaitingFor
@@ -29,7 +29,7 @@ class SmallRun:
     """The parts of a run that an ``OverviewReader`` needs."""
 
     run_dir: Path
-    settings: Glance
+    settings: LightConfig
     config: RunConfig
     ledger: MemoryLedger
     registry: MemoryRegistry
@@ -88,4 +88,4 @@ async def small_run(folder: Path, *overrides: str, fleet: dict[Role, int] | None
     counts = {Role.LEARNER: 1, Role.GENERATOR: 1, Role.REWARD: 1} if fleet is None else fleet
     await registry.set_fleet(Fleet(counts))
     await registry.set_run_status(RunStatus(RunState.RUNNING))
-    return SmallRun(run_dir, glance(run_dir), config, ledger, registry, clock)
+    return SmallRun(run_dir, read_light(run_dir), config, ledger, registry, clock)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pipeline.cli.common import _plain as as_plain
-from pipeline.config.resolved import GeneratorsGlance
+from pipeline.config.resolved import LightFleet
 from pipeline.operator import steering
 from pipeline.operator.attached import Attached
 from pipeline.runtime.registry.contract import Drain, Fleet, RunState, RunStatus, WaitingFor
@@ -99,7 +99,7 @@ async def test_a_worker_that_is_not_there_cannot_be_replaced(run: SmallRun) -> N
 
 
 async def test_generators_by_demand_are_not_drained_below_their_least(run: SmallRun) -> None:
-    run.settings = msgspec.structs.replace(run.settings, fleet=GeneratorsGlance(min_generators=2, max_generators=8))
+    run.settings = msgspec.structs.replace(run.settings, fleet=LightFleet(min_generators=2, max_generators=8))
     assert "fleet.min_generators=2" in await refusal(run, "generator-0")
     await run.registry.set_fleet(Fleet(COUNTS, is_by_hand=True))
     assert (await drain(run, "generator-0")).is_by_hand

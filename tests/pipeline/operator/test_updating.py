@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pipeline.config.load import write_resolved
-from pipeline.files.shared_code import shared_digests
+from pipeline.files.code_copies import shared_digests
 from pipeline.observability.start_record import StartRow, add_row
 from pipeline.operator import code_update, updating
 from pipeline.operator.attached import Attached
@@ -293,7 +293,7 @@ async def test_another_headrace_is_taken_once_the_workers_of_all_roles_run_it(ju
     write_resolved(judged.config, judged.run_dir)
     add_row(judged.run_dir, StartRow(at_s=1.0, shared_code=shared_digests()))
     await judged.registry.set_fleet(Fleet({Role.REWARD: 1, Role.LEARNER: 1}))
-    change = await updating.update_code(at(judged), other_headrace(tmp_path / "new", "workers/imported.py", "\n"))
+    change = await updating.update_code(at(judged), other_headrace(tmp_path / "new", "workers/preparation.py", "\n"))
     (key,) = change.sets
     value = change.sets[key].strip('"')
     assert key == "code.workers" and change.former == {key: '""'}
@@ -314,7 +314,7 @@ async def test_another_headrace_is_taken_once_the_workers_of_all_roles_run_it(ju
     [
         ("workers/learner/learner.py", "import no_such_module_of_ours\n", "No module named 'no_such_module_of_ours'"),
         ("workers/scorers/reward.py", "def (\n", "SyntaxError"),
-        ("pipeline/config/code.py", "\ndel CodeSection\n", "cannot import name 'CodeSection'"),
+        ("pipeline/config/operations.py", "\ndel CodeSection\n", "cannot import name 'CodeSection'"),
     ],
 )
 async def test_another_headrace_that_cannot_be_imported_is_refused(

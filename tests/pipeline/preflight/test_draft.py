@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config.catalogue import BUILT_IN, declare
-from pipeline.config.commented import commented
 from pipeline.config.data_sets import ColumnsSection
-from pipeline.config.describe import settings
+from pipeline.config.describe import commented, settings
 from pipeline.config.load import load_config
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight import draft as module

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.schema import RunConfig
-from pipeline.data.conversation import MESSAGES
+from pipeline.data.prompt_form import MESSAGES
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.checks import preflight

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline.config.learning import DataSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import DataSection
 from pipeline.preflight.memory_needs import (
     Need,
     Room,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.evaluating import EvaluationSection
+from pipeline.config.data_sets import EvaluationSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.stop_strings import check_stop_strings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.learning import RewardSection
+from pipeline.config.training import RewardSection
 from pipeline.rewards.by_model import above_zero, sigmoid
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, checked

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.learning import RewardSection
 from pipeline.config.load import load_config
-from pipeline.rewards.endpoint import HttpJudge, _FailedTry
-from pipeline.rewards.functions import judge
+from pipeline.config.training import RewardSection
+from pipeline.rewards.endpoint import RewardEndpoint, _FailedTry
+from pipeline.rewards.functions import score_responses
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 from protocol.errors import ConfigError
@@ -211,7 +211,7 @@ async def test_a_reward_of_your_own_behind_http_adds_any_number_as_a_part() -> N
         rewards = RewardSection.model_validate(told)
         async with VerifierPool(rewards, configured=EVERYTHING) as pool:
             one = Response(response_text="is 3", answer="3", verifier="arithmetic", extra={"level": 2})
-            outcomes = await judge(pool, rewards.functions, [one])
+            outcomes = await score_responses(pool, rewards.functions, [one])
         assert outcomes == [Verdict(accuracy=1.0, parts={"own": -4.0})]
         assert server.requests[0]["responses"][0]["extra"] == {"level": 2}
 
@@ -291,7 +291,7 @@ async def test_a_packed_reply_is_bounded_while_it_arrives(packed: str) -> None:
 
     async with await asyncio.start_server(endless, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        judge_behind = HttpJudge("quality", section(url, timeout_s=20.0).endpoints["quality"])
+        judge_behind = RewardEndpoint("quality", section(url, timeout_s=20.0).endpoints["quality"])
         tracemalloc.start()
         async with asyncio.timeout(15.0):
             with pytest.raises(_FailedTry, match="more than 1048576 bytes"):
@@ -314,7 +314,7 @@ async def test_a_look_for_an_endpoint_reads_no_body_without_end() -> None:
 
     async with await asyncio.start_server(endless, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        judge_behind = HttpJudge("quality", section(url).endpoints["quality"])
+        judge_behind = RewardEndpoint("quality", section(url).endpoints["quality"])
         async with asyncio.timeout(4.0):
             await judge_behind.check()
         await judge_behind.aclose()

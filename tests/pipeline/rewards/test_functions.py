@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.judging import TAKEN_PARTS
-from pipeline.config.learning import RewardSection
 from pipeline.config.load import load_config, read_resolved, write_resolved
-from pipeline.rewards.functions import judge
+from pipeline.config.rewards import TAKEN_PARTS
+from pipeline.config.training import RewardSection
+from pipeline.rewards.functions import score_responses
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import (
     RESERVED_PARTS,
@@ -38,7 +38,7 @@ def response(text: str, **extra: object) -> Response:
 async def judged(*responses: Response, timeout_s: float = 10.0, **functions: Any) -> list[VerifierOutcome]:
     section = RewardSection.model_validate({"timeout_s": timeout_s, "functions": functions})
     async with VerifierPool(section, configured=EVERYTHING) as pool:
-        return await judge(pool, section.functions, responses)
+        return await score_responses(pool, section.functions, responses)
 
 
 async def test_each_function_adds_its_weighted_number_and_accuracy_stays_the_verifiers() -> None:
@@ -80,7 +80,7 @@ async def groups_judged(
     section = RewardSection.model_validate(told)
     responses = [Response(response_text=text, answer="2", verifier=verifier) for text in texts.split()]
     async with VerifierPool(section, configured=EVERYTHING) as pool:
-        return await judge(pool, section.functions, responses, groups=groups.split())
+        return await score_responses(pool, section.functions, responses, groups=groups.split())
 
 
 async def test_a_function_of_whole_groups_is_called_once_for_each_with_all_members() -> None:
@@ -116,7 +116,7 @@ async def test_a_part_that_the_verifier_returns_already_is_refused() -> None:
     section = RewardSection.model_validate({"functions": {"format": {"verifier": f"{USER}:trl_penalty"}}})
     async with VerifierPool(section, configured=EVERYTHING) as pool:
         one = Response(response_text="x", answer="2", verifier=f"{USER}:with_parts", extra={"bonus": 0.25})
-        (outcome,) = await judge(pool, section.functions, [one])
+        (outcome,) = await score_responses(pool, section.functions, [one])
     assert isinstance(outcome, VerifierFailure)
     assert "rename one of them" in outcome.error
 
@@ -172,7 +172,7 @@ async def test_three_functions_written_for_trl_run_unchanged(tmp_path: Path) -> 
     section = RewardSection.model_validate({"timeout_s": 60.0, "path": [tmp_path], "functions": functions})
     named = {f"for_trl:{name}" for name in ("form", "of_sums", "accuracy")}
     async with VerifierPool(section, configured=named) as pool:
-        outcomes = await judge(pool, section.functions, [well_formed, plain])
+        outcomes = await score_responses(pool, section.functions, [well_formed, plain])
     assert outcomes == [
         Verdict(accuracy=1.0, parts={"form": 0.5, "sums": 1.0}),
         Verdict(accuracy=0.0, parts={"form": 0.0}),

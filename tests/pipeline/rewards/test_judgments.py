@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.learning import RewardSection
-from pipeline.rewards.guidance import absent_reason, guidance_for
+from pipeline.config.training import RewardSection
+from pipeline.rewards.functions import absent_reason, guidance_for
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response
 from protocol.errors import ConfigError

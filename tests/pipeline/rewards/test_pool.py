@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.learning import RewardSection
+from pipeline.config.training import RewardSection
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.records import process_runs
 from pipeline.rewards import registry

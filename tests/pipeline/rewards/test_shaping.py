@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.learning import RewardSection
+from pipeline.config.training import RewardSection
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Verdict
 from protocol.trajectory import FinishReason, RewardScore

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.rewards.signature import Judge, Style
+from pipeline.rewards.signature import RewardFunction, Style
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierOutcome, checked
 from protocol.errors import ConfigError
 
@@ -25,7 +25,7 @@ RESPONSES = [
 
 
 def judged(function: Callable[..., Any], responses: Sequence[Response] = RESPONSES) -> list[VerifierOutcome]:
-    judge = Judge(function, "m:f")
+    judge = RewardFunction(function, "m:f")
     try:
         return checked(judge(responses), len(responses))
     finally:
@@ -104,7 +104,7 @@ class AsAnObject:
 def test_each_signature_is_recognised_and_called_as_its_own_trainer_calls_it(
     function: Callable[..., Any], style: Style
 ) -> None:
-    assert Judge(function, "m:f").style is style
+    assert RewardFunction(function, "m:f").style is style
     assert judged(function) == [Verdict(accuracy=0.0), Verdict(accuracy=1.0)]
 
 
@@ -115,7 +115,7 @@ def test_async_calls_share_one_event_loop_so_that_clients_live_on() -> None:
         loops.append(asyncio.get_running_loop())
         return own(responses)
 
-    called = Judge(judge, "m:f")
+    called = RewardFunction(judge, "m:f")
     called(RESPONSES)
     called(RESPONSES)
     called.close()
@@ -137,7 +137,7 @@ def keywords_only(**kwargs: Any) -> list[float]:
 @pytest.mark.parametrize("function", [response_and_answer, no_parameters, keywords_only])
 def test_another_signature_is_refused_with_those_that_are_known(function: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError) as refused:
-        Judge(function, "m:f")
+        RewardFunction(function, "m:f")
     said = str(refused.value)
     for signature in (
         "judge(responses)",
@@ -155,9 +155,9 @@ def test_what_only_the_other_trainer_can_give_is_refused_by_name() -> None:
         return 0.0
 
     with pytest.raises(ConfigError, match="needs trainer_state"):
-        Judge(wants_state, "m:f")
+        RewardFunction(wants_state, "m:f")
     with pytest.raises(ConfigError, match="needs reward_router_address"):
-        Judge(wants_router, "m:f")
+        RewardFunction(wants_router, "m:f")
 
 
 def test_a_column_that_the_line_does_not_have_is_named() -> None:
@@ -191,7 +191,7 @@ def test_a_batch_that_is_no_size_is_refused(size: object) -> None:
 
     judge.max_batch = size  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="max_batch"):
-        Judge(judge, "m:f")
+        RewardFunction(judge, "m:f")
 
 
 THOUGHT = Response(
@@ -241,11 +241,11 @@ def test_a_function_that_skips_special_tokens_sees_none_whatever_its_signature()
         assert judged(function, [THOUGHT]) == [Verdict(accuracy=1.0)]
     trl_text.skip_special_tokens = "yes"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="skip_special_tokens = 'yes'"):
-        Judge(trl_text, "m:f")
+        RewardFunction(trl_text, "m:f")
 
 
 def test_none_says_that_a_further_reward_does_not_apply_and_no_verdict_of_the_verifier() -> None:
-    judge = Judge(of_sums, "m:of_sums")
+    judge = RewardFunction(of_sums, "m:of_sums")
     found = checked(judge([THOUGHT, PLAIN], any_number=True), 2, who="m:of_sums", any_number=True)
     assert [(one.applies, one.accuracy) for one in found if isinstance(one, Verdict)] == [(True, 0.5), (False, 0.0)]
     _, refused = checked(judge([THOUGHT, PLAIN]), 2, who="m:of_sums")

@@ -10,9 +10,9 @@ from typing import cast
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.config.learning import DataSection, ModelSection
-from pipeline.config.running import CheckpointSection, LedgerSection, RunSection, SupervisorSection
+from pipeline.config.runtime import CheckpointSection, LedgerSection, RunSection, SupervisorSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import DataSection, ModelSection
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.context import ActorContext, Transport
 from pipeline.runtime.registry.contract import Registry

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.running import SupervisorSection
+from pipeline.config.runtime import SupervisorSection
 from pipeline.observability.metrics import HeartbeatCollector
 from pipeline.observability.status import Health, worker_rows
 from pipeline.operator.ending import _may_live

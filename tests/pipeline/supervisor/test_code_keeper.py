@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.code import REWARDS, WORKERS
+from pipeline.config.operations import REWARDS, WORKERS
 from pipeline.files.code_copies import CODE_FOLDER, keep_code
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.settings_changes import read_changes

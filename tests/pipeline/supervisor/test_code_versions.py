@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.config.code import REWARDS, WORKERS
+from pipeline.config.operations import REWARDS, WORKERS
 from pipeline.runtime.registry.settings_change import SettingsChange, after, undoing
 from pipeline.supervisor.code_versions import named_versions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.supervisor.copy_progress import CopyBars
-from pipeline.training.mirror.record import MirrorRecord, MirrorState
+from pipeline.training.mirror.layout import MirrorRecord, MirrorState
 from tests.driven_progress import DrivenProgress
 
 URL = "s3://bucket/op"

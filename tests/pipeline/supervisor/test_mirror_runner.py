@@ -16,8 +16,7 @@ from pipeline.config.load import load_config
 from pipeline.process.exit_codes import ExitCode
 from pipeline.supervisor.mirror_choice import NoMirror, mirroring
 from pipeline.supervisor.mirror_runner import CopySchedule, MirrorRunner
-from pipeline.training.mirror.layout import list_copies
-from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record
+from pipeline.training.mirror.layout import MirrorRecord, MirrorState, list_copies, read_record
 from pipeline.training.mirror.staging import STAGING
 from protocol import headrace
 from tests.driven_progress import DrivenProgress

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.learning import DataSection, ModelSection, ValueSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import DataSection, ModelSection, ValueSection
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate, opens, view_critic
 from protocol.ids import Incarnation, Role
@@ -41,8 +41,8 @@ def test_the_gate_opens_for_a_good_critic_or_after_its_time(
 
 def test_without_a_bound_even_a_perfect_critic_gets_all_its_steps() -> None:
     gate = CriticGate(ValueSection(pretrain_steps=50))
-    assert not any(gate.take(1.0, num_steps=step) for step in range(1, 50))
-    assert gate.take(1.0, num_steps=50)
+    assert not any(gate.observe(1.0, num_steps=step) for step in range(1, 50))
+    assert gate.observe(1.0, num_steps=50)
 
 
 def test_without_pretraining_the_gate_is_open_at_once() -> None:
@@ -56,8 +56,8 @@ def test_the_gate_opens_once_and_for_good_and_a_restart_changes_nothing(explaine
     restarted = CriticGate(SETTINGS)
     for step, value in enumerate(explained, start=1):
         was_open = whole.is_open
-        openings += whole.take(value, num_steps=step)
-        restarted.take(value, num_steps=step)
+        openings += whole.observe(value, num_steps=step)
+        restarted.observe(value, num_steps=step)
         if step == cut:
             restarted = CriticGate(
                 SETTINGS,

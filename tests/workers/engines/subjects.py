@@ -20,22 +20,18 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.config.learning import DeepSpeedSection
+from pipeline.config.training import DeepSpeedSection
 from pipeline.training.live_states import StateLoan
 from protocol.errors import ConfigError
 from tests.workers.engines.tiny import ARCHITECTURES
-from workers.engines.model.critic import value_head
-from workers.engines.model.loading import load_value_model
-from workers.engines.model.optimizer import OptimizerSettings
-from workers.engines.model.optimizers import freeze
+from workers.engines.model.loading import load_value_model, value_head
+from workers.engines.model.optimizer import OptimizerSettings, freeze
 from workers.engines.training.policy_gradient import ForwardSettings
+from workers.engines.training.ranks.backend import RankedTraining, RankedValue
 from workers.engines.training.ranks.build import Ranks, make_training, make_value
 from workers.engines.training.ranks.group import Group, join
 from workers.engines.training.ranks.launch import is_rank
-from workers.engines.training.ranks.lead import Lead
-from workers.engines.training.ranks.messages import Command, Lend, decode
-from workers.engines.training.ranks.training import RankedTraining
-from workers.engines.training.ranks.value import RankedValue
+from workers.engines.training.ranks.messages import Command, Lead, Lend, decode
 from workers.engines.training.seam import TrainingBackend
 from workers.engines.training.torch import TorchTraining
 from workers.engines.value.regression import ValueSettings

@@ -12,20 +12,19 @@ import torch
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
-from pipeline.config.evaluating import EvaluationSection
-from pipeline.config.learning import AlgorithmSection, LearnerSection, ModelSection, ReferenceSection, ValueSection
-from pipeline.config.running import GenerationSection
+from pipeline.config.data_sets import EvaluationSection
+from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection, LearnerSection, ModelSection, ReferenceSection, ValueSection
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import op_config
 from tests.pipeline.runtime.fakes import small_config
 from tests.pipeline.runtime.test_prepared import OTHER
 from tests.workers.engines.tiny import plain_logprobs
-from workers.engines.generation.local.build import build_local
+from workers.engines.generation.local.engine import build_local
 from workers.engines.generation.vllm.build import check_counts
 from workers.engines.model.loading import load_model
-from workers.engines.model.optimizer import OptimizerSettings
-from workers.engines.model.rate_decay import RateDecay
+from workers.engines.model.optimizer import OptimizerSettings, RateDecay
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.scoring.torch import build_scoring
 from workers.engines.training.policy_gradient import ForwardSettings

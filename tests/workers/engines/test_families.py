@@ -16,11 +16,10 @@ from pipeline.preflight.engines import KNOWN
 from tests.workers.engines.families import FAMILIES, PACKED, PADDED, family_model, without_joint_experts
 from tests.workers.engines.generation_contract import drain, request
 from tests.workers.engines.tiny import make_samples, plain_logprobs, ragged
-from workers.engines.generation.local.choice import make_forward
 from workers.engines.generation.local.engine import LocalEngine
+from workers.engines.generation.local.forward import make_forward
 from workers.engines.generation.local.lone import LoneForward
-from workers.engines.model.critic import value_head
-from workers.engines.model.loading import load_value_model
+from workers.engines.model.loading import load_value_model, value_head
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.model.packed import PackedTokens, packing_of, prepare_packed, score_packed
 from workers.engines.model.trial import EAGER, backbone

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from pipeline.config.learning import ModelSection
+from pipeline.config.training import ModelSection
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.observability.regenerated_tokens import SampledTokenCounts, in_words, read_regenerated
 from protocol.codec import from_blob

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import workers.generator.generator
-from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
-from pipeline.config.running import GenerationSection, RunSection, WireSection
+from pipeline.config.runtime import GenerationSection, RunSection, WireSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import EvaluationRequest

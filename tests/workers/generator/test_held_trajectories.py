@@ -87,11 +87,11 @@ class Generation(RuleBasedStateMachine):
         elif under.stage in (Stage.SAMPLING, Stage.SAMPLED):
             assert renewal is Renewal.ELSEWHERE
             with pytest.raises(RuntimeError, match="expected LEASED or WRITING"):
-                self.held.hold(lease, PROMPT)
+                self.held.add(lease, PROMPT)
         else:
             assert renewal is Renewal.NEW
         if renewal is Renewal.NEW:
-            self.held.hold(lease, PROMPT)
+            self.held.add(lease, PROMPT)
             self.model[trajectory] = Under(index, Stage.LEASED)
 
     @precondition(lambda self: self.held.resumable)
@@ -121,7 +121,7 @@ class Generation(RuleBasedStateMachine):
     @rule()
     def take_a_window(self) -> None:
         window = self.queue.pop(0)
-        held = self.held.take(window.trajectory)
+        held = self.held.start_writing(window.trajectory)
         assert held.next_index == window.tokens[0], "a writer has the trajectory of the window that it writes"
         self.taken[ChunkId(window.trajectory, held.next_index)] += 1
         under = self.model[window.trajectory]
@@ -164,7 +164,7 @@ class Generation(RuleBasedStateMachine):
                     self.held.sampled(window_of(trajectory, 0))
             if stage is not Stage.SAMPLED:
                 with pytest.raises(RuntimeError, match="expected SAMPLED"):
-                    self.held.take(trajectory)
+                    self.held.start_writing(trajectory)
 
     @invariant()
     def each_held_trajectory_is_where_the_model_has_it(self) -> None:
@@ -193,13 +193,13 @@ TestGeneration = Generation.TestCase
 
 def test_a_resumable_trajectory_leased_anew_is_sampled_once_from_the_leases_place() -> None:
     trajectory, held = TRAJECTORIES[0], HeldTrajectories(NUM_SLOTS)
-    held.hold(lease_of(trajectory, 0), PROMPT)
+    held.add(lease_of(trajectory, 0), PROMPT)
     held.submit(trajectory)
     held.sampled(window_of(trajectory, 0))
-    assert held.extend(held.take(trajectory), np.array([0], np.int32))
+    assert held.extend(held.start_writing(trajectory), np.array([0], np.int32))
     moved_on = lease_of(trajectory, 3)
     assert held.renewal(moved_on) is Renewal.NEW
-    held.hold(moved_on, PROMPT)
+    held.add(moved_on, PROMPT)
     assert [one.next_index for one in held.resumable] == [3]
     held.submit(trajectory)
     assert not held.resumable
@@ -208,11 +208,11 @@ def test_a_resumable_trajectory_leased_anew_is_sampled_once_from_the_leases_plac
 def test_what_was_granted_first_is_resumed_first() -> None:
     held = HeldTrajectories(NUM_SLOTS)
     for trajectory in TRAJECTORIES[:3]:
-        held.hold(lease_of(trajectory, 0), PROMPT)
+        held.add(lease_of(trajectory, 0), PROMPT)
         held.submit(trajectory)
         held.sampled(window_of(trajectory, 0))
     for place in (2, 0, 1):
-        held.extend(held.take(TRAJECTORIES[place]), np.array([0], np.int32))
+        held.extend(held.start_writing(TRAJECTORIES[place]), np.array([0], np.int32))
     assert [one.trajectory for one in held.resumable] == [TRAJECTORIES[place] for place in (2, 0, 1)]
 
 
@@ -227,11 +227,11 @@ def test_a_response_ends_by_the_settings_of_its_training_set_else_the_runs() -> 
     expected = {"a/b/1": (("Q:",), 64), "b/a/1": ((), 512), "c/1": (("END",), 512), "aa/1": (("END",), 512)}
     for prompt_id, (stop_strings, limit) in expected.items():
         prompt = msgspec.structs.replace(PROMPT, prompt_id=prompt_id)
-        held = HeldTrajectories(NUM_SLOTS).hold(lease_of(TRAJECTORIES[0], 1), prompt)
+        held = HeldTrajectories(NUM_SLOTS).add(lease_of(TRAJECTORIES[0], 1), prompt)
         request = held.request(config)
         assert (request.stop_strings, request.max_response_tokens) == (stop_strings, limit)
         assert held.stop_strings(config) == stop_strings
     asked = EvaluationRequest(0, 0, 1, 1, 0.0, stop_strings=("x",), max_response_tokens=7)
     lease = replace(lease_of(TRAJECTORIES[0], 0), evaluation=asked)
-    request = HeldTrajectories(NUM_SLOTS).hold(lease, msgspec.structs.replace(PROMPT, prompt_id="a/1")).request(config)
+    request = HeldTrajectories(NUM_SLOTS).add(lease, msgspec.structs.replace(PROMPT, prompt_id="a/1")).request(config)
     assert (request.stop_strings, request.max_response_tokens) == (("x",), 7)

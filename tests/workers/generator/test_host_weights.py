@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ops.emulated.weights import make_tensor
-from pipeline.config.running import WeightsSection
+from pipeline.config.runtime import WeightsSection
 from pipeline.runtime.context import ActorContext
 from pipeline.weights import PARTS
 from protocol.errors import StorageFailed, WeightsDamaged
@@ -46,7 +46,7 @@ class Worker:
         self.receiver = WeightReceiver(ctx, self.engine)
 
     async def take(self) -> None:
-        await self.receiver.look()
+        await self.receiver.poll()
         await self.receiver.swap()
 
     async def leave(self) -> None:
@@ -142,7 +142,7 @@ async def test_a_worker_waits_for_the_one_that_fetches_and_for_nothing_older(tmp
         await world.publish(1)
         await first.take()
         await world.publish(2)
-        looking = world.tasks.create_task(second.receiver.look())
+        looking = world.tasks.create_task(second.receiver.poll())
         await until(lambda: world.clock.num_sleepers > 0)
         await first.take()
         await world.clock.advance(0.1)
@@ -160,7 +160,7 @@ async def test_every_worker_of_a_host_reports_parts_that_come_and_waits_while_th
         await world.publish(2)
         assert second.receiver._host is None
         num_others = world.clock.num_sleepers
-        looking = world.tasks.create_task(second.receiver.look())
+        looking = world.tasks.create_task(second.receiver.poll())
         leader = first.receiver._host
         assert leader is not None
         for number in range(1, 5):
@@ -243,7 +243,7 @@ async def test_a_damaged_file_of_the_host_is_fetched_again_by_one_and_refused_by
         await first.take()
         damage(world.fetched(1))
         with pytest.raises(WeightsDamaged, match="its bytes have changed since"):
-            await second.receiver.look()
+            await second.receiver.poll()
         await first.leave()
         await world.clock.advance(2.0)
         await second.take()

@@ -51,7 +51,7 @@ class _SlowOutbox:
         (lease,) = grant.leases
         assert lease.next_index == 1, "the parked trajectory comes back before new prompts"
         assert self._held.renewal(lease) is Renewal.NEW
-        self._held.hold(lease, PROMPT)
+        self._held.add(lease, PROMPT)
         return True
 
 
@@ -81,7 +81,7 @@ async def test_a_parked_trajectory_that_comes_back_while_its_chunk_is_sent_stays
         await ctx.ledger.advance(LEARNER, 0)
         (lease,) = (await ctx.ledger.lease(ctx.who, max_trajectories=1, policy_version=0)).leases
         trajectories = HeldTrajectories(4)
-        trajectories.hold(lease, PROMPT)
+        trajectories.add(lease, PROMPT)
         trajectories.submit(lease.trajectory)
         writer = writer_of(ctx, trajectories, [_SlowOutbox(ctx, trajectories)] if leased_meanwhile else [])
         trajectories.sampled(window(lease.trajectory))
@@ -244,7 +244,7 @@ async def test_work_of_a_generator_that_reaches_no_scorer_goes_on_at_one_that_do
         cut = _Cut()
         cut.is_cut_off = is_cut_off
         generator._writer = writer_of(ctx, generator._held, [cut])
-        generator._held.hold(lease, PROMPT)
+        generator._held.add(lease, PROMPT)
         await generator._lease_and_resume()
         assert engine.submitted == ([] if is_cut_off else [lease.trajectory])
         assert len(generator._held) == (0 if is_cut_off else 1)
@@ -270,7 +270,7 @@ async def test_leases_outlive_a_long_turn_and_run_out_when_the_engine_stands_sti
         ctx.ledger.renew = renew  # pyright: ignore[reportAttributeAccessIssue]
         generator = Generator(ctx)
         generator._held = HeldTrajectories(1)
-        generator._held.hold(Lease(TrajectoryId.parse("t.0.0"), 0, 0, None), PROMPT)
+        generator._held.add(Lease(TrajectoryId.parse("t.0.0"), 0, 0, None), PROMPT)
         keeping = tasks.create_task(generator._keep_leases())
         lease_s = ctx.config.ledger.lease_s
         # one turn of a minute and a half, layer by layer

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
-from pipeline.config.running import GenerationSection, RunSection
+from pipeline.config.runtime import GenerationSection, RunSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import WriteStatus
@@ -29,8 +29,8 @@ from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.engines.generation.recorded import RecordedEngine
+from workers.generator.followed_weights import VersionFollower
 from workers.generator.generator import Generator
-from workers.generator.version_follower import VersionFollower
 
 MODEL = Path(__file__).resolve().parents[3] / "ops" / "demo" / "tiny_model"
 WINDOW, SIZE, EPOCHS, PER_UPDATE = 4, 6, 2, 3
@@ -148,7 +148,7 @@ async def test_versions_are_followed_without_their_weights(tmp_path: Path) -> No
         await taken
         assert (engine.policy_version, ctx.policy_version, ctx.counters["weight_swaps"]) == (3, 3, 1)
         await registry.announce_weights(learner, announced(4))
-        await follower.look()
+        await follower.poll()
         assert (follower.has_newer, engine.policy_version) == (True, 3)
         await follower.swap()
         await follower.swap()
@@ -176,7 +176,7 @@ import sys
 from pathlib import Path
 from pipeline.config.schema import RunConfig
 from workers.engines.build import build_generation_engine
-from workers.imported import imports
+from workers.preparation import imports
 from protocol.ids import Role
 import importlib
 config = RunConfig.model_validate_json(Path(sys.argv[1]).read_text())

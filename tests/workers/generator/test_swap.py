@@ -74,7 +74,7 @@ async def test_new_weights_wait_for_the_end_of_live_windows_only_with_swap_windo
         await registry.announce_weights(learner, store.announcement(stored, endpoint=""))
 
         taker = generator._taker
-        await taker.look()
+        await taker.poll()
         assert taker.has_newer
         before = engine.stats().num_decode_steps
         generator._sample()

@@ -15,7 +15,7 @@ import pytest
 from ops.emulated.generation import EmulatedEngine
 from ops.emulated.law import LengthLaw, TokenLaw
 from ops.emulated.weights import TENSOR, make_tensor, publish_tensors
-from pipeline.config.running import WeightsSection
+from pipeline.config.runtime import WeightsSection
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
@@ -101,7 +101,7 @@ class World:
         return Path(announced.path)
 
     async def take(self) -> None:
-        await self.taker.look()
+        await self.taker.poll()
         await self.taker.swap()
 
     def beat(self, **counters: float) -> None:
@@ -161,7 +161,7 @@ def damage(path: Path) -> None:
 async def test_a_version_is_brought_near_its_engine_before_decoding_stands_still_for_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as world:
         await world.publish(0)
-        await world.taker.look()
+        await world.taker.poll()
         assert world.engine.staged == [0] and not world.engine.served
         await world.taker.swap()
         assert world.engine.staged == [0] and list(world.engine.served) == [0]
@@ -184,11 +184,11 @@ async def test_every_version_is_served_as_it_was_published_whichever_way_it_came
 async def test_a_version_is_verified_before_the_swap_which_only_puts_it_in(tmp_path: Path) -> None:
     async with opened(tmp_path) as world:
         await world.publish(1)
-        await world.taker.look()
+        await world.taker.poll()
         assert world.taker.has_newer
         assert world.engine.policy_version == -1
         await world.publish(2)
-        await world.taker.look()
+        await world.taker.poll()
         await world.taker.swap()
         assert list(world.engine.served) == [2], "a newer one took the place of one that was not served yet"
         await world.taker.swap()
@@ -201,11 +201,11 @@ async def test_damaged_bytes_are_told_and_never_served_and_the_next_version_is(t
         await world.take()
         damage(await world.publish(2))
         with pytest.raises(WeightsDamaged, match="as it was published"):
-            await world.taker.look()
+            await world.taker.poll()
         assert world.ctx.counters["rejected_version"] == 2
         assert not world.taker.has_newer
         # not at once again
-        await world.taker.look()
+        await world.taker.poll()
         await world.publish(3)
         await world.take()
         assert list(world.engine.served) == [1, 3]
@@ -282,7 +282,7 @@ async def test_the_learner_mends_a_damaged_version_that_was_refused_and_it_is_se
         path = await world.publish(1)
         damage(path)
         with pytest.raises(WeightsDamaged):
-            await world.taker.look()
+            await world.taker.poll()
         await world.publisher.repair(1, world.backend)
         assert path.read_bytes()[-1] == make_mended(1) ^ 1, "nobody said yet that it was refused"
         world.beat(rejected_version=1)
@@ -370,10 +370,10 @@ async def test_a_learner_that_weights_cannot_be_fetched_from_is_named_until_they
         assert announced is not None
         with monkeypatch.context() as cut:
             cut.setattr(world.ctx.transport, "requester", lambda endpoint, server_key="": Cut())
-            await world.taker.look()
+            await world.taker.poll()
             assert said() == "", "a handshake may take a moment"
             await world.clock.advance(6.0)
-            await world.taker.look()
+            await world.taker.poll()
             assert said() == f"learner at {announced.endpoint} (no answer for 7 s)", "all requests are one attempt"
         await world.take()
         assert world.engine.policy_version == 1

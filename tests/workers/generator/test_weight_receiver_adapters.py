@@ -124,7 +124,7 @@ async def test_a_served_version_stays_what_it_is_while_later_ones_are_merged(tmp
         await world.take()
         for version in range(2, 5):
             await world.publish(version)
-            await world.taker.look()
+            await world.taker.poll()
         for name, tensor in world.backend.served(1).items():
             assert torch.equal(taken[1][name], tensor), name
 
@@ -137,7 +137,7 @@ async def test_merged_weights_that_the_engine_refuses_leave_no_file_behind(tmp_p
 
         world.engine.load_weights = refuse
         await world.publish(1)
-        await world.taker.look()
+        await world.taker.poll()
         staged = world.taker._staged
         assert staged is not None and staged.merged is not None
         with pytest.raises(WeightsRejected):
@@ -160,7 +160,7 @@ async def test_merged_pages_are_given_back_after_the_swap_and_not_by_the_engine_
         world.engine.load_weights = use_where_they_lie
         for version in range(1, 4):
             await world.publish(version)
-            await world.taker.look()
+            await world.taker.poll()
             staged = world.taker._staged
             assert staged is not None and staged.merged is not None
             new = weakref.ref(staged.merged.data)
@@ -176,7 +176,7 @@ async def test_a_base_that_is_damaged_where_it_was_published_is_refused_until_it
         await world.publish(1)
         damage(published(tmp_path))
         with pytest.raises(WeightsDamaged, match=r"base\.safetensors .* as it was published"):
-            await world.taker.look()
+            await world.taker.poll()
         assert world.ctx.counters["rejected_version"] == 1
         assert not world.taker.has_newer
         world.beat(rejected_version=1)
@@ -196,7 +196,7 @@ async def test_a_base_that_is_damaged_in_use_serves_no_version_until_it_is_mende
         damage(published(tmp_path))
         await world.publish(2)
         with pytest.raises(WeightsDamaged):
-            await world.taker.look()
+            await world.taker.poll()
         assert list(world.engine.served) == [1]
         world.beat(rejected_version=2)
         await world.clock.advance(2.0)
@@ -223,7 +223,7 @@ async def test_a_damaged_adapter_is_refused_and_mended_and_its_base_is_kept(tmp_
         await world.take()
         damage(await world.publish(2))
         with pytest.raises(WeightsDamaged):
-            await world.taker.look()
+            await world.taker.poll()
         base = published(tmp_path).stat().st_ino
         world.beat(rejected_version=2)
         await world.clock.advance(2.0)
@@ -266,7 +266,7 @@ async def test_merged_weights_that_nobody_uses_any_more_are_freed(tmp_path: Path
     async with adapted(tmp_path) as world:
         for version in range(1, 4):
             await world.publish(version)
-            await world.taker.look()
+            await world.taker.poll()
             await only_merged(folder, 1)
             # the second is replaced before it was served
             if version != 2:

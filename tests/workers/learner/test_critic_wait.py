@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import workers.learner.learner
-from pipeline.config.learning import AlgorithmSection, ValueSection
+from pipeline.config.training import AlgorithmSection, ValueSection
 from pipeline.ledger.types import DropReason, Unit
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.training.critic_gate import GATE_OPEN

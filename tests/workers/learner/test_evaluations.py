@@ -14,7 +14,7 @@ import pytest
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.config.evaluating import EvaluationSection
+from pipeline.config.data_sets import EvaluationSection
 from pipeline.data.source import HeldOutSource
 from pipeline.ledger.types import EvaluationRequest
 from pipeline.observability.history import EvaluationRow

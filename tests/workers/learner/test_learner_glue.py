@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-import workers.learner.beginning
 import workers.learner.learner
+import workers.learner.restore
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import (
@@ -25,10 +25,10 @@ from pipeline.algorithms.objective import (
     RejectionLevel,
     Surrogate,
 )
-from pipeline.config.learning import AlgorithmSection
 from pipeline.config.load import load_config
-from pipeline.config.running import GenerationSection
+from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection
 from pipeline.ledger.types import ClaimedUnit, Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.training.spikes import NO_LIMITS, StepLimits
@@ -352,7 +352,7 @@ async def test_each_update_begins_from_the_version_that_the_learner_is_at(
     would count as old."""
     world = World(tmp_path, monkeypatch, num_updates=3)
     backend = RecordingTraining()
-    monkeypatch.setattr(workers.learner.beginning, "build_training_backend", lambda _: backend)
+    monkeypatch.setattr(workers.learner.restore, "build_training_backend", lambda _: backend)
     assert await world.live(Reaper(None))
     before = [row.policy_version - 1 for row in world.rows()]
     assert len(before) == 3
@@ -369,7 +369,7 @@ async def test_the_check_of_log_probs_is_made_before_an_update_and_changes_no_st
     learner = world.config.learner.model_copy(update={"logprob_check_share": share})
     world.config = world.config.model_copy(update={"learner": learner})
     backend = RecordingTraining()
-    monkeypatch.setattr(workers.learner.beginning, "build_training_backend", lambda _: backend)
+    monkeypatch.setattr(workers.learner.restore, "build_training_backend", lambda _: backend)
     assert await world.live(Reaper(None))
     trained = [[sample.name for sample in samples] for samples, _ in backend.steps]
     assert len(trained) == 3 and all(s.old_logprobs is None for samples, _ in backend.steps for s in samples)

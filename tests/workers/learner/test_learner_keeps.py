@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.config.running import CheckpointSection
+from pipeline.config.runtime import CheckpointSection
 from workers.checkpoint_writer import CheckpointTimes, is_idle_due
 
 SETTINGS = CheckpointSection(every_updates=10, every_s=300.0)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from pipeline.config.changing import value_of
-from pipeline.config.code import REWARDS, WORKERS
+from pipeline.config.operations import REWARDS, WORKERS
 from pipeline.config.schema import RunConfig
 from pipeline.observability.history import Row, UpdateRow
 from pipeline.runtime.context import ActorContext
@@ -54,7 +54,7 @@ class Rig:
         self.ctx.worker_state.on_news = lambda: self.news.append(self.taken.number)
         self.ctx._offered = None
         cast("Any", self.ctx).compute = self._compute
-        recorder = cast("Any", SimpleNamespace(take=self.recorded.append))
+        recorder = cast("Any", SimpleNamespace(apply_settings=self.recorded.append))
         self.settings = NewSettings(self.ctx, PolicyUpdate(config, self.backend), recorder)
 
     async def _compute(self, function: Any, *arguments: Any) -> Any:
@@ -109,35 +109,35 @@ async def test_an_offered_change_is_taken_between_two_updates_and_reported(rig: 
     await rig.offer("0.5")
     assert rig.ctx.config is start
     assert (rig.taken.number, rig.backend.rates, rig.news) == (0, [], [])
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     assert rig.ctx.config.learner.learning_rate == 0.5
     assert rig.backend.rates == [0.5]
     assert [config.learner.learning_rate for config in rig.recorded] == [0.5]
     assert (rig.taken.number, rig.taken.first_update, rig.news) == (1, 7, [1])
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     assert rig.backend.rates == [0.5]
 
 
 async def test_a_change_that_was_taken_is_not_offered_again(rig: Rig) -> None:
     change = await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     rig.ctx.offer_settings(change)
-    await rig.settings.take(7)
+    await rig.settings.apply_due(7)
     assert rig.taken.first_update == 7
 
 
 async def test_other_ranks_hear_at_the_start_what_holds(rig: Rig) -> None:
-    await rig.settings.begin()
+    await rig.settings.restore()
     assert rig.backend.rates == []
     await rig.offer("0.5")
     rig.ctx.take_settings()
-    await rig.settings.begin()
+    await rig.settings.restore()
     assert rig.backend.rates == [0.5]
 
 
 async def test_a_finite_first_update_ends_the_trial(rig: Rig) -> None:
     await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     await first(rig, 7, stepped())
     await first(rig, 8, stepped(float("nan"), applied=False))
     assert rig.ctx.config.learner.learning_rate == 0.5
@@ -157,7 +157,7 @@ async def test_a_first_update_that_is_refused_or_not_finite_brings_back_what_hel
 ) -> None:
     before = rig.ctx.config
     await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     assert await first(rig, 7, result) is result
     assert rig.ctx.config == before
     assert rig.backend.rates == [0.5, before.learner.learning_rate]
@@ -169,11 +169,11 @@ async def test_a_first_update_that_is_refused_or_not_finite_brings_back_what_hel
 async def test_all_changes_that_wait_for_an_update_fail_together(rig: Rig) -> None:
     before = rig.ctx.config
     await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     # of two at once, the learner meets the newer one alone
     await rig.offer("0.25")
     await rig.offer("9000", "run.num_updates")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     assert rig.taken.number == 3
     assert rig.ctx.config.learner.learning_rate == 0.25
     await first(rig, 7, stepped(float("nan"), applied=False))
@@ -183,10 +183,10 @@ async def test_all_changes_that_wait_for_an_update_fail_together(rig: Rig) -> No
 
 async def test_the_rollback_itself_is_not_on_trial(rig: Rig) -> None:
     await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     await first(rig, 7, stepped(float("nan"), applied=False))
     await roll_back(rig, 1)
-    await rig.settings.take(7)
+    await rig.settings.apply_due(7)
     assert (rig.taken.number, rig.taken.failed) == (2, 0)
     await first(rig, 8, stepped(float("nan"), applied=False))
     assert rig.taken.failed == 0
@@ -195,17 +195,17 @@ async def test_the_rollback_itself_is_not_on_trial(rig: Rig) -> None:
 async def test_what_failed_is_reported_and_no_change_taken_until_it_is_rolled_back(rig: Rig) -> None:
     before = rig.ctx.config
     await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     # those that were on their way are kept back, too
     await rig.offer("9000", "run.num_updates")
     await rig.offer("0.25")
     await first(rig, 7, stepped(float("nan"), applied=False))
     await rig.hear()
-    await rig.settings.take(7)
+    await rig.settings.apply_due(7)
     assert (rig.taken.number, rig.taken.failed, rig.taken.failed_to) == (1, 1, 1)
     assert rig.ctx.config == before, "what holds has the value that failed"
     await roll_back(rig, 1)
-    await rig.settings.take(7)
+    await rig.settings.apply_due(7)
     assert (rig.taken.number, rig.taken.failed) == (4, 0)
     assert (rig.ctx.config.run.num_updates, rig.ctx.config.learner.learning_rate) == (9000, 0.25)
     # of those that it takes now, the rollback is not on trial, and the others are
@@ -222,7 +222,7 @@ async def test_a_new_learner_tries_the_changes_that_no_update_was_made_with(
         await rig.offer(value)
     # the runtime takes them before the actor's start
     rig.ctx.take_settings()
-    await rig.settings.begin()
+    await rig.settings.restore()
     rig.settings.resume([replace(update_row(9), settings_change=change) for change in made_with])
     await first(rig, 7, stepped(float("nan"), applied=False))
     assert (rig.taken.failed, rig.taken.failed_to) == (failed, 2 if failed else 0)
@@ -248,7 +248,7 @@ async def test_a_learner_that_comes_after_another_reads_the_history_for_it(
 async def test_a_run_that_goes_on_with_another_ledger_tries_its_first_change(rig: Rig) -> None:
     rig.settings.resume([replace(update_row(9), settings_change=3)])
     await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     await first(rig, 7, stepped(float("nan"), applied=False))
     assert rig.taken.failed == 1
 
@@ -256,19 +256,19 @@ async def test_a_run_that_goes_on_with_another_ledger_tries_its_first_change(rig
 @pytest.mark.parametrize("key", [REWARDS, WORKERS])
 async def test_code_is_not_on_trial_in_a_learners_update_and_settings_beside_it_are(rig: Rig, key: str) -> None:
     await rig.offer('"00ff00ff00ff00ff"', key)
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     await first(rig, 7, stepped(1.0, applied=False))
     assert rig.taken.failed == 0
     for value, changed in (("0.5", KEY), ('"11ff00ff00ff00ff"', key)):
         await rig.offer(value, changed)
-    await rig.settings.take(7)
+    await rig.settings.apply_due(7)
     await first(rig, 8, stepped(1.0, applied=False))
     assert (rig.taken.failed, rig.taken.failed_to) == (2, 2)
 
 
 async def test_a_learner_that_ends_with_its_first_update_waits_for_the_rollback(rig: Rig) -> None:
     change = await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     async with asyncio.TaskGroup() as tasks:
         ending = tasks.create_task(_fails(rig))
         await rig.clock.advance(0.3)
@@ -281,7 +281,7 @@ async def test_a_learner_that_ends_with_its_first_update_waits_for_the_rollback(
 
 async def test_a_failure_after_a_persons_rollback_leaves_it_to_that(rig: Rig) -> None:
     change = await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     assert await rig.registry.add_settings_change(undoing([change], [change], by="ann@a", at_s=2.0))
     await first(rig, 7, stepped(float("nan"), applied=False))
     assert rig.taken.failed == 0
@@ -290,7 +290,7 @@ async def test_a_failure_after_a_persons_rollback_leaves_it_to_that(rig: Rig) ->
 
 async def test_a_step_that_differs_the_second_time_is_no_fault_of_the_settings(rig: Rig) -> None:
     await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     with pytest.raises(StepDiffered):
         # without a wait for a rollback
         async with asyncio.timeout(5.0):
@@ -300,7 +300,7 @@ async def test_a_step_that_differs_the_second_time_is_no_fault_of_the_settings(r
 
 async def test_that_wait_has_a_deadline(rig: Rig) -> None:
     await rig.offer("0.5")
-    await rig.settings.take(6)
+    await rig.settings.apply_due(6)
     async with asyncio.TaskGroup() as tasks:
         ending = tasks.create_task(_fails(rig))
         await rig.clock.advance(6.0)

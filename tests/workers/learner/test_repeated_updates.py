@@ -13,8 +13,8 @@ from pipeline.training.live_states import LiveState
 from pipeline.training.snapshots import OpenBuffer, SnapshotFolder
 from pipeline.training.update_log.records import Origin
 from tests.workers.dying import BATCH, Killed, Reaper, World
-from workers.learner.beginning import Beginning, begin
-from workers.snapshot_writer import SnapshotWriter
+from workers.learner.restore import RestoredState, restore_learner
+from workers.snapshots import SnapshotWriter
 
 POINTS = ("before step", "after step", "before registry.announce_weights", "after ledger.advance")
 
@@ -84,13 +84,13 @@ async def repeated(folder: Path, monkeypatch: pytest.MonkeyPatch, reaper: Reaper
         (SnapshotFolder, "seal", lambda *args, **told: pace.seal(*args, **told)),
         (SnapshotWriter, "_keep", lambda *args: pace.keep(*args)),
     )
-    begun: list[Beginning] = []
+    begun: list[RestoredState] = []
 
-    async def note(ctx: Any) -> Beginning:
-        begun.append(await begin(ctx))
+    async def note(ctx: Any) -> RestoredState:
+        begun.append(await restore_learner(ctx))
         return begun[-1]
 
-    monkeypatch.setattr("workers.learner.learner.begin", note)
+    monkeypatch.setattr("workers.learner.learner.restore_learner", note)
     with monkeypatch.context() as patch:
         for owner, name, by in scripted:
             patch.setattr(owner, name, by)

@@ -18,7 +18,7 @@ from pipeline.algorithms import build
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
 from pipeline.config.changing import CHANGEABLE, with_settings
-from pipeline.config.guiding import GuidanceSection
+from pipeline.config.rewards import GuidanceSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.guided_prompts import GuidedPrompts
 from pipeline.runtime.context import ActorContext
@@ -35,7 +35,7 @@ from workers.engines.training.policy_gradient import ForwardSettings
 from workers.engines.training.seam import StepResult
 from workers.engines.training.torch import TorchTraining
 from workers.learner.policy_update import PolicyUpdate
-from workers.scorers.judgments import GuidanceSource
+from workers.scorers.guided_passes import GuidanceSource
 
 Probe = Callable[[Path, pytest.MonkeyPatch, Mapping[str, str]], Awaitable[object]]
 """What is computed by the settings that a learner takes after its start; by those of its start where
@@ -53,7 +53,7 @@ def policy() -> TorchTraining:
 
 def taking(start: RunConfig, backend: Any, changes: Mapping[str, str]) -> PolicyUpdate:
     update = PolicyUpdate(start, backend)
-    update.take(with_settings(start, changes))
+    update.apply_settings(with_settings(start, changes))
     return update
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.config.running import WeightsSection
+from pipeline.config.runtime import WeightsSection
 from pipeline.config.schema import RunConfig
 from pipeline.process.work import WorkReport
 from pipeline.runtime.context import ActorContext

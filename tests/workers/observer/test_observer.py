@@ -12,7 +12,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.config.observing import ObserverSection
+from pipeline.config.operations import ObserverSection
 from pipeline.incidents.file import INCIDENTS_NAME, RunIncidents
 from pipeline.incidents.records import Incident
 from pipeline.runtime.flow_ring import Completion, FlowRingWriter, MessageOutcome, flow_folder

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from pipeline.config import CHANGES_NAME
-from pipeline.config.code import REWARDS, CodeSection
-from pipeline.config.learning import RewardSection
+from pipeline.config.operations import REWARDS, CodeSection
+from pipeline.config.training import RewardSection
 from pipeline.files.code_copies import CODE_FOLDER, keep_code
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.heard_settings import hear_settings

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ops.emulated.scoring import EmulatedScoring
-from pipeline.config.guiding import GuidanceSection
+from pipeline.config.rewards import GuidanceSection
 from pipeline.data.guided_prompts import GuidedPrompts
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from protocol.trajectory import Guidance, Prompt

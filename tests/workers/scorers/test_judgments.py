@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipeline.config.guiding import GuidanceSection
-from pipeline.config.learning import RewardSection
+from pipeline.config.rewards import GuidanceSection
+from pipeline.config.training import RewardSection
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import Guidance
 from tests.pipeline.rewards.served import served

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.config.learning import RewardSection
+from pipeline.config.training import RewardSection
 from pipeline.ledger.contract import Ledger
 from pipeline.runtime.registry.contract import WaitingFor
 from protocol.errors import ConfigError

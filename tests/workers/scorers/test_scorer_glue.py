@@ -16,10 +16,10 @@ import structlog
 
 import workers.scorers.reference
 import workers.scorers.reward
-import workers.scorers.value_beginning
-from pipeline.config.learning import AlgorithmSection, RewardModelSection, RewardSection, ValueSection
-from pipeline.config.running import GenerationSection
+import workers.scorers.value
+from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection, RewardModelSection, RewardSection, ValueSection
 from pipeline.ledger.types import Claim, ScoredChunk, Unit
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.runtime.context import ActorContext
@@ -204,7 +204,7 @@ async def test_values_are_of_each_window_after_its_prefix_and_training_has_whole
     """The old values, around which new ones are clipped, are the stored values of the windows, one
     after the other."""
     engine = RecordingValue()
-    monkeypatch.setattr(workers.scorers.value_beginning, "build_value_engine", lambda _: engine)
+    monkeypatch.setattr(workers.scorers.value, "build_value_engine", lambda _: engine)
     config = small_config(tmp_path).model_copy(
         update={"algorithm": AlgorithmSection(name="vapo"), "value": ValueSection(batch_trajectories=4)}
     )

@@ -14,8 +14,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline.cli.score.offline import score_file
-from pipeline.config.learning import DataSection, ModelSection, RewardSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import DataSection, ModelSection, RewardSection
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.ledger.types import Lease
 from pipeline.rewards.verifier import Response

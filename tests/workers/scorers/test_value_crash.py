@@ -14,8 +14,8 @@ from typing import Any, Literal, cast
 import numpy as np
 import pytest
 
-import workers.scorers.value_beginning
-from pipeline.config.running import CheckpointSection
+import workers.scorers.value
+from pipeline.config.runtime import CheckpointSection
 from pipeline.training.checkpoints import VALUE_CHECKPOINTS, latest_checkpoint
 from pipeline.training.live_states import BufferPages, LiveState
 from pipeline.training.snapshots import KeptState
@@ -130,8 +130,8 @@ async def check(
     section = fleet.config.value.model_copy(update={"checkpoint_every_steps": 2})
     memory = CheckpointSection(snapshots=snapshots)
     fleet.config = fleet.config.model_copy(update={"value": section, "checkpoint": memory})
-    monkeypatch.setattr(workers.scorers.value_beginning, "build_value_engine", new_engine)
-    monkeypatch.setattr(workers.scorers.value_beginning, "value_snapshots_folder", lambda _: folder / "snapshots")
+    monkeypatch.setattr(workers.scorers.value, "build_value_engine", new_engine)
+    monkeypatch.setattr(workers.scorers.value, "value_snapshots_folder", lambda _: folder / "snapshots")
     await fleet.open()
     for chunk in await fleet.sample(NUM_BATCHES * BATCH):
         await fleet.ledger.write_score(SCORER, chunk.id, value())

@@ -18,9 +18,9 @@ import pytest
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-import workers.scorers.value_beginning
-from pipeline.config.learning import AlgorithmSection, ValueSection
+import workers.scorers.value
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import AlgorithmSection, ValueSection
 from pipeline.ledger.types import Unit, WriteStatus
 from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
 from pipeline.runtime.context import ActorContext
@@ -137,7 +137,7 @@ class Fleet:
                 ),
             }
         )
-        monkeypatch.setattr(workers.scorers.value_beginning, "build_value_engine", lambda _: self.engine)
+        monkeypatch.setattr(workers.scorers.value, "build_value_engine", lambda _: self.engine)
 
     async def open(self) -> None:
         fields = frozenset({Field.REWARD, Field.VALUE})

@@ -1,12 +1,99 @@
-"""Windows in every generation engine: requests are checked, tokens cut into segments."""
+"""Windows in every generation engine: requests are checked, tokens cut into segments, and stop strings
+found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from protocol.errors import EngineError
 from protocol.trajectory import Segment
 from workers.engines.generation.seam import WindowRequest
+
+if TYPE_CHECKING:
+    from pipeline.data.tokenizer import TextTokenizer
+
+
+_MARGIN = 16
+"""Characters at the front of a tail that may differ from the whole text's. A decoder treats the
+first token of a text in its own way."""
+_LEAST = 32
+"""Tokens of a tail that is not cut."""
+_MOST_BROKEN = 512
+"""Tokens of a tail after which it is cut even where characters are not whole."""
+_BROKEN = "\ufffd"
+
+
+class StopSearch:
+    """Looks for stop strings in one response, a token at a time."""
+
+    def __init__(self, stop_strings: tuple[str, ...], tokenizer: TextTokenizer, earlier: Iterable[int]) -> None:
+        """Begin after the ``earlier`` response tokens, whose own text ends nothing."""
+        self._stop_strings = stop_strings
+        self._tokenizer = tokenizer
+        self._reach = max(map(len, stop_strings)) - 1 + _MARGIN
+        self._tail = [token for token in earlier if tokenizer.has_text(token)]
+        self._text = tokenizer.decode(self._tail)
+        self._try_at = _LEAST
+        self.num_tokens = 0
+        """Tokens that were looked at, without the earlier ones."""
+        self.end: int | None = None
+        """How many of them the response has; None while it goes on."""
+        while self._cut():
+            pass
+
+    def feed(self, tokens: Iterable[int]) -> int | None:
+        """Look at the next tokens, none of them after the end; return ``end``."""
+        for token in tokens:
+            if self.end is not None:
+                break
+            self.num_tokens += 1
+            if self._is_end(token):
+                self.end = self.num_tokens
+        return self.end
+
+    def _is_end(self, token: int) -> bool:
+        if not self._tokenizer.has_text(token):
+            return False
+        self._tail.append(token)
+        before, self._text = self._text, self._tokenizer.decode(self._tail)
+        # a token may change the characters before it: those that it completes
+        pairs = enumerate(zip(before, self._text, strict=False))
+        old = next((at for at, (one, other) in pairs if one != other), min(len(before), len(self._text)))
+        if any(self._text.find(stop, max(0, old - len(stop) + 1)) >= 0 for stop in self._stop_strings):
+            return True
+        if len(self._tail) >= self._try_at:
+            self._cut()
+        return False
+
+    def _cut(self) -> bool:
+        """Forget the first half of the tail, if the text after it does not depend on it."""
+        self._try_at = len(self._tail) + _LEAST
+        rest = self._tail[len(self._tail) // 2 :]
+        text = self._tokenizer.decode(rest)
+        is_whole = _BROKEN not in text or len(rest) > _MOST_BROKEN
+        is_enough = len(self._tail) >= _LEAST and len(text) >= self._reach
+        if not (is_whole and is_enough and self._text.endswith(text[_MARGIN:])):
+            return False
+        self._tail, self._text = rest, text
+        self._try_at = max(_LEAST, 2 * len(rest))
+        return True
+
+
+def stop_search(request: WindowRequest, tokenizer: TextTokenizer | None) -> StopSearch:
+    """Return the search of a request with stop strings. Raises EngineError without a tokenizer."""
+    if tokenizer is None:
+        raise EngineError(
+            f"{request.trajectory} ends at {', '.join(map(repr, request.stop_strings))}, but the engine was made without a "
+            "tokenizer; make it with one, or ask for no stop strings"
+        )
+    return StopSearch(request.stop_strings, tokenizer, request.response_tokens.tolist())
+
+
+def text_to_stop(text: str, stop_strings: Iterable[str]) -> str:
+    """Return a response's text up to the end of its first stop string; all of it without one."""
+    ends = [at + len(stop) for stop in stop_strings if (at := text.find(stop)) >= 0]
+    return text[: min(ends, default=len(text))]
 
 
 def check_request(request: WindowRequest, *, positions: int | None, vocabulary: int) -> None:

@@ -1,18 +1,22 @@
-"""Published weights as tensors: the bytes that travel to the generators, and into an engine.
+"""Published weights as tensors: the bytes sent to the generators, their check, and their digests.
 
-The file's metadata may hold a *probe*: a sequence and the learner's log-probs of it. An engine
-shows by it that it computes the same."""
+The file's metadata may hold a *probe*: a sequence and the learner's log-probs of it. An engine uses
+it to show that it computes the same."""
 
 from __future__ import annotations
 
 import mmap
+import os
+import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
+from xxhash import xxh3_128_digest
 
 from pipeline.weights.tensorfile import (
     BLOCK_BYTES,
@@ -24,6 +28,97 @@ from pipeline.weights.tensorfile import (
     read_contents,
 )
 from protocol.errors import WeightsDamaged, WeightsRejected
+from workers.engines.model.checkpoint_files import restore_rng, rng_states
+from workers.engines.model.loading import resolve_device
+
+_LIBRARIES = ("headrace", "transformers", "numpy", "safetensors")
+_VARIABLES = ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+
+
+def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, bytes]:
+    """Return xxh3-128 of each tensor's type, shape and bytes, by name."""
+    return {name: _digest(tensor.detach().contiguous()) for name, tensor in tensors}
+
+
+def describe_environment(device: str) -> dict[str, str]:
+    """Return the facts that numbers depend on: device, processor, threads, libraries."""
+    resolved = resolve_device(device)
+    told = {
+        "device": resolved.type if resolved.type == "cpu" else torch.cuda.get_device_name(resolved),
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+    }
+    told |= {library: version(library) for library in _LIBRARIES}
+    # not the distribution's version, which the default index gives to every build alike: builds
+    # compute with other kernels
+    told["torch"] = str(torch.__version__)
+    return told | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+
+
+def random_state() -> dict[str, bytes]:
+    """Return torch's random streams by device."""
+    return {device: state.numpy().tobytes() for device, state in rng_states().items()}
+
+
+def restore_random_state(states: Mapping[str, bytes]) -> None:
+    """Put random streams back, of those devices that are here."""
+    restore_rng({device: torch.frombuffer(bytearray(state), dtype=torch.uint8) for device, state in states.items()})
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    data = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+    return xxh3_128_digest(head + xxh3_128_digest(data))
+
+
+def fit_weights(state: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the published tensor for every name of ``state`` that owns one; of tied, the first.
+
+    ``state`` is ``model.state_dict(keep_vars=True)``: tied names hold the same object. Tied tensors
+    are published once, or under both names with the same values. Raises WeightsRejected for missing
+    or unknown names, shapes that differ, floating and integer types mixed up, or unequal tied ones.
+    """
+    owners: dict[int, str] = {}
+    for name, tensor in state.items():
+        owners.setdefault(id(tensor), name)
+    names = {name: owners[id(tensor)] for name, tensor in state.items()}
+    unknown = sorted(set(tensors) - set(names))
+    chosen: dict[str, torch.Tensor] = {}
+    for name, owner in names.items():
+        if name not in tensors:
+            continue
+        if owner in chosen and not torch.equal(chosen[owner], tensors[name]):
+            raise WeightsRejected(
+                f"{name} and {owner} are one tensor in this model, but differ in the published weights; "
+                "publish a tied tensor once"
+            )
+        chosen.setdefault(owner, tensors[name])
+    missing = sorted(set(names.values()) - set(chosen))
+    if unknown or missing:
+        raise WeightsRejected(
+            f"published weights do not name what this model has: missing {_some(missing)}; unknown {_some(unknown)}; "
+            "learner and generators must load the same architecture"
+        )
+    for name, tensor in chosen.items():
+        own = state[name]
+        if tensor.shape != own.shape:
+            raise WeightsRejected(
+                f"{name} has shape {tuple(tensor.shape)}, expected {tuple(own.shape)}; "
+                "learner and generators must load the same architecture"
+            )
+        if tensor.is_floating_point() != own.is_floating_point():
+            raise WeightsRejected(f"{name} has type {tensor.dtype}, expected one that casts to {own.dtype}")
+    return chosen
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "none"
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
+
 
 _PROBE = "headrace.probe"
 _DTYPES = {

@@ -41,7 +41,7 @@ from workers.engines.model.checkpoint_files import (
     storage_errors,
     weight_owners,
 )
-from workers.engines.model.fingerprint import digest_tensors
+from workers.engines.model.weights_file import digest_tensors
 from workers.engines.training.trained_weights import Weights
 
 if TYPE_CHECKING:

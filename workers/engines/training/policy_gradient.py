@@ -21,8 +21,7 @@ from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.surrogate import GuidedLogprobs
 from pipeline.process import work
 from protocol.errors import EngineError
-from workers.engines.model.micro_batches import Backward, Plan, share_of_plan
-from workers.engines.model.packed import Entropy, PackedTokens, TokenScores, score_packed
+from workers.engines.model.packed import Backward, Entropy, PackedTokens, Plan, TokenScores, score_packed, share_of_plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,15 +11,42 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.batching import TrainingSample
+from pipeline.config.schema import RunConfig
+from pipeline.preflight.model_folder import read_model_config
 from pipeline.preflight.versions import installed
 from workers.engines.model import adapter as adapters
-from workers.engines.model import fingerprint, weights_file
-from workers.engines.training.parity_probe import probe_sample
+from workers.engines.model import weights_file
 
 if TYPE_CHECKING:
-    from pipeline.config.schema import RunConfig
     from pipeline.weights.tensorfile import Publication
     from workers.engines.model.adapter import Adapter
+
+
+PROBE_TOKENS = 48
+
+
+def probe_tokens(vocabulary: int, longest: int) -> np.ndarray:
+    """Return int32 [n] token ids, n being PROBE_TOKENS or ``longest``."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, vocabulary, size=min(PROBE_TOKENS, longest)).astype(np.int32)
+
+
+def probe_sample(config: RunConfig) -> TrainingSample:
+    """Return the probe's sequence for a run's model, to be scored at the sampling temperature."""
+    folder = read_model_config(config.model.path)
+    vocabulary = folder.get("vocab_size") or folder["text_config"]["vocab_size"]
+    tokens = probe_tokens(int(vocabulary), config.data.max_prompt_tokens + config.generation.max_response_tokens)
+    num_scored = tokens.size - 1
+    zeros = np.zeros(num_scored, np.float32)
+    return TrainingSample(
+        name="probe",
+        tokens=tokens,
+        prompt_length=1,
+        loss_mask=np.ones(num_scored, bool),
+        advantages=zeros,
+        behavior_logprobs=zeros,
+        versions=np.zeros(num_scored, np.int32),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +108,20 @@ class TorchPublishing(ABC):
 
     def digests(self) -> dict[str, bytes]:
         """Return the digest of each tensor."""
-        return fingerprint.digest_tensors(self.tensors())
+        return weights_file.digest_tensors(self.tensors())
 
     def environment(self) -> dict[str, str]:
         """Return the facts besides data that the backend's numbers depend on."""
-        return fingerprint.describe_environment(self.publishing.device) | dict(self.publishing.environment)
+        return weights_file.describe_environment(self.publishing.device) | dict(self.publishing.environment)
 
     def random_state(self) -> dict[str, bytes]:
         """Return torch's random streams by device."""
-        return fingerprint.random_state()
+        return weights_file.random_state()
 
     def restore_random_state(self, states: Mapping[str, bytes]) -> None:
         """Put random streams back."""
         if states:
-            fingerprint.restore_random_state(states)
+            weights_file.restore_random_state(states)
 
     def _probe(self) -> weights_file.ParityProbe | None:
         sample = self.publishing.probe

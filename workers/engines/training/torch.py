@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tokens_at_once
-from pipeline.config.rate_phases import rate_phases
+from pipeline.config.training import rate_phases
 from pipeline.preflight.lora import check_lora
 from pipeline.process import work
 from pipeline.training.spikes import NO_LIMITS, StepLimits
@@ -26,11 +26,16 @@ from workers.engines.model.checkpoint_files import (
 from workers.engines.model.layers import enable_gradient_checkpointing
 from workers.engines.model.live_state import StateCopier, put_back_state
 from workers.engines.model.loading import load_model, resolve_device
-from workers.engines.model.micro_batches import memory_errors
-from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
-from workers.engines.model.optimizers import embedding_names, freeze
-from workers.engines.model.packed import prepare_packed
-from workers.engines.model.rate_decay import CONSTANT, RateDecay
+from workers.engines.model.optimizer import (
+    CONSTANT,
+    GRADIENT,
+    GuardedOptimizer,
+    OptimizerSettings,
+    RateDecay,
+    embedding_names,
+    freeze,
+)
+from workers.engines.model.packed import memory_errors, prepare_packed
 from workers.engines.training.policy_gradient import (
     ForwardSettings,
     PackedPolicy,

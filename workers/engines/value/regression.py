@@ -19,14 +19,13 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.advantage import terminal_rewards
-from pipeline.algorithms.value_loss import clipped_value_loss
-from pipeline.algorithms.value_targets import explained_variance, lambda_targets
+from pipeline.algorithms.gae import explained_variance, lambda_targets
+from pipeline.algorithms.surrogate import clipped_value_loss
 from pipeline.process import work
 from protocol.errors import EngineError
-from workers.engines.model.critic import value_head
-from workers.engines.model.micro_batches import Backward, Plan, share_of_plan
+from workers.engines.model.loading import value_head
 from workers.engines.model.optimizer import AppliedStep
-from workers.engines.model.packed import PackedTokens, hidden_packed
+from workers.engines.model.packed import Backward, PackedTokens, Plan, hidden_packed, share_of_plan
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueSample, ValueStepResult
 

@@ -25,9 +25,8 @@ from workers.engines.model.checkpoint_files import (
 from workers.engines.model.layers import enable_gradient_checkpointing
 from workers.engines.model.live_state import StateCopier, put_back_state
 from workers.engines.model.loading import load_value_model, resolve_device
-from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
-from workers.engines.model.packed import prepare_packed
+from workers.engines.model.packed import memory_errors, prepare_packed
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.regression import (
     PackedValue,

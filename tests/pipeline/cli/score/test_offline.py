@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pipeline.cli import main
 from pipeline.cli.score.command import score
 from pipeline.cli.score.offline import score_file
-from pipeline.config.learning import RewardSection
+from pipeline.config.training import RewardSection
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response
 from pipeline.runtime.machine import Machine

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.rewards.judgments.by_arithmetic import judgments
-from pipeline.rewards.judgments.equations import equations
-from pipeline.rewards.judgments.values import value_of
+from pipeline.rewards.judgments.equations import equations, value_of
 from pipeline.rewards.verifier import Response
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.config.code import REWARDS, WORKERS
 from pipeline.config.load import read_resolved
+from pipeline.config.operations import REWARDS, WORKERS
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.address import read_ledger_url

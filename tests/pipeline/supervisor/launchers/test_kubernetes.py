@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.config.launching import KubernetesSection, LaunchSection, ResourcesSection
+from pipeline.config.operations import KubernetesSection, LaunchSection, ResourcesSection
 from pipeline.supervisor.launchers import kubernetes_objects as objects
 from pipeline.supervisor.launchers.kubernetes import KubernetesLauncher, manifests
 from pipeline.supervisor.launchers.seam import JobState, LaunchFailed

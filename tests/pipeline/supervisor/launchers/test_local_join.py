@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipeline.config.launching import LaunchSection
+from pipeline.config.operations import LaunchSection
 from pipeline.process.records import process_runs
 from pipeline.supervisor.launchers.build import dry_run, end_jobs, launcher_of
 from pipeline.supervisor.launchers.local_join import LocalJoinLauncher, state_folder

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.config.launching import LaunchSection, RaySection
+from pipeline.config.operations import LaunchSection, RaySection
 from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers.join_command import JoinCommand
 from pipeline.supervisor.launchers.ray_actors import RayLauncher, namespace, refuse_open

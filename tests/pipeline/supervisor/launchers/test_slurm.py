@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.launching import LaunchSection, ResourcesSection, SlurmSection
+from pipeline.config.operations import LaunchSection, ResourcesSection, SlurmSection
 from pipeline.supervisor.launchers.seam import JobState, LaunchFailed
 from pipeline.supervisor.launchers.slurm import SlurmLauncher, job_script
 from protocol.errors import ConfigError

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipeline.config.launching import LaunchSection, SshSection
+from pipeline.config.operations import LaunchSection, SshSection
 from pipeline.runtime.liveness import REPLACED_AFTER_S
 from pipeline.supervisor.launchers import host_jobs
 from pipeline.supervisor.launchers.host_jobs import HostRequest, answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.training.update_log.folder import LogWriter, read_log
-from pipeline.training.update_log.plan import Checkpoints, Plan, Source, make_plan, stretches, version_of
+from pipeline.training.update_log.plan import Checkpoints, Plan, Source, make_plan, update_spans, version_of
 from pipeline.training.update_log.records import Origin
 from tests.pipeline.training.update_log.logs import append_update, start
 
@@ -44,7 +44,7 @@ def segment(
 def plan(
     folder: Path, at_hand: Checkpoints | None = None, *, after: int | None = None, until: int | None = None
 ) -> Plan:
-    return make_plan(stretches(read_log(folder)), at_hand or {}, after=after, until=until)
+    return make_plan(update_spans(read_log(folder)), at_hand or {}, after=after, until=until)
 
 
 def told(made: Plan) -> list[tuple[Source, str | None, list[int], list[int]]]:
@@ -54,7 +54,7 @@ def told(made: Plan) -> list[tuple[Source, str | None, list[int], list[int]]]:
         (
             leg.source,
             leg.checkpoint,
-            [version_of(update) for update in leg.stretch.updates[leg.begin : leg.end]],
+            [version_of(update) for update in leg.span.updates[leg.begin : leg.end]],
             sorted(leg.kept),
         )
         for leg in made.legs

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.algorithms import build
-from pipeline.config.learning import DataSection, ModelSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import DataSection, ModelSection
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.training.update_log.records import FRAME_BYTES, pack_units, unpack_units
 from protocol.errors import ChecksumMismatch

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from pipeline.config.learning import DataSection, ModelSection
-from pipeline.config.running import GenerationSection
+from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import DataSection, ModelSection
 from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import TrajectoryId
 from tests.workers.engines.generation_contract import drain, request
@@ -108,7 +108,7 @@ class TestLocalEngine(LocalContract):
         assert len(drain(engine)) == 6
 
     def test_slot_attention_without_a_step_is_refused(self) -> None:
-        from workers.engines.generation.local.attention import slot_attention
+        from workers.engines.generation.local.cache import slot_attention
 
         states = torch.zeros(1, 2, 1, 32)
         with pytest.raises(EngineError, match="without a step"):

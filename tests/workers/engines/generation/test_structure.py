@@ -13,7 +13,7 @@ from pipeline.data.end_tokens import end_tokens
 from pipeline.data.tokenizer import load_text_tokenizer
 from tests.pipeline.op_config import MODEL, op_config
 from tests.workers.engines.generation_contract import drain, request
-from workers.engines.generation.local.build import build_local
+from workers.engines.generation.local.engine import build_local
 from workers.engines.model.loading import load_model, load_structure
 
 CPU = torch.device("cpu")

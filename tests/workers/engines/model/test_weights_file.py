@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from pipeline.weights.store import write_publication
 from protocol.errors import WeightsRejected
 from tests.workers.engines.tiny import tiny_model
-from workers.engines.generation.local.weights import replace_weights
+from workers.engines.generation.local.dense import replace_weights
 from workers.engines.model.weights_file import (
     ParityProbe,
     PublishedWeights,

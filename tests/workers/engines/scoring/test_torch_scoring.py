@@ -10,9 +10,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from pipeline.algorithms.objective import Objective
-from pipeline.config.learning import DataSection, ModelSection
-from pipeline.config.running import GenerationSection
+from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import DataSection, ModelSection
 from protocol.errors import DataError
 from tests.workers.engines.scoring_contract import ScoringContract
 from tests.workers.engines.tiny import make_samples, tiny_model

@@ -12,9 +12,9 @@ import torch
 
 from pipeline.algorithms import Algorithm, build
 from pipeline.config.catalogue import BUILT_IN, declare, rule_class
-from pipeline.config.learning import DataSection, ModelSection
-from pipeline.config.running import GenerationSection
+from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
+from pipeline.config.training import DataSection, ModelSection
 from pipeline.ledger.types import ClaimedUnit, Unit
 from tests.pipeline.algorithms.value_units import (
     Response,

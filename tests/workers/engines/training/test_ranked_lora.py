@@ -35,8 +35,8 @@ from tests.workers.engines.training.through_memory import ThroughMemory
 from workers.engines.build import build_training_backend
 from workers.engines.model.adapter import publish_merged
 from workers.engines.model.weights_file import publish_tensors
+from workers.engines.training.ranks.backend import RankedTraining
 from workers.engines.training.ranks.launch import is_rank
-from workers.engines.training.ranks.training import RankedTraining
 from workers.engines.training.seam import TrainingBackend
 
 # transformers imports DeepSpeed to save a model, where accelerate and DeepSpeed are both installed

@@ -40,8 +40,8 @@ from tests.workers.engines.subjects import (
 from tests.workers.engines.tiny import make_samples, plain_logprobs, tiny_model, with_old
 from tests.workers.engines.training.through_memory import ThroughMemory, during
 from workers.engines.model.weights_file import view_weights
+from workers.engines.training.ranks.backend import RankedTraining
 from workers.engines.training.ranks.launch import is_rank
-from workers.engines.training.ranks.training import RankedTraining
 from workers.engines.training.seam import StepResult, TrainingBackend
 
 PROPORTIONAL = Settings(learning_rate=1e6, eps=1e6, max_grad_norm=1e9)

@@ -18,8 +18,7 @@ from pipeline.training.live_states import StateLoan
 from protocol.errors import DataError, EngineError
 from tests.workers.engines.tiny import VOCABULARY, ragged, tiny_model
 from tests.workers.engines.training.through_memory import ThroughMemory, during
-from workers.engines.model.critic import value_head
-from workers.engines.model.loading import load_value_model
+from workers.engines.model.loading import load_value_model, value_head
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.regression import ValueSettings

@@ -16,18 +16,53 @@ large model would gain little: :func:`is_dense`."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.functional import embedding, linear
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from workers.engines.generation.local.attention import slot_attention
+from workers.engines.generation.local.cache import slot_attention
+from workers.engines.model.weights_file import PublishedWeights, fit_weights
 
 if TYPE_CHECKING:
     from workers.engines.generation.local.cache import DecodeStep, SlotCache
     from workers.engines.model.attention import PackedLayout
+
+
+def replace_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Make ``tensors`` the parameters and persistent buffers of ``model``, cast to its own type.
+    Raises WeightsRejected when they do not fit (:func:`fit_weights`): the model is as it was."""
+    state = model.state_dict(keep_vars=True)
+    chosen = fit_weights(state, tensors)
+    is_lasting = isinstance(tensors, PublishedWeights) and tensors.is_lasting
+    with torch.no_grad():
+        for name, tensor in chosen.items():
+            own = state[name]
+            if is_lasting and tensor.dtype == own.dtype and tensor.device == own.device:
+                own.data = tensor
+            else:
+                own.copy_(tensor)
+
+
+@torch.no_grad()
+def unserved_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of tensors that ``model`` does not compute with, bit for bit once cast."""
+    state = model.state_dict(keep_vars=True)
+    chosen = fit_weights(state, tensors)
+    return [name for name, tensor in chosen.items() if not _is_same(state[name].detach(), tensor.detach())]
+
+
+def _is_same(own: torch.Tensor, published: torch.Tensor) -> bool:
+    if own.data_ptr() == published.data_ptr() and own.dtype == published.dtype and own.device == published.device:
+        return True
+    wanted = published.to(device=own.device, dtype=own.dtype)
+    # as bytes: weights that have diverged are the same although NaN is not equal to itself
+    return torch.equal(
+        own.contiguous().reshape(-1).view(torch.uint8), wanted.contiguous().reshape(-1).view(torch.uint8)
+    )
+
 
 MOST_WEIGHTS: Final = 50_000_000
 """A larger model keeps transformers' forward, whose calls are less than a tenth of its steps."""

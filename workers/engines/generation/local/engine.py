@@ -14,28 +14,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.data.end_tokens import end_tokens
+from pipeline.data.tokenizer import load_text_tokenizer
 from protocol.errors import Diverged, EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
-from workers.engines.generation.local.choice import make_forward
-from workers.engines.generation.local.forward import SlotForward
+from workers.engines.generation.local.forward import SlotForward, make_forward
 from workers.engines.generation.local.lone import LoneForward
 from workers.engines.generation.local.slots import Occupant, SlotTable
 from workers.engines.generation.sampling import Distributions, sample
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
-from workers.engines.generation.stopping import StopSearch, stop_search
 from workers.engines.generation.torch_weights import TorchWeights
-from workers.engines.generation.windows import check_request, is_live_already
+from workers.engines.generation.windows import StopSearch, check_request, is_live_already, stop_search
+from workers.engines.model.loading import load_model, load_structure, resolve_device, resolve_dtype
 from workers.engines.model.rng import uniforms
 
 if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
     from pipeline.data.tokenizer import TextTokenizer
+
 
 ADMIT_SHARE = 16
 """New requests enter once 1 / ADMIT_SHARE of the slots is free: any prefill costs about a step."""
@@ -285,3 +289,22 @@ class LocalEngine(TorchWeights):
 
 def _context_of(request: WindowRequest) -> np.ndarray:
     return np.concatenate([request.prompt_tokens, request.response_tokens]).astype(np.int32)
+
+
+def build_local(config: RunConfig, model_path: Path) -> LocalEngine:
+    """Make an engine around a folder's model. Raises DataError, ConfigError or EngineError."""
+    generation = config.generation
+    device = resolve_device(generation.device)
+    if device.type == "cpu":
+        torch.set_num_threads(generation.threads)
+    # a joined host's folder has no weights: the learner's first version brings them
+    load = load_model if any(model_path.glob("*.safetensors")) else load_structure
+    model = load(model_path, resolve_dtype(generation.dtype), device)
+    tokenizer = load_text_tokenizer(model_path)
+    return LocalEngine(
+        model,
+        num_slots=generation.num_slots,
+        stop_token_ids=end_tokens(model_path, tokenizer, generation.stop_token_ids),
+        kv_policy=generation.kv_policy,
+        tokenizer=tokenizer,
+    )

@@ -15,7 +15,7 @@ import torch
 
 from pipeline.process import work
 from protocol.errors import EngineError
-from workers.engines.generation.local.weights import replace_weights, unserved_weights
+from workers.engines.generation.local.dense import replace_weights, unserved_weights
 from workers.engines.model.trial import attend_eagerly
 
 if TYPE_CHECKING:

@@ -34,13 +34,11 @@ from protocol.errors import Diverged, EngineDied, EngineError, ParityFailed
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
-from workers.engines.generation.stopping import StopSearch, stop_search
 from workers.engines.generation.torch_weights import TorchWeights
 from workers.engines.generation.vllm.core import Core, CoreRequest, CoreSample
-from workers.engines.generation.windows import check_request, is_live_already
-from workers.engines.model.check_weights import fit_weights
+from workers.engines.generation.windows import StopSearch, check_request, is_live_already, stop_search
 from workers.engines.model.rng import stream_key
-from workers.engines.model.weights_file import ParityProbe, PublishedWeights
+from workers.engines.model.weights_file import ParityProbe, PublishedWeights, fit_weights
 
 if TYPE_CHECKING:
     from pipeline.data.tokenizer import TextTokenizer

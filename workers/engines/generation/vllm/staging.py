@@ -38,7 +38,7 @@ class Staging:
         self._version = -1
         self._tensors: PublishedWeights | None = None
 
-    def begin(self, path: Path, policy_version: int) -> bool:
+    def start_reading(self, path: Path, policy_version: int) -> bool:
         """Begin to copy a version in place of the one before; return whether there is room."""
         self._end()
         if _free_bytes(self._device) < _ROOM * path.stat().st_size:
@@ -53,7 +53,7 @@ class Staging:
         """Whether nothing is being copied."""
         return self._thread is None or not self._thread.is_alive()
 
-    def take(self, policy_version: int) -> PublishedWeights | None:
+    def pop(self, policy_version: int) -> PublishedWeights | None:
         """Return a version and forget it; None when it is not staged. Another one stays."""
         return self._end() if policy_version == self._version else None
 

@@ -171,7 +171,7 @@ class WorkerExtension:
 
     def headrace_stage(self, path: str, policy_version: int) -> bool:
         """Begin to bring a version to this rank's device; return whether there is room for it."""
-        return self._headrace_staging().begin(Path(path), policy_version)
+        return self._headrace_staging().start_reading(Path(path), policy_version)
 
     def headrace_is_staged(self) -> bool:
         """Whether the staging has ended."""
@@ -179,7 +179,7 @@ class WorkerExtension:
 
     def headrace_load_file(self, path: str, policy_version: int) -> None:
         """Take a version: its staged tensors, else its file, of which each rank has its share."""
-        staged = self._headrace_staging().take(policy_version)
+        staged = self._headrace_staging().pop(policy_version)
         self.headrace_load((staged or read_weights(Path(path))).items())
 
     def headrace_load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

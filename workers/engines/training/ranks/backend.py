@@ -5,20 +5,49 @@ the micro-batches. So the sum over ranks is that of one process, in another orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from pipeline.algorithms.batching import TrainingSample, plan_ranks
+from pipeline.process import work
 from pipeline.training.live_states import LiveState
 from pipeline.training.snapshots import KeptState
+from pipeline.training.spikes import NO_LIMITS, StepLimits
+from protocol.errors import EngineError
+from workers.engines.model.optimizer import GRADIENT
+from workers.engines.model.packed import memory_errors
 from workers.engines.scoring.seam import ScoringRequest
-from workers.engines.training.ranks.messages import Command
+from workers.engines.training.policy_gradient import (
+    BatchSums,
+    ForwardSettings,
+    accumulate_gradient,
+    batch_totals,
+    check_samples,
+    sample_logprobs,
+)
+from workers.engines.training.publishing import PublishSettings, TorchPublishing
+from workers.engines.training.ranks.messages import Command, Evaluate, Score, SetRate, Step, ValueStep
 from workers.engines.training.ranks.sharded import ShardedModel
-from workers.engines.value.seam import ValueSample
+from workers.engines.training.seam import StepResult
+from workers.engines.training.torch import MEMORY_ADVICE
+from workers.engines.value.regression import (
+    RegressionSums,
+    ValueSettings,
+    accumulate_regression,
+    check_value_samples,
+    compute_values,
+    value_step_result,
+)
+from workers.engines.value.seam import ValueSample, ValueStepResult
+from workers.engines.value.torch import MEMORY_ADVICE as VALUE_MEMORY_ADVICE
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.objective import Objective
+    from workers.engines.model.adapter import Adapter
 
 
 class RankedBackend:
@@ -76,3 +105,140 @@ class RankedBackend:
             everything[ends[index] - lengths[index] : ends[index]] = values
         # one rank has each, the others 0: a sum brings them together as they are
         return np.split(self._group.sum(torch.from_numpy(everything)).numpy(), ends[:-1])
+
+
+class RankedTraining(RankedBackend, TorchPublishing):
+    """A policy in shares."""
+
+    def __init__(
+        self, model: ShardedModel, forward: ForwardSettings, publishing: PublishSettings | None = None
+    ) -> None:
+        super().__init__(model, micro_batch_tokens=forward.micro_batch_tokens)
+        self.publishing = publishing or PublishSettings()
+
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Return float32 [response tokens] for each sample, at the sampling temperature."""
+        return self._lead.run(Score(list(samples)), self.obey) if samples else []
+
+    def step(
+        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
+    ) -> StepResult:
+        """Do one step by the seam's contract. Raises EngineError, or EngineDied without a rank."""
+        check_samples(samples, objective)
+        return self._lead.run(Step(list(samples), objective, limits), self.obey)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Have all ranks step at another rate, by the seam's contract."""
+        self._lead.run(SetRate(learning_rate), self.obey)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Gather the weights, an adapter merged in, then yield them by name, tied ones once."""
+        return self._model.tensors()
+
+    def adapter(self) -> Adapter | None:
+        """Gather the adapter, if one is trained."""
+        return self._model.adapter()
+
+    def obey(self, command: Command) -> Any:
+        """Carry out a command, with all ranks at once; the return value is meant for rank 0."""
+        match command:
+            case Score():
+                return self._score(command.samples)
+            case Step():
+                return self._step(command.samples, command.objective, command.limits)
+            case SetRate():
+                return self._shards.set_learning_rate(command.learning_rate)
+            case _:
+                return super().obey(command)
+
+    def _score(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        own = sample_logprobs(self._shards.module, samples, self._plan(samples), self._group.device)
+        return self._bring_together([sample.response_length for sample in samples], own)
+
+    def _step(self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits) -> StepResult:
+        shards = self._shards
+        try:
+            with memory_errors(self._max_tokens, MEMORY_ADVICE):
+                with work.part(GRADIENT):
+                    sums = accumulate_gradient(
+                        shards.module,
+                        samples,
+                        objective,
+                        self._plan(samples),
+                        self._group.device,
+                        backward=shards.backward,
+                        loss_scale=self._loss_scale,
+                    )
+                totals = batch_totals(samples, objective, self._over_ranks(sums))
+                self._model.wait_for_loans()
+                step = shards.step(totals.loss, limits)
+        finally:
+            shards.clear()
+        return StepResult(
+            step.applied, totals.loss, step.grad_norm, step.learning_rate, totals.metrics, totals.num_tokens
+        )
+
+    def _over_ranks(self, sums: BatchSums) -> BatchSums:
+        stacked = self._group.sum(torch.stack(list(sums.sums.values())))
+        largest = self._group.largest(sums.largest.clone())
+        return BatchSums(dict(zip(sums.sums, stacked.unbind(), strict=True)), largest)
+
+
+class RankedValue(RankedBackend):
+    """A value model in shares."""
+
+    def __init__(self, model: ShardedModel, settings: ValueSettings) -> None:
+        super().__init__(model, micro_batch_tokens=settings.micro_batch_tokens)
+        self._settings = settings
+
+    def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
+        """Return V before each token of each tail. Raises EngineError or EngineDied."""
+        for request in requests:
+            if not 0 <= request.num_scored < request.tokens.size:
+                raise EngineError(
+                    f"a request has {request.tokens.size} tokens of which {request.num_scored} are to be valued; at least one "
+                    "token must come before the valued ones: start prompts with a token"
+                )
+        return self._lead.run(Evaluate(list(requests)), self.obey) if requests else []
+
+    def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
+        """Do one step by the seam's contract. Raises EngineError, or EngineDied without a rank."""
+        check_value_samples(samples)
+        return self._lead.run(ValueStep(list(samples)), self.obey)
+
+    def obey(self, command: Command) -> Any:
+        """Carry out a command, with all ranks at once; the return value is meant for rank 0."""
+        match command:
+            case Evaluate():
+                return self._evaluate(command.requests)
+            case ValueStep():
+                return self._step(command.samples)
+            case _:
+                return super().obey(command)
+
+    def _evaluate(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
+        with memory_errors(self._max_tokens, VALUE_MEMORY_ADVICE):
+            own = compute_values(self._shards.module, requests, self._plan(requests), self._group.device)
+        return self._bring_together([request.num_scored for request in requests], own)
+
+    def _step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
+        shards, settings = self._shards, self._settings
+        try:
+            with memory_errors(self._max_tokens, VALUE_MEMORY_ADVICE):
+                with work.part(GRADIENT):
+                    part = accumulate_regression(
+                        shards.module,
+                        samples,
+                        settings,
+                        self._plan(samples),
+                        self._group.device,
+                        backward=shards.backward,
+                        loss_scale=self._loss_scale,
+                    )
+                figures = self._group.sum(torch.stack([part.loss, part.clipped]))
+                sums = RegressionSums(figures[0], figures[1], self._group.sum(part.values))
+                self._model.wait_for_loans()
+                step = shards.step(float(sums.loss))
+        finally:
+            shards.clear()
+        return value_step_result(samples, settings, sums, step)

@@ -6,26 +6,29 @@ others. The build waits for the other ranks to come, and for the disk while the 
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.config.load import to_toml
+from pipeline.config.load import read_resolved, to_toml
+from pipeline.process.exit_codes import exit_code_of
+from protocol.errors import HeadraceError
+from protocol.ids import Role
 from workers.engines.model.checkpoint_files import make_skeleton
 from workers.engines.model.layers import enable_gradient_checkpointing
 from workers.engines.model.loading import load_model, load_value_model
-from workers.engines.model.optimizer import OptimizerSettings
-from workers.engines.model.optimizers import embedding_names, freeze
+from workers.engines.model.optimizer import OptimizerSettings, embedding_names, freeze
 from workers.engines.model.packed import keep_packed
 from workers.engines.training.policy_gradient import ForwardSettings, PackedPolicy
 from workers.engines.training.publishing import PublishSettings, publish_settings
+from workers.engines.training.ranks.backend import RankedTraining, RankedValue
 from workers.engines.training.ranks.group import Group, join, peers
-from workers.engines.training.ranks.lead import Lead
+from workers.engines.training.ranks.messages import Command, Idle, Lead, Stop, decode
 from workers.engines.training.ranks.sharded import ShardedModel, Shards
-from workers.engines.training.ranks.training import RankedTraining
-from workers.engines.training.ranks.value import RankedValue
 from workers.engines.training.torch import (
     forward_settings,
     lora_settings,
@@ -39,8 +42,8 @@ from workers.engines.value.torch import value_optimizer_settings, value_settings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from pipeline.config.learning import DeepSpeedSection
     from pipeline.config.schema import RunConfig
+    from pipeline.config.training import DeepSpeedSection
     from workers.engines.training.lora import LoraSettings
 
 
@@ -164,3 +167,25 @@ def _share_out(
 
         shards = ZeroShards(module, model, optimizer, ranks.group, zero)
     return ShardedModel(form, shards, optimizer, ranks.group, ranks.lead, trained=trained, dtype=dtype)
+
+
+def follow(group: Group, obey: Callable[[Command], Any]) -> None:
+    """Carry out commands until rank 0 stops. Raises EngineDied, and the errors of ``obey``."""
+    with peers():
+        while not isinstance(command := decode(group.broadcast_bytes(None)), Stop):
+            if not isinstance(command, Idle):
+                obey(command)
+
+
+def follower(role: Role, run_dir: Path, rank: int) -> int:
+    """Run one of the other ranks of a run's learner or value worker; return the exit code."""
+    from workers.engines.training.ranks import build
+
+    try:
+        config = read_resolved(run_dir)
+        ranks, backend = build.ranked_training(config) if role is Role.LEARNER else build.ranked_value(config)
+        follow(ranks.group, backend.obey)
+    except HeadraceError as error:
+        sys.stderr.write(f"{role}, rank {rank}: {error}\n")
+        return exit_code_of(error)
+    return 0

@@ -32,8 +32,7 @@ from workers.engines.model.checkpoint_files import STEP, TrainingState, rng_tens
 from workers.engines.model.live_state import WEIGHT, copy_of
 from workers.engines.model.weights_file import spec_of
 from workers.engines.training.ranks.group import Group
-from workers.engines.training.ranks.lead import Lead
-from workers.engines.training.ranks.messages import Command, Lend
+from workers.engines.training.ranks.messages import Command, Lead, Lend
 
 _LOOK_S = 0.003
 _LIMIT_S = 50.0

@@ -37,9 +37,8 @@ from workers.engines.model.checkpoint_files import (
 from workers.engines.model.live_state import StateCopier, check_weights, read_kept
 from workers.engines.model.optimizer import AppliedStep, OptimizerSettings
 from workers.engines.training.ranks.group import Group
-from workers.engines.training.ranks.lead import Lead
 from workers.engines.training.ranks.lending import LentShards, ShareLender
-from workers.engines.training.ranks.messages import Command, Gather, Lend, Put
+from workers.engines.training.ranks.messages import Command, Gather, Lead, Lend, Put
 from workers.engines.training.trained_weights import WeightsForm
 
 

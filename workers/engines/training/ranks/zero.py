@@ -23,13 +23,12 @@ from pipeline.config.shares import lends_shares
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from workers.engines.model.checkpoint_files import STEP
-from workers.engines.model.optimizer import AppliedStep, OptimizerSettings
-from workers.engines.model.optimizers import make_optimizers
+from workers.engines.model.optimizer import AppliedStep, OptimizerSettings, make_optimizers
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lending import ShareRange
 
 if TYPE_CHECKING:
-    from pipeline.config.learning import DeepSpeedSection
+    from pipeline.config.training import DeepSpeedSection
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

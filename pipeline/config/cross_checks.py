@@ -1,0 +1,96 @@
+"""Rules across sections, checked by ``pipeline.config.schema``: sampling, length limits, and runs of
+recorded responses.
+
+The learner divides all logits by the temperature (``RunConfig.training_temperature``) and does
+nothing else to the distribution. So training may set the temperature; the other settings of the
+distribution are for evaluation only."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pipeline.config.data_sets import SHAPING, EvaluationSection
+from pipeline.config.runtime import GenerationSection
+from pipeline.config.training import AlgorithmSection, DataSection, RewardSection, StalenessSection
+
+_LEAST_OF_VLLM: Final = 0.01
+"""vLLM samples at this temperature when a lower one is set, but for 0."""
+
+
+def check_sampling(generation: GenerationSection, evaluation: EvaluationSection) -> None:
+    """Raise ValueError for sampling that the learner's log-probs do not follow, or vLLM changes."""
+    for name, off in SHAPING.items():
+        given = getattr(generation, name)
+        if given == off:
+            continue
+        if name.endswith("penalty"):
+            what = "a distribution that depends on how often each token came"
+            why = "The learner's log-probs do not depend on it"
+        else:
+            what = "a truncated distribution"
+            why = "The learner computes log-probs of the whole distribution"
+        raise ValueError(
+            f"generation.{name} is {given:g}, {what}; expected {off} in training. {why}, so its ratios would be wrong. "
+            f"Leave it at {off}; evaluation.{name} may be set"
+        )
+    if generation.engine == "vllm":
+        temperatures = {"generation": generation.temperature} | {
+            what: one.temperature for what, one in evaluation.named()
+        }
+        for what, temperature in temperatures.items():
+            if 0.0 < temperature < _LEAST_OF_VLLM:
+                raise ValueError(
+                    f"{what}.temperature is {temperature:g}, and vLLM samples at {_LEAST_OF_VLLM} then; expected at least "
+                    f"{_LEAST_OF_VLLM}{', or 0 (greedy)' if what != 'generation' else ''}: raise it"
+                )
+
+
+def check_limits(generation: GenerationSection, data: DataSection, evaluation: EvaluationSection) -> None:
+    """Raise ValueError for a set whose responses may be longer than the run's."""
+    limits = {what: one.max_response_tokens for what, one in evaluation.named()}
+    limits |= {f"data.sets {one.name}": one.max_response_tokens for one in data.sets}
+    for what, limit in limits.items():
+        if limit is not None and limit > generation.max_response_tokens:
+            raise ValueError(
+                f"{what}.max_response_tokens is {limit}, above generation.max_response_tokens "
+                f"{generation.max_response_tokens}, for which engines and ledger have room; lower it, or raise "
+                "generation.max_response_tokens"
+            )
+
+
+def check_punishment(reward: RewardSection, data: DataSection) -> None:
+    """Raise ValueError for a set with a limit of its own beside one interval of punishment."""
+    for one in data.sets:
+        if one.max_response_tokens is not None and "soft" in reward.overlong:
+            raise ValueError(
+                f"data.sets {one.name}.max_response_tokens is {one.max_response_tokens}, and reward.overlong is "
+                f"{reward.overlong}, which punishes relative to generation.max_response_tokens in every set; remove "
+                f"the set's limit, or set reward.overlong to filter or none"
+            )
+
+
+def check_recorded(data: DataSection, algorithm: AlgorithmSection, staleness: StalenessSection) -> None:
+    """Raise ValueError for settings that recorded responses cannot fulfil."""
+    if not data.responses:
+        return
+    if algorithm.group_size != 1:
+        raise ValueError(
+            f"algorithm.group_size is {algorithm.group_size}, but a line of data.responses is one response, compared with "
+            "no others; set algorithm.group_size to 1"
+        )
+    reading = {
+        "importance": algorithm.importance != "none",
+        "rejection": algorithm.rejection != "none",
+        "proximal": algorithm.proximal != "recompute",
+    }
+    for name in (name for name, reads in reading.items() if reads):
+        expected = "recompute" if name == "proximal" else "none"
+        raise ValueError(
+            f"algorithm.{name} is {getattr(algorithm, name)}, which reads the log-probs of the policy that sampled, and of "
+            f"data.responses these are unknown; set algorithm.{name} to {expected}"
+        )
+    if staleness.late != "wait":
+        raise ValueError(
+            f"staleness.late is {staleness.late}, which drops responses that wait too long, but a recorded response does not "
+            "age; set staleness.late to wait"
+        )

@@ -1,0 +1,162 @@
+"""The learner's wait for work: it asks for a batch until it gets one, and runs periodic tasks meanwhile.
+
+The wait ends with the answer or with the drain. Periodic tasks start with the first "not yet" and
+have ended when the wait returns, so none runs during an update. A task keeps its pace from one wait
+to the next. ``Forecast`` sets the pause between two requests, ``CriticWatch`` reads the critic's gate
+from the value worker's heartbeat. While the gate is closed, ready units are dropped, which makes room
+for new work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pipeline.ledger.types import ClaimRefused, ClaimWait, DropReason
+from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.training.critic_gate import CriticView, opens, view_critic
+from protocol.ids import Role
+
+
+class CriticWatch:
+    """Watches the value worker. A gate once open stays open, even when that worker is lost."""
+
+    def __init__(self, ctx: ActorContext, *, was_open: bool) -> None:
+        self._ctx = ctx
+        self.is_open = was_open or opens((), num_steps=0, settings=ctx.config.value)
+        self.view = CriticView(self.is_open, True, "")
+        """As the last look found it."""
+
+    async def poll(self) -> None:
+        """Read the value worker's heartbeat."""
+        beats = await self._ctx.registry.heartbeats(Role.VALUE)
+        self.view = view_critic(beats, self._ctx.config)
+        self.is_open |= self.view.is_open
+
+    @property
+    def trouble(self) -> str:
+        """Why no values come, in words; empty while the value worker is well."""
+        return "" if self.view.is_live else self.view.detail
+
+    async def drop_batch(self, policy_version: int) -> ClaimRefused | None:
+        """Claim a batch and drop it for ``value_warmup``; return the refusal if there is none. The
+        drop returns credit: generation goes on. The value worker keeps its finished responses."""
+        ledger, who = self._ctx.ledger, self._ctx.who
+        claim = await ledger.claim(who, policy_version=policy_version)
+        if isinstance(claim, ClaimRefused):
+            return claim
+        for unit in claim.units:
+            await ledger.drop(who, claim, unit, DropReason.VALUE_WARMUP)
+        await ledger.settle(who, (claim.claim_id,))
+        self._ctx.progress()
+        return None
+
+
+class Forecast:
+    """Waits half of the time that the missing units will take at the rate so far: the last poll is
+    in time. While nothing comes, or none is missing, it waits a tenth of the time waited."""
+
+    def __init__(self, *, least_s: float, most_s: float) -> None:
+        self._least_s, self._most_s = least_s, most_s
+        self._first: tuple[float, int] | None = None
+
+    def pause_s(self, now_s: float, *, num_ready: int, num_needed: int) -> float:
+        """Return the seconds to wait before the next request."""
+        # the first look, or some were dropped
+        if self._first is None or num_ready < self._first[1]:
+            self._first = now_s, num_ready
+        begin_s, begin = self._first
+        missing, come, waited_s = num_needed - num_ready, num_ready - begin, now_s - begin_s
+        pause_s = 0.5 * missing * waited_s / come if come and missing > 0 else 0.1 * waited_s
+        return min(max(pause_s, self._least_s), self._most_s)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """There is no answer yet; the request is repeated after a pause."""
+
+    pause_s: float
+
+
+@dataclass(slots=True)
+class PeriodicTask:
+    """Work that is due every so often while the learner waits."""
+
+    name: str
+    every_s: float
+    do: Callable[[], Awaitable[None]]
+    due_s: float = 0.0
+    """By the actor's monotonic clock."""
+    is_at_work: bool = False
+    bell: asyncio.Event = field(default_factory=asyncio.Event)
+    """Rung when the wait is over."""
+
+
+def wait_words(refused: ClaimRefused, trouble: str = "") -> str:
+    """Return what an update waits for; ``trouble``: of the critic, in words."""
+    what = f"{refused.num_ready} of {refused.num_needed} ready"
+    if refused.wait is ClaimWait.LATE_WORK:
+        what = f"{refused.oldest_running}, which would be too stale after this update"
+    elif refused.oldest_running:
+        what += f"; the oldest that is not is {refused.oldest_running}"
+    return f"{trouble}; {what}" if trouble else what
+
+
+class ClaimLoop:
+    """Waits for one answer at a time."""
+
+    def __init__(self, ctx: ActorContext, tasks: Sequence[PeriodicTask]) -> None:
+        self._ctx = ctx
+        self._periodic = tasks
+        self._began_s = 0.0
+        self._is_over = True
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the present wait began; 0 outside of one."""
+        return 0.0 if self._is_over else self._ctx.clock.monotonic() - self._began_s
+
+    async def until(self, ask: Callable[[], Awaitable[T | NotYet]]) -> T | None:
+        """Return the first answer of ``ask``, None at the drain. Errors of tasks propagate."""
+        ctx = self._ctx
+        self._began_s = ctx.clock.monotonic()
+        answer = await ask()
+        if not isinstance(answer, NotYet):
+            return answer
+        self._is_over = False
+        async with asyncio.TaskGroup() as tasks:
+            for task in self._periodic:
+                tasks.create_task(self._repeat(task), name=f"task-{task.name}")
+            try:
+                while isinstance(answer, NotYet) and not ctx.draining.is_set():
+                    await ctx.clock.sleep(answer.pause_s)
+                    answer = await ask()
+            finally:
+                self._end()
+        return None if isinstance(answer, NotYet) else answer
+
+    async def _repeat(self, task: PeriodicTask) -> None:
+        while not self._is_over:
+            wait_s = task.due_s - self._ctx.clock.monotonic()
+            if wait_s > 0.0:
+                task.bell.clear()
+                await self._ctx.clock.wait(task.bell, wait_s)
+                continue
+            task.is_at_work = True
+            try:
+                await task.do()
+            finally:
+                task.is_at_work = False
+                task.due_s = self._ctx.clock.monotonic() + task.every_s
+
+    def _end(self) -> None:
+        self._is_over = True
+        for task in self._periodic:
+            task.bell.set()
+        if names := [task.name for task in self._periodic if task.is_at_work]:
+            self._ctx.waiting_for(WaitingFor.COMPUTE, ", ".join(names))

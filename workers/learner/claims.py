@@ -1,0 +1,187 @@
+"""The units of a claim: their chunks as flow records, and units that cannot be trained on, each dropped
+as a dead letter.
+
+A unit is bad when its arrays hold NaN or infinity, or when an optimiser step on its responses was
+refused twice (not finite, or a spike). Such a step has responses of several units, and which of them
+is at fault is unknown, so all are dropped, though some of their responses may have been in other
+steps of the update. Units of a claim in which no token trains are dropped for want of signal instead.
+``headrace ledger dead-letters`` lists bad units and admits their prompts again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.ledger.types import Claim, ClaimedUnit, DropReason, UnitLetter
+from pipeline.observability.history import RefusedRow
+from pipeline.runtime.clock import Clock
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.flow_recorder import FlowRecorder
+from pipeline.runtime.open_messages import Inbox, Parcel
+from protocol.errors import Diverged
+from protocol.ids import ChunkId
+from workers.learner.policy_update import BlamedStep, Stepped
+from workers.learner.update_row import refused_row
+
+_MAX_NAMES = 8
+
+
+class BadData:
+    """Drops the bad units of one learner's claims."""
+
+    def __init__(self, ctx: ActorContext) -> None:
+        self._ctx = ctx
+        self._num_in_a_row = 0
+        """Claims that were dropped whole since the last update."""
+
+    async def refuse(self, claim: Claim, units: Sequence[ClaimedUnit], refused: Iterable[NonFiniteUnit]) -> set[str]:
+        """Drop units whose arrays are not finite; return their names."""
+        by_name = {unit.name: unit for unit in units}
+        found = set[str]()
+        for one in refused:
+            self._ctx.log.error("non_finite_unit", unit=one.unit, error=str(one))
+            await self._drop(claim, by_name[one.unit], str(one))
+            found.add(one.unit)
+        return found
+
+    async def blame(
+        self, claim: Claim, units: Sequence[ClaimedUnit], blamed: Iterable[BlamedStep], update: int
+    ) -> set[str]:
+        """Drop the units of steps that were refused twice; return their names. Those of spikes that
+        were trained on are named in the log alone."""
+        owners = {name: unit for unit in units for name in _names_of(unit)}
+        found = set[str]()
+        for step in blamed:
+            at_fault = {owners[name].name: owners[name] for name in step.samples}
+            result = step.result
+            if result.applied:
+                self._ctx.log.warning(
+                    "spike_trained",
+                    update=update,
+                    units=[*at_fault],
+                    loss=result.loss,
+                    grad_norm=result.grad_norm,
+                    loss_limit=step.limits.loss,
+                    grad_norm_limit=step.limits.grad_norm,
+                    action="it was the same when it was made again, and learner.spikes is train",
+                )
+                continue
+            numbers, what = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}", "not finite"
+            if step.is_spike:
+                what = "a spike"
+                numbers += f", above {step.limits.loss:g} or {step.limits.grad_norm:g}"
+            words = (
+                f"a step of update {update} on {len(step.samples)} responses was {what}, and the same when it was made "
+                f"again: {numbers}; it was not committed"
+            )
+            names = ", ".join([*at_fault][:_MAX_NAMES]) + (", ..." if len(at_fault) > _MAX_NAMES else "")
+            self._ctx.log.error(
+                "step_blamed_on_data",
+                update=update,
+                units=[*at_fault],
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                action="its units are dead letters, and training goes on without them",
+            )
+            self._ctx.worker_state.report_not_committed(f"{words}; its units are dead letters: {names}")
+            for name, unit in at_fault.items():
+                if name not in found:
+                    await self._drop(claim, unit, f"{words}; its units: {', '.join(at_fault)}")
+            found |= at_fault.keys()
+        return found
+
+    async def give_up(
+        self, claim: Claim, units: Sequence[ClaimedUnit], stepped: Stepped, update: int, version: int
+    ) -> RefusedRow:
+        """Return what is left of a claim of which nothing was trained on; return its row for the
+        history. Weights, their ``version`` and their snapshot stay. Raises Diverged when so many
+        claims in a row came to nothing."""
+        ctx = self._ctx
+        self._num_in_a_row += 1
+        returned = await ctx.ledger.return_claim(ctx.who, claim.claim_id)
+        trajectories = [chunks[0].chunk.trajectory for unit in units for chunks in unit.trajectories]
+        for trajectory in trajectories:
+            ctx.spans.forget(str(trajectory))
+        row = refused_row(update, version, len(trajectories), stepped.results)
+        ctx.count("refused_steps", row.num_refused_steps)
+        ctx.counters["loss"] = row.loss
+        ctx.log.error(
+            "update_refused",
+            update=update,
+            units_returned=returned,
+            in_a_row=self._num_in_a_row,
+            action="no step was applied: no version is published, and the next update has this number",
+        )
+        if self._num_in_a_row >= ctx.config.learner.max_bad_steps:
+            raise Diverged(
+                f"{self._num_in_a_row} claims in a row led to no step, because none of their responses or no step "
+                "on them was finite, so a single batch is not to blame; see `headrace ledger dead-letters list` for what "
+                f"was not finite, then continue from the last checkpoint with `headrace up --resume {ctx.run_dir}`"
+            )
+        return row
+
+    async def drop_untrained(self, claim: Claim, units: Sequence[ClaimedUnit], update: int) -> int:
+        """Drop a claim of whose tokens the rule trains none, for want of signal: no response is
+        right, or judged. Return its number of groups."""
+        ctx = self._ctx
+        for unit in units:
+            await ctx.ledger.drop(ctx.who, claim, unit.name, DropReason.NO_SIGNAL)
+        await ctx.ledger.return_claim(ctx.who, claim.claim_id)
+        trajectories = {chunks[0].chunk.trajectory for unit in units for chunks in unit.trajectories}
+        for trajectory in trajectories:
+            ctx.spans.forget(str(trajectory))
+        ctx.log.warning(
+            "nothing_to_train",
+            update=update,
+            units=len(units),
+            action="they are dropped, no version is published, and the next update has this number",
+        )
+        return len({trajectory.group for trajectory in trajectories})
+
+    def trained(self) -> None:
+        """Take note that a claim was trained on."""
+        self._num_in_a_row = 0
+
+    async def _drop(self, claim: Claim, unit: ClaimedUnit, error: str) -> None:
+        letter = UnitLetter(unit.trajectories[0][-1].chunk.id, error)
+        await self._ctx.ledger.drop(self._ctx.who, claim, unit.name, DropReason.NON_FINITE, letter)
+
+
+def _names_of(unit: ClaimedUnit) -> Iterable[str]:
+    """Return the names that samples of a unit may have."""
+    for member in unit.trajectories:
+        yield str(member[0].chunk.trajectory)
+        yield from (str(scored.chunk.id) for scored in member)
+
+
+class ClaimedChunks:
+    """The learner's end of the way of chunks: the ledger's claims, in place of a mailbox."""
+
+    def __init__(self, worker: str, clock: Clock, flow: FlowRecorder) -> None:
+        self._inbox = Inbox(worker, clock, flow)
+        self._open: dict[ChunkId, str] = {}
+        """Each chunk's unit."""
+
+    def claimed(self, units: Sequence[ClaimedUnit], version: int) -> None:
+        """Take the units of an update that will publish ``version``."""
+        for unit in units:
+            for scored in (each for chunks in unit.trajectories for each in chunks):
+                chunk = scored.chunk
+                self._open[chunk.id] = unit.name
+                self._inbox.took(chunk.id, parcel=Parcel(str(chunk.id), chunk.num_tokens, version))
+
+    def begun(self) -> None:
+        """Record the begin of the update."""
+        self._inbox.begun(self._open)
+
+    def trained(self) -> None:
+        """Record its end: the version is to be published."""
+        for chunk in self._open:
+            self._inbox.done(chunk)
+
+    def published(self, dropped: Collection[str]) -> None:
+        """End them all. Those of the ``dropped`` units were not trained on."""
+        self._inbox.ended([chunk for chunk, unit in self._open.items() if unit in dropped])
+        for chunk in self._open:
+            self._inbox.stored(chunk)
+        self._open.clear()
