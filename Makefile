@@ -165,7 +165,7 @@ $(DOCS)/.run: $(VENV)/.dev
 	@touch $@
 
 docs: $(DOCS)/.run ## the documentation site, in site/: any broken link, anchor or warning fails
-	$(DOCS)/bin/python -m ops.docs build site
+	$(DOCS)/bin/python -m ops.docs site
 
 # every test: make test test-vllm test-lora
 test: test-units test-fleets ## every test, integration included, but those of vLLM and LoRA (JOBS=2 fleets, UNIT_JOBS=4 units at a time)

@@ -1,9 +1,17 @@
 """The settings of Sphinx. The pages need nothing from elsewhere: no font, script or style."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from ops.docs import nav
+from ops.docs.site import SETTINGS, ending
+
 project = "Headrace"
 author = "Headrace contributors"
 extensions = ["myst_parser"]
-root_doc = "index"
+root_doc = nav.INDEX.removesuffix(".md")
+include_patterns = [*nav.pages(), f"{SETTINGS}/*.md"]
 
 html_theme = "furo"
 html_title = "Headrace"
@@ -21,3 +29,8 @@ highlight_language = "text"
 # Deep enough for every heading that a document links to.
 myst_heading_anchors = 6
 myst_enable_extensions = ["attrs_block"]
+
+
+def setup(app: Any) -> None:
+    """Let pages end with what is generated for them."""
+    app.connect("source-read", lambda _, page, source: source.append(source.pop() + ending(f"{page}.md")))

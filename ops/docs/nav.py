@@ -1,6 +1,6 @@
-"""Which pages the site has, in which order, and where each has its source.
+"""Which documents are pages of the site, and in which order.
 
-A page is a Markdown file of the repository, taken from where it lies. Some go on with what
+A page is a Markdown file of the repository, and stays where it lies. Some are continued with what
 ``generated`` makes of the code."""
 
 from __future__ import annotations
@@ -11,118 +11,118 @@ from typing import Final
 INDEX: Final = "ops/docs/index.md"
 """The first page; the lists of all others are added to it."""
 
-SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "Tutorial": {
-        "overview": "README.md",
-        "install": "ops/docs/install.md",
-        "tutorial": "ops/docs/tutorial.md",
-    },
-    "How-to": {
-        "runbook": "ops/RUNBOOK.md",
-        "how-to/read-a-run": "ops/docs/how-to/read-a-run.md",
-        "how-to/run-and-resume": "ops/docs/how-to/run-and-resume.md",
-        "how-to/change-a-running-run": "ops/docs/how-to/change-a-running-run.md",
-        "how-to/find-a-bad-worker": "ops/docs/how-to/find-a-bad-worker.md",
-        "how-to/dead-letters": "ops/docs/how-to/dead-letters.md",
-        "how-to/standbys-and-snapshots": "ops/docs/how-to/standbys-and-snapshots.md",
-        "how-to/mirror-checkpoints": "ops/docs/how-to/mirror-checkpoints.md",
-        "how-to/ledger-server": "ops/docs/how-to/ledger-server.md",
-        "how-to/several-hosts": "ops/docs/how-to/several-hosts.md",
-        "how-to/launchers": "ops/docs/how-to/launchers.md",
-        "how-to/memory-and-disk": "ops/docs/how-to/memory-and-disk.md",
-        "how-to/larger-models": "ops/docs/how-to/larger-models.md",
-        "how-to/vllm": "ops/docs/how-to/vllm.md",
-        "how-to/learn-from-responses": "ops/docs/how-to/learn-from-responses.md",
-        "how-to/metrics-elsewhere": "ops/docs/how-to/metrics-elsewhere.md",
-        "how-to/replay-updates": "ops/docs/how-to/replay-updates.md",
-        "how-to/upgrade": "ops/docs/how-to/upgrade.md",
-        "coming-from": "ops/docs/coming-from.md",
-        "contributing": "CONTRIBUTING.md",
-    },
-    "Reference": {
-        "run-files": "ops/docs/run-files.md",
-        "reference/settings": "ops/docs/settings.md",
-        "reference/commands": "ops/docs/commands.md",
-        "reference/exit-codes": "ops/docs/exit-codes.md",
-        "reference/metrics": "ops/docs/metrics.md",
-        "reference/run-folder": "ops/docs/run-folder.md",
-        "python": "ops/docs/python.md",
-        "concepts/data": "pipeline/data/README.md",
-        "concepts/rewards": "pipeline/rewards/README.md",
-        "reference/vectors": "tests/golden/README.md",
-        "reference/changelog": "CHANGELOG.md",
-    },
-    "Explanation": {
-        "concepts/architecture": "ops/docs/architecture.md",
-        "concepts/roles": "workers/README.md",
-        "concepts/chunks": "protocol/chunks.md",
-        "concepts/ledger": "pipeline/ledger/README.md",
-        "concepts/staleness": "pipeline/ledger/staleness.md",
-        "concepts/scripts": "pipeline/ledger/redis/scripts/README.md",
-        "concepts/wire": "protocol/README.md",
-        "concepts/hosts": "pipeline/supervisor/launchers/README.md",
-        "concepts/recovering": "pipeline/supervisor/recovering.md",
-        "concepts/rules": "ops/docs/rules.md",
-        "concepts/equations": "pipeline/algorithms/README.md",
-        "concepts/flow": "pipeline/flow/README.md",
-        "concepts/watch": "pipeline/watch/README.md",
-        "concepts/security": "SECURITY.md",
-        "results/papers": "ops/docs/papers.md",
-        "results/summary": "ops/results/README.md",
-    },
+SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Tutorial": (
+        "README.md",
+        "ops/docs/install.md",
+        "ops/docs/tutorial.md",
+    ),
+    "How-to": (
+        "ops/RUNBOOK.md",
+        "ops/docs/how-to/read-a-run.md",
+        "ops/docs/how-to/run-and-resume.md",
+        "ops/docs/how-to/change-a-running-run.md",
+        "ops/docs/how-to/find-a-bad-worker.md",
+        "ops/docs/how-to/dead-letters.md",
+        "ops/docs/how-to/standbys-and-snapshots.md",
+        "ops/docs/how-to/mirror-checkpoints.md",
+        "ops/docs/how-to/ledger-server.md",
+        "ops/docs/how-to/several-hosts.md",
+        "ops/docs/how-to/launchers.md",
+        "ops/docs/how-to/memory-and-disk.md",
+        "ops/docs/how-to/larger-models.md",
+        "ops/docs/how-to/vllm.md",
+        "ops/docs/how-to/learn-from-responses.md",
+        "ops/docs/how-to/metrics-elsewhere.md",
+        "ops/docs/how-to/replay-updates.md",
+        "ops/docs/how-to/upgrade.md",
+        "ops/docs/coming-from.md",
+        "CONTRIBUTING.md",
+    ),
+    "Reference": (
+        "ops/docs/run-files.md",
+        "ops/docs/settings.md",
+        "ops/docs/commands.md",
+        "ops/docs/exit-codes.md",
+        "ops/docs/metrics.md",
+        "ops/docs/run-folder.md",
+        "ops/docs/python.md",
+        "pipeline/data/README.md",
+        "pipeline/rewards/README.md",
+        "tests/golden/README.md",
+        "CHANGELOG.md",
+    ),
+    "Explanation": (
+        "ops/docs/architecture.md",
+        "workers/README.md",
+        "protocol/chunks.md",
+        "pipeline/ledger/README.md",
+        "pipeline/ledger/staleness.md",
+        "pipeline/ledger/redis/scripts/README.md",
+        "protocol/README.md",
+        "pipeline/supervisor/launchers/README.md",
+        "pipeline/supervisor/recovering.md",
+        "ops/docs/rules.md",
+        "pipeline/algorithms/README.md",
+        "pipeline/flow/README.md",
+        "pipeline/watch/README.md",
+        "SECURITY.md",
+        "ops/docs/papers.md",
+        "ops/results/README.md",
+    ),
 }
-"""By intent: each page's place in the site, and its source."""
+"""The pages by intent."""
 
-BELOW: Final[Mapping[str, Mapping[str, str]]] = {
-    "results/summary": {
-        "results/demos": "ops/results/demos.md",
-        "results/one-process": "ops/results/one-process.md",
-        "results/vapo": "ops/results/vapo-leave-one-out.md",
-        "results/vapo-short-chains": "ops/results/vapo-short-chains.md",
-        "results/dapo": "ops/results/dapo-leave-one-out.md",
-        "results/dapo-ladder": "ops/results/dapo-ladder.md",
-        "results/tppo-windows": "ops/results/tppo-windows.md",
-        "results/tppo-vs-ppo": "ops/results/tppo-vs-ppo.md",
-        "results/core": "ops/results/core.md",
-        "results/oversampling": "ops/results/oversampling.md",
-        "results/judge": "ops/results/judge.md",
-        "results/weights": "ops/results/weights.md",
-        "results/hosts": "ops/results/hosts.md",
-        "results/join": "ops/results/join.md",
-        "results/workers": "ops/results/workers.md",
-        "results/views": "ops/results/views.md",
-        "results/watch": "ops/results/watch.md",
-        "results/gpu-check": "ops/results/gpu-check.md",
-        "results/real-size": "ops/results/real-size.md",
-        "results/smollm2": "ops/results/smollm2.md",
-        "results/drills": "ops/results/drills.md",
-        "results/mutants": "ops/results/mutants.md",
-        "results/trace": "ops/results/trace.md",
-        "results/nlft": "ops/results/nlft.md",
-        "results/recover": "ops/results/recover.md",
-        "results/fuzz": "ops/results/fuzz.md",
-        "results/verdicts": "ops/results/verdicts.md",
-    },
+BELOW: Final[Mapping[str, tuple[str, ...]]] = {
+    "ops/results/README.md": (
+        "ops/results/demos.md",
+        "ops/results/one-process.md",
+        "ops/results/vapo-leave-one-out.md",
+        "ops/results/vapo-short-chains.md",
+        "ops/results/dapo-leave-one-out.md",
+        "ops/results/dapo-ladder.md",
+        "ops/results/tppo-windows.md",
+        "ops/results/tppo-vs-ppo.md",
+        "ops/results/core.md",
+        "ops/results/oversampling.md",
+        "ops/results/judge.md",
+        "ops/results/weights.md",
+        "ops/results/hosts.md",
+        "ops/results/join.md",
+        "ops/results/workers.md",
+        "ops/results/views.md",
+        "ops/results/watch.md",
+        "ops/results/gpu-check.md",
+        "ops/results/real-size.md",
+        "ops/results/smollm2.md",
+        "ops/results/drills.md",
+        "ops/results/mutants.md",
+        "ops/results/trace.md",
+        "ops/results/nlft.md",
+        "ops/results/recover.md",
+        "ops/results/fuzz.md",
+        "ops/results/verdicts.md",
+    ),
 }
-"""By place of a page: the pages below it in the list, with their sources."""
+"""By page: the pages below it in the list."""
 
 TITLES: Final[Mapping[str, str]] = {
-    "overview": "Overview",
-    "concepts/equations": "Equations and tests",
-    "concepts/rewards": "Rewards and verifiers",
+    "README.md": "Overview",
+    "pipeline/algorithms/README.md": "Equations and tests",
+    "pipeline/rewards/README.md": "Rewards and verifiers",
 }
-"""By place: a page's title in the list, where its own heading would not do."""
+"""A page's title in the list, where its own heading would not do."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "ops/bench/ablation/policy/README.md": "a model's card, beside the model",
     "ops/demo/guided_model/README.md": "a model's card, beside the model",
     "ops/demo/tiny_model/README.md": "a model's card, beside the model",
 }
-"""Documents that are no page, with the reason."""
+"""Documents that are not pages, with the reason."""
 
 
-def entries() -> Iterator[tuple[str, str]]:
-    """Yield every page's place and source, the first page included."""
-    yield "index", INDEX
-    for pages in (*SECTIONS.values(), *BELOW.values()):
-        yield from pages.items()
+def pages() -> Iterator[str]:
+    """Yield every page, the first one included."""
+    yield INDEX
+    for listed in (*SECTIONS.values(), *BELOW.values()):
+        yield from listed

@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from ops.bench.ledger import floor, path, rivals
+from ops.bench.ledger import path, rivals
 from ops.bench.ledger.payload import Payload
 from ops.bench.ledger.race import Finish, Part, race
 from ops.bench.table import Spread, provenance, ratios, show, write_json
@@ -30,8 +30,6 @@ PATH = "ledger and wire, reward"
 PATH_KL = "ledger and wire, reward and reference"
 ZMQ, SET_GET, DEEP = "(a) raw pyzmq", "(b) SET and GET", "(b) SET and GET, 64 a trip"
 STREAM, RAY = "(c) Redis stream of pickles", "(d) Ray queue"
-FLOOR = "the path's hops, no ledger"
-"""The cost that every ledger with these hops has; no bar."""
 SIZES = (256, 1024, 8192)
 BARS_FROM = 1024
 """Tokens a chunk from which (a) and (b) set a bar."""
@@ -42,7 +40,6 @@ _RIVALS: dict[str, Callable[[rivals.Load], list[Part]]] = {
     SET_GET: rivals.set_get,
     DEEP: rivals.set_get_deep,
     STREAM: rivals.streams,
-    FLOOR: floor.hops,
 }
 _PATHS = {PATH: (Field.REWARD,), PATH_KL: (Field.REWARD, Field.REFERENCE)}
 

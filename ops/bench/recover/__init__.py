@@ -1,4 +1,4 @@
 """How long a fleet needs to be whole again after a fault, on real processes.
 
-``arrivals`` has the times of faults, and ``trials`` scores the records; both are pure. In
-``processes`` a real fleet is struck, and ``__main__`` is the command."""
+``trials`` scores the records, and is pure. ``processes`` injects faults into a real fleet, and
+``__main__`` is the command."""

@@ -25,15 +25,13 @@ from ops.bench.recover.trials import (
     Trial,
     committed,
     ended_unstruck,
-    lowest_ratio,
     repaired,
     usual_seconds,
 )
 from ops.drill.events import Lost
 from ops.drill.fleet import DrillFleet, until
 from ops.drill.witness import Witness
-from pipeline.observability.effective_reader import EffectiveTimeReader
-from pipeline.observability.repairs import PARTS, RepairRow, read_repairs, read_steps
+from pipeline.observability.repairs import RepairRow, read_repairs, read_steps
 from protocol.errors import DataError
 from protocol.ids import Role
 
@@ -86,13 +84,13 @@ class _Struck:
 
 @dataclass(slots=True)
 class _Seen:
-    """Updates as they were made, repeated ones again."""
+    """Updates in the order in which they were made, repeated ones included."""
 
     updates: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     last_s: float = 0.0
 
-    def look(self, fleet: DrillFleet) -> None:
-        """Take in the new rows. A resumed learner takes rows out, and adds others later."""
+    def poll(self, fleet: DrillFleet) -> None:
+        """Read the new rows. A resumed learner removes rows, and adds others later."""
         for row in fleet.updates():
             if row.at_s > self.last_s:
                 self.updates.append((row.update, row.at_s))
@@ -111,6 +109,16 @@ class _Seen:
                 newest = update
                 times.append(at_s)
         return times
+
+
+def onsets(mean_s: float, seed: int, duration_s: float) -> tuple[float, ...]:
+    """Return the arrivals of a Poisson process within a time, in seconds from its begin."""
+    rng = random.Random(f"gaps/{seed}")
+    found, at_s = list[float](), rng.expovariate(1.0 / mean_s)
+    while at_s < duration_s:
+        found.append(at_s)
+        at_s += rng.expovariate(1.0 / mean_s)
+    return tuple(found)
 
 
 def measure(plan: PlannedRun, on_trial: Callable[[Trial], None] = lambda _: None) -> RunRecord:
@@ -181,7 +189,7 @@ class _StruckFleet:
             self._watch(_POLL_S)
         self._num_left_out = len(waiting)
         self._ended_s = time.time()
-        self._seen.look(self._fleet)
+        self._seen.poll(self._fleet)
 
     def cool(self) -> None:
         """Go on without faults once more: the median of both times is the fault-free one. A machine
@@ -200,7 +208,7 @@ class _StruckFleet:
     def _watch(self, seconds: float) -> None:
         ends_s = time.monotonic() + seconds
         while True:
-            self._seen.look(self._fleet)
+            self._seen.poll(self._fleet)
             if self._fleet.is_over():
                 raise DataError(f"the run ended under its faults: see {self._fleet.output}")
             left_s = ends_s - time.monotonic()
@@ -217,7 +225,7 @@ class _StruckFleet:
             return False
         beat = self._rng.choice(free)
         fault = self._rng.choice(self._plan.faults)
-        self._seen.look(self._fleet)
+        self._seen.poll(self._fleet)
         load = round(os.getloadavg()[0], 2)
         onset_s = time.time() - self._began_s
         if not self._fleet.kill(beat.pid, FAULTS[fault]):
@@ -256,8 +264,6 @@ class _StruckFleet:
         ]
         ended = [(at_s - self._began_s, worker, reason) for at_s, worker, reason in [*replaced, *evicted]]
         times = self._seen.first_times()
-        effective = EffectiveTimeReader(self._fleet.run_dir).read()
-        rows, _ = read_repairs(self._fleet.run_dir)
         num_updates = sum(self._began_s < at_s <= self._ended_s for at_s in times)
         return RunRecord(
             label=self._plan.label,
@@ -267,9 +273,6 @@ class _StruckFleet:
             usual_s=round(self._usual_s, 4),
             wall_s=round(self._ended_s - self._began_s, 3),
             num_updates=num_updates,
-            lowest=round(lowest_ratio(times, self._began_s, self._ended_s, self._usual_s), 4),
-            by_device=None if effective is None else effective.by_device,
-            lost_s={part: round(sum(getattr(row, part) for row in rows), 3) for part in PARTS},
             healthy=ended_unstruck(ended, trials),
             balances=balances,
             trials=trials,

@@ -8,7 +8,6 @@ and never newer."""
 from __future__ import annotations
 
 import json
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
@@ -17,15 +16,13 @@ from statistics import median
 from typing import Any
 
 from ops.bench.table import quantile, wilson
-from pipeline.observability.repairs import PARTS, RepairRow
+from pipeline.observability.repairs import RepairRow
 
 BASE = "as configured"
 """Name of the settings with which others are compared."""
 REPLACED_S, LEARNER_S = 8.0, 10.0
 """Bars: onset to first useful work, and of a learner to its first committed update; P95."""
 MOST_REPEATED = 1
-WINDOW_S = 300.0
-"""Of the sliding ratio."""
 _SLACK_S = 0.05
 """By which two readings of one clock may differ, rounding of the records included."""
 
@@ -74,11 +71,6 @@ class RunRecord:
     """From the end of the warm-up to the end of the faults."""
     num_updates: int
     """Committed in that time; repeated ones count once."""
-    lowest: float
-    """Lowest ratio by steps over five minutes; of a shorter run, the ratio of all."""
-    by_device: float | None
-    lost_s: Mapping[str, float]
-    """Seconds of the repairs, by their parts."""
     healthy: tuple[str, ...]
     """Workers that were ended and had not been struck, with the reason."""
     balances: bool
@@ -153,24 +145,6 @@ def ended_unstruck(ended: Iterable[tuple[float, str, str]], trials: Sequence[Tri
     )
 
 
-def lowest_ratio(updates_at_s: Sequence[float], begin_s: float, end_s: float, usual_s: float) -> float:
-    """Return the lowest ratio by steps over any five minutes of a time; of a shorter one, its own.
-
-    ``updates_at_s``: ends of the committed updates, in order."""
-    length_s = min(WINDOW_S, end_s - begin_s)
-    if length_s <= 0.0:
-        return 0.0
-    starts = [begin_s, *(at_s for at_s in updates_at_s if begin_s <= at_s <= end_s - length_s), end_s - length_s]
-    counts = [bisect_right(updates_at_s, at_s + length_s) - bisect_right(updates_at_s, at_s) for at_s in starts]
-    # the window may begin just before an update that its end does not reach yet
-    counts += [
-        bisect_left(updates_at_s, at_s) - bisect_left(updates_at_s, at_s - length_s)
-        for at_s in updates_at_s
-        if begin_s + length_s <= at_s <= end_s
-    ]
-    return min(counts) * usual_s / length_s
-
-
 def usual_seconds(updates_at_s: Sequence[float]) -> float:
     """Return the median from one update to the next. Needs two updates."""
     return median(after - before for before, after in pairwise(updates_at_s))
@@ -202,12 +176,9 @@ def tables(runs: Sequence[RunRecord]) -> str:
         "by steps",
         "without faults",
         "rate kept",
-        "lowest 5 min",
-        "by device",
         "fault-free median (s)",
     )
-    parts = [part.removesuffix("_s") for part in PARTS]
-    lines += ["", _line([*columns, *parts, "healthy ended", "audit"]), f"|---|---|{'---:|' * (9 + len(PARTS))}---|"]
+    lines += ["", _line([*columns, "healthy ended", "audit"]), f"|---|---|{'---:|' * 7}---|"]
     lines += [_run_row(run) for run in runs]
     return "\n".join(lines)
 
@@ -275,10 +246,9 @@ def _cells(trials: Sequence[Trial], bar_s: float) -> Iterable[str]:
 
 
 def _run_row(run: RunRecord) -> str:
-    shares = (run.by_steps, run.usual_ratio, run.kept, run.lowest, run.by_device)
+    shares = (run.by_steps, run.usual_ratio, run.kept)
     ratios = ["-" if value is None else f"{value:.3f}" for value in shares]
-    parts = [f"{run.lost_s.get(part, 0.0):.1f}" for part in PARTS]
-    cells = [run.label, run.role, str(len(run.trials)), f"{run.wall_s / 60:.1f}", *ratios, f"{run.usual_s:.2f}", *parts]
+    cells = [run.label, run.role, str(len(run.trials)), f"{run.wall_s / 60:.1f}", *ratios, f"{run.usual_s:.2f}"]
     cells += [str(len(run.healthy)), "balances" if run.balances else "DOES NOT BALANCE"]
     return _line(cells)
 
@@ -291,7 +261,7 @@ def _seconds(value: float) -> str:
     return "not seen" if isinf(value) else f"{value:.1f}"
 
 
-def spoken(trial: Trial) -> str:
+def describe(trial: Trial) -> str:
     """Return a line about one trial."""
 
     def at(value: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.bench.recover import __main__ as bench
-from ops.bench.recover.arrivals import exponential, onsets, read_gaps, replayed, rescaled
+from ops.bench.recover.processes import onsets
 from ops.bench.recover.trials import (
     RunRecord,
     Trial,
@@ -20,7 +20,6 @@ from ops.bench.recover.trials import (
     committed,
     compared,
     ended_unstruck,
-    lowest_ratio,
     read_runs,
     repaired,
     tables,
@@ -28,86 +27,29 @@ from ops.bench.recover.trials import (
 )
 from ops.drill.fleet import ROOT
 from pipeline.observability.repairs import RepairRow
-from protocol.errors import ConfigError, DataError
+from protocol.errors import ConfigError
 
 BEGAN_S = 1_700_000_000.0
-GAPS = st.lists(st.floats(0.0, 1e6), min_size=2, max_size=50).filter(lambda gaps: sum(gaps) > 1e-3)
+SEED = 5
+"""Of one fault in six seconds, two seconds after their begin."""
 
 
-def table(folder: Path, text: str) -> Path:
-    path = folder / "failures.csv"
-    path.write_text(text)
-    return path
-
-
-# -- arrivals --------------------------------------------------------------------------------------
-
-
-def test_gaps_are_read_from_gaps_from_seconds_and_from_dates(tmp_path: Path) -> None:
-    assert read_gaps(table(tmp_path, "gap_s,node\n3,a\n0,b\n4.5,a\n")) == (3.0, 0.0, 4.5)
-    # published traces are sorted by node
-    assert read_gaps(table(tmp_path, "node,Time_S\na,100\nb,130\na,110\n")) == (10.0, 20.0)
-    assert read_gaps(table(tmp_path, "time\n2005-03-01 10:00:00\n2005-03-01 10:01:00\n2005-03-01 10:01:30\n")) == (
-        60.0,
-        30.0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("gap_s\n3\nsoon\n4\n", "row 3, column gap_s: 'soon'"),
-        ("gap_s\n3\n4\n-1\n", "row 4, column gap_s: -1; expected finite seconds of 0 or more"),
-        # the row as an editor shows it
-        ("gap_s\n3\n\n4\n-1\n", "row 5, column gap_s: -1"),
-        ("gap_s\n3\ninf\n4\n", "row 3, column gap_s"),
-        ("gap_s\n3\n\n4,5\n", "row 4"),
-        ("when\n3\n4\n", "has the columns when; expected one of gap_s"),
-        ("gap_s,time_s\n3,1\n4,2\n", "has gap_s and time_s; expected one of"),
-        ("gap_s\n3\n", "1 gaps, the longest 3 s; expected at least 2 gaps, one of them above 0"),
-        ("time_s\n7\n7\n7\n", "2 gaps, the longest 0 s"),
-        ("", "an empty file"),
-    ],
-)
-def test_a_file_with_nonsense_is_refused_with_a_sentence_and_its_row(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(DataError) as refusal:
-        read_gaps(table(tmp_path, text))
-    assert words in str(refusal.value) and "failures.csv" in str(refusal.value)
-
-
-def test_a_file_with_nonsense_is_refused_before_a_fleet_starts(tmp_path: Path) -> None:
-    path = table(tmp_path, "gap_s\n3\n-4\n5\n")
-    with pytest.raises(DataError, match="row 3"):
-        bench.main(["--gaps", str(path)])
+def test_a_time_of_no_length_is_refused_before_a_fleet_starts() -> None:
     with pytest.raises(ConfigError, match="--mean is 0; expected a finite number above 0"):
         bench.main(["--mean", "0"])
 
 
-@given(GAPS, st.floats(0.01, 1e4))
-def test_rescaled_gaps_have_the_mean_and_keep_their_proportions(gaps: list[float], mean_s: float) -> None:
-    found = rescaled(gaps, mean_s)
-    assert fmean(found) == pytest.approx(mean_s)
-    assert all(own * max(gaps) == pytest.approx(max(found) * gap) for own, gap in zip(found, gaps, strict=True))
-
-
-@given(GAPS, st.integers(0, 1000))
-def test_a_replayed_trace_has_each_gap_once_a_round_in_its_own_order(gaps: list[float], seed: int) -> None:
-    twice = list(islice(replayed(gaps, seed), 2 * len(gaps)))
-    start = next(at for at in range(len(gaps)) if [*gaps[at:], *gaps] == twice[: 2 * len(gaps) - at])
-    assert twice[len(gaps) - start : 2 * len(gaps) - start] == gaps
-    assert twice == list(islice(replayed(gaps, seed), 2 * len(gaps)))
-
-
 @given(st.integers(0, 1000), st.floats(1.0, 100.0))
-def test_exponential_arrivals_come_in_order_within_their_time_and_by_seed_alone(seed: int, mean_s: float) -> None:
-    at_s = onsets(exponential(mean_s, seed), 20 * mean_s)
+def test_arrivals_come_in_order_within_their_time_and_by_seed_alone(seed: int, mean_s: float) -> None:
+    at_s = onsets(mean_s, seed, 20 * mean_s)
     assert list(at_s) == sorted(at_s) and all(0.0 < each < 20 * mean_s for each in at_s)
-    assert at_s == onsets(exponential(mean_s, seed), 20 * mean_s)
-    assert at_s[:1] != onsets(exponential(mean_s, seed + 1), 20 * mean_s)[:1]
+    assert at_s == onsets(mean_s, seed, 20 * mean_s)
+    assert at_s[:1] != onsets(mean_s, seed + 1, 20 * mean_s)[:1]
 
 
-def test_exponential_gaps_have_their_mean_and_its_spread() -> None:
-    gaps = list(islice(exponential(30.0, 7), 4000))
+def test_gaps_have_their_mean_and_its_spread() -> None:
+    at_s = onsets(30.0, 7, 120_000.0)
+    gaps = [after - before for before, after in pairwise((0.0, *at_s))]
     assert fmean(gaps) == pytest.approx(30.0, rel=0.05)
     assert sum(gap > 30.0 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.02)
 
@@ -154,19 +96,11 @@ def test_a_worker_is_unstruck_before_its_fault_and_after_its_repair() -> None:
     assert len(ended_unstruck(ended, [replace(struck, useful_s=None)])) == 4
 
 
-@given(st.lists(st.floats(0.0, 900.0), max_size=60).map(sorted), st.floats(1.0, 900.0))
-def test_the_lowest_ratio_is_that_of_no_window_that_can_be_found(times: list[float], end_s: float) -> None:
-    length_s = min(300.0, end_s)
-    lowest = lowest_ratio(times, 0.0, end_s, 1.0) * length_s
-    tries = [at_s / 7 * (end_s - length_s) for at_s in range(8)]
-    assert all(lowest <= sum(start < at_s <= start + length_s for at_s in times) + 1e-6 for start in tries)
-
-
 def run(label: str = bench.BASE, role: str = "learner", **values: object) -> RunRecord:
     own = trial(role, noticed_s=0.2, started_s=0.5, useful_s=3.0)
     if role == "learner":
         own = replace(own, committed_s=4.0, num_repeated=1)
-    found = RunRecord(label, role, 0, (), 0.5, 100.0, 190, 0.9, 0.4, {"detect_s": 0.2}, (), True, (own,))
+    found = RunRecord(label, role, 0, (), 0.5, 100.0, 190, (), True, (own,))
     return replace(found, **values)
 
 
@@ -214,7 +148,8 @@ def test_a_killed_learner_is_back_and_repeats_at_most_one_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    out, gaps = tmp_path / "recover.json", table(tmp_path, "gap_s\n2\n30\n")
+    out = tmp_path / "recover.json"
+    assert len(onsets(5.0, SEED, 6.0)) == 1
     small = [
         "engines.settings.step_s=0.2",
         "engines.settings.decode_base_s=0.01",
@@ -225,7 +160,7 @@ def test_a_killed_learner_is_back_and_repeats_at_most_one_update(
     ]
     words = [word for setting in small for word in ("--set", setting)]
     bench.main(
-        ["--role", "learner", "--fault", "kill", "--gaps", str(gaps), "--minutes", "0.1", "--warm", "8", "--seed", "2",
+        ["--role", "learner", "--fault", "kill", "--mean", "5", "--minutes", "0.1", "--warm", "8", "--seed", str(SEED),
          "--json", str(out), *words]
     )  # fmt: skip
     (found,) = read_runs(out.read_text())

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import click
-import pytest
 
 from ops.docs import generated, nav
-from ops.docs.site import ROOT, Site, collect, unlisted
+from ops.docs.site import ROOT, SETTINGS, ending, problems, tracked, write_source
 from pipeline.cli import headrace
 from pipeline.config.describe import in_toml, settings
 from pipeline.process.exit_codes import ExitCode
 
 
-@pytest.fixture(scope="module")
-def site() -> Site:
-    return collect()
-
-
-def test_every_file_that_a_page_links_to_is_there(site: Site) -> None:
-    assert site.wrong == []
-
-
 def test_every_document_is_a_page_or_is_left_out_for_a_reason() -> None:
-    documents = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert unlisted(documents.splitlines()) == []
-    assert unlisted(["new.md"]) == ["new.md is on no page: add it to ops/docs/nav.py"]
+    assert problems(tracked("*.md")) == []
+    assert problems(["new.md"]) == ["new.md is on no page: add it to ops/docs/nav.py"]
     assert {path for path in nav.LEFT_OUT if not (ROOT / path).is_file()} == set()
 
 
-def test_every_setting_is_shown_with_its_default_unit_and_effect(site: Site) -> None:
+def test_every_setting_is_shown_with_its_default_unit_and_effect() -> None:
+    pages = generated.settings_pages()
     all_settings = list(settings())
     assert len(all_settings) > 200
     for setting in all_settings:
-        page = site.pages[f"reference/settings/{setting.key.partition('.')[0]}.md"]
+        page = pages[setting.key.partition(".")[0]]
         _, _, rest = page.partition(f"# {setting.key}\n")
         shown = rest.partition("\n#")[0]
         assert generated.plain(setting.description) in shown, setting.key
@@ -51,8 +40,8 @@ def commands(group: click.Group, words: str) -> list[tuple[str, click.Command]]:
     return [(name, command) for name, command in found if command is not None] + below
 
 
-def test_every_command_and_option_is_shown(site: Site) -> None:
-    page = site.pages["reference/commands.md"]
+def test_every_command_and_option_is_shown() -> None:
+    page = ending("ops/docs/commands.md")
     found = commands(headrace, "headrace")
     assert len(found) > 30
     for words, command in found:
@@ -67,8 +56,8 @@ def test_every_command_and_option_is_shown(site: Site) -> None:
             assert [option for option in options if option not in shown] == [], words
 
 
-def test_every_exit_code_has_its_meaning(site: Site) -> None:
-    page = site.pages["reference/exit-codes.md"]
+def test_every_exit_code_has_its_meaning() -> None:
+    page = ending("ops/docs/exit-codes.md")
     rows = {
         line.split("|")[1].strip(): line.split("|")[3].strip() for line in page.splitlines() if line.startswith("| ")
     }
@@ -76,11 +65,12 @@ def test_every_exit_code_has_its_meaning(site: Site) -> None:
     assert all(rows[str(code.value)] for code in ExitCode)
 
 
-def test_every_rule_and_metric_is_shown(site: Site) -> None:
+def test_every_rule_and_metric_is_shown() -> None:
+    rules, metrics = ending("ops/docs/rules.md"), ending("ops/docs/metrics.md")
     for name in generated.BUILT_IN:
-        assert f'name = "{name}"' in site.pages["concepts/rules.md"]
-    assert "`headrace_sampled_tokens` | counter | `run`, `role`, `worker` |" in site.pages["reference/metrics.md"]
-    assert "| `accuracy` | Mean raw accuracy of the batch." in site.pages["reference/metrics.md"]
+        assert f'name = "{name}"' in rules
+    assert "`headrace_sampled_tokens` | counter | `run`, `role`, `worker` |" in metrics
+    assert "| `accuracy` | Mean raw accuracy of the batch." in metrics
 
 
 def test_marks_of_markdown_in_a_text_are_shown_as_they_are() -> None:
@@ -88,9 +78,8 @@ def test_marks_of_markdown_in_a_text_are_shown_as_they_are() -> None:
     assert generated.code("a|b") == "`a\\|b`"
 
 
-def test_the_source_folder_has_pages_and_the_files_that_they_link_to(tmp_path: Path, site: Site) -> None:
-    (tmp_path / "old.md").write_text("gone\n")
-    site.write(tmp_path)
-    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")} == set(site.pages)
-    name = "ops/results/demos-60-updates.json"
-    assert (tmp_path / "files" / name).read_bytes() == (ROOT / name).read_bytes()
+def test_the_source_folder_has_the_repositorys_files_and_the_pages_of_settings(tmp_path: Path) -> None:
+    write_source(tmp_path)
+    for name in (*nav.pages(), "ops/results/demos-60-updates.json"):
+        assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes()
+    assert {path.stem for path in (tmp_path / SETTINGS).iterdir()} == set(generated.settings_pages())
