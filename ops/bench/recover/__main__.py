@@ -2,7 +2,6 @@
 
     python -m ops.bench.recover --role learner generator --minutes 10 --mean 30 --json bench-results/recover.json
     python -m ops.bench.recover --role generator --against fleet.standby=1
-    python -m ops.bench.recover --shown bench-results/recover.json
 
 Each role has a fleet of its own, of real processes with emulated models. Faults arrive by seeded
 exponential gaps. With --against each run is made twice, the second time with other settings and the
@@ -17,12 +16,12 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ops.bench.recover.processes import FAULTS, ROLES, PlannedRun, measure, onsets
-from ops.bench.recover.trials import BASE, RunRecord, Trial, bars, compared, describe, read_runs, tables, written
-from ops.bench.table import provenance
+from ops.bench.recover.trials import BASE, RunRecord, Trial, bars, compared, describe, tables
+from ops.bench.table import provenance, write_json
 from ops.drill.fleet import ROOT
 from ops.ending import exit_code
 from pipeline.process.progress_bar import tracked
@@ -69,22 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one run of each role for each")
     parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of all runs")
     parser.add_argument("--against", nargs="+", metavar="SETTING=VALUE", help="compare with these settings")
-    parser.add_argument("--shown", type=Path, nargs="+", metavar="FILE", help="show earlier results instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every trial")
     given = parser.parse_args(arguments)
     runs = list[RunRecord]()
-    if given.shown:
-        runs = [run for file in given.shown for run in read_runs(file.read_text(encoding="utf-8"))]
-    else:
-        os.chdir(ROOT)
-        for plan in tracked(list(planned(given)), "runs", unit="runs"):
-            print(f"{plan.role}, seed {plan.seed}, {plan.label}: {len(plan.onsets)} faults", flush=True)
-            runs.append(measure(plan, _report))
-            if given.json is not None:
-                loads = [trial.load for run in runs for trial in run.trials] or [0.0]
-                conditions = provenance("recover", arguments, seeds=given.seed, load=[min(loads), max(loads)])
-                given.json.parent.mkdir(parents=True, exist_ok=True)
-                given.json.write_text(written(conditions, runs), encoding="utf-8")
+    os.chdir(ROOT)
+    for plan in tracked(list(planned(given)), "runs", unit="runs"):
+        print(f"{plan.role}, seed {plan.seed}, {plan.label}: {len(plan.onsets)} faults", flush=True)
+        runs.append(measure(plan, _report))
+        if given.json is not None:
+            loads = [trial.load for run in runs for trial in run.trials] or [0.0]
+            conditions = provenance("recover", arguments, seeds=given.seed, load=[min(loads), max(loads)])
+            write_json(given.json, conditions | {"runs": [asdict(run) for run in runs]})
     print(f"\n{tables(runs)}\n\n{compared(runs)}")
     held = bars(runs)
     print("\n".join(f"{'holds' if value else 'DOES NOT HOLD'}: {bar}" for bar, value in held.items()))

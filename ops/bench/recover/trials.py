@@ -7,9 +7,8 @@ and never newer."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import isinf
 from statistics import median
@@ -272,26 +271,3 @@ def describe(trial: Trial) -> str:
     if trial.role == "learner":
         words += f", update {at(trial.committed_s)}, {trial.num_repeated} repeated"
     return words + (f" (put off {trial.put_off_s:.1f} s)" if trial.put_off_s >= 1.0 else "")
-
-
-# -- JSON ------------------------------------------------------------------------------------------
-
-
-def written(conditions: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
-    """Return conditions and raw runs as JSON, a line a run."""
-    head = json.dumps(dict(conditions), indent=1)[:-2]
-    rows = [json.dumps(asdict(run)) for run in runs]
-    return head + ',\n "runs": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
-
-
-def read_runs(text: str) -> list[RunRecord]:
-    """Return the runs that ``written`` made."""
-    return [_read(row) for row in json.loads(text)["runs"]]
-
-
-def _read(row: Mapping[str, Any]) -> RunRecord:
-    # records of earlier trees have fields of comparisons that are gone
-    known, of_trial = ({each.name for each in fields(kind)} for kind in (RunRecord, Trial))
-    kept = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items() if name in known}
-    trials = tuple(Trial(**{name: value for name, value in one.items() if name in of_trial}) for one in row["trials"])
-    return RunRecord(**{**kept, "trials": trials})

@@ -1,5 +1,4 @@
 """The analysis of ``pipeline.flow`` on emulated fleets, with faults and negative controls.
 
 ``model`` is a fleet in virtual time. ``faults`` breaks it, and alone knows the truth. ``sampling``
-makes the tables that any fleet has. ``baselines`` are the rules to beat; ``scoring`` compares.
-Detectors read the tables and nothing else."""
+makes the tables that any fleet has, and the analysis reads nothing else. ``scoring`` compares."""

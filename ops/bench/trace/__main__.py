@@ -1,7 +1,6 @@
 """``python -m ops.bench.trace``: whether the cause of a fault is named, on emulated fleets.
 
     python -m ops.bench.trace --json bench-results/trace.json
-    python -m ops.bench.trace --shown bench-results/trace.json
 
 Seeds of development are 0 to 99: limits were chosen on them. Seeds from 1000 on are frozen: they
 are for the page alone. *Consumes* the seeds. *Produces* tables on standard output, JSON, and exit
@@ -13,14 +12,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from math import isinf
 from pathlib import Path
 
-from ops.bench.table import provenance, quantile, show, wilson
+from ops.bench.table import provenance, quantile, show, wilson, write_json
 from ops.bench.trace.faults import CONTROLS, FAULTS, inject
 from ops.bench.trace.model import SHAPES, EmulatedFleet
 from ops.bench.trace.sampling import record
-from ops.bench.trace.scoring import Answer, answer, flow_watch, read_answers, written
+from ops.bench.trace.scoring import Answer, answer
 from ops.ending import exit_code
 from pipeline.process.progress_bar import tracked
 
@@ -43,12 +43,11 @@ def runs_of(sizes: Sequence[int], seeds: int, first: int) -> list[tuple[int, str
     ]
 
 
-def one(size: int, kind: str, seed: int, interval_s: float) -> Answer:
+def one(size: int, kind: str, seed: int) -> Answer:
     """Run the analysis on one fleet."""
     fleet = EmulatedFleet(size, 1_000_003 * seed + size + sum(map(ord, kind)))
     truth = inject(fleet, kind)
-    tables = record(fleet, DURATION_S, interval_s=interval_s)
-    return answer(flow_watch(), tables, truth, size, seed)
+    return answer(record(fleet, DURATION_S), truth, size, seed)
 
 
 def share(answers: Sequence[Answer], *, by: str) -> str:
@@ -117,21 +116,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=10, help="runs of each kind; a third of them with 98 workers")
     parser.add_argument("--development", action="store_true", help="seeds from 0 on, on which limits are chosen")
     parser.add_argument("--first", type=int, metavar="SEED", help="the first seed; the default is 1000, or 0")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two rows of a worker")
-    parser.add_argument("--shown", type=Path, nargs="+", metavar="FILE", help="show answers of earlier runs instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer")
     given = parser.parse_args(arguments)
     first = given.first if given.first is not None else 0 if given.development else FROZEN
-    if given.shown:
-        every = [each for file in given.shown for each in read_answers(file.read_text(encoding="utf-8"))]
-        return 0 if report(every) else 1
     runs = tracked(runs_of(given.sizes, given.seeds, first), "runs", unit="runs")
-    answers = [one(size, kind, seed, given.interval) for size, kind, seed in runs]
+    answers = [one(size, kind, seed) for size, kind, seed in runs]
     holds = report(answers)
     if given.json is not None:
-        conditions = provenance("trace", arguments, first_seed=first, seeds=given.seeds, interval_s=given.interval)
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(written(conditions, answers), encoding="utf-8")
+        conditions = provenance("trace", arguments, first_seed=first, seeds=given.seeds)
+        write_json(given.json, conditions | {"answers": [asdict(each) for each in answers]})
     return 0 if holds else 1
 
 

@@ -6,12 +6,9 @@ and makes the run wrong too. A healthy run is wrong with any incident."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from ops.bench.trace.faults import Truth
 from ops.bench.trace.sampling import Tables
@@ -19,8 +16,6 @@ from pipeline.flow.rows import FlowIncident, LinkRow, StateRow
 from pipeline.flow.watcher import FlowWatch
 
 WITHIN_S = 60.0
-
-Ticker = Callable[[float, Sequence[StateRow], Sequence[LinkRow]], list[FlowIncident]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +53,14 @@ def ticks(tables: Tables) -> list[tuple[float, list[StateRow], list[LinkRow]]]:
     return found
 
 
-def answer(ticker: Ticker, tables: Tables, truth: Truth, size: int, seed: int) -> Answer:
+def answer(tables: Tables, truth: Truth, size: int, seed: int) -> Answer:
     """Run the analysis on the tables, and compare with the truth."""
+    watch = FlowWatch()
     incidents, slowest_s, total_s = list[FlowIncident](), 0.0, 0.0
     every = ticks(tables)
     for now_s, states, links in every:
         began = time.perf_counter()
-        incidents += ticker(now_s, states, links)
+        incidents += watch.tick(now_s, states, links)
         took_s = time.perf_counter() - began
         slowest_s, total_s = max(slowest_s, took_s), total_s + took_s
     is_fault = bool(truth.components)
@@ -88,26 +84,3 @@ def answer(ticker: Ticker, tables: Tables, truth: Truth, size: int, seed: int) -
         slowest_s * 1e3,
         total_s / len(every) * 1e3,
     )
-
-
-def flow_watch() -> Ticker:
-    """Return a fresh engine's tick."""
-    return FlowWatch().tick
-
-
-def written(conditions: Mapping[str, Any], answers: Sequence[Answer]) -> str:
-    """Return conditions and raw answers as JSON, a line an answer."""
-    columns = [field.name for field in fields(Answer)]
-    rows = [json.dumps([_rounded(cell) for cell in astuple(one)]) for one in answers]
-    head = json.dumps({**conditions, "columns": columns}, indent=1)[:-2]
-    return head + ',\n "answers": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
-
-
-def read_answers(text: str) -> list[Answer]:
-    """Return the answers that ``written`` made."""
-    found = json.loads(text)
-    return [Answer(**dict(zip(found["columns"], row, strict=True))) for row in found["answers"]]
-
-
-def _rounded(cell: Any) -> Any:
-    return round(cell, 3) if isinstance(cell, float) else cell

@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from ops.bench.table import provenance, quantile, show, write_json
-from ops.bench.watch.cases import CONCURRENT, EXPLICIT_S, SPLITS, WINDOW_S, Case, cases, in_turn
+from ops.bench.watch.cases import CONCURRENT, EXPLICIT_S, SPLITS, WINDOW_S, Case, cases
 from ops.bench.watch.fleet import SyntheticFleet
 from ops.bench.watch.scoring import Alarm, Outcome, is_decided, judge, summarise
 from ops.ending import exit_code
@@ -34,39 +33,24 @@ F1, F1_LARGEST, F1_CONCURRENT, BLAMED, GRAY_P90_S = 0.96, 0.90, 0.85, 0.02, 120.
 """The bars; the second is that of 10,000 workers."""
 
 
-def planned(split: str, size: int, windows: int, labels: tuple[str, ...] = (), first: int = 0) -> list[Case]:
+def planned(split: str, size: int, windows: int, first: int = 0) -> list[Case]:
     """Return the windows of one size: that many with one fault, as many benign, and a fifth as many
     with several faults."""
     half = windows // 2
     shares = {"single": windows, "concurrent": windows // 5, "benign": windows - half, "controls": half}
-    return in_turn(cases(split, size, **shares, labels=labels, first=first))
+    return list(cases(split, size, **shares, first=first))
 
 
 def run_case(case: Case) -> Outcome:
     """Return the worth of the watch's findings in a window."""
     fleet, watch = SyntheticFleet(case), Watch()
     alarms: list[Alarm] = []
-    now = 0.0
     for second, frame in enumerate(fleet.frames()):
         now = float(second)
         alarms += [Alarm(now, found.worker, found.kind, found.metric) for found in watch.tick(frame)]
         if is_decided(fleet.truth, alarms, now):
             break
-    return judge(case, fleet.truth, alarms, now + 1.0)
-
-
-def run_cases(
-    given: Sequence[Case], *, max_s: float = math.inf, clock: Callable[[], float] = time.monotonic
-) -> list[Outcome]:
-    """Return the outcomes. After ``max_s`` no window is begun; the order was chosen before, so what
-    is left out does not depend on outcomes."""
-    outcomes: list[Outcome] = []
-    end_s = clock() + max_s
-    for case in tracked(given, f"{given[0].size if given else 0} workers", "windows"):
-        if clock() > end_s:
-            break
-        outcomes.append(run_case(case))
-    return outcomes
+    return judge(case, fleet.truth, alarms)
 
 
 def bars(outcomes: Sequence[Outcome], size: int) -> dict[str, bool]:
@@ -98,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     outcomes: list[Outcome] = []
     for size in chosen.sizes:
-        plan = planned(chosen.seeds, size, chosen.windows, chosen.labels, chosen.first)
-        outcomes += run_cases(plan, max_s=60.0 * chosen.minutes)
+        plan = planned(chosen.seeds, size, chosen.windows, chosen.first)
+        outcomes += [run_case(case) for case in tracked(plan, f"{size} workers", "windows")]
     holds = _report(outcomes)
     if chosen.json:
         told = provenance("watch", arguments, seeds=chosen.seeds, windows=chosen.windows, sizes=chosen.sizes)
@@ -129,7 +113,7 @@ def _report(outcomes: Sequence[Outcome]) -> bool:
 def _calibrate(size: int, windows: int, first: int) -> None:
     """Fit the thresholds that the package brings, of one size, on development windows."""
     half = windows // 2
-    benign = in_turn(cases("dev", size, single=0, concurrent=0, benign=windows - half, controls=half, first=first))
+    benign = list(cases("dev", size, single=0, concurrent=0, benign=windows - half, controls=half, first=first))
     found = [
         largest_strengths(SyntheticFleet(case).frames(), WINDOW_S - 1.0)
         for case in tracked(benign, f"{size} workers", "windows")
@@ -149,9 +133,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", type=numbers, default=SIZES, help="workers of the fleets")
     parser.add_argument("--windows", type=int, default=52, help="with one fault, and as many benign, a size")
     parser.add_argument("--seeds", choices=SPLITS, default="dev")
-    parser.add_argument("--labels", type=lambda text: tuple(text.split(",")), default=(), help="only these kinds")
     parser.add_argument("--first", type=int, default=0, help="number of each kind's first window: others, other seeds")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="a size: begin no window after that")
     parser.add_argument("--json", type=Path, help="write every window's outcome here")
     parser.add_argument("--calibrate", action="store_true", help="set the shipped thresholds on development seeds")
     return parser.parse_args(arguments)

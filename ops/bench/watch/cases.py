@@ -6,7 +6,6 @@ construction: the split is part of the seed's entropy."""
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -122,14 +121,11 @@ def cases(
     concurrent: int,
     benign: int,
     controls: int,
-    labels: tuple[str, ...] = (),
     first: int = 0,
 ) -> Iterator[Case]:
-    """Yield that many windows of each sort, kinds in turn; with ``labels`` only those. ``first`` is
-    the number of the first window of each label: windows with other numbers have other seeds."""
+    """Yield that many windows of each sort. ``first`` is the number of the first window of each label:
+    windows with other numbers have other seeds."""
     for label, number in _shares(single, concurrent, benign, controls):
-        if labels and label not in labels:
-            continue
         yield from (Case(split, size, label, index) for index in range(first, first + number))
 
 
@@ -142,16 +138,3 @@ def _shares(single: int, concurrent: int, benign: int, controls: int) -> Iterato
     ):
         for place, name in enumerate(names):
             yield name, total // len(names) + (place < total % len(names))
-
-
-def in_turn(given: Iterator[Case]) -> list[Case]:
-    """Return the windows so that any first part of them has all labels in about their shares."""
-    windows = list(given)
-    number = Counter(case.label for case in windows)
-    first = min((case.index for case in windows), default=0)
-
-    def place(case: Case) -> float:
-        digest = hashlib.sha256(f"{case.label}|{case.index}".encode()).digest()
-        return (case.index - first + int.from_bytes(digest[:4], "big") / 2**32) / number[case.label]
-
-    return sorted(windows, key=place)

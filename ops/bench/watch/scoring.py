@@ -40,9 +40,6 @@ class Outcome:
     """From each onset to its right alarm; infinite for a miss, at most 240 otherwise."""
     num_wrong: int
     """Wrong workers that were named: at most one in a window with one fault, or a benign one."""
-    false_alarms: int
-    """Distinct wrong workers, all counted. Only benign windows are watched to their end."""
-    watched_s: float
     first: str = ""
     """The first wrong alarm in words: worker, kind, metric and second."""
 
@@ -68,7 +65,7 @@ def is_decided(truth: Truth, alarms: Sequence[Alarm], now_s: float) -> bool:
     return not open_until or now_s > max(open_until)
 
 
-def judge(case: Case, truth: Truth, alarms: Sequence[Alarm], watched_s: float) -> Outcome:
+def judge(case: Case, truth: Truth, alarms: Sequence[Alarm]) -> Outcome:
     """Return the outcome of the alarms of one window, in their order."""
     if len(truth.faults) == 1:
         # the first alarm decides; alarms of the same tick come with it
@@ -91,8 +88,6 @@ def judge(case: Case, truth: Truth, alarms: Sequence[Alarm], watched_s: float) -
         tuple(fault.limit_s for fault in truth.faults),
         tuple(delays),
         most,
-        len(names),
-        watched_s,
         f"{wrong[0].worker} {wrong[0].kind} {wrong[0].metric} at {wrong[0].time_s:.0f} s" if wrong else "",
     )
 
@@ -135,8 +130,6 @@ class Summary:
     """Benign windows with an alarm."""
     delay_s: tuple[float, float, float]
     """Median, P90 and P99, misses infinite."""
-    false_per_1000_worker_hours: float
-    """In benign windows; NaN without one."""
 
 
 def summarise(outcomes: Iterable[Outcome]) -> Summary:
@@ -147,7 +140,6 @@ def summarise(outcomes: Iterable[Outcome]) -> Summary:
     found = sum(outcome.num_found for outcome in given)
     wrong = sum(outcome.num_wrong for outcome in given)
     missed = len(delays) - found
-    hours = sum(outcome.size * outcome.watched_s for outcome in benign) / 3600.0
     return Summary(
         len(given),
         interval(found, found + wrong),
@@ -155,5 +147,4 @@ def summarise(outcomes: Iterable[Outcome]) -> Summary:
         interval(found, found + (wrong + missed) / 2),
         interval(sum(outcome.num_wrong > 0 for outcome in benign), len(benign)),
         (quantile(delays, 0.5), quantile(delays, 0.9), quantile(delays, 0.99)),
-        1000.0 * sum(outcome.false_alarms for outcome in benign) / hours if hours else math.nan,
     )
