@@ -18,7 +18,7 @@ from protocol.ids import TrajectoryId
 from protocol.trajectory import TrajectoryChunk
 
 
-@pytest.mark.integration
+@pytest.mark.long
 def test_every_contender_moves_every_chunk(tmp_path: Path) -> None:
     file = tmp_path / "ledger.json"
     main(["--tokens", "256", "--chunks", str(2 * path.BATCH), "--rounds", "1", "--json", str(file)])

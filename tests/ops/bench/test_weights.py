@@ -41,14 +41,14 @@ def test_what_is_moved_leaves_out_what_is_waited_for() -> None:
     assert replace(TURN, total_s=9.0).moving_s == TURN.moving_s
 
 
-WHENEVER = ("file", "wire, bf16 delta")
-"""The two ways that differ most; `make test-long` has all."""
+QUICK = ("wire, bf16 delta",)
+"""The way with most parts; `make test-long` has all."""
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, id=way.name, marks=() if way.name in WHENEVER else pytest.mark.long) for way in WAYS]
+    "way", [pytest.param(way, id=way.name, marks=() if way.name in QUICK else pytest.mark.long) for way in WAYS]
 )
 def test_versions_are_served_whichever_way_they_go(tmp_path: Path, way, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
