@@ -1,6 +1,6 @@
 """A receiver's counters of its peers: messages received, never arrived, and refused.
 
-A message that cannot be read is counted under the peer's name, logged (``protocol.complaints``) and
+A message that cannot be read is counted under the peer's name, logged (``protocol.log_limiter``) and
 dropped."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import structlog
 from protocol.arrays import Buffer
 from protocol.channel import Delivery, LinkStats
 from protocol.codec import Envelope, decode, read_claims
-from protocol.complaints import Complaints
 from protocol.errors import WireError
+from protocol.log_limiter import LogLimiter
 from protocol.messages import Message
 
 MAX_PEERS = 1024
@@ -46,7 +46,7 @@ class Inbound:
         self._endpoint = endpoint
         self._max_bytes = max_bytes
         self._peers: dict[str, _Peer] = {}
-        self._complaints = Complaints(clock)
+        self._log_limiter = LogLimiter(clock)
 
     def read(
         self,
@@ -96,7 +96,7 @@ class Inbound:
         if sequence >= 0:
             _follow(peer, sequence)
         kind = type(error).__name__
-        num_silent = self._complaints.due(name, kind)
+        num_silent = self._log_limiter.due(name, kind)
         if num_silent is None:
             return
         _log.warning(

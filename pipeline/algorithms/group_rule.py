@@ -18,8 +18,8 @@ from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.guidance import UNGUIDED, guided_columns, is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.catalogue import Declaration, check_advantages_are_read
-from pipeline.ledger.staleness import fewest_judged
 from pipeline.ledger.types import ClaimedUnit, Unit
+from pipeline.ledger.validation import fewest_judged
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
 

@@ -19,7 +19,7 @@ from protocol.errors import ConfigError
 from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
-    from pipeline.ledger.admin import Requeued, Retried, Wish
+    from pipeline.ledger.admin import Requeued, RequeueRequest, Retried
     from pipeline.ledger.types import DeadLetter
     from protocol.ids import TrajectoryId
 
@@ -71,8 +71,8 @@ def requeue(
     answer(as_json, found, ", ".join(done))
 
 
-def _wish(trajectories: tuple[str, ...], worker: str | None, field: str | None) -> Wish:
-    from pipeline.ledger.admin import Wish
+def _wish(trajectories: tuple[str, ...], worker: str | None, field: str | None) -> RequeueRequest:
+    from pipeline.ledger.admin import RequeueRequest
     from protocol.trajectory import Field
 
     if sum((bool(trajectories), worker is not None, field is not None)) != 1:
@@ -80,7 +80,7 @@ def _wish(trajectories: tuple[str, ...], worker: str | None, field: str | None) 
     if field is not None and field not in set(Field):
         raise ConfigError(f"--field {field}: expected {', '.join(Field)}")
     parsed = tuple(dict.fromkeys(_trajectory(text) for text in trajectories))
-    return Wish(worker or "", parsed, Field(field) if field is not None else None)
+    return RequeueRequest(worker or "", parsed, Field(field) if field is not None else None)
 
 
 def _trajectory(text: str) -> TrajectoryId:

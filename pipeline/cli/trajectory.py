@@ -83,7 +83,7 @@ async def _evaluated(at: Attached, name: TrajectoryId) -> dict[str, Any] | None:
 
 
 def _scored_line(name: str, scored: dict[str, Any]) -> str:
-    from pipeline.ledger.life_events import versions_words
+    from pipeline.ledger.life import versions_words
 
     one = scored["evaluation"]
     return (
@@ -94,7 +94,7 @@ def _scored_line(name: str, scored: dict[str, Any]) -> str:
 
 def render(life: TrajectoryLife, sample: ResponseSample | None) -> Iterator[str]:
     """Yield a life as lines, safe for a terminal: one an event, in the order of time."""
-    from pipeline.ledger.life_events import life_events
+    from pipeline.ledger.life import life_events
 
     prompt = "" if life.prompt is None else f", prompt {life.prompt}"
     state = click.style(life.state, bold=True)

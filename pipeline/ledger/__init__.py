@@ -37,15 +37,13 @@ drops also end this copy: as a dead letter, for a value that is not finite, and 
 ==================  ==================================================================================================
 ``types``           the nouns: specification, leases, claims, results
 ``contract``        the ledger's promises; ``redis`` implements them, and the tests' oracle in memory
-``staleness``       the bound on staleness; ``staleness.md`` beside it is the proof
+``staleness.md``    the proof of the bound on staleness
 ``version_history`` updates of a policy version, after the learner went back to a checkpoint
 ``validation``      arguments that both ledgers refuse, and the errors
 ``stored``          stored bytes back to nouns, for both ledgers
-``queues``          the ledger's queues by name
 ``admin``           an operator's side: what the next update waits for, putting work back
 ``inspection``      looks: open groups, staleness, drops against what was trained
 ``life``            what happened to one trajectory
-``tallies``         the kept counts behind them
 ``address``, ``url``  where a run's ledger is; the password in its URL
 ``token``           what lets another host join a run as one role
 ``server/``         the embedded server, and the promises of external ones

@@ -164,7 +164,7 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RequeueRequest:
     """The work to put back. One of the three is set."""
 
     worker: str = ""
@@ -187,7 +187,7 @@ class LedgerAdmin(Protocol):
         """Return the newest chunks of ``max_trajectories`` training responses, newest first."""
         ...
 
-    async def requeue(self, wish: Wish) -> Requeued:
+    async def requeue(self, wish: RequeueRequest) -> Requeued:
         """Put work back: leases to open, unscored chunks to due. The learner's claims stay."""
         ...
 

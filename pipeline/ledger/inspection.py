@@ -1,8 +1,7 @@
 """Looks into the ledger: open groups, staleness, and what was dropped against what was trained.
 
-``headrace ledger groups``, ``versions`` and ``drops`` show it; ``memory.inspection`` and
-``redis.inspection`` implement it under one contract suite. Nothing here changes the ledger, and no
-call carries an incarnation.
+``headrace ledger groups``, ``versions`` and ``drops`` show it; ``redis.admin`` implements it.
+Nothing here changes the ledger, and no call carries an incarnation.
 
 No call walks the ledger. Groups come from bounded ranges of its queues. Ready and running units are
 counted by range. Trained and dropped work is counted by *tallies*: the transition that ends a unit
@@ -18,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from pipeline.ledger.admin import Place, WaitedTrajectory
 from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory
-from pipeline.ledger.types import DropReason, Unit
+from pipeline.ledger.types import DropReason, QueueStat, Unit
 from protocol.ids import TrajectoryId
 
 MAX_STALENESS: Final = 64
@@ -41,6 +40,29 @@ MIN_ERRORS: Final = 3.0
 few exceed so many by chance."""
 DELIBERATE: Final = frozenset({DropReason.CANCELLED, DropReason.ROLLED_BACK, DropReason.VALUE_WARMUP})
 """Reasons that do not select by length: they end, repeat or precede the policy's training."""
+EMPTIED_BY: Final[dict[str, str]] = {
+    "credit": "learner",
+    "evaluation_open": "generator",
+    "open": "generator",
+    "parked": "learner",
+    "leased": "generator",
+    "again": "generator",
+    "reward": "reward",
+    "reference": "reference",
+    "value": "value",
+    "guidance": "reference",
+    "finished": "value",
+    "finished_claimed": "value",
+    "ready": "learner",
+    "claimed": "learner",
+    "dead": "you",
+    "bytes": "learner",
+}
+"""``parked`` windows wait for credit, which the learner returns. ``claimed`` units wait for the
+learner's next checkpoint, ``finished_claimed`` trajectories for the value worker's. ``again`` holds
+the prompts of retried dead letters. ``finished`` is listed for a run with a critic."""
+_TRAINED = "trained"
+_STALENESS = ":staleness:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,3 +282,54 @@ class LedgerInspection(Protocol):
         """Return what happened to a trajectory that is in the ledger, or among the newest that have
         left it."""
         ...
+
+
+def queue_stat(name: str, depth: int, limit: int | None, oldest_age_s: float | None) -> QueueStat:
+    """Return the stat of one of the ledger's queues."""
+    return QueueStat(name, depth, limit, oldest_age_s, EMPTIED_BY[name])
+
+
+def staleness_of(tallies: Mapping[str, int]) -> tuple[dict[int, int], dict[str, dict[int, int]]]:
+    """Return the units by staleness: the trained ones, and the dropped ones by reason."""
+    found: dict[str, dict[int, int]] = {}
+    for name, number in tallies.items():
+        end, marked, behind = name.partition(_STALENESS)
+        if marked and number:
+            found.setdefault(end, {})[int(behind)] = number
+    ordered = {end: dict(sorted(counts.items())) for end, counts in found.items()}
+    return ordered.get(_TRAINED, {}), {
+        reason.value: counts for reason in DropReason if (counts := ordered.get(f"dropped:{reason.value}"))
+    }
+
+
+def drops_from(
+    trained: Mapping[str, int],
+    dropped: Mapping[str, Mapping[str, int]],
+    tallies: Mapping[str, int],
+    *,
+    group_size: int,
+) -> DropsView:
+    """Return the drops against what was trained.
+
+    Args:
+        trained: By currency: groups, trajectories, tokens.
+        dropped: By currency, then by reason.
+        tallies: By name.
+        group_size: Responses of one prompt."""
+    by_reason = {
+        reason.value: {currency: counts.get(reason.value, 0) for currency, counts in dropped.items()}
+        for reason in DropReason
+    }
+    rows = (_row(reason, counts, f"dropped:{reason}", tallies) for reason, counts in by_reason.items())
+    there = tuple(row for row in rows if row.num_trajectories or row.num_tokens)
+    return DropsView(_row("", trained, _TRAINED, tallies), there, group_size)
+
+
+def _row(reason: str, counts: Mapping[str, int], end: str, tallies: Mapping[str, int]) -> EndedRow:
+    responses, tokens, squares, judged, difficulty = (
+        tallies.get(f"{end}:{name}", 0) for name in ("responses", "tokens", "squares", "judged", "difficulty")
+    )
+    groups, trajectories, num_tokens = (counts.get(currency, 0) for currency in ("groups", "trajectories", "tokens"))
+    return EndedRow(
+        reason, groups, trajectories, num_tokens, ResponseTally(responses, tokens, squares, judged, difficulty)
+    )

@@ -40,10 +40,6 @@ class DropReason(StrEnum):
     """Trained and settled, then given up: the learner restarted from an earlier checkpoint."""
 
 
-SPOILING: Final = frozenset({DropReason.DEAD_LETTER, DropReason.NON_FINITE, DropReason.CANCELLED})
-"""Reasons that also keep a unit's trajectories from the critic. All others leave them to it."""
-
-
 class LatePolicy(StrEnum):
     """The learner's rule for running work that would be too stale at the next update."""
 
@@ -116,8 +112,8 @@ class LedgerSpec:
     """Watermark: admission stops while the store holds more than this."""
     value_training: bool = False
     """Keep every finished, scored training trajectory with its values until the value worker has
-    trained on it. Its unit's end does not matter, except drops in ``SPOILING``. Needs the fields
-    REWARD and VALUE. These bytes count towards ``max_bytes``."""
+    trained on it. Its unit's end does not matter, except drops as a
+    dead letter, non-finite or cancelled. Needs the fields REWARD and VALUE. These bytes count towards ``max_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)

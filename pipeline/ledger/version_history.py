@@ -13,7 +13,6 @@ mirrors these pure functions."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +33,6 @@ class VersionHistory:
             return version
         restart = self.restarts[index - 1]
         return restart.num_updates + version - restart.policy_version
-
-    def fewest_updates(self, versions: Iterable[int]) -> int:
-        """Return the fewest updates in any of these versions' weights. The smallest version need
-        not have the fewest: above, 6 has fewer updates than 5."""
-        return min(map(self.updates, versions))
 
     def updates_of(self, versions: np.ndarray) -> np.ndarray:
         """Return ``updates`` of an array of versions, of any shape."""

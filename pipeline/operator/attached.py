@@ -71,7 +71,7 @@ class Attached:
     @property
     def inspection(self) -> LedgerInspection:
         """Looks into the ledger."""
-        from pipeline.ledger.redis.inspection import RedisInspection
+        from pipeline.ledger.redis.admin import RedisInspection
 
         return RedisInspection(self.ledger)
 

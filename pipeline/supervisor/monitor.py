@@ -17,7 +17,7 @@ import structlog
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
-from pipeline.ledger.server.watch import ServerWatch
+from pipeline.ledger.server.probe import ServerWatch
 from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus

@@ -11,7 +11,7 @@ matched.
 
 Other hosts fetch a delta, or all *parts* of a version, over ZeroMQ. One worker of a host fetches
 (``host_folder``, ``host_fetch``, ``wire``). It serves each part to other hosts once the digest of
-the part has matched (``parts``, ``relay``, ``serving``). ``relay_plan`` has the tree of hosts.
+the part has matched (``digest``, ``relay``, ``serving``).
 
 Adapters have a *base*, the frozen weights that they are added to: one more file, under
 ``BASE_VERSION``. Every announcement has its digest. Each generator merges the two."""

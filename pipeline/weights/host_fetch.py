@@ -18,10 +18,9 @@ import structlog
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.delta import apply
-from pipeline.weights.digest import digest_buffer
+from pipeline.weights.digest import PartDigests, digest_buffer
 from pipeline.weights.host_folder import HostFolder
-from pipeline.weights.parts import PartDigests
-from pipeline.weights.relay import HeldDelta, Holding, Relay
+from pipeline.weights.relay import HeldDelta, PartialVersion, Relay
 from pipeline.weights.shared_files import SharedFile
 from pipeline.weights.tensorfile import read_contents
 from pipeline.weights.wire import SOURCE_FAILURES, Base, FetchCounts, WeightsSource, WireFetch
@@ -65,7 +64,7 @@ class HostFetch:
         self._num_connections = num_connections
         self._timeout_s = timeout_s
         self._on_part = on_part
-        self._partial: dict[bool, tuple[SharedFile, Holding]] = {}
+        self._partial: dict[bool, tuple[SharedFile, PartialVersion]] = {}
         self._benched: dict[str, float] = {}
 
     async def fetch(
@@ -99,7 +98,7 @@ class HostFetch:
         for kind in list(self._partial):
             self._give_up(kind)
 
-    async def _begun(self, wanted: WeightsAnnouncement, *, is_building: bool) -> tuple[SharedFile, Holding]:
+    async def _begun(self, wanted: WeightsAnnouncement, *, is_building: bool) -> tuple[SharedFile, PartialVersion]:
         """Return the file to fill, with the parts of an earlier try."""
         kind = wanted.policy_version == BASE_VERSION
         if kind in self._partial and self._partial[kind][1].wanted.digest != wanted.digest:
@@ -111,7 +110,7 @@ class HostFetch:
                     "run the same release everywhere"
                 )
             segment = await asyncio.to_thread(self._folder.take, wanted.policy_version, wanted.num_bytes)
-            self._partial[kind] = segment, Holding(wanted, segment.data)
+            self._partial[kind] = segment, PartialVersion(wanted, segment.data)
         segment, holding = self._partial[kind]
         self._relay.hold(holding, is_building=is_building)
         return segment, holding
@@ -122,7 +121,12 @@ class HostFetch:
         self._folder.discard(segment)
 
     async def _build(
-        self, segment: SharedFile, holding: Holding, base: Base, sources: list[WeightsSource], counts: FetchCounts
+        self,
+        segment: SharedFile,
+        holding: PartialVersion,
+        base: Base,
+        sources: list[WeightsSource],
+        counts: FetchCounts,
     ) -> bool:
         """Build the version from a delta; return whether that was possible, and is right."""
         wanted = holding.wanted
@@ -159,7 +163,7 @@ class HostFetch:
         self._relay.hold_delta(HeldDelta(base.policy_version, wanted, delta))
         return True
 
-    async def _copy(self, holding: Holding, sources: list[WeightsSource], counts: FetchCounts) -> None:
+    async def _copy(self, holding: PartialVersion, sources: list[WeightsSource], counts: FetchCounts) -> None:
         """Fetch the missing parts of the whole version."""
         for source in sources:
             is_last = source is sources[-1]

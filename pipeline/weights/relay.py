@@ -1,8 +1,15 @@
 """A relay: a host answers other hosts' requests with the parts of a version that it has.
 
 A part is served once its digest has matched, while other parts are still on their way. A request
-for a part that is still to come waits for it a moment. Then the answer is that the part is
-coming. A delta is served once the version that it makes has been verified."""
+for a part that has not arrived waits for it a moment; then the answer is that the part is coming. A
+delta is served once the version that it makes has been verified.
+
+Relays form a tree below the learner, by the order in which they came. Since a relay passes parts on
+while it still receives others, a narrow tree costs about one copy's time whatever its depth: the
+learner sends ``width`` copies, and each level adds a few parts. A delta is passed on only once it is
+whole, since only its result has a digest. So each level adds a delta's time, and a wider tree is
+better. A host's parent always came before it, so hosts never wait for one another in a circle, even
+if they see different numbers of relays."""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ import numpy as np
 
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.registry.contract import WeightsAnnouncement
-from pipeline.weights.parts import PartDigests
+from pipeline.weights.digest import PartDigests
 from pipeline.weights.store import nothing, range_of
 from protocol.errors import UnknownMessage
 from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
@@ -22,6 +29,10 @@ HOLD_S = 1.0
 """A request waits at most this long for what is still to come."""
 _DIGESTS = -1
 """In place of a part's number: the digests of all."""
+MAX_WIDTH = 8
+"""Most hosts that fetch from one source."""
+_HOP_PARTS = 2
+"""Delay of a level that passes parts on, in times of a part: the part itself, and a request."""
 
 
 class _Changes:
@@ -42,7 +53,7 @@ class _Changes:
         before.set()
 
 
-class Holding:
+class PartialVersion:
     """One version, as far as it is here. Used by one event loop."""
 
     def __init__(self, wanted: WeightsAnnouncement, data: np.ndarray) -> None:
@@ -139,14 +150,14 @@ class Relay:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._holdings: dict[bool, Holding] = {}
+        self._holdings: dict[bool, PartialVersion] = {}
         self._delta: HeldDelta | None = None
         self._is_building = False
         self._changed = _Changes()
         self.num_bytes = 0
         """Bytes of all answers."""
 
-    def hold(self, holding: Holding, *, is_building: bool = False) -> None:
+    def hold(self, holding: PartialVersion, *, is_building: bool = False) -> None:
         """Serve a version from now on, in place of the one before.
 
         ``is_building``: by a delta, so that requests for the same delta may wait for it."""
@@ -168,7 +179,7 @@ class Relay:
         holding = self._holdings.get(wanted.policy_version == BASE_VERSION)
         return holding is not None and holding.wanted.digest == wanted.digest
 
-    def drop(self, holding: Holding) -> None:
+    def drop(self, holding: PartialVersion) -> None:
         """Serve a version no more."""
         self._holdings = {kind: other for kind, other in self._holdings.items() if other is not holding}
 
@@ -207,7 +218,7 @@ class Relay:
             return nothing(request, is_coming=self._is_building)
         return holding.part(request) if holding.has(request) else nothing(request, is_coming=True)
 
-    def _held(self, request: WeightsRequest) -> Holding | None:
+    def _held(self, request: WeightsRequest) -> PartialVersion | None:
         holding = self._holdings.get(request.version == BASE_VERSION)
         is_it = holding is not None and holding.wanted.policy_version == request.version
         return holding if is_it and holding is not None and request.digest == holding.wanted.digest else None
@@ -216,3 +227,33 @@ class Relay:
         """Return whether this host will soon learn of a version that is newer than its own."""
         holding = self._holdings.get(request.version == BASE_VERSION)
         return holding is None or holding.wanted.policy_version < request.version
+
+
+def width(num_parts: int, num_relays: int, *, is_passed_on_whole: bool) -> int:
+    """Return how many relays fetch from each source, so that the last one has all soonest.
+
+    ``num_parts``: size of what is fetched, in parts. ``is_passed_on_whole``: a relay passes nothing
+    on before it has all."""
+
+    def cost(width: int) -> int:
+        depth = _depth(num_relays, width)
+        per_level = width * num_parts
+        # a delta is applied before it is passed on, which takes about as long as to receive it
+        return depth * (per_level + num_parts) if is_passed_on_whole else per_level + depth * _HOP_PARTS
+
+    return min(range(1, MAX_WIDTH + 1), key=cost)
+
+
+def ancestors(position: int, width: int) -> list[int]:
+    """Return the places from which the relay at ``position`` fetches, its parent first.
+
+    The learner is above the last one. Empty: the learner is the parent."""
+    found: list[int] = []
+    while (position := position // width - 1) >= 0:
+        found.append(position)
+    return found
+
+
+def _depth(num_relays: int, width: int) -> int:
+    """Return the number of levels below the learner."""
+    return len(ancestors(num_relays - 1, width)) + 1 if num_relays else 0

@@ -12,8 +12,8 @@ from structlog.typing import FilteringBoundLogger
 
 from pipeline.runtime.clock import Clock
 from protocol.channel import ReceivedRequest, Responder
-from protocol.complaints import Complaints
 from protocol.errors import ChannelClosed, UnknownMessage
+from protocol.log_limiter import LogLimiter
 from protocol.messages import Message
 
 _TURN_S = 0.5
@@ -35,7 +35,7 @@ class WeightsAnswers(Protocol):
 
 async def serve_weights(responder: Responder, answers: WeightsAnswers, clock: Clock, log: FilteringBoundLogger) -> None:
     """Answer requests as they come. Raises ChannelClosed."""
-    complaints = Complaints(clock.monotonic)
+    log_limiter = LogLimiter(clock.monotonic)
     num_waiting = 0
 
     async def answer_later(request: ReceivedRequest) -> None:
@@ -58,7 +58,7 @@ async def serve_weights(responder: Responder, answers: WeightsAnswers, clock: Cl
                 answer = answers.answer_now(request.message)
             except UnknownMessage as error:
                 # a peer's mistake is never this worker's end
-                num_silent = complaints.due("", "weights request")
+                num_silent = log_limiter.due("", "weights request")
                 if num_silent is not None:
                     log.warning("weights_request_refused", reason=str(error), num_not_logged=num_silent)
                 continue

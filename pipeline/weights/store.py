@@ -16,8 +16,7 @@ import structlog
 from pipeline.process import work
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.delta import encode
-from pipeline.weights.digest import Digest, digest_buffer
-from pipeline.weights.parts import PART_BYTES, PartDigests
+from pipeline.weights.digest import PART_BYTES, Digest, PartDigests, digest_buffer
 from pipeline.weights.shared_files import NO_ROOM, SharedFile, SharedFileWriter
 from pipeline.weights.tensorfile import Publication, read_contents
 from protocol.endpoints import run_tag

@@ -3,7 +3,7 @@
 Several connections fetch from one *source*, the learner or a relay. Each has a few requests under
 way, so that neither end waits for the other. All allocations are bounded by the announcement in the
 ledger, never by a peer's numbers. Each part is checked by its own digest before it is used
-(``pipeline.weights.parts``)."""
+(``pipeline.weights.digest``)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import numpy as np
 
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.registry.contract import WeightsAnnouncement
-from pipeline.weights.parts import PartDigests, table_bytes
-from pipeline.weights.relay import Holding
+from pipeline.weights.digest import PartDigests, table_bytes
+from pipeline.weights.relay import PartialVersion
 from pipeline.weights.store import MAX_DELTA_SHARE
 from protocol.channel import Requester
 from protocol.errors import DeadlineExceeded, WeightsDamaged, WeightsRejected, WireError
@@ -129,7 +129,7 @@ class WireFetch:
         await self._pull(lambda: offsets.popleft() if offsets else None, offsets.appendleft, fetch_one)
         return delta
 
-    async def parts(self, holding: Holding) -> None:
+    async def parts(self, holding: PartialVersion) -> None:
         """Fetch all parts that ``holding`` lacks. On a failure those that came stay in it.
 
         Raises SOURCE_FAILURES: WeightsDamaged for a part with another digest."""

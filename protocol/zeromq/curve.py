@@ -21,8 +21,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
-from protocol.complaints import Complaints
 from protocol.errors import ConfigError
+from protocol.log_limiter import LogLimiter
 from protocol.private import ensure_private_folder
 
 DOMAIN = "headrace"
@@ -31,7 +31,7 @@ _SETTLED_NS = 2_000_000_000
 _KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 _log = structlog.get_logger("headrace.wire")
-_of_files = Complaints()
+_of_files = LogLimiter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class KeyAuthenticator(ThreadAuthenticator):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys) -> None:
         super().__init__(context)  # pyright: ignore[reportUnknownMemberType]
         self._keys = keys
-        self._complaints = Complaints()
+        self._log_limiter = LogLimiter()
         self.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
         self.start()
 
@@ -144,7 +144,7 @@ class KeyAuthenticator(ThreadAuthenticator):
         name = key.decode("ascii")
         if name in self._keys.allowed():
             return True
-        num_silent = self._complaints.due(name, "unknown key")
+        num_silent = self._log_limiter.due(name, "unknown key")
         if num_silent is not None:
             _log.warning(
                 "connection refused: unknown key",

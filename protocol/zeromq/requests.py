@@ -15,15 +15,14 @@ import zmq
 from protocol.arrays import Buffer
 from protocol.channel import LinkStats, ReceivedRequest
 from protocol.codec import decode, encode, read_claims
-from protocol.complaints import Complaints
 from protocol.errors import DeadlineExceeded, WireError
 from protocol.inbound import MAX_NAME_CHARS, Inbound
 from protocol.limits import check_size
+from protocol.log_limiter import LogLimiter
 from protocol.messages import Message
 from protocol.waiting import Waiters
-from protocol.zeromq.door import Door
+from protocol.zeromq.monitor import HandshakeWatch, RefusedConnections
 from protocol.zeromq.sockets import POLLOUT, AsyncSocket
-from protocol.zeromq.watch import HandshakeWatch
 
 _LOOK_S = 0.25
 """Between two looks at the connection while an answer is awaited."""
@@ -171,12 +170,18 @@ class ZmqResponder:
     """Answers requesters. Made by ``ZmqTransport.responder``."""
 
     def __init__(
-        self, socket: AsyncSocket, *, endpoint: str, sender: str, max_message_bytes: int, door: Door | None = None
+        self,
+        socket: AsyncSocket,
+        *,
+        endpoint: str,
+        sender: str,
+        max_message_bytes: int,
+        refused: RefusedConnections | None = None,
     ) -> None:
         self._socket = socket
-        self._door = door
-        self._check = door.check if door else None
-        self._complaints = Complaints()
+        self._refused = refused
+        self._check = refused.check if refused else None
+        self._log_limiter = LogLimiter()
         self.endpoint = endpoint
         self._sender = sender
         self._max_bytes = max_message_bytes
@@ -205,7 +210,7 @@ class ZmqResponder:
                 raise
             sent = False
         peer = request.sender[:MAX_NAME_CHARS]
-        if not sent and (num_silent := self._complaints.due(peer, "dropped")) is not None:
+        if not sent and (num_silent := self._log_limiter.due(peer, "dropped")) is not None:
             _log.warning("answer dropped, its requester is gone or reads nothing", peer=peer, num_not_logged=num_silent)
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
@@ -218,7 +223,7 @@ class ZmqResponder:
 
     def stats(self) -> list[LinkStats]:
         """Return counters by requester. Refused connections count as one more requester."""
-        return self._inbound.stats() + (self._door.stats() if self._door else [])
+        return self._inbound.stats() + (self._refused.stats() if self._refused else [])
 
     def close(self) -> None:
         """Close at once. Repeated calls do nothing."""

@@ -31,7 +31,7 @@ busy interpreter does not look frozen.
 
 Links to mailboxes have none. A full mailbox stops reading its connection, heartbeats too, and would
 be cut off for being slow. Measured: 16 of 24 messages lost in seven seconds of back-pressure. A
-frozen reader is found by its silence in the registry, a lost host by ``protocol.zeromq.watch``."""
+frozen reader is found by its silence in the registry, a lost host by ``protocol.zeromq.monitor``."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 3, 1, 20
 """An idle link to a host that is gone is known after four seconds, and given up after 23."""
 HANDSHAKE_TIMEOUT_MS = 5000

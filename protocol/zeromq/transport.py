@@ -1,23 +1,31 @@
-"""One worker's ZeroMQ context, limits and keys, and all that is opened with them.
+"""One worker's ZeroMQ context, limits and keys, and the sockets made with them.
 
 On one host, ipc sockets in a private folder need no keys. Over tcp every connection is CURVE, and
-keys name both ends. Without keys, tcp is for the loopback interface alone."""
+keys name both ends. Without keys, tcp works on the loopback interface alone.
+
+A link (PUSH to a mailbox's PULL) holds at most a high-water mark of messages at each end, besides
+the system's socket buffers. When all of that is full, ``send`` waits: the back-pressure."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 
 import zmq
 
+from protocol.channel import Delivery, LinkStats
+from protocol.codec import Encoded, encode
 from protocol.endpoints import Endpoint
 from protocol.errors import ChannelClosed, ConfigError
 from protocol.hosts import wants_ipv6
+from protocol.inbound import Inbound
+from protocol.limits import check_size
+from protocol.messages import Message
 from protocol.zeromq.curve import CurveKeys, KeyAuthenticator
-from protocol.zeromq.door import Door
-from protocol.zeromq.links import ZmqMailbox, ZmqSender
+from protocol.zeromq.monitor import HandshakeWatch, RefusedConnections
 from protocol.zeromq.requests import ZmqRequester, ZmqResponder
-from protocol.zeromq.sockets import AsyncSocket, SocketLimits
-from protocol.zeromq.watch import HandshakeWatch
+from protocol.zeromq.sockets import POLLOUT, AsyncSocket, SocketLimits
 
 
 class ZmqTransport:
@@ -44,7 +52,7 @@ class ZmqTransport:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(num_io_threads)
         self._authenticator: KeyAuthenticator | None = None
         self._sockets: list[AsyncSocket] = []
-        self._doors: list[Door] = []
+        self._refused: list[RefusedConnections] = []
         self._watches: list[HandshakeWatch] = []
 
     @property
@@ -54,8 +62,8 @@ class ZmqTransport:
 
     def mailbox(self, endpoint: str) -> ZmqMailbox:
         """Bind a mailbox. Raises ConfigError for a bad or used endpoint, or tcp without keys."""
-        socket, bound, door = self._bind(zmq.PULL, endpoint)
-        return ZmqMailbox(socket, endpoint=bound, max_message_bytes=self._limits.max_message_bytes, door=door)
+        socket, bound, refused = self._bind(zmq.PULL, endpoint)
+        return ZmqMailbox(socket, endpoint=bound, max_message_bytes=self._limits.max_message_bytes, refused=refused)
 
     def peers(self) -> dict[str, str] | None:
         """Return public key -> name of each permitted peer, as the folder is now; None without
@@ -69,9 +77,9 @@ class ZmqTransport:
 
     def responder(self, endpoint: str) -> ZmqResponder:
         """Bind a responder. Raises ConfigError as ``mailbox`` does."""
-        socket, bound, door = self._bind(zmq.ROUTER, endpoint)
+        socket, bound, refused = self._bind(zmq.ROUTER, endpoint)
         limit = self._limits.max_message_bytes
-        return ZmqResponder(socket, endpoint=bound, sender=self.sender_name, max_message_bytes=limit, door=door)
+        return ZmqResponder(socket, endpoint=bound, sender=self.sender_name, max_message_bytes=limit, refused=refused)
 
     def requester(self, endpoint: str, *, server_key: str = "") -> ZmqRequester:
         """Connect to a responder. Raises ConfigError as ``sender`` does."""
@@ -89,9 +97,9 @@ class ZmqTransport:
         for watch in self._watches:
             watch.close()
         self._watches.clear()
-        for door in self._doors:
-            door.join()
-        self._doors.clear()
+        for refused in self._refused:
+            refused.join()
+        self._refused.clear()
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
@@ -107,22 +115,22 @@ class ZmqTransport:
         self._sockets = [*(other for other in self._sockets if not other.closed), socket]
         return socket
 
-    def _bind(self, kind: int, text: str) -> tuple[AsyncSocket, str, Door | None]:
+    def _bind(self, kind: int, text: str) -> tuple[AsyncSocket, str, RefusedConnections | None]:
         endpoint = Endpoint.parse(text)
         secure = self._is_secure(endpoint)
         told = endpoint.told(self._advertise_host) if endpoint.scheme == "tcp" else ""
         socket = self._socket(kind, endpoint)
-        door = None
+        refused = None
         if secure and self._keys is not None:
             if self._authenticator is None:
                 self._authenticator = KeyAuthenticator(self._context, self._keys)
             self._keys.serve(socket.raw)
-            door = Door(self._context, socket.raw, self._keys)
-            self._doors.append(door)
+            refused = RefusedConnections(self._context, socket.raw, self._keys)
+            self._refused.append(refused)
         bound = socket.bind(endpoint)
         if told:
             bound = replace(bound, host=told)
-        return socket, str(bound), door
+        return socket, str(bound), refused
 
     def _connect(self, kind: int, text: str, server_key: str) -> tuple[AsyncSocket, HandshakeWatch | None]:
         """Connect a socket; over tcp its handshakes are watched."""
@@ -155,3 +163,83 @@ class ZmqTransport:
                 f"{endpoint} leaves this host without encryption; give the transport CURVE keys, or use 127.0.0.1 or ipc"
             )
         return self._keys is not None
+
+
+class ZmqSender:
+    """The sending end of one link. Made by ``ZmqTransport.sender``."""
+
+    def __init__(
+        self,
+        socket: AsyncSocket,
+        endpoint: str,
+        sender: str,
+        max_message_bytes: int,
+        watch: HandshakeWatch | None = None,
+    ) -> None:
+        self._socket = socket
+        self._watch = watch
+        self.endpoint = endpoint
+        self._sender = sender
+        self._max_bytes = max_message_bytes
+        self._sequence = 0
+        self._num_bytes = 0
+        self._num_refused = 0
+
+    async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
+        """As ``Sender.send``. Raises MessageTooLarge or MalformedMessage for a bad message too."""
+        deadline = time.monotonic() + timeout_s
+        while await self._socket.ready(POLLOUT, timeout_s=deadline - time.monotonic()):
+            frames = encode(message, sender=self._sender, sequence=self._sequence, sent_s=time.time())
+            num_bytes = sum(map(len, frames))
+            check_size(num_bytes, self._max_bytes)
+            if self._socket.put(frames):
+                self._sequence += 1
+                self._num_bytes += num_bytes
+                return True
+        self._num_refused += 1
+        return False
+
+    def stats(self) -> LinkStats:
+        """Return this link's counters."""
+        return LinkStats(self.endpoint, self._sequence, self._num_bytes, self._num_refused)
+
+    def unreached_s(self) -> float:
+        """As ``Sender.unreached_s``. Always 0 on one host, where the socket file is enough."""
+        return 0.0 if self._watch is None else self._watch.down_s()
+
+    def close(self) -> None:
+        """Close at once, without lingering. Repeated calls do nothing."""
+        self._socket.close()
+        if self._watch is not None:
+            self._watch.close()
+
+
+class ZmqMailbox:
+    """The receiving end. Made by ``ZmqTransport.mailbox``."""
+
+    def __init__(
+        self, socket: AsyncSocket, *, endpoint: str, max_message_bytes: int, refused: RefusedConnections | None = None
+    ) -> None:
+        self._socket = socket
+        self._refused = refused
+        self._check = refused.check if refused else None
+        self.endpoint = endpoint
+        self._inbound = Inbound(endpoint, max_bytes=max_message_bytes)
+
+    async def receive(self, *, timeout_s: float) -> Delivery | None:
+        """As ``Mailbox.receive``."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:
+            delivery = self._inbound.read(received.frames, address=received.address, check=self._check)
+            if delivery is not None:
+                return delivery
+        return None
+
+    def stats(self) -> list[LinkStats]:
+        """Return counters by sender. Refused connections count as one more sender."""
+        return self._inbound.stats() + (self._refused.stats() if self._refused else [])
+
+    def close(self) -> None:
+        """Close at once. Repeated calls do nothing."""
+        self._socket.close()

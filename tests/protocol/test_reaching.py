@@ -20,8 +20,8 @@ from protocol.errors import ConfigError
 from protocol.hosts import is_loopback, numeric, own_address, wants_ipv6
 from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
-from protocol.zeromq.links import ZmqSender
-from protocol.zeromq.watch import HandshakeWatch, num_unanswered
+from protocol.zeromq.monitor import HandshakeWatch, num_unanswered
+from protocol.zeromq.transport import ZmqSender
 from tests.protocol.samples import chunk
 
 NAMES = {

@@ -17,9 +17,9 @@ from protocol.endpoints import ipc_endpoint
 from protocol.errors import ChannelClosed, ConfigError, DeadlineExceeded
 from protocol.messages import Message
 from protocol.zeromq import CurveKeys, ZmqTransport
-from protocol.zeromq.door import STRANGERS
-from protocol.zeromq.links import ZmqMailbox
+from protocol.zeromq.monitor import STRANGERS
 from protocol.zeromq.requests import ZmqResponder
+from protocol.zeromq.transport import ZmqMailbox
 from tests.protocol.samples import request
 
 ANY_PORT = "tcp://127.0.0.1:0"

@@ -14,12 +14,10 @@ from collections.abc import Callable
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry.contract import RelayAnnouncement, WeightsAnnouncement
 from pipeline.weights import PARTS
-from pipeline.weights.digest import digest_buffer
+from pipeline.weights.digest import PartDigests, digest_buffer
 from pipeline.weights.host_fetch import HostFetch
 from pipeline.weights.host_folder import HostFolder
-from pipeline.weights.parts import PartDigests
-from pipeline.weights.relay import Holding, Relay
-from pipeline.weights.relay_plan import ancestors, width
+from pipeline.weights.relay import PartialVersion, Relay, ancestors, width
 from pipeline.weights.serving import serve_weights
 from pipeline.weights.shared_files import MappedFile, SharedFileReader
 from pipeline.weights.wire import Base, FetchCounts, WeightsSource
@@ -146,7 +144,7 @@ class HostWeights:
             return
         algorithm = wanted.parts_digest.partition(":")[0]
         digests = await asyncio.to_thread(PartDigests.of, mapped.data, wanted.part_bytes, algorithm)
-        holding = Holding(wanted, mapped.data)
+        holding = PartialVersion(wanted, mapped.data)
         holding.fill(digests)
         self._relay.hold(holding)
         await self._ctx.registry.announce_relay(self._ctx.who, self._serve())

@@ -25,8 +25,8 @@ from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, VerifierFailureKind
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.counter_names import JUDGMENTS_ABSENT
-from protocol.complaints import Complaints
 from protocol.errors import DataError
+from protocol.log_limiter import LogLimiter
 from protocol.trajectory import Guidance, GuidanceScore, Prompt, RewardScore, TrajectoryChunk
 from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
 
@@ -41,7 +41,7 @@ class GuidanceSource:
     def __init__(self, ctx: ActorContext, pool: VerifierPool) -> None:
         self._ctx, self._pool = ctx, pool
         self._judgments = ctx.config.guidance.judgments
-        self._complaints = Complaints(ctx.clock.monotonic)
+        self._log_limiter = LogLimiter(ctx.clock.monotonic)
 
     @property
     def is_quick(self) -> bool:
@@ -71,7 +71,7 @@ class GuidanceSource:
         self._ctx.count(JUDGMENTS_ABSENT + reason)
         if reason in _EXPECTED:
             return
-        num_silent = self._complaints.due(reason, "absent")
+        num_silent = self._log_limiter.due(reason, "absent")
         if num_silent is not None:
             log = self._ctx.log.bind(num_not_logged=num_silent) if num_silent else self._ctx.log
             log.warning("judgment_absent", chunk=str(chunk.id), reason=absent)

@@ -21,8 +21,8 @@ from pipeline.runtime.context import ActorContext, WorkInHand
 from pipeline.runtime.open_messages import Parcel
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.retry import retry_while_full
-from protocol.complaints import Complaints
 from protocol.endpoints import mailbox_endpoint
+from protocol.log_limiter import LogLimiter
 from protocol.trajectory import Field, Score, TrajectoryChunk, field_of
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Scorer(Actor):
 
     def __init__(self, ctx: ActorContext) -> None:
         super().__init__(ctx)
-        self._complaints = Complaints(ctx.clock.monotonic)
+        self._log_limiter = LogLimiter(ctx.clock.monotonic)
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
         """Whether this role adds anything to ``chunk``."""
@@ -161,7 +161,7 @@ class Scorer(Actor):
 
     def _log_of(self, why: str, kind: str) -> FilteringBoundLogger | None:
         """Return the log for a complaint of a kind; None where it was logged within a minute."""
-        num_silent = self._complaints.due(_gist(why), kind)
+        num_silent = self._log_limiter.due(_gist(why), kind)
         if num_silent is None:
             return None
         return self.ctx.log.bind(num_not_logged=num_silent) if num_silent else self.ctx.log

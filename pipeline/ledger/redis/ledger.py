@@ -22,7 +22,7 @@ from pipeline.ledger.redis.audit import MOST, FinishedLane, audit
 from pipeline.ledger.redis.connection import Command, PipelinedConnection
 from pipeline.ledger.redis.durable import wait_durable
 from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
-from pipeline.ledger.redis.request_ids import Requests
+from pipeline.ledger.redis.lua import Requests
 from pipeline.ledger.redis.scripts import SCRIPTS
 from pipeline.ledger.redis.views import (
     finished_from,
@@ -31,7 +31,6 @@ from pipeline.ledger.redis.views import (
     sample_from,
     totals_from,
 )
-from pipeline.ledger.staleness import check_spec, surplus
 from pipeline.ledger.stored import FIELDS, read_chunk, read_overdue, read_scored, read_shown
 from pipeline.ledger.types import (
     Audit,
@@ -60,11 +59,13 @@ from pipeline.ledger.types import (
 from pipeline.ledger.validation import (
     check_chunk,
     check_evaluation,
+    check_spec,
     check_value_batch,
     claim_gone,
     mismatch,
     parse_chunk,
     spec_texts,
+    surplus,
 )
 from protocol.codec import Encoded, to_blob
 from protocol.errors import LedgerFull, LedgerMismatch

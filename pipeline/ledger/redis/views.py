@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pipeline.ledger.admin import Lack, Place, WaitedTrajectory
-from pipeline.ledger.queues import queue_stat
+from pipeline.ledger.inspection import queue_stat
 from pipeline.ledger.stored import read_finished
 from pipeline.ledger.types import (
     Audit,

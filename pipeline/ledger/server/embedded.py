@@ -40,10 +40,16 @@ from pipeline.ledger.address import LedgerAddress, known_url, read_ledger_url, w
 from pipeline.ledger.server.binary import ServerBinary, find_server
 from pipeline.ledger.server.holes import take_out_holes
 from pipeline.ledger.server.lock import take_lock
-from pipeline.ledger.server.probe import ServerState, Sight, end_script, listens, probe
-from pipeline.ledger.server.server_process import POLL_S, ServerHandle
-from pipeline.ledger.server.settings import LOG_NAME, OWN_FOLDER, dying_with_us, settings_of, socket_path
-from pipeline.ledger.server.watch import ServerAction, ServerWatch
+from pipeline.ledger.server.probe import ProbeResult, ServerAction, ServerState, ServerWatch, end_script, listens, probe
+from pipeline.ledger.server.server_process import (
+    LOG_NAME,
+    OWN_FOLDER,
+    POLL_S,
+    ServerHandle,
+    dying_with_us,
+    settings_of,
+    socket_path,
+)
 from pipeline.process.environment import without_sink_credentials
 from pipeline.process.exit_codes import Interrupted
 from pipeline.process.records import identify
@@ -163,17 +169,17 @@ class EmbeddedServer:
 
     # -- state -----------------------------------------------------------------------------------
 
-    def look(self) -> Sight:
+    def look(self) -> ProbeResult:
         """Return the server's state, within ``answer_s``."""
-        sight = Sight(ServerState.SILENT, words="it was never started")
+        sight = ProbeResult(ServerState.SILENT, words="it was never started")
         if (address := self._server.known()) is not None:
             pid = self._server.recorded()
             sight = probe(Path(address.socket), _password(address), timeout_s=self._answer_s, pid=pid)
         if sight.state is ServerState.SILENT and not self.is_there():
-            return Sight(ServerState.GONE, words=sight.words)
+            return ProbeResult(ServerState.GONE, words=sight.words)
         return sight
 
-    def keep(self, watch: ServerWatch, now_s: float) -> Sight:
+    def keep(self, watch: ServerWatch, now_s: float) -> ProbeResult:
         """Look, and start the server again when ``watch`` decides so: dead, or silent for too long.
 
         Raises LedgerUnavailable when it cannot be ended or started."""

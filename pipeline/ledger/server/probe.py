@@ -1,7 +1,14 @@
-"""Reads an embedded server's state on its socket, within a deadline that trickling cannot stretch.
+"""Reads an embedded server's state on its socket, and decides when it is dead or must be ended.
 
-It sends only AUTH and INFO. A server answers those while it reads its file, and while its disk
-refuses writes (https://valkey.io/commands/info). It would then refuse PING and seem dead."""
+A probe sends only AUTH and INFO, with a deadline that a trickle of bytes cannot stretch. A server
+answers those while it reads its file, and while its disk refuses writes
+(https://valkey.io/commands/info). It would then refuse PING and seem dead.
+
+One slow answer does not make a server dead. ``ServerWatch`` has it started again after several
+probes in a row that found no answer, no process and no lock. A server that exists but stays silent
+for its patience is replaced; sooner if its process is idle, which no load explains. A script that
+has run for half of the patience is ended; the server is replaced where the script does not end,
+since it has written. A server that reads its file lives as long as it makes progress."""
 
 from __future__ import annotations
 
@@ -19,6 +26,11 @@ from pipeline.process.activity import Activity, activity_of
 _REST_SHARE = 0.05
 """Most of a look's time that a process at rest runs or waits for a processor. An idle server's
 clock takes less than a hundredth."""
+NUM_LOOKS = 3
+"""Looks that must agree on a death."""
+REST_S = 2.0
+"""From the first of several looks in a row at a silent server at rest to the last: it is replaced.
+A look at a silent server takes two seconds more."""
 
 
 class ServerState(StrEnum):
@@ -38,7 +50,7 @@ class ServerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ProbeResult:
     """The result of a probe."""
 
     state: ServerState
@@ -53,7 +65,7 @@ class Sight:
     """Why it is silent or strange."""
 
 
-def probe(path: Path, password: str, *, timeout_s: float, pid: int | None = None) -> Sight:
+def probe(path: Path, password: str, *, timeout_s: float, pid: int | None = None) -> ProbeResult:
     """Probe the server at ``path``, within ``timeout_s``. ``pid``: its process, where it is known,
     which may be at rest."""
     began_s = time.monotonic()
@@ -73,26 +85,26 @@ def probe(path: Path, password: str, *, timeout_s: float, pid: int | None = None
     except TimeoutError:
         how = _rest(before, after, time.monotonic() - began_s)
         words = f"no answer within {timeout_s:g} s{how and f', and its process {how}'}"
-        return Sight(ServerState.SILENT, is_at_rest=bool(how), words=words)
+        return ProbeResult(ServerState.SILENT, is_at_rest=bool(how), words=words)
     except OSError as error:
-        return Sight(ServerState.SILENT, words=error.strerror or str(error))
+        return ProbeResult(ServerState.SILENT, words=error.strerror or str(error))
     except hiredis.ProtocolError as error:
-        return Sight(ServerState.STRANGE, words=f"it speaks no Redis: {error}")
+        return ProbeResult(ServerState.STRANGE, words=f"it speaks no Redis: {error}")
     for reply in (welcome, told):
         if isinstance(reply, Exception) and str(reply).startswith("BUSY "):
-            return Sight(ServerState.BUSY, words="it runs a script, and answers nothing else")
+            return ProbeResult(ServerState.BUSY, words="it runs a script, and answers nothing else")
         if isinstance(reply, Exception):
-            return Sight(ServerState.STRANGE, words=str(reply))
+            return ProbeResult(ServerState.STRANGE, words=str(reply))
     facts = dict(line.split(":", 1) for line in bytes(told).decode(errors="replace").splitlines() if ":" in line)
     try:
-        return Sight(
+        return ProbeResult(
             ServerState.LOADING if facts.get("loading", "0") != "0" else ServerState.SERVES,
             pid=int(facts["process_id"]),
             loaded_bytes=int(facts.get("loading_loaded_bytes", 0)),
             refuses_writes=facts.get("aof_last_write_status", "ok") != "ok",
         )
     except (KeyError, ValueError) as error:
-        return Sight(ServerState.STRANGE, words=f"its INFO lacks what a server's has: {error!r}")
+        return ProbeResult(ServerState.STRANGE, words=f"its INFO lacks what a server's has: {error!r}")
 
 
 def end_script(path: Path, password: str, *, timeout_s: float) -> str:
@@ -152,3 +164,64 @@ def _replies(connection: socket.socket, deadline: float) -> tuple[Any, Any]:
         while (reply := reader.gets()) is not False:
             replies.append(reply)
     return replies[0], replies[1]
+
+
+class ServerAction(StrEnum):
+    """The action for a server."""
+
+    LEAVE = "leave"
+    START = "start"
+    """It is dead: start it again."""
+    END_SCRIPT = "end script"
+    """It runs a script that does not end: end that."""
+    REPLACE = "replace"
+    """It is there and silent: end it, then start it again."""
+
+
+class ServerWatch:
+    """Judges one server, look by look."""
+
+    def __init__(self, *, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._num_gone = 0
+        self._loaded_bytes = -1
+        self._heard_s: float | None = None
+        """Time of its last sign of life; None before the first look."""
+        self._rests_since_s: float | None = None
+        self._busy_since_s: float | None = None
+
+    def see(self, sight: ProbeResult, now_s: float) -> ServerAction:
+        """Record one look; return the action."""
+        is_moving = sight.state is ServerState.LOADING and sight.loaded_bytes != self._loaded_bytes
+        self._loaded_bytes = sight.loaded_bytes if sight.state is ServerState.LOADING else -1
+        if not sight.is_at_rest:
+            self._rests_since_s = None
+        elif self._rests_since_s is None:
+            self._rests_since_s = now_s
+        if sight.state is not ServerState.BUSY:
+            self._busy_since_s = None
+        elif self._busy_since_s is None:
+            self._busy_since_s = now_s
+        if sight.state is ServerState.GONE:
+            self._num_gone += 1
+            return ServerAction.START if self._num_gone >= NUM_LOOKS else ServerAction.LEAVE
+        self._num_gone = 0
+        if self._heard_s is None or sight.state is ServerState.SERVES or is_moving:
+            self._heard_s = now_s
+            return ServerAction.LEAVE
+        is_idle = self._rests_since_s is not None and now_s - self._rests_since_s >= REST_S
+        is_mute = now_s - self._heard_s >= self._patience_s
+        if is_idle or is_mute:
+            return ServerAction.REPLACE
+        is_stuck = self._busy_since_s is not None and now_s - self._busy_since_s >= self._patience_s / 2
+        return ServerAction.END_SCRIPT if is_stuck else ServerAction.LEAVE
+
+    def begin_again(self, now_s: float) -> None:
+        """Record that the server was started just now."""
+        self._num_gone, self._loaded_bytes, self._heard_s, self._rests_since_s = 0, -1, now_s, None
+        self._busy_since_s = None
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether the last look found it gone or at rest: look again soon."""
+        return self._num_gone > 0 or self._rests_since_s is not None

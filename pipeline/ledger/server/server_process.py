@@ -1,4 +1,4 @@
-"""The process that serves a run's ledger: finding it, signalling it, and waiting until it is gone.
+"""The process that serves a run's ledger: starting, finding and signalling it, and waiting for its end.
 
 Two servers must never append to one file. The server itself holds its folder's lock
 (``pipeline.ledger.server.lock``), and ``ledger.json`` records its process. While either shows a
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +19,19 @@ from pipeline.ledger.address import LedgerAddress, read_address
 from pipeline.ledger.server.lock import holders, is_locked
 from pipeline.process.records import identify, process_runs, this_host
 from protocol.errors import LedgerUnavailable
+from protocol.private import is_private_folder
 
 POLL_S = 0.005
+LOG_NAME = "server.log"
+OWN_FOLDER = "headrace-"
+"""Prefix of a private temporary folder for a socket."""
+MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
+_DIE_WITH_STARTER = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: the exec below keeps it
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class ServerHandle:
@@ -116,3 +129,58 @@ class ServerHandle:
                 if word.endswith(b".conf") and self.configuration.samefile(os.fsdecode(word)):
                     return True
         return False
+
+
+def settings_of(folder: Path, socket: Path, password: str, *, max_memory_mb: int, is_of_a_copy: bool) -> str:
+    """Return the server's configuration file. That of a copy flushes and rewrites nothing."""
+    settings = {
+        "port": 0,
+        "unixsocket": _quoted(socket),
+        "unixsocketperm": 700,
+        "requirepass": password,
+        "dir": _quoted(folder),
+        "logfile": _quoted(folder / LOG_NAME),
+        "databases": 1,
+        "daemonize": "no",
+        # so that the command line shows whose server it is
+        "set-proc-title": "no",
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        # traffic is a hundred times the stored data. Rewriting costs more than reading a longer
+        # file, 3 s at worst. Tokens and log-probs hardly compress.
+        "auto-aof-rewrite-min-size": "256mb",
+        "rdbcompression": "no",
+        "save": '""',
+        "maxmemory": f"{max_memory_mb}mb",
+        "maxmemory-policy": "noeviction",
+    }
+    if is_of_a_copy:
+        settings |= {"appendfsync": "no", "auto-aof-rewrite-percentage": 0}
+    return "".join(f"{name} {value}\n" for name, value in settings.items())
+
+
+def socket_path(folder: Path, known: LedgerAddress | None) -> Path:
+    """Return the clients' known socket, else one in our folder, else one with a shorter path."""
+    path = folder / "server.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        return path
+    if known is not None and known.socket:
+        own = Path(known.socket).parent
+        with suppress(OSError):
+            own.mkdir(mode=0o700)
+        if is_private_folder(own):
+            return Path(known.socket)
+    return Path(tempfile.mkdtemp(prefix=OWN_FOLDER)) / "server.sock"
+
+
+def dying_with_us() -> list[str]:
+    """Return a command prefix: the kernel then kills the command with this process. Linux only."""
+    if sys.platform != "linux":
+        return []
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_STARTER, str(os.getpid())]
+
+
+def _quoted(path: Path) -> str:
+    """Quote a path for the server's configuration file."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from pipeline.ledger.inspection import OpenGroup, drops_value, waits_for
-from pipeline.ledger.life import UnknownTrajectory
-from pipeline.ledger.life_events import life_events
+from pipeline.ledger.life import UnknownTrajectory, life_events
 from pipeline.observability.why.explain import explain
 from pipeline.operator.attached import Attached
 from pipeline.operator.run_snapshot import snapshot_of

@@ -26,7 +26,7 @@ class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     part_bytes: int = 0
     """Size of all parts but the last; 0 where no other host fetches the file."""
     parts_digest: str = ""
-    """Of the digests of all parts, in their order (``pipeline.weights.parts``); or empty."""
+    """Of the digests of all parts, in their order (``pipeline.weights.digest``); or empty."""
 
 
 class RelayAnnouncement(msgspec.Struct, frozen=True, kw_only=True):

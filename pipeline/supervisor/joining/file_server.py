@@ -14,8 +14,8 @@ import numpy as np
 import structlog
 
 from protocol.channel import Responder
-from protocol.complaints import Complaints
 from protocol.errors import UnknownMessage
+from protocol.log_limiter import LogLimiter
 from protocol.messages import FilePart, FileRequest, Message
 
 _SERVE_TIMEOUT_S = 0.5
@@ -30,7 +30,7 @@ class FileServer:
         """``served``: digest -> file; no part is longer than ``max_part_bytes``."""
         self._served = served
         self._max_part_bytes = max_part_bytes
-        self._complaints = Complaints()
+        self._log_limiter = LogLimiter()
 
     async def serve(self, responder: Responder, until: asyncio.Event) -> None:
         """Answer until the event is set."""
@@ -39,7 +39,7 @@ class FileServer:
                 await responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)
             except UnknownMessage as error:
                 # A peer's mistake ends nothing here.
-                if (num_silent := self._complaints.due("", "request")) is not None:
+                if (num_silent := self._log_limiter.due("", "request")) is not None:
                     _log.warning("file_request_refused", reason=str(error), num_not_logged=num_silent)
 
     async def _answer(self, request: Message) -> FilePart:
@@ -59,7 +59,7 @@ class FileServer:
                     wanted = min(request.max_bytes, self._max_part_bytes)
                     data = os.pread(file.fileno(), wanted, request.offset)
             except OSError as error:
-                if (num_silent := self._complaints.due(str(path), "unreadable")) is not None:
+                if (num_silent := self._log_limiter.due(str(path), "unreadable")) is not None:
                     _log.error("file_not_served", path=str(path), reason=str(error), num_not_logged=num_silent)
                 data, total = b"", 0
         # Of a file that was cut since, nothing is left at the offset.

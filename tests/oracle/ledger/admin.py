@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pipeline.ledger.admin import (
     Holder,
     Requeued,
+    RequeueRequest,
     Retried,
     StoredChunk,
     WaitedUnit,
     Waits,
-    Wish,
 )
 from pipeline.ledger.types import DeadLetter, LatePolicy, Pause
 from protocol.ids import ChunkId, TrajectoryId
@@ -78,7 +78,7 @@ class MemoryAdmin:
                 found.append(StoredChunk(str(last), trajectory.num_tokens, now - chunk.written_s, chunk.final, fields))
         return tuple(found[:max_trajectories])
 
-    async def requeue(self, wish: Wish) -> Requeued:
+    async def requeue(self, wish: RequeueRequest) -> Requeued:
         """Put work back."""
         s, now = self._ledger.state, self._ledger.clock()
         unknown = tuple(str(name) for name in wish.trajectories if name not in s.trajectories)

@@ -14,9 +14,10 @@ from pipeline.ledger.inspection import (
     GroupsView,
     OpenGroup,
     StalenessView,
+    drops_from,
+    staleness_of,
 )
 from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory, life_from
-from pipeline.ledger.tallies import drops_from, staleness_of
 from pipeline.ledger.types import Unit
 from protocol.ids import ChunkId, TrajectoryId
 from tests.oracle.ledger.lacking import waited_trajectory

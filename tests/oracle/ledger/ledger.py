@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Callable
 
-from pipeline.ledger.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
 from pipeline.ledger.stored import read_chunk, read_shown
 from pipeline.ledger.types import (
     Audit,
@@ -40,11 +39,13 @@ from pipeline.ledger.types import (
 from pipeline.ledger.validation import (
     check_chunk,
     check_evaluation,
+    check_spec,
     check_value_batch,
     claim_gone,
     mismatch,
     nothing_kept,
     parse_chunk,
+    surplus,
     unmarked,
 )
 from protocol.codec import Encoded, to_blob
@@ -54,6 +55,7 @@ from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, fiel
 from tests.oracle.ledger import scoring
 from tests.oracle.ledger.lives import plain
 from tests.oracle.ledger.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
+from tests.oracle.ledger.staleness import ReadyUnit, choose, is_stale
 from tests.oracle.ledger.state import LedgerState
 from tests.oracle.ledger.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
 from tests.oracle.ledger.views import audit_of, bytes_of, queues_of, totals_of
@@ -144,7 +146,9 @@ class MemoryLedger:
             return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
 
         final = chunk.finish_reason.is_final
-        oldest = chunk.oldest_version if trajectory.is_evaluation else s.version_history.fewest_updates(chunk.versions)
+        oldest = (
+            chunk.oldest_version if trajectory.is_evaluation else min(map(s.version_history.updates, chunk.versions))
+        )
         by = " ".join(map(str, (plain(str(who)), *chunk.versions)))
         c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=oldest, final=final, written_s=now, by=by)
         s.store_chunk(chunk.id, c)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pipeline.ledger.staleness import fewest_judged
 from pipeline.ledger.stored import read_chunk, read_overdue
 from pipeline.ledger.types import Claim, DeadLetter, DropReason, ScoredChunk, Unit, UnitLetter
+from pipeline.ledger.validation import fewest_judged
 from protocol.codec import to_blob
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of

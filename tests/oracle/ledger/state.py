@@ -8,11 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from pipeline.ledger.life import DROPPED, MAX_LEASES, TRAINED
-from pipeline.ledger.staleness import credit_limit, unit_weight
 from pipeline.ledger.types import (
     MAX_SHOWN,
     MAX_SHOWN_BYTES,
-    SPOILING,
     DeadLetter,
     DropReason,
     LedgerSpec,
@@ -36,10 +34,14 @@ from tests.oracle.ledger.records import (
     UnitRecord,
 )
 from tests.oracle.ledger.sorted_set import SortedSet
+from tests.oracle.ledger.staleness import credit_limit, unit_weight
 from tests.oracle.ledger.tallies import tally_response, tally_unit
 
 MAX_MILESTONES = 1000
 """Checkpoints whose books are kept, to go back to; far more than are ever stored."""
+
+_SPOILING = frozenset({DropReason.DEAD_LETTER, DropReason.NON_FINITE, DropReason.CANCELLED})
+"""Reasons that also keep a unit's trajectories from the critic. All others leave them to it."""
 
 
 class LedgerState:
@@ -280,7 +282,7 @@ class LedgerState:
             self.used -= self.weight
         else:
             self.trained["credit"] += self.weight
-        if reason is not None and reason in SPOILING:
+        if reason is not None and reason in _SPOILING:
             self._spoil(name, reason)
         if isinstance(name, int):
             for trajectory in self.members(name):

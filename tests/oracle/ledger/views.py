@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeline.ledger.queues import queue_stat
+from pipeline.ledger.inspection import queue_stat
 from pipeline.ledger.types import Audit, Balance, QueueStat, Totals, Unit
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field

@@ -6,8 +6,8 @@ import pytest
 
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.staleness import check_spec
 from pipeline.ledger.types import Unit
+from pipeline.ledger.validation import check_spec
 from protocol.trajectory import Field
 
 

@@ -12,8 +12,7 @@ from pipeline.ledger.admin import LedgerAdmin
 from pipeline.ledger.contract import Ledger
 from pipeline.ledger.inspection import LedgerInspection
 from pipeline.ledger.redis import keys
-from pipeline.ledger.redis.admin import RedisAdmin
-from pipeline.ledger.redis.inspection import RedisInspection
+from pipeline.ledger.redis.admin import RedisAdmin, RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import LedgerSpec
 from tests.oracle.ledger.admin import MemoryAdmin

@@ -13,9 +13,8 @@ from hypothesis.stateful import (
 
 from pipeline.ledger.life import UnknownTrajectory
 from pipeline.ledger.redis import keys
-from pipeline.ledger.redis.admin import RedisAdmin
+from pipeline.ledger.redis.admin import RedisAdmin, RedisInspection
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.types import (
     Audit,
     Claim,

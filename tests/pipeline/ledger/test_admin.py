@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.ledger.admin import Place, Wish
+from pipeline.ledger.admin import Place, RequeueRequest
 from pipeline.ledger.types import (
     Claim,
     ClaimWait,
@@ -143,13 +143,13 @@ async def test_evaluation_is_told_apart(bench):
 async def test_a_workers_trajectories_open_at_once_and_its_late_write_has_no_effect(bench):
     ledger, admin = await bench.with_admin(make_spec())
     leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
-    answer = await admin.requeue(Wish(worker="generator-0"))
+    answer = await admin.requeue(RequeueRequest(worker="generator-0"))
     assert (answer.num_opened, answer.unknown) == (2, ())
     again = (await ledger.lease(OTHER_GENERATOR, max_trajectories=2)).leases
     assert [lease.trajectory for lease in again] == [lease.trajectory for lease in leases]
     late = await ledger.write_chunk(GENERATOR, make_chunk(leases[0].trajectory))
     assert late.status is WriteStatus.FENCED
-    assert (await admin.requeue(Wish(worker="generator-0"))).num_opened == 0
+    assert (await admin.requeue(RequeueRequest(worker="generator-0"))).num_opened == 0
     assert (await ledger.audit()).balances
 
 
@@ -158,7 +158,7 @@ async def test_named_trajectories_are_opened_and_what_they_lack_is_due_now(bench
     one, other = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
     await ledger.write_chunk(GENERATOR, make_chunk(one.trajectory, 0, final=False))
     assert await ledger.overdue(SCORER, Field.VALUE, max_chunks=9) == []
-    answer = await admin.requeue(Wish(trajectories=(one.trajectory,)))
+    answer = await admin.requeue(RequeueRequest(trajectories=(one.trajectory,)))
     assert (answer.num_opened, answer.num_due) == (1, 1)
     assert [late.chunk.id.index for late in await ledger.overdue(SCORER, Field.VALUE, max_chunks=9)] == [0]
     (again,) = (await ledger.lease(OTHER_GENERATOR, max_trajectories=1)).leases
@@ -170,7 +170,7 @@ async def test_every_chunk_that_lacks_a_field_is_due_now_and_those_of_other_fiel
     ledger, admin = await bench.with_admin(make_spec(fields=BOTH))
     for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
         await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
-    assert (await admin.requeue(Wish(field=Field.REWARD))).num_due == 2
+    assert (await admin.requeue(RequeueRequest(field=Field.REWARD))).num_due == 2
     assert len(await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)) == 2
     assert await ledger.overdue(SCORER, Field.VALUE, max_chunks=9) == []
 
@@ -179,8 +179,8 @@ async def test_an_unknown_name_is_told_and_nothing_is_changed(bench):
     ledger, admin = await bench.with_admin(make_spec())
     (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
     gone = TrajectoryId("t", 99, 0)
-    assert (await admin.requeue(Wish(trajectories=(lease.trajectory, gone)))).unknown == ("t.99.0",)
-    assert (await admin.requeue(Wish(worker="generator-7"))).unknown == ("generator-7",)
+    assert (await admin.requeue(RequeueRequest(trajectories=(lease.trajectory, gone)))).unknown == ("t.99.0",)
+    assert (await admin.requeue(RequeueRequest(worker="generator-7"))).unknown == ("generator-7",)
     assert (await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))).status is WriteStatus.STORED
 
 

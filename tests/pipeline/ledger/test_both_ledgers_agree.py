@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pipeline.ledger.admin import Wish
+from pipeline.ledger.admin import RequeueRequest
 from pipeline.ledger.redis import keys
 from pipeline.ledger.types import (
     Claim,
@@ -427,11 +427,13 @@ class BothLedgers(PairedLedgers):
     @rule(data=st.data(), worker=st.sampled_from(WORKERS), how=st.integers(0, 2))
     def requeue(self, data, worker, how) -> None:
         if how == 0:
-            self.asked("requeue", Wish(worker=worker))
+            self.asked("requeue", RequeueRequest(worker=worker))
         elif how == 1:
-            self.asked("requeue", Wish(field=data.draw(st.sampled_from(Field))))
+            self.asked("requeue", RequeueRequest(field=data.draw(st.sampled_from(Field))))
         elif known := sorted({chunk.trajectory for _, chunk in self.written[-12:]}):
-            self.asked("requeue", Wish(trajectories=tuple(data.draw(st.lists(st.sampled_from(known), unique=True)))))
+            self.asked(
+                "requeue", RequeueRequest(trajectories=tuple(data.draw(st.lists(st.sampled_from(known), unique=True))))
+            )
 
     @rule()
     def give_up(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pipeline.ledger.admin import Wish
+from pipeline.ledger.admin import RequeueRequest
 from pipeline.ledger.types import ClaimRefused, ClaimWait, DropReason, EvaluationRequest, Unit, WriteStatus
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role, TrajectoryId
@@ -234,9 +234,9 @@ async def test_what_waits_for_guidance_is_known_with_its_age_and_can_be_made_due
     [unit] = (await admin.waits()).units
     [lack] = unit.trajectories[0].lacks
     assert (lack.field, lack.age_s, lack.overdue_s) == (Field.GUIDANCE, pytest.approx(2.0), pytest.approx(-3.0))
-    assert (await admin.requeue(Wish(field=Field.GUIDANCE))).num_due == 1
+    assert (await admin.requeue(RequeueRequest(field=Field.GUIDANCE))).num_due == 1
     assert len(await due(ledger)) == 1
-    assert (await admin.requeue(Wish(trajectories=(chunk.trajectory,)))).num_due == 1
+    assert (await admin.requeue(RequeueRequest(trajectories=(chunk.trajectory,)))).num_due == 1
     await ledger.write_score(GUIDE, chunk.id, guidance())
     [stored] = await admin.stored()
     assert stored.fields == (Field.REWARD, Field.GUIDANCE)

@@ -15,8 +15,7 @@ import pytest
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.embedded import EmbeddedServer
-from pipeline.ledger.server.probe import ServerState
-from pipeline.ledger.server.watch import ServerWatch
+from pipeline.ledger.server.probe import ServerState, ServerWatch
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from protocol.errors import LedgerDiskFailed, LedgerError

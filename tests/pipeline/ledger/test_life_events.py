@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.ledger.life import ChunkLife, LeaseEvent, ScoreEvent, TrajectoryLife, UnitEnd, life_from
-from pipeline.ledger.life_events import life_events
+from pipeline.ledger.life import ChunkLife, LeaseEvent, ScoreEvent, TrajectoryLife, UnitEnd, life_events, life_from
 from protocol.trajectory import Field
 
 SCORE = ScoreEvent(Field.REWARD, "reward-0#1", 5.0, accuracy=0.5, reward=-0.25)

@@ -10,8 +10,8 @@ import redis.exceptions
 
 from pipeline.ledger.life import TrajectoryLife
 from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.admin import RedisInspection
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import Claim, EvaluationRequest, Refusal, Unit, WriteStatus
 from protocol.errors import ConfigError, LedgerError, LedgerFull, LedgerUnavailable

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.ledger.queues import queue_stat
+from pipeline.ledger.inspection import queue_stat
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.types import Totals
 from pipeline.observability.effective_time import EffectiveTime

@@ -16,7 +16,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.host_fetch import HostFetch
 from pipeline.weights.host_folder import HostFolder
-from pipeline.weights.relay import Holding, Relay
+from pipeline.weights.relay import PartialVersion, Relay
 from pipeline.weights.serving import serve_weights
 from pipeline.weights.store import StoredWeights, WeightsStore
 from pipeline.weights.wire import Base, FetchCounts, WeightsSource
@@ -96,7 +96,7 @@ class Host:
         self.counts = FetchCounts()
         return (await self.fetcher.fetch(wanted, base, sources, self.counts)).read_bytes()
 
-    def holding(self, version: int) -> Holding:
+    def holding(self, version: int) -> PartialVersion:
         """Return the parts of a version that this host serves."""
         holding = self.relay._holdings[version == BASE_VERSION]
         assert holding.wanted.policy_version == version

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from pipeline.weights.parts import PartDigests, table_bytes
+from pipeline.weights.digest import PartDigests, table_bytes
 from protocol.errors import WeightsDamaged
 
 DATA = np.random.default_rng(0).integers(0, 256, 2500, dtype=np.uint8)

@@ -12,8 +12,8 @@ import pytest
 import structlog
 
 from pipeline.runtime.registry.contract import WeightsAnnouncement
-from pipeline.weights.parts import PartDigests
-from pipeline.weights.relay import Holding, Relay
+from pipeline.weights.digest import PartDigests
+from pipeline.weights.relay import PartialVersion, Relay
 from pipeline.weights.store import StoredWeights
 from protocol.errors import UnknownMessage, WeightsDamaged
 from protocol.messages import WeightsPart, WeightsRequest
@@ -103,7 +103,7 @@ async def test_a_relay_whose_bytes_were_damaged_is_left_and_its_part_is_not_pass
 async def test_a_damaged_part_never_enters_what_a_host_serves(tmp_path: Path) -> None:
     async with hosts(tmp_path) as world:
         stored = world.publish(3)
-        holding = Holding(world.announced(stored), np.zeros(stored.num_bytes, np.uint8))
+        holding = PartialVersion(world.announced(stored), np.zeros(stored.num_bytes, np.uint8))
         assert stored.parts is not None
         holding.expect(stored.parts)
         index = holding.take()
@@ -123,7 +123,7 @@ async def test_a_relay_that_serves_another_version_under_that_number_is_left(tmp
         wanted = world.announced(stored)
         other = stored.segment.data.copy()
         other[-1] ^= 1
-        holding = Holding(wanted, other)
+        holding = PartialVersion(wanted, other)
         # digests of its own bytes, under the announced digest of the version
         holding.fill(PartDigests.of(other, PART, "xxh3-128"))
         liar.relay.hold(holding)
@@ -187,7 +187,7 @@ async def test_a_part_wakes_the_requests_that_wait_for_it_and_no_other(tmp_path:
     async with hosts(tmp_path) as world:
         stored = world.publish(3)
     wanted = world.announced(stored)
-    relay, holding = Relay(clock), Holding(wanted, np.zeros(stored.num_bytes, np.uint8))
+    relay, holding = Relay(clock), PartialVersion(wanted, np.zeros(stored.num_bytes, np.uint8))
     relay.hold(holding)
     assert stored.parts is not None
     requests = [WeightsRequest(version=3, offset=n * PART, max_bytes=PART, digest=wanted.digest) for n in range(3)]
@@ -222,7 +222,7 @@ async def test_a_request_waits_for_its_part_and_learns_that_it_is_coming(tmp_pat
     async with hosts(tmp_path) as world:
         stored = world.publish(3)
     wanted = world.announced(stored)
-    relay, holding = Relay(clock), Holding(wanted, np.zeros(stored.num_bytes, np.uint8))
+    relay, holding = Relay(clock), PartialVersion(wanted, np.zeros(stored.num_bytes, np.uint8))
     relay.hold(holding)
     assert stored.parts is not None
     holding.expect(stored.parts)

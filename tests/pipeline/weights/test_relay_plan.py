@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.weights.relay_plan import MAX_WIDTH, ancestors, width
+from pipeline.weights.relay import MAX_WIDTH, ancestors, width
 
 WIDTHS = st.integers(1, MAX_WIDTH)
 

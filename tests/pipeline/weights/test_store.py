@@ -166,7 +166,7 @@ def test_a_weights_folder_of_another_user_is_refused_and_left_alone(tmp_path: Pa
     (tmp_path / "link").symlink_to(ours)
     (tmp_path / "open").mkdir(mode=0o755)
     for folder in (tmp_path / "link", tmp_path / "open"):
-        with pytest.raises(ConfigError, match="ours"):
+        with pytest.raises(ConfigError, match="only you may enter"):
             WeightsStore(folder, keep=1, max_part_bytes=LARGEST)
     assert (ours / "precious").exists()
 

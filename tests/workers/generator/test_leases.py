@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from pipeline.ledger.admin import Place, Wish
+from pipeline.ledger.admin import Place, RequeueRequest
 from pipeline.ledger.types import Lease, Unit
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import MAY_HOLD
@@ -113,7 +113,7 @@ async def test_a_trajectory_back_before_its_window_is_written_is_not_begun_twice
         (lease,) = (await ledger.lease(ctx.who, max_trajectories=1)).leases
         generator, engine = generator_of(ctx)
         await generator._begin(lease)
-        await admin.requeue(Wish(worker="generator-0"))
+        await admin.requeue(RequeueRequest(worker="generator-0"))
         if moved_on:
             await ledger.lease(other, max_trajectories=1)
             await ledger.write_chunk(other, make_chunk(lease.trajectory, final=False))

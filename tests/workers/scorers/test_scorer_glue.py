@@ -23,8 +23,8 @@ from pipeline.config.training import AlgorithmSection, RewardModelSection, Rewar
 from pipeline.ledger.types import Claim, ScoredChunk, Unit
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.runtime.context import ActorContext
-from protocol.complaints import LOG_EVERY_S, MAX_LOGGED
 from protocol.ids import ChunkId, Role, TrajectoryId
+from protocol.log_limiter import LOG_EVERY_S, MAX_LOGGED
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, ValueScore
 from tests.manual_clock import ManualClock
 from tests.oracle.ledger.ledger import MemoryLedger

@@ -1,7 +1,7 @@
 -- claim.lua: drop ready units that are too stale, then lease one update's units to the learner, or
 -- name what it waits for.
 --
--- The choice is pipeline.ledger.staleness.choose, line by line; pipeline/ledger/staleness.md proves
+-- The choice is tests.oracle.ledger.staleness.choose, line by line; pipeline/ledger/staleness.md proves
 -- what it keeps.
 --
 -- It stays one step, since the choice is of one moment and a claim is whole: an update of 3,125 groups

@@ -16,8 +16,7 @@ from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.permitted_keys import PermittedKeys
 from pipeline.ledger.redis.tokens import TokenAdmin
 from pipeline.ledger.server.embedded import EmbeddedServer
-from pipeline.ledger.server.probe import ServerState
-from pipeline.ledger.server.watch import ServerAction, ServerWatch
+from pipeline.ledger.server.probe import ServerAction, ServerState, ServerWatch
 from pipeline.runtime.registry.contract import Topic
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
@@ -165,10 +164,10 @@ def test_a_script_without_end_is_ended_and_with_it_the_server_if_it_wrote(tmp_pa
 
 
 def _busy() -> Callable[[float], ServerAction]:
-    from pipeline.ledger.server.probe import Sight
+    from pipeline.ledger.server.probe import ProbeResult
 
     watch = ServerWatch(patience_s=60.0)
-    return lambda at_s: watch.see(Sight(ServerState.BUSY), at_s)
+    return lambda at_s: watch.see(ProbeResult(ServerState.BUSY), at_s)
 
 
 def test_a_busy_server_is_left_alone_then_its_script_is_ended_then_the_server() -> None:

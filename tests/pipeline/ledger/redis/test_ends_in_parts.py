@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from pipeline.ledger.admin import Requeued, Wish
-from pipeline.ledger.redis.admin import RedisAdmin
-from pipeline.ledger.redis.inspection import RedisInspection
+from pipeline.ledger.admin import Requeued, RequeueRequest
+from pipeline.ledger.redis.admin import RedisAdmin, RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import Claim, ClaimRefused, EvaluationRequest, LatePolicy, Restart, Unit
 from protocol.ids import Incarnation, Role
@@ -177,8 +176,8 @@ async def test_looks_and_requeues_take_several_calls_with_the_answer_of_one(
     assert ledger.calls.count("groups") > 2
     assert [group.number for group in groups.groups] == [*range(7)]
     assert replace(groups, groups=()) == replace(await RedisInspection(at_once).groups(max_groups=7), groups=())
-    found = await RedisAdmin(ledger).requeue(Wish(field=Field.REWARD))
-    assert found == await RedisAdmin(at_once).requeue(Wish(field=Field.REWARD)) == Requeued(0, 2 * BATCH)
+    found = await RedisAdmin(ledger).requeue(RequeueRequest(field=Field.REWARD))
+    assert found == await RedisAdmin(at_once).requeue(RequeueRequest(field=Field.REWARD)) == Requeued(0, 2 * BATCH)
     assert ledger.calls.count("requeue") > 2
     assert len(await ledger.overdue(SCORER, Field.REWARD, max_chunks=100)) == 2 * BATCH, "all are due"
 

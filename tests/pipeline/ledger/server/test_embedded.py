@@ -24,7 +24,7 @@ from pipeline.ledger.server.embedded import (
     open_ledger,
     read_ledger_url,
 )
-from pipeline.ledger.server.settings import MAX_SOCKET_PATH_BYTES
+from pipeline.ledger.server.server_process import MAX_SOCKET_PATH_BYTES
 from pipeline.ledger.url import hide_password
 from pipeline.process.records import process_runs
 from protocol.errors import ConfigError, LedgerUnavailable

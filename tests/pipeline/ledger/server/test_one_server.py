@@ -23,8 +23,7 @@ from pipeline.ledger.address import read_address, write_address
 from pipeline.ledger.server import embedded as module
 from pipeline.ledger.server.embedded import EmbeddedServer, end_server, server_runs
 from pipeline.ledger.server.lock import holders, is_locked, no_server, take_lock
-from pipeline.ledger.server.probe import ServerState, Sight
-from pipeline.ledger.server.watch import ServerWatch
+from pipeline.ledger.server.probe import ProbeResult, ServerState, ServerWatch
 from pipeline.process.activity import activity_of
 from pipeline.process.exit_codes import Interrupted
 from pipeline.process.records import identify, process_runs
@@ -97,8 +96,12 @@ def test_a_slow_answer_between_two_quick_ones_starts_no_second_server(
     pid, inode = started(server), server.socket.stat().st_ino
     really, slow = module.probe, iter([False, True, False, True, True, True])
 
-    def moody(path: Path, password: str, *, timeout_s: float, pid: int | None) -> Sight:
-        return Sight(ServerState.SILENT) if next(slow, False) else really(path, password, timeout_s=timeout_s, pid=pid)
+    def moody(path: Path, password: str, *, timeout_s: float, pid: int | None) -> ProbeResult:
+        return (
+            ProbeResult(ServerState.SILENT)
+            if next(slow, False)
+            else really(path, password, timeout_s=timeout_s, pid=pid)
+        )
 
     monkeypatch.setattr(module, "probe", moody)
     for _ in range(4):
@@ -252,8 +255,12 @@ def test_two_servers_never_append_to_one_file_whatever_happens(tmp_path: Path, m
     most, launches, really = [0], [0], module.probe
     popen = subprocess.Popen
 
-    def moody(path: Path, password: str, *, timeout_s: float, pid: int | None) -> Sight:
-        return Sight(ServerState.SILENT) if rng.random() < 0.4 else really(path, password, timeout_s=timeout_s, pid=pid)
+    def moody(path: Path, password: str, *, timeout_s: float, pid: int | None) -> ProbeResult:
+        return (
+            ProbeResult(ServerState.SILENT)
+            if rng.random() < 0.4
+            else really(path, password, timeout_s=timeout_s, pid=pid)
+        )
 
     def launch(*arguments: object, **settings: object) -> object:
         if "pass_fds" in settings:

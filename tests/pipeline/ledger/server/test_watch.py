@@ -13,16 +13,28 @@ from pathlib import Path
 import pytest
 
 from pipeline.ledger.server import probe as probing
-from pipeline.ledger.server.probe import ServerState, Sight, listens, probe
-from pipeline.ledger.server.watch import NUM_LOOKS, REST_S, ServerAction, ServerWatch
+from pipeline.ledger.server.probe import (
+    NUM_LOOKS,
+    REST_S,
+    ProbeResult,
+    ServerAction,
+    ServerState,
+    ServerWatch,
+    listens,
+    probe,
+)
 from pipeline.process.activity import Activity
 
-SERVES, SILENT, GONE = Sight(ServerState.SERVES, 1), Sight(ServerState.SILENT), Sight(ServerState.GONE)
-STRANGE = Sight(ServerState.STRANGE)
+SERVES, SILENT, GONE = (
+    ProbeResult(ServerState.SERVES, 1),
+    ProbeResult(ServerState.SILENT),
+    ProbeResult(ServerState.GONE),
+)
+STRANGE = ProbeResult(ServerState.STRANGE)
 
 
-def loading(done: int) -> Sight:
-    return Sight(ServerState.LOADING, 1, done)
+def loading(done: int) -> ProbeResult:
+    return ProbeResult(ServerState.LOADING, 1, done)
 
 
 def test_a_death_takes_several_looks_that_agree() -> None:
@@ -45,7 +57,7 @@ def test_a_mute_server_is_replaced_when_the_patience_with_it_ends_and_no_sooner(
         assert watch.see(mute, 60.0) is ServerAction.REPLACE
 
 
-AT_REST = Sight(ServerState.SILENT, is_at_rest=True)
+AT_REST = ProbeResult(ServerState.SILENT, is_at_rest=True)
 
 
 def test_a_silent_server_whose_process_is_at_rest_is_replaced_within_seconds() -> None:
@@ -58,7 +70,7 @@ def test_a_silent_server_whose_process_is_at_rest_is_replaced_within_seconds() -
 
 
 @pytest.mark.parametrize("between", [SILENT, SERVES, loading(1)])
-def test_a_server_that_worked_between_two_looks_has_all_the_patience(between: Sight) -> None:
+def test_a_server_that_worked_between_two_looks_has_all_the_patience(between: ProbeResult) -> None:
     watch = ServerWatch(patience_s=60.0)
     assert watch.see(SERVES, 0.0) is ServerAction.LEAVE
     for now in range(1, 50, 2):

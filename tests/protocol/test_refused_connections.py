@@ -1,4 +1,4 @@
-"""Claims about the door of a listening socket."""
+"""Connections that a listening socket refuses are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from protocol.zeromq import CurveKeys
-from protocol.zeromq.door import Door
+from protocol.zeromq.monitor import RefusedConnections
 
 
 def test_a_door_ends_with_its_context_though_its_socket_is_still_open(tmp_path: Path) -> None:
@@ -20,12 +20,12 @@ def test_a_door_ends_with_its_context_though_its_socket_is_still_open(tmp_path: 
     before = set(threading.enumerate())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading, "excepthook", failed.append)
-        door = Door(context, listening, CurveKeys.load_or_create(tmp_path / "keys"))
+        refused = RefusedConnections(context, listening, CurveKeys.load_or_create(tmp_path / "keys"))
         (watching,) = set(threading.enumerate()) - before
-        # It waits for all sockets, the door's among them.
+        # It waits for all sockets, that of the events among them.
         ending = threading.Thread(target=context.destroy, kwargs={"linger": 0})
         ending.start()
-        door.join()
+        refused.join()
         assert not watching.is_alive()
         listening.close(linger=0)
         ending.join(10.0)

@@ -21,7 +21,7 @@ class _Kind:
     num_silent: int = 0
 
 
-class Complaints:
+class LogLimiter:
     """The times of logged complaints. Used by one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,7 @@
 """The arithmetic that bounds staleness: admission, age limits, and the choice of an update's units.
 
-Pure functions for the in-memory ledger. ``pipeline/ledger/redis/scripts`` mirrors them line by
-line, and ``pipeline/ledger/staleness.md`` has the proof.
+``pipeline/ledger/redis/scripts`` does it line by line, and ``pipeline/ledger/staleness.md`` has the
+proof.
 
 ``eta`` is the largest allowed version lag, ``B`` the credit of one update, ``v`` a policy version.
 A unit whose oldest token is of version ``a`` has staleness ``v - a``. The update that claims at
@@ -9,20 +9,12 @@ version ``a + eta`` must train it."""
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.ledger.types import LatePolicy, LedgerSpec, Unit
-from protocol.errors import ConfigError
-from protocol.trajectory import Field
-
-
-def surplus(oversampling: float, units_per_update: int) -> int:
-    """Return the extra credit of over-sampling, ``floor((oversampling - 1) * B)``."""
-    # 1.1 is not exact in binary: 0.1 * 10 must not become 0
-    return math.floor((oversampling - 1.0) * units_per_update + 1e-9)
+from pipeline.ledger.validation import surplus
 
 
 def credit_limit(spec: LedgerSpec, policy_version: int) -> int:
@@ -33,11 +25,6 @@ def credit_limit(spec: LedgerSpec, policy_version: int) -> int:
 def unit_weight(spec: LedgerSpec) -> int:
     """Return the credit that one claimed unit takes: the group's size for groups, else 1."""
     return spec.group_size if spec.unit is Unit.GROUP else 1
-
-
-def fewest_judged(group_size: int) -> int:
-    """Return the members of a group that must have a verdict, for a baseline to be left."""
-    return min(2, group_size)
 
 
 def staleness(policy_version: int, oldest_version: int) -> int:
@@ -104,46 +91,3 @@ def choose(
 def _count(ages: Sequence[int], low: int, high: int) -> int:
     """Return how many of the ascending ``ages`` lie in ``[low, high]``."""
     return max(0, bisect_right(ages, high) - bisect_left(ages, low))
-
-
-def check_spec(spec: LedgerSpec) -> None:
-    """Raise ConfigError for a specification that could never fill an update."""
-    for name, value, least in (
-        ("group_size", spec.group_size, 1),
-        ("units_per_update", spec.units_per_update, 1),
-        ("eta", spec.eta, 0),
-        ("oversampling", spec.oversampling, 1),
-        ("max_attempts", spec.max_attempts, 1),
-    ):
-        if value < least:
-            raise ConfigError(f"ledger {name} is {value}, expected at least {least}")
-    if spec.lease_s <= 0 or spec.scoring_deadline_s <= 0:
-        raise ConfigError(
-            f"ledger lease_s is {spec.lease_s} and scoring_deadline_s {spec.scoring_deadline_s}; both must be above 0"
-        )
-    extra = spec.eta * spec.units_per_update + surplus(spec.oversampling, spec.units_per_update)
-    if spec.unit is Unit.GROUP:
-        if spec.units_per_update % spec.group_size:
-            raise ConfigError(
-                f"units_per_update is {spec.units_per_update} trajectories, not a multiple of group_size {spec.group_size}; "
-                "an update trains whole groups"
-            )
-    elif extra < spec.group_size - 1:
-        raise ConfigError(
-            f"credit of eta * units_per_update + surplus = {extra} cannot admit a whole group of {spec.group_size} while an "
-            f"update is one {spec.unit.value} short. Raise eta or oversampling until it is at least {spec.group_size - 1}"
-        )
-    if spec.signal_filter and (spec.unit is not Unit.GROUP or spec.group_size < 2):
-        raise ConfigError(
-            f"signal_filter with unit {spec.unit.value} and group_size {spec.group_size}; it compares the members of a group: "
-            "use unit group with at least 2 members"
-        )
-    if Field.GUIDANCE in spec.fields and Field.REWARD not in spec.fields:
-        raise ConfigError(
-            f"ledger fields are {sorted(spec.fields)}; guidance follows the reward, which has its texts: add reward"
-        )
-    if spec.value_training and not {Field.REWARD, Field.VALUE} <= spec.fields:
-        raise ConfigError(
-            f"value_training with fields {sorted(spec.fields)}; a critic trains on rewards and its own stored "
-            f"values: add reward and value to the fields"
-        )

@@ -1,4 +1,4 @@
-"""Complaints of peers are logged few at a time, and none is forgotten."""
+"""Complaints about peers are logged few at a time, and none is forgotten."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from pathlib import Path
 import structlog
 import zmq
 
-from protocol.complaints import LOG_EVERY_S, MAX_LOGGED, Complaints
 from protocol.errors import MalformedMessage
 from protocol.inbound import Inbound
+from protocol.log_limiter import LOG_EVERY_S, MAX_LOGGED, LogLimiter
 from protocol.zeromq import CurveKeys
 from protocol.zeromq.curve import DOMAIN, KeyAuthenticator
 
 
 def test_one_peer_is_logged_once_a_minute_with_the_number_left_out():
     now = 0.0
-    complaints = Complaints(lambda: now)
-    assert [complaints.due("a", "kind") for _ in range(4)] == [0, None, None, None]
-    assert complaints.due("a", "another kind") == 0
+    log_limiter = LogLimiter(lambda: now)
+    assert [log_limiter.due("a", "kind") for _ in range(4)] == [0, None, None, None]
+    assert log_limiter.due("a", "another kind") == 0
     now = LOG_EVERY_S
-    assert complaints.due("a", "kind") == 3
-    assert complaints.due("a", "kind") is None
+    assert log_limiter.due("a", "kind") == 3
+    assert log_limiter.due("a", "kind") is None
 
 
 def test_invented_names_get_few_lines_and_no_memory():
     now = 0.0
-    complaints = Complaints(lambda: now)
+    log_limiter = LogLimiter(lambda: now)
     for minute in range(3):
         now = minute * LOG_EVERY_S
-        told = [complaints.due(f"{minute}-{number}", "kind") for number in range(5_000)]
+        told = [log_limiter.due(f"{minute}-{number}", "kind") for number in range(5_000)]
         left_out = 5_000 - MAX_LOGGED if minute else 0
         assert [number for number in told if number is not None] == [left_out] + [0] * (MAX_LOGGED - 1)
 
 
 def test_a_peer_is_complained_of_after_many_others_were():
     now = 0.0
-    complaints = Complaints(lambda: now)
+    log_limiter = LogLimiter(lambda: now)
     for number in range(10_000):
-        complaints.due(str(number), "kind")
+        log_limiter.due(str(number), "kind")
     now = LOG_EVERY_S
-    assert complaints.due("an honest one", "kind") is not None
+    assert log_limiter.due("an honest one", "kind") is not None
 
 
 def test_a_keyholder_who_invents_names_fills_no_log():

@@ -1,0 +1,210 @@
+"""What libzmq's events of a socket say: whether a peer is reachable, and which connections were refused.
+
+libzmq raises no error for an unreachable peer, such as a name of another machine or a firewall: it
+keeps trying. A link that never connects looks like a full mailbox. So does a link with a pulled
+cable: its connection stays open for a quarter of an hour. Only the kernel notices the missing
+acknowledgements. A peer's kernel acknowledges all data, probes of a full mailbox, and keep-alives,
+even if its process is busy or frozen. ``TCP_USER_TIMEOUT`` would also cut off full mailboxes:
+https://www.rfc-editor.org/rfc/rfc5482.
+
+Refused connections lack CURVE, have an unknown key, or expect another server's key. libzmq refuses
+them during the handshake, so no mailbox receives a message of theirs. A connection that libzmq has
+accepted stays open when its key is removed; ``RefusedConnections.check`` refuses its messages."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from protocol.channel import LinkStats
+from protocol.errors import PeerRefused
+from protocol.log_limiter import LogLimiter
+from protocol.zeromq.curve import CurveKeys
+
+_CONNECTED = int(zmq.EVENT_CONNECTED)
+_UP = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+_DOWN = int(zmq.EVENT_DISCONNECTED)
+_MAX_EVENTS = 1000
+"""Events read at once; libzmq drops unread events."""
+_CUT_AFTER = 2
+"""Transmissions in a row without acknowledgement: one may be under way, or lost by chance."""
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+"""Only Linux has it."""
+_HEAD = struct.Struct("4B")
+"""State, congestion state, retransmissions, probes: start of ``struct tcp_info`` (linux/tcp.h)."""
+_numbers = itertools.count()
+STRANGERS = "(refused keys)"
+"""The peer name of refused connections."""
+
+_REASONS = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not in the folder of keys",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "it holds no key, or takes this worker for the owner of another key",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "it speaks no CURVE, or ended the handshake",
+}
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_MONITOR_STOPPED
+)
+_JOIN_S = 5.0
+_LOOK_S = 0.2
+_MAX_NAMES = 4096
+_log = structlog.get_logger("headrace.wire")
+
+
+def num_unanswered(descriptor: int) -> int:
+    """Return the peer's unacknowledged transmissions in a row; 0 where unknown.
+
+    The descriptor stays open. A closed one, or one of no TCP connection, gives 0."""
+    if _TCP_INFO is None or descriptor < 0:
+        return 0
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            _, _, num_retransmissions, num_probes = _HEAD.unpack(
+                connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _HEAD.size)
+            )
+    except OSError:
+        return 0
+    return max(num_retransmissions, num_probes)
+
+
+class HandshakeWatch:
+    """Watches the peer of one connecting socket. Make it before the socket connects."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        raw: zmq.Socket[bytes],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        unanswered: Callable[[int], int] = num_unanswered,
+    ) -> None:
+        """``unanswered``: a connection's descriptor -> transmissions in a row without answer."""
+        address = f"inproc://headrace-handshakes-{next(_numbers)}"
+        raw.monitor(address, _CONNECTED | _UP | _DOWN)
+        self._events = context.socket(zmq.PAIR)
+        self._events.setsockopt(zmq.LINGER, 0)
+        self._events.connect(address)
+        self._clock = clock
+        self._unanswered = unanswered
+        self._descriptor = -1
+        self._down_since: float | None = clock()
+        self._unanswered_since: float | None = None
+
+    def down_s(self) -> float:
+        """Return for how long the peer has been unreachable, in seconds; 0 while reachable."""
+        self._read_events()
+        if self._down_since is not None:
+            return self._clock() - self._down_since
+        num = self._unanswered(self._descriptor)
+        if num == 0:
+            self._unanswered_since = None
+        elif self._unanswered_since is None:
+            self._unanswered_since = self._clock()
+        return (
+            self._clock() - self._unanswered_since if self._unanswered_since is not None and num >= _CUT_AFTER else 0.0
+        )
+
+    def _read_events(self) -> None:
+        for _ in range(_MAX_EVENTS):
+            if self._events.closed or not self._events.poll(0):
+                return
+            event = recv_monitor_message(self._events)
+            match int(event["event"]):
+                case kind if kind == _CONNECTED:
+                    self._descriptor = int(event["value"])
+                case kind if kind == _UP:
+                    self._down_since = None
+                case _:
+                    self._descriptor = -1
+                    if self._down_since is None:
+                        self._down_since = self._clock() if self._unanswered_since is None else self._unanswered_since
+                    self._unanswered_since = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._events.closed
+
+    def close(self) -> None:
+        """Stop listening. Repeated calls do nothing."""
+        self._events.close(linger=0)
+
+
+class RefusedConnections:
+    """Counts refused connections of one socket, from before it is bound until it is closed, and logs
+    one a minute and reason. Refuses messages of peers whose keys were removed.
+
+    A thread waits for the socket's events, and ends with the socket or the context."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        raw: zmq.Socket[bytes],
+        keys: CurveKeys,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keys, self._clock = keys, clock
+        self._looked: dict[str, tuple[bool, float]] = {}
+        address = f"inproc://headrace-refused-{next(_numbers)}"
+        self.num_refused = 0
+        raw.monitor(address, _EVENTS)
+        # A destroyed context closes the sockets that it made, from another thread: not this one.
+        own: zmq.Context[zmq.Socket[bytes]] = zmq.Context(shadow=context.underlying)
+        events = own.socket(zmq.PAIR)
+        events.setsockopt(zmq.LINGER, 0)
+        events.connect(address)
+        self._thread = threading.Thread(target=self._watch, args=(events,), name="refused-connections", daemon=True)
+        self._thread.start()
+
+    def check(self, name: str) -> None:
+        """Look whether a peer's key is still permitted, five times a second at most.
+
+        ``name``: of its key file, as the authenticator gave it. Raises PeerRefused."""
+        now = self._clock()
+        is_permitted, until = self._looked.get(name, (False, 0.0))
+        if now >= until:
+            if len(self._looked) >= _MAX_NAMES:
+                self._looked.clear()
+            is_permitted = self._keys.permits_name(name)
+            self._looked[name] = is_permitted, now + _LOOK_S
+        if not is_permitted:
+            raise PeerRefused(
+                f"the key of {name} is no longer in {self._keys.folder}; permit it again to receive from it"
+            )
+
+    def stats(self) -> list[LinkStats]:
+        """Return the refused connections as counters of one more peer; empty without any."""
+        return [LinkStats(STRANGERS, 0, 0, self.num_refused)] if self.num_refused else []
+
+    def join(self) -> None:
+        """Wait until the thread has ended. Close the socket first."""
+        self._thread.join(_JOIN_S)
+
+    def _watch(self, events: zmq.Socket[bytes]) -> None:
+        log_limiter = LogLimiter()
+        # A slow machine may not have ended the socket by then.
+        with events, contextlib.suppress(zmq.ContextTerminated):
+            while True:
+                event = recv_monitor_message(events)
+                kind = int(event["event"])
+                reason = _REASONS.get(kind)
+                if reason is None:
+                    # the socket is closed
+                    return
+                self.num_refused += 1
+                num_silent = log_limiter.due("", reason)
+                if num_silent is not None:
+                    endpoint = event["endpoint"].decode(errors="replace")
+                    _log.warning("connection refused", endpoint=endpoint, reason=reason, num_not_logged=num_silent)
