@@ -295,7 +295,7 @@ async def test_each_set_is_evaluated_with_its_settings_prompts_and_estimates(tmp
     ("settings", "words"),
     [
         ({"main": "other", "sets": [{"name": "a", "files": ["x"]}]}, "evaluation.main is 'other'"),
-        ({"sets": [{"name": "a", "files": ["x"]}] * 2}, "a name of its own"),
+        ({"sets": [{"name": "a", "files": ["x"]}] * 2}, "a different name"),
         ({"pass_at": 4}, "pass_at is 4, above samples_per_prompt 1"),
         ({"sets": [{"name": "a", "files": ["x"], "pass_at": 2}]}, "evaluation.sets a: pass_at is 2"),
     ],
