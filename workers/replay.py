@@ -6,7 +6,7 @@ update whose weights differ. Nothing of the run is changed, and the run may go o
 
 Scores, reference log-probs and values come from the log: only the learner's part of the run is made
 again. With other settings (``--what-if``) the same data trains another policy. Differences are then
-reported and are no error."""
+reported, not treated as errors."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class SnapshotWriter:
         self._ctx.counters["snapshot_version"] = version
 
     def _stop(self, reason: str | Exception) -> None:
-        """Report once that there are no snapshots, and give the memory back."""
+        """Report once that snapshots are off, and free their memory."""
         self._is_off = True
         self._folder.clear()
         self._ctx.log.warning(
@@ -188,7 +188,7 @@ async def restore_snapshot(
     put_back: Callable[[KeptState], None],
     counted: str,
 ) -> RestoredSnapshot | None:
-    """Put back the first of ``found`` that may be gone on from; refuse those before it by name.
+    """Restore the first snapshot of ``found`` that fits; refuse those before it by name.
 
     Args:
         ctx: The worker's.

@@ -33,7 +33,7 @@ def main() -> NoReturn:
     if reason := unforkable():
         sys.exit(f"{reason}; workers import for themselves")
     gc.collect()
-    # Imported modules are no garbage: left alone, their memory stays shared.
+    # Imported modules are never garbage; frozen, their memory stays shared.
     gc.freeze()
     with socket.socket(fileno=int(descriptor)) as channel:
         serve(channel, _work)

@@ -51,7 +51,7 @@ def row_weights(
     ``num_loss_tokens`` are those of the whole mini-batch, over all ranks; or what each row shall
     count for. ``mode`` is an :class:`Aggregation`, or the import path of :data:`OwnWeights`. Raises
     ValueError for an unknown mode, or a ``norm_length`` that is not positive; ConfigError for
-    weights of one's own that are none."""
+    weights of your own that are not numbers of that shape."""
     if norm_length <= 0:
         raise ValueError(
             f"norm_length is {norm_length}; expected a positive length, such as the longest response allowed"

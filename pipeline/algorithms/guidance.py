@@ -76,7 +76,7 @@ class GuidedColumns:
 
     @property
     def is_absent(self) -> bool:
-        """Whether there is no guidance."""
+        """Whether the response has no guidance."""
         return self.standard_logprobs is None
 
     @property

@@ -148,7 +148,7 @@ def surrogate_named(name: str) -> Surrogates:
 
 
 def surrogate_loss(name: str, terms: SurrogateTerms) -> TokenLoss:
-    """Return a surrogate's loss at each token. Raises ConfigError for a result that is none."""
+    """Return a surrogate's loss at each token. Raises ConfigError for a result that is not one number a token."""
     found = surrogate_named(name)(terms)
     if isinstance(found, torch.Tensor) and found.shape == terms.mask.shape:
         found = TokenLoss(found, torch.zeros_like(terms.mask), torch.zeros_like(terms.mask))

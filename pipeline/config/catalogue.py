@@ -128,7 +128,7 @@ def _known(name: str, built_in: tuple[str, ...]) -> str:
 @cache
 def rule_class(name: str) -> Any:
     """Return a rule's class by its short name or import path. Raises ConfigError: it is not there,
-    or is no class of a rule with a declaration."""
+    or is not a rule class with a declaration."""
     if name not in BUILT_IN and not is_import_path(name):
         known = ", ".join(BUILT_IN)
         raise ConfigError(

@@ -90,7 +90,7 @@ _AT_A_START: Final = (
 
 def refusal(key: str) -> str | None:
     """Return why a setting may not change in a running run; None for one that may. Raises
-    ConfigError for a key that is no setting."""
+    ConfigError for an unknown key."""
     if key in CHANGEABLE:
         return None
     if not _is_known(key):
@@ -177,7 +177,7 @@ def triers(sets: Mapping[str, str]) -> set[Role]:
 
 
 def coded_roles(key: str) -> frozenset[Role]:
-    """Return the roles whose workers go by the version of code that a setting names."""
+    """Return the roles whose workers run the version of code that a setting names."""
     return frozenset({Role.REWARD}) if key == REWARDS else _WORKERS
 
 

@@ -165,7 +165,7 @@ class Setting:
     unit: str | None
     """None for a setting that is not a number."""
     default: Any
-    """As in JSON, or why there is none."""
+    """As in JSON, or why it has no default."""
     presets: dict[str, Any]
     """Other defaults, by algorithm."""
     description: str

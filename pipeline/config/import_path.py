@@ -36,7 +36,7 @@ def import_object(what: str, path: str, remedy: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            # the module is there; something that it imports is not
+            # the module was found; something that it imports was not
             raise
         if module_name.partition(".")[0] in PACKAGES:
             remedy = "pipeline, protocol and workers are Headrace's own packages: give yours another name"

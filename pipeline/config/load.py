@@ -152,7 +152,7 @@ def _with_included(
     path: Path, including: tuple[Path, ...] = (), read: list[Path] | None = None
 ) -> Iterator[tuple[Path, Tree]]:
     """Yield a file's table after those of the files that it includes, without ``include``. Raises
-    ConfigError for a file that includes itself, too many files, or a list that is none of paths."""
+    ConfigError for a file that includes itself, too many files, or an `include` that is not a list of paths."""
     place = path.resolve()
     if place in including:
         circle = " includes ".join(file.name for file in (*including[including.index(place) :], place))
@@ -223,7 +223,7 @@ def _value(text: str) -> Any:
 
 
 def _parsed(text: str) -> Tree:
-    """Return TOML's table. Raises ValueError: it is none, or is nested too deep, or has a number of
+    """Parse TOML. Raises ValueError: it is not TOML, is nested too deep, or has a number of
     thousands of digits."""
     try:
         tree = tomllib.loads(text)

@@ -104,7 +104,7 @@ def _place_prompt(row: dict[str, Any], question: str | None, *, is_mapped: bool)
 
 
 def _last_words(row: dict[str, Any]) -> Any:
-    """Take the assistant's answer off the end of a conversation; None where there is none."""
+    """Remove the assistant's answer from the end of a conversation and return it, or None."""
     messages = row.get("messages")
     if not isinstance(messages, list) or len(messages) < 2:
         return None
@@ -128,7 +128,7 @@ def _has(columns: Mapping[str, Any], name: str) -> bool:
 
 
 def value_at(columns: Mapping[str, Any], name: str | None) -> Any:
-    """Return a column's value, None where there is none; a dot leads into a table."""
+    """Return a column's value or None; a dot leads into a table."""
     return None if name is None else _found(columns, name)[1]
 
 

@@ -13,7 +13,7 @@ response, as in sampling.
 
 A conversation goes through the tokenizer's chat template: its last message of the user becomes the
 filled template, and all other messages stay. A guided prompt takes the place of the sampled one
-before the response's tokens, which are never made anew."""
+before the response's tokens, which are never tokenised again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GuidanceTemplate:
         is missing, or the standard template has one for a judgment."""
         self.text = text.removesuffix("\n").removesuffix("\r")
         self.slots = Counter(_SLOT.findall(self.text))
-        """How often each slot is there."""
+        """How often each slot occurs."""
         found = self.slots.keys()
         missing = [f"{{{slot}}}" for slot in slots if slot not in found]
         if missing:

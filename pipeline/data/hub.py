@@ -163,7 +163,7 @@ def hub_name(folder: Path) -> str | None:
 
 
 def _pinned_model(path: Path | None) -> Path | None:
-    """Return the folder of a name on the hub; None for what is no such name."""
+    """Return the folder of a name on the hub; None for a local path."""
     if path is None:
         return None
     if not str(path).startswith(HUB_MODEL):

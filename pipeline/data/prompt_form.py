@@ -140,7 +140,7 @@ class PromptForm:
     def _form_of(self, text: str) -> Form:
         if self._chat is True:
             return Form.QUESTION
-        # special tokens are no characters of a question
+        # special tokens are not part of a question's text
         is_rendered = (
             text.lstrip().startswith(tuple(filter(None, self._tokenizer.special_ids)))
             and self._tokenizer.has_chat_template

@@ -189,7 +189,7 @@ class RecordedResponses:
         return lines
 
     def _text(self, rest: dict[str, Any]) -> Any:
-        """Take the response off a row; None where there is none."""
+        """Remove the response from a row and return it, or None."""
         mapped = self._columns.response
         name = mapped or next((name for name in _RESPONSES if name in rest), None)
         if name is not None:

@@ -174,7 +174,7 @@ class _Reader:
         self._seen: dict[str, str] = {}
         self._repeats: dict[str, int] = {}
         self._configured = config.verifier_paths
-        # a reward model reads the conversation anew, and a guided prompt goes around its question
+        # a reward model reads the conversation again, and a guided prompt wraps its question
         self._keep_messages = config.reward.model is not None or config.needs_guidance
         self.verifiers = {config.data.verifier}
 

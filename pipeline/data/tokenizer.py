@@ -96,7 +96,7 @@ class TextTokenizer:
         return self.token_id(self._special_tokens.get("eos_token", ""))
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token written out; None when there is no such token."""
+        """Return the id of a token written out; None if the vocabulary lacks it."""
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -86,7 +86,7 @@ class ObjectStore:
             self._files.get_file(self._at(name), str(path), callback=_callback(moved))
 
     def read(self, name: str) -> bytes | None:
-        """Return a small object; None when there is none."""
+        """Return a small object, or None."""
         with _plain_errors(join(self.url, name)):
             try:
                 return self._files.cat_file(self._at(name))
@@ -96,7 +96,7 @@ class ObjectStore:
                 return None
 
     def size(self, name: str) -> int | None:
-        """Return an object's bytes; None when there is none."""
+        """Return an object's bytes, or None."""
         with _plain_errors(join(self.url, name)):
             try:
                 found = self._files.info(self._at(name))
@@ -122,7 +122,7 @@ class ObjectStore:
         return sorted(name.removeprefix(self._root).lstrip("/") for name in found)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects; one that is gone is no error."""
+        """Remove objects; missing ones are ignored."""
         for name in names:
             with _plain_errors(join(self.url, name)):
                 try:

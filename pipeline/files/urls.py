@@ -25,7 +25,7 @@ _CREDENTIALS: Final = frozenset(
 _FSSPEC: Final = ("FSSPEC_S3", "FSSPEC_GS", "FSSPEC_GCS")
 """Begin the variables by which fsspec takes options, keys included."""
 _LEAST_CHARS: Final = 8
-"""Values shorter than this are no secret of a store."""
+"""Shorter values are not taken for secrets of a store."""
 
 
 def is_url(text: str) -> bool:

@@ -35,7 +35,7 @@ Number = tuple[bool, str, str]
 
 
 def last_number(text: str) -> Number | None:
-    """Return the last number of ``text`` in canonical form; None when there is none."""
+    """Return the last number of ``text`` in canonical form, or None."""
     match = None
     for match in _NUMBER.finditer(_last_run(text)):  # noqa: B007  the last one is wanted
         pass

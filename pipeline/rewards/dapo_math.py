@@ -68,7 +68,7 @@ class DapoScore:
     """+1 or -1"""
     acc: bool
     pred: str
-    """The answer that was read; ``[INVALID]`` when there is none."""
+    """The answer that was found, or ``[INVALID]``."""
 
 
 def score(solution: str, ground_truth: str) -> DapoScore:

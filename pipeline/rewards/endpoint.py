@@ -201,7 +201,7 @@ class RewardEndpoint:
             )
 
     async def score(self, response: Response) -> VerifierOutcome:
-        """Return a number for one response; a failure when there is none by the deadline."""
+        """Return a number for one response, or a failure after the deadline."""
         return await self._answer(
             request_body(self._settings, response), partial(verdict_of, self._settings, self._safe)
         )

@@ -114,7 +114,7 @@ def is_right(answer: str, value: str) -> bool:
 
 
 def _choice(text: str) -> tuple[str, str]:
-    """Return the letter of a multiple choice and what stands behind it; empty where there is none."""
+    """Return the letter of a multiple choice and the text after it, or two empty strings."""
     match = _CHOICE.fullmatch(" ".join(in_words(plain(text)).split()))
     return ("", "") if match is None else (match[1] or match[2], (match[3] or "").strip())
 

@@ -6,7 +6,7 @@ Pure, without sympy. The rules:
    hashes, ``#### 18``; the word "answer". The word is a label (``**Answer:** 18``) or begins a
    sentence (``The answer is 18 dollars.``). A form around another one states what the inner one
    states.
-2. The form with the highest precedence that is there decides by its last statement. Every statement
+2. The form with the highest precedence among those found decides by its last statement. Every statement
    after it, of any form, must be right too.
 3. An empty, negated ("is not 18") or hedged ("I think", "probably", "about") statement is wrong.
    So is one of several ("18 or 21"), a question, or a statement that later text takes back

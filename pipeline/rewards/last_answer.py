@@ -24,7 +24,7 @@ _MOST_WORDS = 3
 
 @dataclass(frozen=True, slots=True)
 class LastAnswer:
-    """An answer as it is written, or why there is none."""
+    """An answer as it is written, or why none was found."""
 
     value: str = ""
     problem: str = ""

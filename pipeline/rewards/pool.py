@@ -201,7 +201,7 @@ class VerifierPool:
 
     async def judgments(self, name: str, responses: Sequence[Response]) -> list[VerifierOutcome]:
         """Return what is wrong with each response, as the reason of a verdict, by what writes
-        judgments under that name; in order. A failure has why there is none. Nothing raises."""
+        judgments under that name; in order. A failure says why there is no judgment. Nothing raises."""
         return await self._outcomes(responses, lambda _: resolve_judgments(name), lambda _: None)
 
     async def _outcomes(

@@ -5,7 +5,7 @@ child, never longer than a call may take. Then the child is killed, the answer h
 the next call starts another child. Two limits bound a call. Processor time, of the child and of the
 processes that it starts, bounds its work (``OVER_BUDGET``): the kernel counts the child's own, the
 pool those of others. Wall time, in which no standstill counts (``patience``), only bounds the wait
-(``LATE``). Starting and importing have limits of their own, and are no part of the call's.
+(``LATE``). Starting and importing have their own limits and do not count as the call's.
 
 A verifier's processes die with it: its process group at one blow, then those that left the group, by
 the mark in their environment (``pipeline.process.descendants``)."""
@@ -116,8 +116,7 @@ class SandboxProcess:
             await asyncio.to_thread(end_marked, SANDBOX_MARK, self._mark)
 
     def used(self, usage: SessionUsage) -> None:
-        """Take note of what the child and its processes have used; end a call that is over its
-        budget."""
+        """Record the processor time of the child and its processes; end a call over its budget."""
         budget = self._budget
         if budget is not None and budget.is_spent(usage):
             self._is_over = True

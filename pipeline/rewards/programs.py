@@ -95,7 +95,7 @@ class _Budget:
 
 
 class _BadTests(Exception):
-    """The tests of a line are none."""
+    """A line's tests cannot be read."""
 
 
 def verify(responses: Sequence[Response]) -> list[VerifierOutcome]:
@@ -198,7 +198,7 @@ def _tidy(text: str) -> list[str]:
 
 
 def _run(source: str, given: str, budget: _Budget) -> tuple[str, str]:
-    """Run ``source`` with ``given`` on standard input; return its output, and why it is no good."""
+    """Run ``source`` with ``given`` on standard input; return its output, and why it failed."""
     if budget.left_s <= 0.0:
         return "", "no time was left"
     mark = secrets.token_hex(16)

@@ -16,7 +16,7 @@ _TEXTS: Final = {
 
 
 def verdict_of(value: object) -> bool | None:
-    """Return whether a written verdict means right; None for a value that is no verdict."""
+    """Return whether a written verdict means right; None for any other value."""
     if isinstance(value, str):
         return _TEXTS.get(value.strip().lower())
     return bool(value) if isinstance(value, int | float) and value in (0, 1) else None

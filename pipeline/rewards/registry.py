@@ -35,7 +35,7 @@ class VerifierSpec:
 
 
 BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
-"""Verifiers that go by the reward model's score alone: the run needs one, lines need no answer."""
+"""Verifiers that read only the reward model's score: the run needs such a model, lines need no answer."""
 
 ENDPOINT = "endpoint/"
 """Names of endpoints, from the configuration, start so."""
@@ -135,7 +135,7 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
 def load(path: str) -> RewardFunction:
     """Import the function at ``package.module:function``, and run its module's ``warm_up()`` where
     there is one. Raises ConfigError: the module or the function is not there, it is not callable,
-    or its signature is none that is known. Errors inside the module pass through."""
+    or its signature is unknown. Errors inside the module pass through."""
     found = import_object("verifier", path, "install it, or name its folder in reward.path (headrace score: --path)")
     if not callable(found):
         kind = type(found).__name__

@@ -64,7 +64,7 @@ class RewardFunction:
     """A verifier that is called in one way, whatever its signature."""
 
     def __init__(self, function: Callable[..., Any], path: str) -> None:
-        """Recognise the signature. Raises ConfigError where it is none of those above."""
+        """Recognise the signature. Raises ConfigError for any other."""
         self._function = function
         self._path = path
         self._runner: asyncio.Runner | None = None

@@ -222,7 +222,7 @@ def _checked_one(item: object, *, any_number: bool) -> VerifierOutcome:
 
 def number_of(value: object) -> float | None:
     """Return a number of Python, numpy or torch as a float: infinity where it overflows, None
-    for what is no single real number."""
+    for anything but one real number."""
     if isinstance(value, Real | Decimal):
         try:
             return float(value)

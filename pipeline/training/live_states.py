@@ -116,7 +116,7 @@ class LiveState:
     specs: tuple[TensorSpec, ...]
     """In the order of a file (``tensorfile.in_order``)."""
     note: str
-    """The backend's own JSON: what is no tensor."""
+    """The backend's JSON: the state besides tensors."""
     copy: Callable[[BufferPages], None]
     """Fills the pages, one for each of ``specs``."""
     begin: Callable[[StateLoan, BufferPages], None] = _nothing

@@ -106,7 +106,7 @@ class StateSnapshot:
         return self.manifest.state
 
     def why_not_of(self, run: str, set_aside: int) -> str:
-        """Return why this is no snapshot of what the run is now; "" if it is."""
+        """Return why this snapshot does not fit the present run; "" if it does."""
         if self.manifest.run != run:
             return "it is of another run, which had the same folder"
         if set_aside > self.manifest.set_aside:
@@ -213,7 +213,7 @@ class SnapshotFolder:
         return KeptState(path, tensors, told.note)
 
     def refuse(self, snapshot: StateSnapshot, reason: str) -> None:
-        """Log why a snapshot is not gone on from, and remove it."""
+        """Log why a snapshot is not restored, and remove it."""
         _refuse(snapshot.path, snapshot.name, reason)
 
     def fill(self, live: LiveState) -> OpenBuffer:

@@ -107,7 +107,7 @@ class ChunkWriter:
         chunk = chunk_of(writing, window, self._tokenizer, ctx.config, worker=str(ctx.who))
         encoded = encode_once(chunk)
         piece = str(chunk.trajectory)
-        # by a clock read before it is stored: the ledger's own deadline is no earlier
+        # by a clock read before it is stored: the ledger's own deadline is not earlier
         due_s = ctx.clock.monotonic() + ctx.config.ledger.scoring_deadline_s
         outcome = await self._store(chunk, encoded)
         if outcome.status in (WriteStatus.STORED, WriteStatus.DUPLICATE):

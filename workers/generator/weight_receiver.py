@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RETRY_S = 1.0
-"""Seconds until a refused version is tried again: the learner may have published it anew."""
+"""Seconds until a refused version is tried again: the learner may have published it again."""
 
 
 @dataclass(frozen=True, slots=True)

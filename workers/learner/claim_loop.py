@@ -27,7 +27,7 @@ class CriticWatch:
         self._ctx = ctx
         self.is_open = was_open or opens((), num_steps=0, settings=ctx.config.value)
         self.view = CriticView(self.is_open, True, "")
-        """As the last look found it."""
+        """As of the last poll."""
 
     async def poll(self) -> None:
         """Read the value worker's heartbeat."""
@@ -78,7 +78,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """There is no answer yet; the request is repeated after a pause."""
+    """No answer yet: ask again after the pause."""
 
     pause_s: float
 
@@ -94,7 +94,7 @@ class PeriodicTask:
     """By the actor's monotonic clock."""
     is_at_work: bool = False
     bell: asyncio.Event = field(default_factory=asyncio.Event)
-    """Rung when the wait is over."""
+    """Set when the wait is over."""
 
 
 def wait_words(refused: ClaimRefused, trouble: str = "") -> str:

@@ -139,7 +139,7 @@ class BadData:
         return len({trajectory.group for trajectory in trajectories})
 
     def trained(self) -> None:
-        """Take note that a claim was trained on."""
+        """A claim was trained on: reset the count."""
         self._num_in_a_row = 0
 
     async def _drop(self, claim: Claim, unit: ClaimedUnit, error: str) -> None:

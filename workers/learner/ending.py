@@ -100,17 +100,17 @@ class NoSignalStop:
         """Groups of claims in a row that held no token to train on."""
 
     def claimed(self) -> None:
-        """Take note that a batch was claimed: there was something to learn from."""
+        """A batch was claimed: there was something to learn from."""
         self._begin = None
         self.num_unusable = 0
 
     def untrained(self, num_groups: int) -> None:
-        """Take note that a claimed batch of so many groups held no token to train on."""
+        """A claimed batch of this many groups held no token to train on."""
         self.num_untrained += num_groups
         self.num_unusable = self.num_untrained
 
     def trained(self) -> None:
-        """Take note that a claimed batch was trained on."""
+        """A claimed batch was trained on."""
         self.num_untrained = 0
 
     @property

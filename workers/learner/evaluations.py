@@ -1,7 +1,7 @@
 """Evaluations as the learner keeps them: requested, collected and recorded, one EvaluationRow each.
 
 Generators and the reward worker have a deadline. An evaluation that is incomplete by then is
-recorded with the responses that are there."""
+recorded with the responses that it has."""
 
 from __future__ import annotations
 

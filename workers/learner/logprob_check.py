@@ -170,7 +170,7 @@ class LogprobCheck:
         logprobs = await self._ctx.compute(self._backend.response_logprobs, samples)
         for chunk, sample, own in zip(chunks, samples, logprobs, strict=True):
             gaps = np.abs(own - sample.behavior_logprobs)
-            # weights that are no numbers are the learner's fault, and its steps are refused
+            # weights that are not finite are the learner's fault, and its steps are refused
             if np.isfinite(gaps).all():
                 self._gaps.record(chunk.worker, gaps, num_updates - updates_of(sample.versions))
         self._ctx.count("checked_chunks", len(chunks))

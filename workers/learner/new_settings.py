@@ -41,13 +41,12 @@ class NewSettings:
         return self._ctx.worker_state.settings.number
 
     async def restore(self) -> None:
-        """Go by what the runtime took before the actor's start; other ranks do not know of it."""
+        """Apply what the runtime took before the actor started; other ranks do not know of it."""
         if self.number:
             await self._use()
 
     def resume(self, rows: Iterable[Row]) -> None:
-        """Go on with the trials of the learner before: changes that no row of the history was made
-        with."""
+        """Continue the predecessor's trials: changes that no row of the history was made with."""
         tried = max((row.settings_change for row in rows if isinstance(row, UpdateRow)), default=0)
         # a run that goes on with another ledger numbers its changes from 1 again
         self._tried = min(tried, self.number)

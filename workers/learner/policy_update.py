@@ -105,7 +105,7 @@ class PolicyUpdate:
         """The applied steps that spikes are measured by."""
 
     def apply_settings(self, config: RunConfig) -> None:
-        """Go by ``config`` from the next update on; it differs in settings that may change while a
+        """Use ``config`` from the next update on; it differs in settings that may change while a
         run goes on (``pipeline.config.changing``). Steps refused so far still count."""
         self._config = config
         self._algorithm = build(config)

@@ -1,6 +1,6 @@
 """Writes the run's update log: the units of every update and the weights that it made.
 
-A disk that refuses never stops training. The log ends there and reports it once. It begins anew at
+A disk that refuses never stops training. The log ends there and reports it once. It starts again at
 the next checkpoint, from which ``headrace run replay`` can go on."""
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class _Amid:
         self._came_s: float | None = None
 
     def observe(self, beat: Heartbeat, now_s: float) -> None:
-        """Take note of a heartbeat."""
+        """Record progress of the turn and of the transfer."""
         if beat.work.steps != self._steps:
             self._steps, self._moved_s = beat.work.steps, now_s
         parts = beat.counters.get(PARTS, 0.0)

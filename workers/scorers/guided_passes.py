@@ -31,7 +31,7 @@ from protocol.trajectory import Guidance, GuidanceScore, Prompt, RewardScore, Tr
 from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
 
 _EXPECTED = frozenset({MASKED, NOT_ASKED_FOR, VerifierFailureKind.NOTHING_FOUND})
-"""Absences that are no fault of anything: they are counted, not logged."""
+"""Absences that are nobody's fault: counted, not logged."""
 Scored = tuple[TrajectoryChunk, Response, RewardScore]
 
 

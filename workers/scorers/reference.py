@@ -100,7 +100,7 @@ class Reference(BatchScorer):
     # -- guidance ----------------------------------------------------------------------------------
 
     async def _guide(self, passes: GuidedPasses) -> int:
-        """Guide the responses whose reward is there, up to a batch; return how many."""
+        """Guide the responses that have a reward, up to a batch; return how many."""
         now = self.ctx.clock.monotonic()
         if now < self._next_guidance_s:
             return 0

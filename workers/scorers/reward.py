@@ -4,7 +4,7 @@ Final chunks come from the mailbox, which generators fill, and overdue ones from
 reward field of a chunk is written once; a repeat changes nothing.
 
 Up to ``reward.max_in_flight`` responses are judged at once. Each is a piece of work of its own,
-whose score is written as soon as it is there. Verifiers in the worker judge a whole batch as one
+and its score is written at once. Verifiers in the worker judge a whole batch as one
 piece; functions of whole groups a group. While responses are judged, the worker extends their
 deadlines in the ledger, so that others do not judge them too.
 
@@ -23,7 +23,7 @@ The failure is reported to the ledger with its traceback, and the chunk is hande
 the allowed attempts it is a dead letter, and its group goes on without it. So it is with an answer
 that is not judged in time, unless ``reward.late`` calls it wrong; in evaluation it never is. A
 response of a group that is judged whole waits while another member is tried again. An endpoint that
-is down or limits the rate is no failure of the response. It stays here and is judged again, as
+is down or limits the rate does not fail the response. It stays here and is judged again, as
 often as that takes.
 
 Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because

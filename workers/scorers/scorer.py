@@ -128,7 +128,7 @@ class Scorer(Actor):
         )
 
     async def receive(self, timeout_s: float, room: int) -> list[TrajectoryChunk]:
-        """Wait for one message, then take the others that are there, up to ``room``."""
+        """Wait for one message, then take all that are waiting, up to ``room``."""
         self.report_wait()
         batch: list[TrajectoryChunk] = []
         while len(batch) < room:

@@ -27,7 +27,7 @@ Term = tuple[str, str, int]
 
 
 def chain_of(prompt: str) -> list[Term]:
-    """Return the terms of the chain in which ``prompt`` ends; none where there is no chain."""
+    """Return the terms of the chain at the end of ``prompt``; empty if it has none."""
     found = _CHAIN.search(prompt)
     return [] if found is None else [(letter, sign, int(digits)) for letter, sign, digits in _TERM.findall(found[1])]
 

@@ -135,7 +135,7 @@ _LIST_MARK = re.compile(
     re.I,
 )
 _FRACTION = re.compile(r"(?<![0-9])(?<![0-9]\s)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
-"""Not after a number: a mixed number is no product."""
+"""Not after a number: a mixed number is not a product."""
 _MAX_NESTED = 8
 _FILLING = "\v"
 """White space in place of the rest of a fraction."""

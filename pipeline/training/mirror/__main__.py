@@ -64,7 +64,7 @@ class ProgressWriter:
         self._write(MirrorState.DONE)
 
     def failed(self, state: MirrorState, reason: str) -> None:
-        """Note why there is no copy."""
+        """Record why no copy was made."""
         self._write(state, reason)
 
     def _step(self) -> None:

@@ -27,7 +27,7 @@ _ANY_TOKEN = 2**31 - 1
 
 
 class RecordedEngine:
-    """A :class:`workers.engines.generation.seam.GenerationEngine` of responses that are there."""
+    """A :class:`workers.engines.generation.seam.GenerationEngine` of recorded responses."""
 
     def __init__(self, num_slots: int, sampling: GenerationEngine | None = None) -> None:
         """Make an engine without weights. ``sampling`` answers requests without a recorded

@@ -53,7 +53,7 @@ class Penalties:
 
         A token's logit, if it is in the context, is divided by the repetition penalty where it is
         positive, and else multiplied. Then come the frequency penalty times its count in the
-        response, and the presence penalty if it is there."""
+        response, and the presence penalty if it occurs."""
         vocabulary = logits.shape[-1]
         seen, counts = [], []
         for row in self.rows:

@@ -256,7 +256,7 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that lies beside a model. Raises DataError when there is none."""
+    """Load the tokenizer of a model's folder. Raises DataError if it has none."""
     from transformers import AutoTokenizer
 
     _check_folder(path, "tokenizer_config.json", "a tokenizer")

@@ -225,7 +225,7 @@ def view_weights(data: np.ndarray, *, path: Path | None = None, is_lasting: bool
 
 
 def read_weights(path: Path) -> PublishedWeights:
-    """Map a weight file. Raises WeightsRejected when it is none, FileNotFoundError when gone."""
+    """Map a weight file. Raises WeightsRejected for any other file, FileNotFoundError."""
     with path.open("rb") as file:
         try:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

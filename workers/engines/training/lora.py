@@ -197,7 +197,7 @@ def _written_name(name: str) -> str:
 
 
 def _check_layers(layers: dict[str, Any], settings: LoraSettings, head: torch.nn.Module | None) -> None:
-    """Refuse targets that are no linear layers inside the blocks. Raises ConfigError."""
+    """Refuse targets that are not linear layers inside the blocks. Raises ConfigError."""
     for target in settings.target_modules:
         if not any(name == target or name.endswith(f".{target}") for name in layers):
             raise ConfigError(

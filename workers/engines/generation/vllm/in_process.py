@@ -196,7 +196,7 @@ def sampling_params(request: CoreRequest, *, seeded: bool, logprobs: bool = True
 
 
 def probe_params() -> Any:
-    """Return vLLM's parameters of a probe: score the prompt anew, and discard one sampled token."""
+    """Return vLLM's parameters of a probe: score the prompt without the cache, and discard one sampled token."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -3,7 +3,7 @@
 The launcher's environment describes the group; a rank that is alone needs none. A wait for the
 other ranks lasts at most the group's time limit. A rank that has died ends every wait at once.
 
-Numbers on the host go by gloo, on GPUs by NCCL; both stay on this host's loopback and shared
+Numbers on the host use gloo, on GPUs NCCL; both stay on this host's loopback and shared
 memory. Ranks find one another through a file in a folder that only this user can read. No socket
 listens for strangers."""
 
