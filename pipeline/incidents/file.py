@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from pipeline.files.growing_file import GrowingFile
+from pipeline.files import GrowingFile
 from pipeline.incidents.records import Incident, IncidentRecord, decode, encode, fold
 
 INCIDENTS_NAME: Final = "incidents.jsonl"

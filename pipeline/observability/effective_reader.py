@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.files.growing_file import GrowingFile
+from pipeline.files import GrowingFile
 from pipeline.observability.device_time import device_share
 from pipeline.observability.effective_time import EffectiveTime, effective_time
 from pipeline.observability.fleet_history import FleetRow, read_fleet_history

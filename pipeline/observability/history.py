@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from pipeline.files.growing_file import GrowingFile
+from pipeline.files import GrowingFile
 from protocol.errors import ConfigError, DataError
 
 HISTORY_NAME = "history.jsonl"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.files.growing_file import GrowingFile
+from pipeline.files import GrowingFile
 
 _EVALUATION: Final = b'{"kind": "evaluation"'
 _UPDATE: Final = b'{"kind": "update"'

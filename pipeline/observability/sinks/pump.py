@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from pipeline.files.growing_file import GrowingFile
+from pipeline.files import GrowingFile
 from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, fleet_row
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, row_of
 from pipeline.observability.sinks.points import MAIN, Axis, Point, RowNames, fleet_point

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from pipeline.files import GrowingFile
 from pipeline.files.columns import Cell, Column, read_columns
-from pipeline.files.growing_file import GrowingFile
 from pipeline.incidents.file import RunIncidents
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
 from pipeline.observability.timeline.drawing import Drawing, MessageRow, StateLook, TimelineReport
