@@ -43,7 +43,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DemoFigures:
     """The figures of one run's history."""
 
     demo: str
@@ -77,7 +77,7 @@ class Told:
         return self.last >= BARS[self.demo] and self.clips
 
 
-def tell(demo: str, seed: int, run_dir: Path) -> Told:
+def read_figures(demo: str, seed: int, run_dir: Path) -> DemoFigures:
     """Read a finished run. Raises DataError when its folder holds none."""
     rows = list(read_history(run_dir / HISTORY_NAME))
     updates = [row for row in rows if isinstance(row, UpdateRow)]
@@ -88,7 +88,7 @@ def tell(demo: str, seed: int, run_dir: Path) -> Told:
     def curve(metric: str) -> tuple[float, ...]:
         return tuple(round(row.metrics[metric], 6) for row in updates)
 
-    return Told(
+    return DemoFigures(
         demo=demo,
         seed=seed,
         num_minibatches=algorithm.num_minibatches,
@@ -115,7 +115,7 @@ def is_finished(run_dir: Path) -> bool:
     )
 
 
-def as_markdown(told: Sequence[Told], command: str) -> str:
+def as_markdown(told: Sequence[DemoFigures], command: str) -> str:
     """Write the page."""
     parts = ["# The demos, seed by seed", _ABOUT, f"    {command}"]
     lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" + "|---:" * (len(_COLUMNS) - 1) + "|"]
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 where = (f"run.dir={options.work}", f"run.name={run_dir.name}", f"run.seed={seed}")
                 train([Path(f"configs/{demo}.toml"), _FLEET], where, run_dir, limit_s=_LIMIT_S)
     told = [
-        tell(demo, seed, folder)
+        read_figures(demo, seed, folder)
         for demo in BARS
         for seed in range(options.seeds)
         if is_finished(folder := options.work / f"{demo}-seed-{seed}")

@@ -1,7 +1,7 @@
 """TRL's GRPO step as a contender: its trainer's own loss, on batches padded as its trainer pads
 them.
 
-TRL is no dependency of this project: ``make trl`` builds an environment that holds both.
+This project does not depend on TRL: ``make trl`` builds an environment that holds both.
 
 The trainer is a real one, with TRL's patched forward and its loss of type ``dapo``, the mean over
 all tokens of the batch. Its generation, its rewards and its data loader are left out, because only

@@ -84,7 +84,7 @@ def first_fault(problem: Problem, counter: Sequence[int]) -> Fault | None:
 
 def first_fault_of(problem: Problem, response: str) -> Fault | None:
     """Return the first digit of a response's working that does not follow; None where all do, or
-    before something that is no working."""
+    before something that is not working."""
     counter: list[int] = []
     for place, letter in enumerate(string.ascii_lowercase[: problem.num_terms]):
         if response[2 * place : 2 * place + 1] != letter or not response[2 * place + 1 : 2 * place + 2].isdigit():

@@ -247,4 +247,4 @@ ENDINGS: Final[Mapping[str, Callable[[], list[str]]]] = {
     "ops/docs/rules.md": rules,
     "pipeline/ledger/README.md": drop_reasons,
 }
-"""By source of a page: what it goes on with."""
+"""By page: the function that makes its end."""

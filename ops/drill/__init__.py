@@ -7,7 +7,7 @@ A drill is ``ops.drill.one.drill``; the parts, in the order of its life:
     fleet     the run: started, looked at, killed, started again
     faults    carries a fault out, and ends it; ``starts``, ``junk``, ``scripts`` and ``small_memory``
               have those that need more
-    relay     stands on the links between workers, and damages what passes
+    relay     proxies the links between workers, and damages messages
     edges     the same for one sender alone, byte by byte
     orders    faults inside a worker's process; ``shim`` puts them there
     catalogue every fault and negative control, with what is right to blame

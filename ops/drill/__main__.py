@@ -87,7 +87,7 @@ def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.
                 keep=options.keep,
                 changes=options.set,
             )
-        except Exception as error:  # noqa: BLE001 - an hour of other drills goes on
+        except Exception as error:  # noqa: BLE001 - the other drills of an hour still run
             broke = Violation("the drill itself runs", "".join(traceback.format_exception(error)).rstrip())
             return Outcome(
                 seed, schedule.algorithm, tuple(str(kind) for kind in schedule.kinds), [broke], folder=folder

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ops.drill.events import Blamed, Event, Faulted, Innocent, Killed, Lost, Repaired, Unnamed, Wished
+from ops.drill.events import Blamed, Event, Faulted, HealthySpan, Killed, Lost, OrderResult, Repaired, UnreportedJunk
 from ops.drill.limits import Found, Limits
 
 _AFTERWARDS_S = 3.0
-"""A worker that was let go on may be found silent by earlier readings, so much later at most."""
+"""A worker that was resumed may still be found silent by earlier readings, for so long."""
 _FENCED = "unmanaged_worker_fenced"
 """Of a worker that the drill has started by hand: found once it has been silent for a while."""
 _LEDGER = "ledger"
@@ -38,7 +38,7 @@ def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
 def innocents_are_not_blamed(events: Sequence[Event], limits: Limits) -> Found:
     """While nothing is wrong with any worker, no incident is about one."""
     del limits
-    spans = [event for event in events if isinstance(event, Innocent)]
+    spans = [event for event in events if isinstance(event, HealthySpan)]
     for event in events:
         if (
             isinstance(event, Blamed)
@@ -52,7 +52,7 @@ def orders_hold(events: Sequence[Event], limits: Limits) -> Found:
     """An order that a command has accepted is carried out."""
     del limits
     for event in events:
-        if isinstance(event, Wished) and not event.held:
+        if isinstance(event, OrderResult) and not event.held:
             yield f"{event.what}: {event.found}"
 
 
@@ -60,5 +60,5 @@ def junk_is_named(events: Sequence[Event], limits: Limits) -> Found:
     """Status names what it cannot read in the registry."""
     del limits
     for event in events:
-        if isinstance(event, Unnamed):
+        if isinstance(event, UnreportedJunk):
             yield f"`headrace status` does not name {event.entry}"

@@ -20,6 +20,7 @@ from ops.drill.events import (
     Crashed,
     Ended,
     Ending,
+    EndOrdered,
     Epoch,
     Event,
     Finished,
@@ -35,7 +36,6 @@ from ops.drill.events import (
     Stored,
     SupervisorEnded,
     Tally,
-    Told,
     Updated,
 )
 from ops.drill.judged import dead_letters_were_tried, trained_are_judged
@@ -281,7 +281,7 @@ def kills_are_cheap(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def one_server(events: Sequence[Event], limits: Limits) -> Found:
-    """Never do two servers work on one file: not at one moment, and none goes on once another has
+    """Never do two servers work on one file: neither at one moment, nor one after another has
     begun."""
     del limits
     logged: list[int] = []
@@ -303,7 +303,7 @@ def true_ends(events: Sequence[Event], limits: Limits) -> Found:
 
     A run whose learner had made all updates before the request may be finished instead of stopped:
     nothing is left to stop."""
-    endings = [event for event in events if isinstance(event, Told)]
+    endings = [event for event in events if isinstance(event, EndOrdered)]
     told = [event.how for event in endings]
     ended = [event.exit_code for event in events if isinstance(event, SupervisorEnded)]
     expected = [_EXIT_CODES[how] for how in told if how in _EXIT_CODES]

@@ -114,7 +114,7 @@ class Epoch:
 
     worker: str
     epoch: int | None
-    """None for what is no number: until the next one nothing is the worker's."""
+    """None for a value that is not a number: until the next one the worker owns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class Repaired:
 
 
 @dataclass(frozen=True, slots=True)
-class Innocent:
+class HealthySpan:
     """While this time lasted, by the wall clock, nothing was wrong with any worker."""
 
     begin_s: float
@@ -281,7 +281,7 @@ class Blamed:
 
 
 @dataclass(frozen=True, slots=True)
-class Wished:
+class OrderResult:
     """The drill gave the run an order, which holds or was overruled."""
 
     what: str
@@ -290,14 +290,14 @@ class Wished:
 
 
 @dataclass(frozen=True, slots=True)
-class Unnamed:
+class UnreportedJunk:
     """``headrace status`` did not name an entry of the registry that cannot be read."""
 
     entry: str
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EndOrdered:
     """The drill requested the run's end, or killed its supervisor."""
 
     how: Ending
@@ -331,5 +331,5 @@ class Finished:
 Event = (
     Admitted | Stored | Judged | NotScored | DeadLetter | Held | Ended | Claimed | Settled | Epoch | Beat | Published | Tally
     | Status | Checkpointed | Sampled | Killed | Updated | Audited | Crashed | Stalled | Serving | ServerLogged | Faulted | Lost
-    | Repaired | Innocent | Blamed | Wished | Unnamed | Told | SupervisorEnded | Left | Finished
+    | Repaired | HealthySpan | Blamed | OrderResult | UnreportedJunk | EndOrdered | SupervisorEnded | Left | Finished
 )  # fmt: skip

@@ -28,7 +28,18 @@ import msgspec
 
 from ops.drill import starts
 from ops.drill.addresses import mailbox_addresses, put_address
-from ops.drill.events import Ending, Event, Faulted, Innocent, Killed, Left, SupervisorEnded, Told, Unnamed, Wished
+from ops.drill.events import (
+    Ending,
+    EndOrdered,
+    Event,
+    Faulted,
+    HealthySpan,
+    Killed,
+    Left,
+    OrderResult,
+    SupervisorEnded,
+    UnreportedJunk,
+)
 from ops.drill.fleet import RUN, DrillFleet, until
 from ops.drill.junk import litter, litter_own, spoil_epoch, unnamed
 from ops.drill.leftovers import leftovers
@@ -113,8 +124,8 @@ def _run(*command: str) -> bool:
         return False
 
 
-class Striking:
-    """One fault that is on."""
+class ActiveFault:
+    """One fault, from its begin to its end."""
 
     def __init__(self, fault: PlannedFault, site: Site) -> None:
         """Begin the fault."""
@@ -128,7 +139,7 @@ class Striking:
         self._asking: Asking | None = None
         self._lasts: Callable[[], bool] = lambda: False
         self._at_end: list[Callable[[], Event | None]] = []
-        """What is looked at while the fault is still on."""
+        """Checks that are made while the fault is still on."""
         self._begin()
         self._begun_s = time.monotonic()
         if fault.kind in ASKED and self._undo:
@@ -158,7 +169,7 @@ class Striking:
         return fleet.command("why", str(fleet.run_dir), timeout_s=timeout_s)
 
     def _mark(self, worker: str) -> None:
-        """Note that something is done to a worker from now on."""
+        """Record that a worker is affected from now on."""
         self._faulted.setdefault(worker, time.monotonic())
 
     def _begin(self) -> None:
@@ -186,7 +197,7 @@ class Striking:
                 if self._site.fleet.command("down", str(self._site.fleet.run_dir), timeout_s=_END_S) is None:
                     self._site.events.append(Left("`headrace down` itself, which gave no answer", str(Ending.DOWN)))
                 self._told(Ending.DOWN)
-                look_for_leftovers(self._site, str(Ending.DOWN))
+                record_leftovers(self._site, str(Ending.DOWN))
                 self._site.fleet.resume()
             case FaultKind.FREEZE_GENERATOR | FaultKind.LONG_FREEZE:
                 self._freeze(Role.GENERATOR)
@@ -223,7 +234,7 @@ class Striking:
             case FaultKind.SLOW_VERDICTS:
                 self._tell_verifiers(f"sometimes {_SLOW_S}")
                 begin_s = time.time()
-                self._at_end.append(lambda: Innocent(begin_s, time.time()))
+                self._at_end.append(lambda: HealthySpan(begin_s, time.time()))
             case FaultKind.LATE_VERDICTS:
                 self._tell_verifiers("late")
             case FaultKind.TINY_MEMORY:
@@ -256,7 +267,7 @@ class Striking:
     # -- processes ---------------------------------------------------------------------------------
 
     def _pick(self, role: Role) -> Heartbeat | None:
-        """Choose a worker of a role that is there; of another role when there is none (no critic,
+        """Choose a live worker of a role, or of another role if it has none (no critic,
         no reference)."""
         for candidate in (role, *_SCORERS):
             if found := until(lambda role=candidate: self._site.fleet.workers(role), 0.5):
@@ -332,11 +343,11 @@ class Striking:
         self._undo.append(lambda: self._site.fleet.switch.unlink(missing_ok=True))
 
     def _litter(self) -> None:
-        """Write junk beside what is there, in what one worker has written, and in another's epoch."""
+        """Write junk beside the healthy entries, into one worker's entries, and into another's epoch."""
         fleet = self._site.fleet
         entries = litter(fleet, self._rng)
         status = fleet.command("status", str(fleet.run_dir))
-        self._site.events += [Unnamed(entry) for entry in unnamed(status, entries)]
+        self._site.events += [UnreportedJunk(entry) for entry in unnamed(status, entries)]
         own = self._pick(self._rng.choice([Role.GENERATOR, Role.LEARNER, *_SCORERS]))
         if own is not None and (before := litter_own(fleet, own.who.worker, self._rng)):
             entry = msgspec.json.decode(before)
@@ -355,7 +366,7 @@ class Striking:
 
         self._lasts = lambda: not is_there()
         what = f"junk in the place of the epoch of {worker}"
-        self._at_end.append(lambda: Wished(what, held=is_there(), found="it was not fenced and replaced"))
+        self._at_end.append(lambda: OrderResult(what, held=is_there(), found="it was not fenced and replaced"))
 
     def _fill_memory(self) -> None:
         memory, fleet = self._site.memory, self._site.fleet
@@ -368,7 +379,7 @@ class Striking:
         if memory.num_bytes < 2 * _VERSION_BYTES:
             self._lasts = lambda: not _weights_path(fleet).is_relative_to(fleet.run_dir)
             self._at_end.append(
-                lambda: Wished(
+                lambda: OrderResult(
                     "weights go to the run's folder where /dev/shm has no room",
                     held=_weights_path(fleet).is_relative_to(fleet.run_dir),
                     found=str(_weights_path(fleet)),
@@ -384,7 +395,7 @@ class Striking:
 
     def _told(self, how: Ending) -> None:
         version = max((row.policy_version for row in self._site.fleet.updates()), default=-1)
-        self._site.events.append(Told(how, version))
+        self._site.events.append(EndOrdered(how, version))
 
     def _cut_power(self) -> None:
         killed = self._site.fleet.kill_everything()
@@ -411,7 +422,7 @@ class Striking:
                 events, note = starts.scale(fleet, self._rng)
             case _:
                 events, note = starts.go_down(fleet, self._rng)
-                look_for_leftovers(site, str(Ending.DOWN_STARTING))
+                record_leftovers(site, str(Ending.DOWN_STARTING))
                 fleet.resume()
         site.events += events
         if note:
@@ -430,9 +441,9 @@ class Striking:
             supervisor.kill()
             supervisor.wait()
         self._has_ended(Ending.HANGUP)
-        look_for_leftovers(self._site, str(Ending.HANGUP))
+        record_leftovers(self._site, str(Ending.HANGUP))
         self._ask()
-        look_for_leftovers(self._site, f"{Ending.HANGUP} and `headrace why`")
+        record_leftovers(self._site, f"{Ending.HANGUP} and `headrace why`")
 
     def _ask(self) -> None:
         self._site.namings.append(ask_until_named(self.fault.kind, Struck(), self._why))
@@ -440,7 +451,7 @@ class Striking:
     # -- the ledger's server -----------------------------------------------------------------------
 
     def _flicker(self) -> None:
-        """Freeze the server, let it go on for an instant while a client waits for its answer,
+        """Freeze the server, resume it for an instant while a client waits for its answer,
         freeze it again."""
         fleet, ended = self._site.fleet, threading.Event()
         pid = fleet.server_pid()
@@ -566,7 +577,7 @@ def _throw_bytes(path: str, rng: random.Random) -> None:
             time.sleep(0.01)
 
 
-def look_for_leftovers(site: Site, after: str) -> None:
+def record_leftovers(site: Site, after: str) -> None:
     """Record the leftovers of a run that has ended."""
     fleet = site.fleet
     if until(lambda: not leftovers(fleet.run_dir, fleet.memory), _TIDY_S, poll_s=0.2):

@@ -2,7 +2,7 @@
 again.
 
 *Consumes* a folder and settings. *Produces* processes, and answers about them. *Waits for* no
-answer longer than a second: a process without an answer is down, which in a drill is no error."""
+answer longer than a second: a process without an answer counts as down, which a drill expects."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class DrillFleet:
         self._up("configs/drill.toml", *(word for setting in settings for word in ("--set", setting)))
 
     def resume(self) -> None:
-        """Start a supervisor for the run that is there."""
+        """Resume the run with another supervisor."""
         self._up("--resume", str(self.run_dir))
 
     def _up(self, *arguments: str) -> None:
@@ -211,7 +211,7 @@ class DrillFleet:
                 found[int(path.parent.name)] = words[words.index(b"--name") + 1].decode()
         return found
 
-    # -- looking -----------------------------------------------------------------------------------
+    # -- inspection -----------------------------------------------------------------------------------
 
     def ledger(self, *command: str | bytes) -> Any:
         """Ask the ledger's server; None when it does not answer."""

@@ -31,7 +31,7 @@ def trained_are_judged(events: Sequence[Event], limits: Limits) -> Found:
 
 def dead_letters_were_tried(events: Sequence[Event], limits: Limits) -> Found:
     """A response without a verdict is tried as often as allowed before it is a dead letter, and its
-    group goes on as long as two of its members have a verdict or may get one."""
+    group continues as long as two of its members have a verdict or may get one."""
     tries = Counter[tuple[str, str]]()
     dead: dict[str, set[str]] = defaultdict(set)
     """By group: trajectories without a verdict."""

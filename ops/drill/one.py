@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ops.drill.check import KillCost, Limits, Violation, check, kill_costs
 from ops.drill.events import Audited, DeadLetter, Event, Finished, Stalled
-from ops.drill.faults import FLEET_HOST, GUEST_HOST, Site, Striking, interpose, look_for_leftovers, small_disk
+from ops.drill.faults import FLEET_HOST, GUEST_HOST, ActiveFault, Site, interpose, record_leftovers, small_disk
 from ops.drill.fleet import RUN, DrillFleet, each_turn
 from ops.drill.record import read_events
 from ops.drill.relay import Relays
@@ -74,7 +74,7 @@ class Outcome:
 
 
 class DrillWatch:
-    """Looks at the run while the drill waits."""
+    """Polls the run while the drill waits."""
 
     def __init__(self, site: Site, patience_s: float) -> None:
         self._site = site
@@ -86,8 +86,8 @@ class DrillWatch:
         self.num_seen = 0
         """Versions seen."""
 
-    def look(self) -> None:
-        """Take in the new rows."""
+    def poll(self) -> None:
+        """Read the new rows."""
         for row in self._site.fleet.updates():
             if row.policy_version > self.version:
                 self.version = row.policy_version
@@ -110,7 +110,7 @@ class DrillWatch:
         moved_s, seen = time.monotonic(), self.num_seen
         while time.monotonic() < moved_s + self.patience_s:
             for _ in each_turn(0.1):
-                self.look()
+                self.poll()
                 if condition() or self._site.fleet.is_over():
                     return True
             if self.num_seen != seen:
@@ -199,11 +199,11 @@ def drill(
 
 
 def conclude(site: Site) -> None:
-    """Audit a run that is over, and look for its leftovers."""
+    """Audit a run that is over, and record its leftovers."""
     if site.fleet.is_over():
-        look_for_leftovers(site, "the run's end")
+        record_leftovers(site, "the run's end")
         site.events.append(_audit(site.fleet))
-        look_for_leftovers(site, "the run's end and `headrace ledger audit`")
+        record_leftovers(site, "the run's end and `headrace ledger audit`")
         site.events.append(Finished(site.fleet.supervisor.returncode))
 
 
@@ -230,13 +230,13 @@ def _carry_out(plan: Plan, site: Site, outcome: Outcome, patience_s: float) -> N
     if strikes_own_start(rounds[0][0]):
         site.is_starting = True
         (fault,) = rounds.pop(0)
-        _end(Striking(fault, site), outcome, watch)
+        _end(ActiveFault(fault, site), outcome, watch)
         site.is_starting = False
         if not _recovers([fault], site, outcome, watch):
             return
     for number, faults in enumerate(rounds):
         if plan.is_long:
-            # the server would write its file anew, which is the run's history; a new server needs this again
+            # the server would rewrite its file, which is the run's history; each new server needs the order
             fleet.ledger("CONFIG", "SET", "auto-aof-rewrite-percentage", "0")
         if not watch.updates(plan.gap_updates):
             site.events.append(Stalled(f"no update for {patience_s:g} s before round {number} of the faults"))
@@ -244,7 +244,7 @@ def _carry_out(plan: Plan, site: Site, outcome: Outcome, patience_s: float) -> N
         if fleet.is_over():
             site.notes.append(f"the run was over before round {number} of the faults")
             return
-        striking = [Striking(fault, site) for fault in faults]
+        striking = [ActiveFault(fault, site) for fault in faults]
         for one in sorted(striking, key=lambda one: one.fault.duration_s):
             _end(one, outcome, watch)
         if not _recovers(faults, site, outcome, watch):
@@ -260,7 +260,7 @@ def strikes_own_start(fault: PlannedFault) -> bool:
 
 def _recovers(faults: Sequence[PlannedFault], site: Site, outcome: Outcome, watch: DrillWatch) -> bool:
     """Wait for the updates after a round of faults; return whether they came."""
-    watch.look()
+    watch.poll()
     ended = time.monotonic()
     if not watch.updates(_LAST_UPDATES):
         names = ", ".join(str(fault.kind) for fault in faults)
@@ -270,10 +270,10 @@ def _recovers(faults: Sequence[PlannedFault], site: Site, outcome: Outcome, watc
     return True
 
 
-def _end(one: Striking, outcome: Outcome, watch: DrillWatch) -> None:
+def _end(one: ActiveFault, outcome: Outcome, watch: DrillWatch) -> None:
     """Wait for a fault's end."""
     for _ in each_turn(_LONGEST_S):
-        watch.look()
+        watch.poll()
         if one.is_over:
             break
     one.end()

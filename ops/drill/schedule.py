@@ -48,7 +48,7 @@ class FaultKind(StrEnum):
     """frozen for longer than a probe waits, let go for milliseconds, frozen again: one answer, and
     none to the next question"""
     DEAD_FROZEN_SERVER = "ledger server frozen for good"
-    """never let go on: it must be ended for certain before another is started"""
+    """never resumed: it must be ended for certain before another is started"""
     MUTE_SERVER = "mute ledger server"
     """it takes connections and commands, and answers none"""
     CORRUPT = "corrupt"

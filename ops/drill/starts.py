@@ -14,7 +14,7 @@ import subprocess
 import time
 from typing import Any
 
-from ops.drill.events import Ending, Event, SupervisorEnded, Told, Wished
+from ops.drill.events import Ending, EndOrdered, Event, OrderResult, SupervisorEnded
 from ops.drill.fleet import RUN, DrillFleet, until
 from ops.drill.witness import servers_of
 from pipeline.ledger.redis import keys
@@ -63,8 +63,10 @@ def go_down(fleet: DrillFleet, rng: random.Random) -> tuple[list[Event], str]:
     if not is_over:
         fleet.supervisor.kill()
         fleet.supervisor.wait()
-    events: list[Event] = [Wished("`headrace down` during a start", held=is_over and answer is not None, found=found)]
-    return [*events, Told(Ending.DOWN_STARTING, version), SupervisorEnded(fleet.supervisor.returncode)], note
+    events: list[Event] = [
+        OrderResult("`headrace down` during a start", held=is_over and answer is not None, found=found)
+    ]
+    return [*events, EndOrdered(Ending.DOWN_STARTING, version), SupervisorEnded(fleet.supervisor.returncode)], note
 
 
 def scale(fleet: DrillFleet, rng: random.Random) -> tuple[list[Event], str]:
@@ -75,11 +77,11 @@ def scale(fleet: DrillFleet, rng: random.Random) -> tuple[list[Event], str]:
     if answer is None and (fleet.is_over() or _FINISHED in words):
         return [], f"the run was over before the start was; {note}"
     if answer is None:
-        return [Wished(what, held=False, found=f"{note}: {words}")], ""
+        return [OrderResult(what, held=False, found=f"{note}: {words}")], ""
     until(lambda: not is_starting(fleet), _START_S)
     is_held = until(lambda: fleet.is_over() or _num_generators(fleet) == (number, number), _HELD_S)
     found = "{} are wanted, {} are there".format(*_num_generators(fleet))
-    return [Wished(what, held=bool(is_held), found=found)], note
+    return [OrderResult(what, held=bool(is_held), found=found)], note
 
 
 def _accepted(fleet: DrillFleet, rng: random.Random, *order: str) -> tuple[Any, str, str]:

@@ -129,7 +129,7 @@ def ask_until_named(kind: FaultKind, struck: Struck, ask: Ask, *, within_s: floa
 
 
 class Asking:
-    """The same on a thread, while the fault goes on."""
+    """Asks on a thread, while the fault is on."""
 
     def __init__(self, kind: FaultKind, struck: Struck, ask: Ask) -> None:
         """Begin to ask."""

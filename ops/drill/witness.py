@@ -5,7 +5,7 @@ supervisor replaces, or that end badly.
 its own. *Produces* events. *Waits for* the next turn.
 
 A ledger server is known by its working folder, the run's ledger, and not by its command line. A
-child that writes the file anew for its parent is no second one."""
+child that rewrites the file for its parent does not count."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Witness:
         """Stop watching; return the observed events."""
         self._stopped.set()
         self._thread.join()
-        self._look()
+        self._poll()
         return self._events
 
     def _watch(self) -> None:
         while not self._stopped.wait(_TURN_S):
-            self._look()
+            self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         servers = servers_of(self._ledger)
         if servers != self._servers:
             self._servers = servers
@@ -74,7 +74,7 @@ class Witness:
 
     def _new_lines(self) -> list[bytes]:
         try:
-            # begun anew
+            # a new file
             if self._log.stat().st_size < self._read:
                 self._read, self._torn = 0, b""
             with self._log.open("rb") as file:

@@ -134,12 +134,6 @@ def column_names(path: Path) -> tuple[str, ...]:
     return tuple(_comparable(name) for name in _open(path).names)
 
 
-def row_number(path: Path, index: int) -> int:
-    """Return the row of a table's entry, as an editor shows it; ``index`` counts from 0. Raises
-    DataError."""
-    return _open(path).row_number(index)
-
-
 def read_columns(path: Path, columns: Sequence[Column]) -> Columns:
     """Return these columns of a file. Raises DataError."""
     source = _open(path)

@@ -72,7 +72,7 @@ class Compared:
 
 
 def figures(values: Sequence[float]) -> Figures:
-    """Take the figures of one row. Raises ValueError when there is none."""
+    """Summarise the values of one row. Raises ValueError without values."""
     if not values:
         raise ValueError("no outcome to summarize")
     return Figures(tuple(values))

@@ -55,7 +55,7 @@ _KNOWN_S = 2.0
 _POLL_S = 0.05
 _READ_EVERY_S = 0.25
 _FEWEST_UPDATES = 8
-"""Of the time without faults: a median of fewer is none."""
+"""In the time without faults, for a median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class _StruckFleet:
         self._num_left_out = 0
 
     def warm(self) -> None:
-        """Wait for the first updates, and go on without faults. Raises DataError."""
+        """Wait for the first updates, and run without faults for a while. Raises DataError."""
         fleet = self._fleet
         if not until(lambda: fleet.updates() or fleet.is_over(), _STARTED_S, poll_s=0.2) or fleet.is_over():
             tail = fleet.output.read_text(errors="replace")[-2000:] if fleet.output.exists() else ""
@@ -192,7 +192,7 @@ class _StruckFleet:
         self._seen.poll(self._fleet)
 
     def cool(self) -> None:
-        """Go on without faults once more: the median of both times is the fault-free one. A machine
+        """Run without faults once more: the median of both times is the fault-free one. A machine
         that becomes slower meanwhile counts half. Raises DataError."""
         self._watch(self._plan.warm_s)
         times = self._seen.first_times()
@@ -217,7 +217,7 @@ class _StruckFleet:
             time.sleep(min(_POLL_S, left_s))
 
     def _strike(self, due_s: float) -> bool:
-        """Strike a worker of the role that is at work; False while there is none."""
+        """Strike a worker of the role that is at work; False without one."""
         under_repair = {each.trial.target for each in self._open}
         at_work = [beat for beat in self._fleet.workers(self._plan.role) if beat.progress > 0]
         free = [beat for beat in at_work if beat.who.worker not in under_repair]

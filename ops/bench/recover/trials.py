@@ -111,7 +111,7 @@ def repaired(trial: Trial, began_s: float, rows: Iterable[RepairRow]) -> Trial |
 
 
 def committed(trial: Trial, began_s: float, seen: Sequence[tuple[int, float]]) -> Trial | None:
-    """Return a learner's trial with its first update after the onset; None while there is none.
+    """Return a learner's trial with its first update after the onset; None until it comes.
 
     ``seen``: number and wall-clock time of each update, in the order in which they were made,
     repeated ones again."""

@@ -122,7 +122,7 @@ def _learner_disk(fleet: EmulatedFleet) -> frozenset[str]:
 
 
 def _judge_down(fleet: EmulatedFleet) -> frozenset[str]:
-    """Every reward worker waits for the judge. The judge itself is no part of the fleet."""
+    """Every reward worker waits for the judge. The judge itself is outside the fleet."""
     for node in fleet.by_role["reward"]:
         node.is_hung, node.busy_word, node.idle_word = True, "endpoint", "endpoint"
     return frozenset(node.name for node in fleet.by_role["reward"])

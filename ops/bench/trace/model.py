@@ -207,7 +207,7 @@ class EmulatedFleet:
 
         def end() -> None:
             if not node.works or item in node.outside:
-                # a frozen or hung worker goes on where it was, once it works again
+                # a frozen or hung worker continues where it was, once it works again
                 if not node.is_dead:
                     self.at(0.25, end)
                 return

@@ -153,7 +153,7 @@ class SyntheticFleet:
         self._place = {name: place for place, name in enumerate(roster.workers)}
 
     def frames(self) -> Iterator[Frame]:
-        """Yield a frame a second; each call goes on where the last ended."""
+        """Yield a frame a second; each call continues where the last ended."""
         shown = self._shown(0.0)
         workers, roles = self._named(shown)
         for second in range(WINDOW_S):

@@ -21,7 +21,7 @@ import torch
 
 from ops.bench.table import provenance, show, write_json
 from ops.bench.weights.changes import SHAPE, Change, changes
-from ops.bench.weights.learner import WAYS, Turn, measure
+from ops.bench.weights.learner import TRANSFER_MODES, Turn, measure
 from ops.ending import exit_code
 
 SHARE_BAR = 0.5
@@ -61,7 +61,7 @@ def _times(options: argparse.Namespace) -> None:
     results: dict[str, object] = {}
     every: list[tuple[str, int, list[Turn]]] = []
     for megabytes in map(int, options.mb.split(",")):
-        for way in WAYS:
+        for way in TRANSFER_MODES:
             if options.only and options.only not in way.name:
                 continue
             folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
@@ -73,7 +73,7 @@ def _times(options: argparse.Namespace) -> None:
             results[f"{way.name}, {megabytes} MB"] = {"num_bytes": num_bytes, "turns": [asdict(turn) for turn in turns]}
             print(f"{way.name}, {megabytes} MB: {_spread(turns, lambda turn: turn.total_s)} ms", flush=True)
     show(
-        "From publish to served while decoding goes on: ms, median (quartiles)",
+        "From publish to served during decoding: ms, median (quartiles)",
         ("way", "MB", "moved MB", "total", "write", "verify", "gap", "step"),
         [
             (

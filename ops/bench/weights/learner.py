@@ -45,8 +45,8 @@ _CHANGED_EVERY = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How weights travel."""
+class TransferMode:
+    """One way to send weights to the generator."""
 
     name: str
     settings: tuple[str, ...]
@@ -54,12 +54,12 @@ class Way:
     """Above 0 versions are LoRA adapters of this rank, on all linear layers of the blocks."""
 
 
-WAYS = (
-    Way("file", ("weights.path=file", "weights.dtype=float32")),
-    Way("wire", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=float32", "weights.delta=false")),
-    Way("wire, bf16 delta", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=bfloat16")),
-    Way("file, adapter", ("weights.path=file", "weights.dtype=float32"), rank=8),
-    Way("wire, adapter", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=float32"), rank=8),
+TRANSFER_MODES = (
+    TransferMode("file", ("weights.path=file", "weights.dtype=float32")),
+    TransferMode("wire", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=float32", "weights.delta=false")),
+    TransferMode("wire, bf16 delta", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=bfloat16")),
+    TransferMode("file, adapter", ("weights.path=file", "weights.dtype=float32"), rank=8),
+    TransferMode("wire, adapter", ("weights.path=wire", "wire.transport=tcp", "weights.dtype=float32"), rank=8),
 )
 
 
@@ -127,7 +127,7 @@ class _Weights(TorchPublishing):
             tensor.view(-1)[number % _CHANGED_EVERY :: _CHANGED_EVERY] *= 1.0 + 2.0**-7
 
 
-def measure(way: Way, num_bytes: int, *, rounds: int, folder: Path) -> tuple[int, list[Turn]]:
+def measure(way: TransferMode, num_bytes: int, *, rounds: int, folder: Path) -> tuple[int, list[Turn]]:
     """Return the size of the weights, and the rounds; the first is not among them."""
     settings = [f"run.dir={folder}", "run.name=bench", *way.settings]
     config = resolve_paths(load_config([Path("configs/demo.toml")], settings))

@@ -45,7 +45,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         found = before.count(self.text)
         if found != 1:
             raise ValueError(
-                f"mutant {self.name}: its text stands {found} times in {self.file}, expected once; write the text anew in "
+                f"mutant {self.name}: its text occurs {found} times in {self.file}, expected once; update it in "
                 "ops/checks/mutants/catalogue.toml as the file has it now"
             )
         path.write_text(before.replace(self.text, self.replacement))
@@ -71,11 +71,11 @@ def problems(mutants: Sequence[Mutant], root: Path) -> Iterable[str]:
         path = root / mutant.file
         source = path.read_text() if path.is_file() else ""
         if (found := source.count(mutant.text)) != 1:
-            yield f"{mutant.name}: its text stands {found} times in {mutant.file}, expected once; write it anew as it is now"
+            yield f"{mutant.name}: its text occurs {found} times in {mutant.file}, expected once; update it"
         elif mutant.text == mutant.replacement:
             yield f"{mutant.name}: changes nothing"
         elif path.suffix == ".py" and not _parses(source.replace(mutant.text, mutant.replacement)):
-            yield f"{mutant.name}: {mutant.file} is no Python any more"
+            yield f"{mutant.name}: {mutant.file} would not be valid Python"
         if not mutant.tests:
             yield f"{mutant.name}: names no test"
         for test in mutant.tests:

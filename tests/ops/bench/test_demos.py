@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.demos import BARS, as_markdown, is_finished, tell
+from ops.bench.demos import BARS, as_markdown, is_finished, read_figures
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
 
@@ -44,7 +44,7 @@ def test_a_demo_is_well_when_its_last_version_reaches_the_bar_and_clipping_had_w
 ) -> None:
     run_dir = run_of(tmp_path / "run", accuracies={0: 0.4, 2: 0.95, 3: last}, clipped=clipped)
     assert is_finished(run_dir)
-    told = tell("demo", 7, run_dir)
+    told = read_figures("demo", 7, run_dir)
     assert (told.last, told.clips, told.is_well) == (last, clipped > 0.0, is_well)
     assert ("missed" in as_markdown([told], "")) != is_well
 

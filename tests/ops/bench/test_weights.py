@@ -10,7 +10,7 @@ import pytest
 
 from ops.bench.learner import Shape
 from ops.bench.weights.changes import changes
-from ops.bench.weights.learner import WAYS, Turn, measure
+from ops.bench.weights.learner import TRANSFER_MODES, Turn, measure
 from ops.bench.weights.model import make_model
 
 SHAPE = Shape("tiny", hidden=64, layers=2, vocabulary=512, num_samples=2)
@@ -48,7 +48,8 @@ QUICK = ("wire, bf16 delta",)
 @pytest.mark.integration
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, id=way.name, marks=() if way.name in QUICK else pytest.mark.long) for way in WAYS]
+    "way",
+    [pytest.param(way, id=way.name, marks=() if way.name in QUICK else pytest.mark.long) for way in TRANSFER_MODES],
 )
 def test_versions_are_served_whichever_way_they_go(tmp_path: Path, way, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])

@@ -20,17 +20,19 @@ from ops.drill.events import (
     DeadLetter,
     Ended,
     Ending,
+    EndOrdered,
     Epoch,
     Event,
     Faulted,
     Finished,
+    HealthySpan,
     Held,
-    Innocent,
     Judged,
     Killed,
     Left,
     Lost,
     NotScored,
+    OrderResult,
     Published,
     Repaired,
     Sampled,
@@ -42,10 +44,8 @@ from ops.drill.events import (
     Stored,
     SupervisorEnded,
     Tally,
-    Told,
-    Unnamed,
+    UnreportedJunk,
     Updated,
-    Wished,
 )
 from ops.drill.judged import dead_letters_were_tried
 
@@ -100,21 +100,21 @@ SOUND: tuple[Event, ...] = (
     Sampled(12, "t.0.0", 8, 11),
     ServerLogged(21),
     ServerLogged(22),
-    Told(Ending.HANGUP),
+    EndOrdered(Ending.HANGUP),
     SupervisorEnded(0),
-    Told(Ending.KILL),
+    EndOrdered(Ending.KILL),
     SupervisorEnded(-9),
-    Told(Ending.DOWN),
+    EndOrdered(Ending.DOWN),
     Faulted("generator-0", 10.0, 12.0),
     Serving((21,)),
     Serving(()),
     Serving((22,)),
     Lost("generator-0", "worker_replaced", "no heartbeat for 5 s", 12.5),
     Repaired("generator-0", "no heartbeat for 5 s"),
-    Innocent(1000.0, 1050.0),
+    HealthySpan(1000.0, 1050.0),
     Blamed("reward-0", "it is slow", 999.0),
     Blamed("ledger", "it is slow", 1001.0),
-    Wished("`headrace down` during a start", held=True, found=""),
+    OrderResult("`headrace down` during a start", held=True, found=""),
     Audited(balances=True, in_flight=0, text=""),
     Finished(0),
 )
@@ -203,7 +203,7 @@ TAMPERED: list[tuple[str, Callable[[Sequence[Event]], list[Event]], str]] = [
     ("true ends", without(lambda e: e == Status("stopping", "stopped by a signal")), "stopped 1 times"),
     (
         "true ends",
-        without(lambda e: isinstance(e, Told) and e.how is Ending.DOWN),
+        without(lambda e: isinstance(e, EndOrdered) and e.how is Ending.DOWN),
         "stopped 2 times (stopped by a signal; stopped by `headrace down`), by order 1 times",
     ),
     (
@@ -233,8 +233,12 @@ TAMPERED: list[tuple[str, Callable[[Sequence[Event]], list[Event]], str]] = [
         "t.1.1 ended as a dead letter, and 2 of its group had a verdict",
     ),
     ("innocents are not blamed", changed(Blamed, component="reward-0"), "reward-0 was blamed, nothing was wrong"),
-    ("orders hold", changed(Wished, held=False, found="the supervisor went on"), "a start: the supervisor went on"),
-    ("junk is named", before(Audited, Unnamed("endpoints of x")), "does not name endpoints of x"),
+    (
+        "orders hold",
+        changed(OrderResult, held=False, found="the supervisor went on"),
+        "a start: the supervisor went on",
+    ),
+    ("junk is named", before(Audited, UnreportedJunk("endpoints of x")), "does not name endpoints of x"),
     ("nothing is left", before(Audited, Left("socket /tmp/x", "headrace down")), "after headrace down: socket /tmp/x"),
     ("kills are cheap", before(Audited, Sampled(11, "t.0.0", 10, 17)), "lost 9 tokens of t.0.0; a window has 8"),
 ]
@@ -253,19 +257,19 @@ def test_a_history_that_breaks_an_invariant_is_caught(
 
 
 def test_a_run_stopped_after_all_its_updates_may_be_finished_or_stopped() -> None:
-    late = changed(Told, version=LIMITS.num_updates)(SOUND)
+    late = changed(EndOrdered, version=LIMITS.num_updates)(SOUND)
     assert check(late, LIMITS) == [], "it had not finished yet"
     finished = without(lambda e: e == Status("stopping", "stopped by `headrace down`"))
     assert check(finished(late), LIMITS) == []
-    early = changed(Told, version=LIMITS.num_updates - 1)(SOUND)
+    early = changed(EndOrdered, version=LIMITS.num_updates - 1)(SOUND)
     assert [v.invariant for v in check(finished(early), LIMITS)] == ["true ends"]
 
 
 def test_an_order_that_a_start_may_miss_explains_a_stop_and_needs_none() -> None:
-    early = before(Audited, Told(Ending.DOWN_STARTING), SupervisorEnded(130))
+    early = before(Audited, EndOrdered(Ending.DOWN_STARTING), SupervisorEnded(130))
     assert check(early(SOUND), LIMITS) == []
     first = [*SOUND[:1], Status("stopping", "stopped by `headrace down`"), *SOUND]
-    asked = [Told(Ending.DOWN_STARTING), SupervisorEnded(0), *first]
+    asked = [EndOrdered(Ending.DOWN_STARTING), SupervisorEnded(0), *first]
     assert check(asked, LIMITS) == []
     assert {v.invariant for v in check(first, LIMITS)} == {"true ends"}
 

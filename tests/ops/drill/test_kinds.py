@@ -19,7 +19,7 @@ import redis.asyncio
 
 from ops.drill import scripts, starts
 from ops.drill.append_only import read_transactions
-from ops.drill.events import Beat, DeadLetter, Ended, Epoch, Event, Judged, NotScored, Stored, Wished
+from ops.drill.events import Beat, DeadLetter, Ended, Epoch, Event, Judged, NotScored, OrderResult, Stored
 from ops.drill.fleet import MEMORY, RUN, DrillFleet
 from ops.drill.judged import dead_letters_were_tried, trained_are_judged
 from ops.drill.junk import KEYS, litter, litter_own, spoil_epoch, unnamed
@@ -243,7 +243,7 @@ def test_an_order_that_is_accepted_and_not_carried_out_is_told(
     }
     monkeypatch.setattr(fleet, "ledger", lambda _, key: blobs[key])
     (wished,), note = starts.scale(fleet, random.Random(0))
-    assert isinstance(wished, Wished) and wished.held is is_obeyed
+    assert isinstance(wished, OrderResult) and wished.held is is_obeyed
     assert note.endswith("refused 1 times before")
     assert is_obeyed or wished.found == f"2 are wanted, {number} are there"
 
