@@ -62,7 +62,7 @@ async def test_the_screen_goes_on_while_a_copy_is_made(
         goes_on.set()
     assert waited == [True], "the event loop ran meanwhile"
     assert reading.result().trouble == ""
-    with pytest.raises(ConfigError, match="does not run"):
+    with pytest.raises(ConfigError, match="is not running"):
         await feed.pause()
     await feed.aclose()
     assert is_empty(place)
