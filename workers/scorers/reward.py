@@ -14,7 +14,7 @@ accuracy, which dynamic sampling uses.
 
 In a run with guidance, scores of training have it too (``workers.scorers.guided_passes``).
 
-The first work with a new version of the functions is a trial (``workers.scorers.reward``).
+The first work with a new version of the functions is a trial (``CodeTrial``).
 
 Each function of ``reward.functions`` adds a part to the reward of a training response.
 

@@ -179,11 +179,9 @@ def follow(group: Group, obey: Callable[[Command], Any]) -> None:
 
 def follower(role: Role, run_dir: Path, rank: int) -> int:
     """Run one of the other ranks of a run's learner or value worker; return the exit code."""
-    from workers.engines.training.ranks import build
-
     try:
         config = read_resolved(run_dir)
-        ranks, backend = build.ranked_training(config) if role is Role.LEARNER else build.ranked_value(config)
+        ranks, backend = ranked_training(config) if role is Role.LEARNER else ranked_value(config)
         follow(ranks.group, backend.obey)
     except HeadraceError as error:
         sys.stderr.write(f"{role}, rank {rank}: {error}\n")
