@@ -1,4 +1,4 @@
-"""The entry to every process of Headrace: its own packages come from beside this file.
+"""The entry to every process of Headrace: its packages are imported from the folder of this file.
 
 ``pipeline``, ``protocol`` and ``workers`` are common names. A folder of the user may have one of
 them and stand on PYTHONPATH, which Python searches before what is installed. A process that starts

@@ -31,7 +31,7 @@ class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_req
     wants_digests: bool = False
     """Requests the digests of the version's parts in place of its bytes."""
     apart: bool = False
-    """Accepts data in a frame of its own, as ``WeightsPart.apart`` has it."""
+    """Accepts data in a separate frame, as ``WeightsPart.apart`` says."""
 
 
 class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part", omit_defaults=True):

@@ -23,7 +23,7 @@ def is_ours(found: os.stat_result, closed: int = OTHERS) -> bool:
 
 
 def is_private_folder(folder: Path) -> bool:
-    """Return whether ``folder`` is there, is no link, and is this user's alone."""
+    """Return whether ``folder`` exists, is not a link, and only this user may enter it."""
     try:
         return is_ours(folder.lstat())
     except OSError:

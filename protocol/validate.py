@@ -17,7 +17,7 @@ from protocol.trajectory import GuidanceScore, ReferenceScore, Score, Trajectory
 
 
 def check_vectors(obj: Message | Score) -> None:
-    """Raise MalformedMessage when an array of ``obj`` has another dtype or is no vector.
+    """Raise MalformedMessage when an array of ``obj`` has another dtype or is not a vector.
 
     For messages to send: the decoder makes only such vectors."""
     if isinstance(obj, TrajectoryChunk):

@@ -20,7 +20,7 @@ Conservation. For groups, trajectories and response tokens, at every moment:
 walking the stored data, not by a counter that could agree with itself.
 
 Critics. With ``value_training`` finished trajectories are also stored for the value worker, until
-it has trained on them. It claims and settles them by claims of its own, under the same law.
+it has trained on them. It claims and settles them by separate claims, under the same rules.
 
 Exactly-once. Delivery is at least once and every write is keyed. A stored chunk, a written field
 and a settled claim do not change on a repeat. Calls that give something out or take it back are

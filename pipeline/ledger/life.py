@@ -13,7 +13,7 @@ trajectory, and one for each chunk, with a tab between two places::
     index, tokens, written_s, "who version ...", "who at accuracy reward" of its reward, "who at" of
       its reference, of its value, ready_s, claimed_s, end, "who at" of its guidance if it has any
 
-An end is ``at_s updates oldest reason``. An empty place stands for what is not known. A client of
+An end is ``at_s updates oldest reason``. An empty place means unknown. A client of
 its own could give itself a name with spaces, so texts are read from their ends. Spaces stand for a
 tab or the end of a line in them."""
 

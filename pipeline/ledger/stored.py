@@ -27,7 +27,7 @@ def read_chunk(blob: bytes) -> TrajectoryChunk:
 
 
 def read_scores(blobs: Mapping[Field, bytes | None]) -> dict[Field, Score]:
-    """Return a chunk's stored scores, in the order of ``FIELDS``; None stands for an absent one."""
+    """Return a chunk's stored scores, in the order of ``FIELDS``; None for an absent one."""
     return {field: from_blob(blob, SCORE_TYPES[field]) for field in FIELDS if (blob := blobs.get(field)) is not None}
 
 

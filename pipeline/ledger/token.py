@@ -38,7 +38,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     role: Role
     id: str
-    """Names the token for ever; not secret."""
+    """Names the token permanently; not secret."""
     secret: str
     """At least 32 characters, URL-safe."""
     ca: str = ""
@@ -142,7 +142,7 @@ def ledger_url(url: str, token: Token, folder: Path) -> str:
         token: Names the user.
         folder: A private folder of this host.
 
-    Raises ConfigError: the URL has a password of its own, or would send the secret in the clear to
+    Raises ConfigError: the URL has its own password, or would send the secret in the clear to
     a server with a certificate."""
     if has_credentials(url):
         raise ConfigError(

@@ -128,7 +128,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """An evaluation for the generators, in a lane of its own that takes no credit."""
+    """An evaluation for the generators, in a separate lane that takes no credit."""
 
     number: int
     """Grows by one an evaluation; its trajectories are ``e<number>.<prompt>.<sample>``."""

@@ -1,6 +1,6 @@
 """The number of updates in a policy version, after the learner went back to a checkpoint.
 
-A version number names one set of weights for ever. So a learner that goes back publishes the
+A version number always names the same weights. So a learner that goes back publishes the
 restored weights under a new number, above all before. Versions then grow by more than the updates:
 
     version   0  1  2  3  4  5 | 6  7  8           restored from version 3, published again as 6

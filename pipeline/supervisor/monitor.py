@@ -97,7 +97,7 @@ class Monitor:
         pause_s = 0.0
         while not self._is_closing.wait(pause_s):
             try:
-                server.keep(self._watch_server, time.monotonic())
+                server.supervise(self._watch_server, time.monotonic())
             except LedgerUnavailable as error:
                 if self._is_closing.is_set():
                     return

@@ -56,7 +56,7 @@ class Prelude(msgspec.Struct, frozen=True, kw_only=True):
     head: bytes
     """All bytes before the result's body."""
     tail: bytes
-    """The last bytes of the body, if it is no multiple of the stride."""
+    """The last bytes of the body, if its size is not a multiple of the stride."""
 
 
 def encode(

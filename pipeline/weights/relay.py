@@ -26,9 +26,9 @@ from protocol.errors import UnknownMessage
 from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
 
 HOLD_S = 1.0
-"""A request waits at most this long for what is still to come."""
+"""Longest wait of a request for bytes that have not arrived."""
 _DIGESTS = -1
-"""In place of a part's number: the digests of all."""
+"""Instead of a part's number: the digests of all parts."""
 MAX_WIDTH = 8
 """Most hosts that fetch from one source."""
 _HOP_PARTS = 2
@@ -170,7 +170,7 @@ class Relay:
         self._changed.tell()
 
     def hold_delta(self, delta: HeldDelta | None) -> None:
-        """Serve a delta to the newest version; None: there is none, and none will come."""
+        """Serve a delta to the newest version; None if there will not be one."""
         self._delta, self._is_building = delta, False
         self._changed.tell()
 

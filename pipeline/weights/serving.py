@@ -1,7 +1,7 @@
 """Serves requests for weights, at the learner and at relays, until the task is cancelled.
 
 *Consumes* requests. *Produces* answers: at once where the bytes are here. A request that has to
-wait gets a task of its own, and holds up no other. *Waits for* requests."""
+wait gets its own task, so it delays no other. *Waits for* requests."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class SharedFileReader:
                 self._forget(key)
 
     def forget(self, mapped: MappedFile) -> None:
-        """Release a file and its mapping; the next ``open`` maps it anew."""
+        """Release a file and its mapping; the next ``open`` maps it again."""
         for key, other in list(self._cached.items()):
             if other is mapped:
                 self._forget(key)

@@ -119,7 +119,7 @@ def publication(
 
 
 def read_contents(data: Buffer | np.ndarray) -> Contents:
-    """Return a file's tensors and metadata. Raises WeightsDamaged when it is no safetensors file,
+    """Return a file's tensors and metadata. Raises WeightsDamaged when it is not a safetensors file,
     or its tensors overlap or lie outside."""
     view = memoryview(data)  # pyright: ignore[reportArgumentType] -- numpy's stubs lack the protocol on 3.11
     return _contents(lambda begin, end: view[begin:end], len(view))

@@ -1,4 +1,4 @@
-"""CURVE keys: this host's pair, and a verdict on every tcp client, given on a thread of its own.
+"""CURVE keys: this host's pair, and a verdict on every tcp client, given on a separate thread.
 
 The folder holds ``<host>.secret`` (mode 0600, never leaves the host) and one ``<name>.pub`` for
 every permitted peer. To permit a host, copy its ``.pub`` there; to refuse it, remove the file. The

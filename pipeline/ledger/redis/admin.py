@@ -68,7 +68,7 @@ class RedisAdmin:
         return Requeued(opened, due, tuple(name.decode() for name in unknown))
 
     async def _requeue_field(self, field: Field) -> Requeued:
-        """Make chunks due, a part a call; each part stands if the next is never made."""
+        """Make chunks due, a part a call; parts that were made stay if the next never is."""
         while True:
             _, moved, due = await self._ledger.ask("requeue", what="field", most=self._ledger.most, names=[field.value])
             if moved < self._ledger.most:

@@ -93,14 +93,14 @@ class OwnConnection(AbstractConnection):
                         raise redis.exceptions.ConnectionError("the connection was closed while a command was written")
                     await super().send_packed_command(piece, check_health=False)
         except TimeoutError:
-            # not redis-py's, which is no subclass of it
+            # not redis-py's, which does not inherit from it
             await self.disconnect(nowait=True)
             raise redis.exceptions.TimeoutError("Timeout writing to socket") from None
         finally:
             self.socket_timeout = limit
 
     async def take_over(self) -> asyncio.WriteTransport:
-        """Connect anew, once, and return the transport, for a protocol of the caller's.
+        """Connect again, once, and return the transport, for a protocol of the caller's.
 
         That protocol passes ``connection_lost`` on to the one before. ``disconnect``, of this
         connection or its pool, still closes it."""
@@ -245,7 +245,7 @@ def connect(
     A ledger call ends ``patience_s`` after its start, with all repeats. It ends after the longer
     ``disk_patience_s`` while the server reports a disk that takes no writes. The same holds while
     no server answers and ``disk_trouble`` returns a reason: it cannot start there. A connection
-    without an answer for ``timeout_s`` is made anew. ``password`` overrides the URL's. With all
+    without an answer for ``timeout_s`` is opened again. ``password`` overrides the URL's. With all
     ``max_connections`` in use a caller waits up to ``timeout_s``. ``tls`` takes redis-py's
     ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises ConfigError for a bad URL. Calls raise it
     for a bad token file."""

@@ -5,7 +5,7 @@ A URL is ``redis+cluster://[user:password@]host[:port][,host[:port]...]/[?option
 and options are for every node. A node's default port is 6379.
 
 All keys of a run have one hash tag, hence one slot and one owner (``pipeline.ledger.redis.keys``).
-A node that is not the owner answers MOVED with the owner's address, and the connection is made anew
+A node that is not the owner answers MOVED with the owner's address, and the connection is opened again
 there. When the owner cannot be reached, connections go to the nodes of the URL in turn, until one
 names the replica in its place. While a slot moves (ASK, TRYAGAIN), calls are repeated.
 

@@ -346,7 +346,7 @@ class _Stream(asyncio.BufferedProtocol):
                 else:
                     asked.set_result(answer)
         except (exceptions.InvalidResponse, IndexError) as error:
-            self.give_up(exceptions.ConnectionError(f"the server's answer is none: {error!r}"))
+            self.give_up(exceptions.ConnectionError(f"the server's answer cannot be read: {error!r}"))
         self._make_room()
 
     def _make_room(self) -> None:

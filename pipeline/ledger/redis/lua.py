@@ -72,7 +72,7 @@ class Declared:
     kind: str
     """An ``ArgumentForm``; of a key its type in the server."""
     is_rest: bool = False
-    """Whether it stands for all that follow."""
+    """Whether it declares all that follow, too."""
 
 
 class Script:

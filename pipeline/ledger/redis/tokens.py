@@ -1,7 +1,7 @@
 """Join tokens on the ledger's server: made, listed, revoked, rotated, and kept.
 
-The records in the ledger are the truth; the server's users are made from them. A server that was
-started anew, or has become the master, has no such users. ``keep`` makes them again, and removes
+The records in the ledger are the truth; the server's users are made from them. A server that
+was restarted, or has become the master, has no such users. ``keep`` makes them again, and removes
 those without a record. Records hold digests of secrets, never a secret.
 
 A server's users are of all its databases, so a user's name has the run's, but 0. Where the server's
@@ -157,7 +157,7 @@ class TokenAdmin:
         # The record first: otherwise a supervisor would make the user again.
         await self._ask("HDEL", keys.tokens(self._run), token_id)
         await self._ask("SREM", keys.permitted(self._run), token_id)
-        # While its hosts are connected: to a later one, a server that was started anew looks alike.
+        # While its hosts are connected: to a later one, a server that was restarted looks the same.
         await self._ask("XADD", keys.key_news(self._run), "MAXLEN", 1, "*", REVOKED, token_id)
 
         async def remove(users: _Users) -> None:

@@ -83,7 +83,7 @@ def waited_from(row: Sequence[Any]) -> WaitedTrajectory:
 
 
 def letter_from(packed: bytes) -> DeadLetter | None:
-    """Return a dead letter as the scripts pack it; None for what is none, which a scorer's token may
+    """Return a dead letter as the scripts pack it; None for other bytes, which a scorer's token may
     have written."""
     try:
         chunk, role, worker, error, attempts, at_s, prompt = msgspec.msgpack.decode(

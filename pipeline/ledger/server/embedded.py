@@ -1,13 +1,13 @@
 """The embedded ledger server: a Redis or Valkey of this run's own, on a unix socket.
 
-The server is a process in a session of its own. A terminal's Ctrl-C does not reach it, and it
+The server is a process in its own session. A terminal's Ctrl-C does not reach it, and it
 outlives a dead supervisor; the next one adopts it. It listens on no port and requires a password.
 It appends every write to a file that is flushed every second. At its memory limit it refuses
 writes; it never evicts.
 
 Two servers must never append to one file. The server itself holds its folder's lock
 (``pipeline.ledger.server.lock``). While it is held, or the recorded process lives, nothing is
-started, written or removed there. A slow answer is no death.
+started, written or removed there. A slow answer does not mean that it is dead.
 
     <run_dir>/ledger.json            address, mode 0600
     <run_dir>/ledger/server.lock     held by the server as long as it lives
@@ -59,7 +59,7 @@ from protocol.private import ensure_private_folder, is_private_folder
 __all__ = ["EmbeddedServer", "end_server", "external_url", "open_ledger", "read_ledger_url"]
 
 ANSWER_S = 2.0
-"""Limit of one answer; a later answer is no sign of death."""
+"""Limit of one answer; a later answer does not mean that it is dead."""
 START_S = 60.0
 """Limit of a server's first sign of life, or its next."""
 _LOG_TAIL_BYTES = 2000
@@ -169,35 +169,35 @@ class EmbeddedServer:
 
     # -- state -----------------------------------------------------------------------------------
 
-    def look(self) -> ProbeResult:
+    def read_state(self) -> ProbeResult:
         """Return the server's state, within ``answer_s``."""
-        sight = ProbeResult(ServerState.SILENT, words="it was never started")
+        result = ProbeResult(ServerState.SILENT, words="it was never started")
         if (address := self._server.known()) is not None:
             pid = self._server.recorded()
-            sight = probe(Path(address.socket), _password(address), timeout_s=self._answer_s, pid=pid)
-        if sight.state is ServerState.SILENT and not self.is_there():
-            return ProbeResult(ServerState.GONE, words=sight.words)
-        return sight
+            result = probe(Path(address.socket), _password(address), timeout_s=self._answer_s, pid=pid)
+        if result.state is ServerState.SILENT and not self.is_there():
+            return ProbeResult(ServerState.GONE, words=result.words)
+        return result
 
-    def keep(self, watch: ServerWatch, now_s: float) -> ProbeResult:
-        """Look, and start the server again when ``watch`` decides so: dead, or silent for too long.
+    def supervise(self, watch: ServerWatch, now_s: float) -> ProbeResult:
+        """Probe the server, and start it again when ``watch`` decides so: dead, or silent for too long.
 
         Raises LedgerUnavailable when it cannot be ended or started."""
-        sight = self.look()
-        verdict = watch.see(sight, now_s)
+        result = self.read_state()
+        verdict = watch.evaluate(result, now_s)
         if verdict is ServerAction.LEAVE:
-            return sight
+            return result
         if verdict is ServerAction.END_SCRIPT:
             self._end_script()
-            return sight
+            return result
         log.error(
-            "ledger_server_lost", state=str(sight.state), why=sight.words, action=f"{verdict} on its append-only file"
+            "ledger_server_lost", state=str(result.state), why=result.words, action=f"{verdict} on its append-only file"
         )
         if verdict is ServerAction.REPLACE:
             # A process at rest does not end by itself either.
-            self.stop(timeout_s=0.0 if sight.is_at_rest else _SILENT_END_S)
+            self.stop(timeout_s=0.0 if result.is_at_rest else _SILENT_END_S)
         self.start()
-        return self.look()
+        return self.read_state()
 
     def _end_script(self) -> None:
         address = self._server.known()
@@ -206,8 +206,8 @@ class EmbeddedServer:
             log.error("ledger_script_too_long", action="SCRIPT KILL, which one that has written refuses", answer=told)
 
     def is_alive(self) -> bool:
-        """Return whether the server serves; not while it reads its file. False is no death."""
-        return self.look().state is ServerState.SERVES
+        """Return whether the server serves; not while it reads its file. False does not mean that it is dead."""
+        return self.read_state().state is ServerState.SERVES
 
     def is_there(self) -> bool:
         """Whether its process lives or its lock is held: then no other may be started."""
@@ -215,8 +215,8 @@ class EmbeddedServer:
 
     def pid(self) -> int | None:
         """Return the process id from the server; None when it does not serve."""
-        sight = self.look()
-        return sight.pid if sight.state is ServerState.SERVES else None
+        result = self.read_state()
+        return result.pid if result.state is ServerState.SERVES else None
 
     # -- starting --------------------------------------------------------------------------------
 
@@ -239,19 +239,19 @@ class EmbeddedServer:
             while True:
                 if self._try_to_launch(timeout_s, given_up):
                     return False
-                sight = self.look()
-                if sight.state is ServerState.SERVES:
+                result = self.read_state()
+                if result.state is ServerState.SERVES:
                     return True
-                if sight.state is ServerState.GONE and time.monotonic() >= deadline:
+                if result.state is ServerState.GONE and time.monotonic() >= deadline:
                     raise LedgerUnavailable(
                         f"{self._folder} has been locked by other commands for {timeout_s:g} s, and no server was started; try "
                         f"again when they have ended (`fuser {self._folder / 'server.lock'}` lists them)"
                     )
-                verdict = watch.see(sight, time.monotonic())
+                verdict = watch.evaluate(result, time.monotonic())
                 if verdict is ServerAction.END_SCRIPT:
                     self._end_script()
                 if verdict is ServerAction.REPLACE:
-                    log.error("ledger_server_ended", why=f"{sight.state}: {sight.words}")
+                    log.error("ledger_server_ended", why=f"{result.state}: {result.words}")
                     # The kernel's time for that does not depend on the caller's patience.
                     self._server.end(signal.SIGKILL, max(timeout_s, _KILLED_S))
                     watch.begin_again(time.monotonic())
@@ -368,14 +368,14 @@ class EmbeddedServer:
         self._refuse_given_up(given_up)
         watch = ServerWatch(patience_s=timeout_s)
         watch.begin_again(time.monotonic())
-        while (sight := self.look()).state is not ServerState.SERVES:
+        while (result := self.read_state()).state is not ServerState.SERVES:
             if process.poll() is not None:
                 words = f"the ledger server ended with {process.returncode} at its start. {self._tail()}"
                 raise _KilledAtStart(words) if process.returncode < 0 else LedgerUnavailable(words)
-            if watch.see(sight, time.monotonic()) is ServerAction.REPLACE:
+            if watch.evaluate(result, time.monotonic()) is ServerAction.REPLACE:
                 self._server.end(signal.SIGKILL, timeout_s)
                 raise LedgerUnavailable(
-                    f"the ledger server gave no answer within {timeout_s:g} s ({sight.words}). {self._tail()}"
+                    f"the ledger server gave no answer within {timeout_s:g} s ({result.words}). {self._tail()}"
                 )
             self._pause(given_up)
 

@@ -1,6 +1,6 @@
 """Takes holes out of an append-only file, so that a server reads it again.
 
-A server that has written its file anew goes on in a file that it does not open for appending. A
+A server that has rewritten its file continues in one that it did not open for appending. A
 full disk then cuts a write short, and the server cuts the file back, but its place in it stays
 where it was. The next write leaves a hole of zeros between two commands (seen with Valkey 9.1.2).
 A server refuses such a file as badly formed.
@@ -57,7 +57,7 @@ def _write_rest(data: mmap.mmap, holes: Sequence[tuple[int, int]], copy: Path, m
 
 
 def holes_of(data: bytes | mmap.mmap) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each stretch of zeros that stands where a command should begin.
+    """Yield begin and end of each run of zeros where a command should begin.
 
     Reading ends at the first other damage, and at once in a file that begins otherwise."""
     at, size = 0, len(data)

@@ -24,10 +24,10 @@ import hiredis
 from pipeline.process.activity import Activity, activity_of
 
 _REST_SHARE = 0.05
-"""Most of a look's time that a process at rest runs or waits for a processor. An idle server's
+"""Largest share of a probe's time that an idle process runs or waits for a processor. An idle server's
 clock takes less than a hundredth."""
 NUM_LOOKS = 3
-"""Looks that must agree on a death."""
+"""Probes in a row that must find it dead."""
 REST_S = 2.0
 """From the first of several looks in a row at a silent server at rest to the last: it is replaced.
 A look at a silent server takes two seconds more."""
@@ -179,7 +179,7 @@ class ServerAction(StrEnum):
 
 
 class ServerWatch:
-    """Judges one server, look by look."""
+    """Judges one server, probe by probe."""
 
     def __init__(self, *, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -190,23 +190,23 @@ class ServerWatch:
         self._rests_since_s: float | None = None
         self._busy_since_s: float | None = None
 
-    def see(self, sight: ProbeResult, now_s: float) -> ServerAction:
-        """Record one look; return the action."""
-        is_moving = sight.state is ServerState.LOADING and sight.loaded_bytes != self._loaded_bytes
-        self._loaded_bytes = sight.loaded_bytes if sight.state is ServerState.LOADING else -1
-        if not sight.is_at_rest:
+    def evaluate(self, result: ProbeResult, now_s: float) -> ServerAction:
+        """Record one probe; return the action."""
+        is_moving = result.state is ServerState.LOADING and result.loaded_bytes != self._loaded_bytes
+        self._loaded_bytes = result.loaded_bytes if result.state is ServerState.LOADING else -1
+        if not result.is_at_rest:
             self._rests_since_s = None
         elif self._rests_since_s is None:
             self._rests_since_s = now_s
-        if sight.state is not ServerState.BUSY:
+        if result.state is not ServerState.BUSY:
             self._busy_since_s = None
         elif self._busy_since_s is None:
             self._busy_since_s = now_s
-        if sight.state is ServerState.GONE:
+        if result.state is ServerState.GONE:
             self._num_gone += 1
             return ServerAction.START if self._num_gone >= NUM_LOOKS else ServerAction.LEAVE
         self._num_gone = 0
-        if self._heard_s is None or sight.state is ServerState.SERVES or is_moving:
+        if self._heard_s is None or result.state is ServerState.SERVES or is_moving:
             self._heard_s = now_s
             return ServerAction.LEAVE
         is_idle = self._rests_since_s is not None and now_s - self._rests_since_s >= REST_S

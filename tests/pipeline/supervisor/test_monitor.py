@@ -119,7 +119,7 @@ async def test_a_server_that_cannot_be_started_again_ends_the_loop_with_the_reas
     class Hopeless:
         folder = tmp_path
 
-        def keep(self, *_: object) -> None:
+        def supervise(self, *_: object) -> None:
             raise LedgerUnavailable("its program is gone")
 
         def stop(self) -> None: ...

@@ -145,13 +145,13 @@ def test_a_script_without_end_is_ended_and_with_it_the_server_if_it_wrote(tmp_pa
         client.execute_command("WAITAOF", 1, 0, 0) if writes else None
     pid = server.pid()
     spinning = Spinning(server.url, 600.0, writes=writes)
-    assert server.look().state is ServerState.BUSY
+    assert server.read_state().state is ServerState.BUSY
     watch, clock = ServerWatch(patience_s=20.0), time.monotonic()
     try:
         for second in range(0, 30, 2):
-            server.keep(watch, clock + second)
+            server.supervise(watch, clock + second)
             time.sleep(0.1)
-            if server.look().state is ServerState.SERVES:
+            if server.read_state().state is ServerState.SERVES:
                 break
         spinning.join()
         assert spinning.error
@@ -167,7 +167,7 @@ def _busy() -> Callable[[float], ServerAction]:
     from pipeline.ledger.server.probe import ProbeResult
 
     watch = ServerWatch(patience_s=60.0)
-    return lambda at_s: watch.see(ProbeResult(ServerState.BUSY), at_s)
+    return lambda at_s: watch.evaluate(ProbeResult(ServerState.BUSY), at_s)
 
 
 def test_a_busy_server_is_left_alone_then_its_script_is_ended_then_the_server() -> None:

@@ -174,13 +174,13 @@ def test_the_supervisor_replaces_a_silent_server_at_rest_within_seconds(
 ) -> None:
     pid = started(server)
     watch, words = ServerWatch(patience_s=1e6), list[str]()
-    assert server.keep(watch, 0.0).state is ServerState.SERVES
+    assert server.supervise(watch, 0.0).state is ServerState.SERVES
     silence(server, pid)
     for now_s in range(1, 100):
         assert process_runs(pid), "ended before another is started"
         # as the supervisor does, so that the server has taken notice of the last look's end
         time.sleep(0.1)
-        sight = server.keep(watch, float(now_s))
+        sight = server.supervise(watch, float(now_s))
         words += [sight.words] if sight.is_at_rest else []
         if sight.state is ServerState.SERVES:
             break
@@ -194,15 +194,15 @@ def test_a_silent_server_at_work_is_replaced_when_its_patience_ends(
 ) -> None:
     pid = started(server)
     watch = ServerWatch(patience_s=30.0)
-    assert server.keep(watch, 0.0).state is ServerState.SERVES
+    assert server.supervise(watch, 0.0).state is ServerState.SERVES
     script = threading.Thread(target=keep_busy, args=(server.url, 60.0), daemon=True)
     script.start()
     # one silent look may be the machine's load, before the script has begun
-    wait_until(lambda: all(server.look().state is ServerState.SILENT for _ in range(3)))
+    wait_until(lambda: all(server.read_state().state is ServerState.SILENT for _ in range(3)))
     for now_s in (1.0, 15.0, 29.0):
-        assert server.keep(watch, now_s).state is ServerState.SILENT
+        assert server.supervise(watch, now_s).state is ServerState.SILENT
         assert process_runs(pid), f"ended after {now_s:g} s of 30"
-    assert server.keep(watch, 31.0).state is ServerState.SERVES
+    assert server.supervise(watch, 31.0).state is ServerState.SERVES
     assert not process_runs(pid)
     assert given_s[0] == 2.0, "it has been silent for long, and all workers wait"
     script.join()
@@ -211,13 +211,13 @@ def test_a_silent_server_at_work_is_replaced_when_its_patience_ends(
 def test_a_server_that_answers_now_and_then_has_all_the_patience(server: EmbeddedServer) -> None:
     pid = started(server)
     watch = ServerWatch(patience_s=30.0)
-    assert server.keep(watch, 0.0).state is ServerState.SERVES
+    assert server.supervise(watch, 0.0).state is ServerState.SERVES
     for now_s in range(1, 25, 3):
         stop(pid)
-        assert server.keep(watch, float(now_s)).state is ServerState.SILENT
+        assert server.supervise(watch, float(now_s)).state is ServerState.SILENT
         os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: server.look().state is ServerState.SERVES)
-        server.keep(watch, now_s + 1.0)
+        wait_until(lambda: server.read_state().state is ServerState.SERVES)
+        server.supervise(watch, now_s + 1.0)
     assert process_runs(pid)
 
 
@@ -225,8 +225,8 @@ def test_the_supervisor_starts_a_killed_server_once_enough_looks_agree(server: E
     pid = started(server)
     watch = ServerWatch(patience_s=30.0)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: server.look().state is ServerState.GONE)
-    seen = [server.keep(watch, 0.1 * look).state for look in range(3)]
+    wait_until(lambda: server.read_state().state is ServerState.GONE)
+    seen = [server.supervise(watch, 0.1 * look).state for look in range(3)]
     assert seen == [ServerState.GONE, ServerState.GONE, ServerState.SERVES]
     assert appending(tmp_path) == [pid_of(server)]
 
@@ -379,7 +379,7 @@ def test_a_folder_locked_by_no_server_of_ours_is_left_alone_with_a_sentence(
 ) -> None:
     pid = started(server)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: server.look().state is ServerState.GONE)
+    wait_until(lambda: server.read_state().state is ServerState.GONE)
     with no_server(tmp_path / "ledger") as is_free:
         assert is_free
         with pytest.raises(LedgerUnavailable, match=r"locked by other commands for 0\.2 s"):

@@ -39,22 +39,22 @@ def loading(done: int) -> ProbeResult:
 
 def test_a_death_takes_several_looks_that_agree() -> None:
     watch = ServerWatch(patience_s=60.0)
-    assert [watch.see(GONE, 0.1 * look) for look in range(NUM_LOOKS)] == [ServerAction.LEAVE] * (NUM_LOOKS - 1) + [
+    assert [watch.evaluate(GONE, 0.1 * look) for look in range(NUM_LOOKS)] == [ServerAction.LEAVE] * (NUM_LOOKS - 1) + [
         ServerAction.START
     ]
     watch.begin_again(1.0)
     for _ in range(10):
-        assert watch.see(GONE, 2.0) is ServerAction.LEAVE
+        assert watch.evaluate(GONE, 2.0) is ServerAction.LEAVE
         assert watch.is_suspicious
-        assert watch.see(SERVES, 2.0) is ServerAction.LEAVE
+        assert watch.evaluate(SERVES, 2.0) is ServerAction.LEAVE
 
 
 def test_a_mute_server_is_replaced_when_the_patience_with_it_ends_and_no_sooner() -> None:
     for mute in (SILENT, STRANGE):
         watch = ServerWatch(patience_s=60.0)
-        assert watch.see(SERVES, 0.0) is ServerAction.LEAVE
-        assert [watch.see(mute, now) for now in (1.0, 30.0, 59.9)] == [ServerAction.LEAVE] * 3
-        assert watch.see(mute, 60.0) is ServerAction.REPLACE
+        assert watch.evaluate(SERVES, 0.0) is ServerAction.LEAVE
+        assert [watch.evaluate(mute, now) for now in (1.0, 30.0, 59.9)] == [ServerAction.LEAVE] * 3
+        assert watch.evaluate(mute, 60.0) is ServerAction.REPLACE
 
 
 AT_REST = ProbeResult(ServerState.SILENT, is_at_rest=True)
@@ -62,42 +62,42 @@ AT_REST = ProbeResult(ServerState.SILENT, is_at_rest=True)
 
 def test_a_silent_server_whose_process_is_at_rest_is_replaced_within_seconds() -> None:
     watch = ServerWatch(patience_s=60.0)
-    assert watch.see(SERVES, 0.0) is ServerAction.LEAVE
-    assert watch.see(AT_REST, 1.0) is ServerAction.LEAVE
+    assert watch.evaluate(SERVES, 0.0) is ServerAction.LEAVE
+    assert watch.evaluate(AT_REST, 1.0) is ServerAction.LEAVE
     assert watch.is_suspicious
-    assert watch.see(AT_REST, 1.0 + REST_S - 0.01) is ServerAction.LEAVE
-    assert watch.see(AT_REST, 1.0 + REST_S) is ServerAction.REPLACE
+    assert watch.evaluate(AT_REST, 1.0 + REST_S - 0.01) is ServerAction.LEAVE
+    assert watch.evaluate(AT_REST, 1.0 + REST_S) is ServerAction.REPLACE
 
 
 @pytest.mark.parametrize("between", [SILENT, SERVES, loading(1)])
 def test_a_server_that_worked_between_two_looks_has_all_the_patience(between: ProbeResult) -> None:
     watch = ServerWatch(patience_s=60.0)
-    assert watch.see(SERVES, 0.0) is ServerAction.LEAVE
+    assert watch.evaluate(SERVES, 0.0) is ServerAction.LEAVE
     for now in range(1, 50, 2):
-        assert watch.see(AT_REST, now) is ServerAction.LEAVE
-        assert watch.see(between, now + 1.0) is ServerAction.LEAVE
+        assert watch.evaluate(AT_REST, now) is ServerAction.LEAVE
+        assert watch.evaluate(between, now + 1.0) is ServerAction.LEAVE
 
 
 def test_a_server_that_was_started_again_is_not_judged_by_the_one_before() -> None:
     watch = ServerWatch(patience_s=60.0)
-    watch.see(AT_REST, 0.0)
+    watch.evaluate(AT_REST, 0.0)
     watch.begin_again(10.0)
     assert not watch.is_suspicious
-    assert watch.see(AT_REST, 10.0) is ServerAction.LEAVE
+    assert watch.evaluate(AT_REST, 10.0) is ServerAction.LEAVE
 
 
 def test_one_answer_renews_the_patience() -> None:
     watch = ServerWatch(patience_s=60.0)
     for now in range(0, 600, 50):
-        assert watch.see(SILENT, now) is ServerAction.LEAVE
-        assert watch.see(SERVES, now + 1.0) is ServerAction.LEAVE
+        assert watch.evaluate(SILENT, now) is ServerAction.LEAVE
+        assert watch.evaluate(SERVES, now + 1.0) is ServerAction.LEAVE
 
 
 def test_a_server_that_reads_its_file_lives_for_as_long_as_it_gets_further() -> None:
     watch = ServerWatch(patience_s=60.0)
-    assert {watch.see(loading(now), now) for now in range(0, 6000, 50)} == {ServerAction.LEAVE}
-    assert watch.see(loading(5950), 6009.0) is ServerAction.LEAVE
-    assert watch.see(loading(5950), 6011.0) is ServerAction.REPLACE
+    assert {watch.evaluate(loading(now), now) for now in range(0, 6000, 50)} == {ServerAction.LEAVE}
+    assert watch.evaluate(loading(5950), 6009.0) is ServerAction.LEAVE
+    assert watch.evaluate(loading(5950), 6011.0) is ServerAction.REPLACE
 
 
 # -- the probe -----------------------------------------------------------------------------------
