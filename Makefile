@@ -200,7 +200,7 @@ $(LORA)/.run: $(VENV)/.dev
 	@touch $@
 
 test-lora: $(LORA)/.run ## LoRA by peft, 8-bit AdamW by bitsandbytes and models from GGUF, in an environment of its own: .venv-lora
-	$(LORA)/bin/python -m pytest -q -m "not long" --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/workers/engines/training/test_ranked_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py tests/workers/engines/model/test_optimizer.py tests/workers/engines/test_convert_gguf.py
+	$(LORA)/bin/python -m pytest -q -m "not long" --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/workers/engines/training/test_ranked_lora.py tests/pipeline/preflight/test_packages.py tests/integration/test_lora.py tests/workers/engines/model/test_optimizer.py tests/workers/engines/test_convert_gguf.py
 
 $(PLACES)/.run: $(VENV)/.dev
 	@echo "Installing kubernetes-validate and asyncssh into $(PLACES), on top of $(VENV): about 150 MB"

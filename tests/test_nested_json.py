@@ -20,9 +20,8 @@ from pipeline.incidents import records
 from pipeline.ledger.address import LEDGER_FILE, read_address
 from pipeline.ledger.redis.client import connect
 from pipeline.observability.settings_changes import read_changes
-from pipeline.preflight.model_folder import read_model_config
-from pipeline.preflight.reward_model import _tokenizer_limit
-from pipeline.preflight.value_model import _json as read_value_config
+from pipeline.preflight.model_folder import _json as read_value_config
+from pipeline.preflight.model_folder import _tokenizer_limit, read_model_config
 from pipeline.rewards.endpoint import UNREADABLE, verdict_of
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.joining.home import HomeEntry, HomeWriter

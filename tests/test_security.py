@@ -64,7 +64,7 @@ IMPORTERS = {
     "pipeline/observability/sinks/__main__.py",
     "pipeline/observability/sinks/mlflow.py",
     "pipeline/observability/sinks/wandb.py",
-    "pipeline/runtime/gpus.py",
+    "pipeline/runtime/host_watch.py",
     "workers/__main__.py",
     "workers/preparation.py",
     "workers/code_check.py",

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from pipeline.config.load import read_resolved
-from pipeline.runtime.threads import limit_threads
+from pipeline.runtime.process_setup import limit_threads
 from workers.preparation import imports
 
 

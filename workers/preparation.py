@@ -21,7 +21,7 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.guidance import load_guided_prompts
 from pipeline.process import work
-from pipeline.runtime.threads import threads_of
+from pipeline.runtime.process_setup import threads_of
 from protocol.errors import EngineError
 from protocol.ids import Role, TrajectoryId
 from workers.engines.build import (

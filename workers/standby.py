@@ -1,6 +1,6 @@
 """``workers.standby RUN_DIR NAME ROOM ROLE ...``: a process that can become a worker at once.
 
-*Consumes* published weights, and one order of the supervisor (``pipeline.process.standby_files``).
+*Consumes* published weights, and one order of the supervisor (``pipeline.process.records``).
 *Produces* a report once a second, and then the worker. *Waits for* the order. It ends with its
 supervisor.
 
@@ -29,13 +29,13 @@ from pipeline.files import keep_private
 from pipeline.ledger.address import read_ledger_url
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.forking import show
-from pipeline.process.standby_files import StandbyOrder, StandbyReport, take_order, write_report
+from pipeline.process.records import StandbyOrder, StandbyReport, take_order, write_report
 from pipeline.process.work import Meter, listening
 from pipeline.runtime.prepared import PreparedParts
+from pipeline.runtime.process_setup import limit_threads
 from pipeline.runtime.registry.contract import Registry, WeightsAnnouncement
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.runtime.run_ledger import connect_worker
-from pipeline.runtime.threads import limit_threads
+from pipeline.runtime.worker_start import connect_worker
 from protocol import headrace
 from protocol.errors import LedgerError, WeightsDamaged
 from protocol.ids import Role

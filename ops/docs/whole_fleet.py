@@ -12,8 +12,7 @@ from pipeline.observability.repairs import PARTS
 from pipeline.process.work import ServiceSums
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
-from pipeline.runtime.registry.counter_names import JUDGMENTS_ABSENT
-from pipeline.runtime.registry.vitals import Vitals
+from pipeline.runtime.registry.entries import JUDGMENTS_ABSENT, Vitals
 from protocol.ids import Incarnation, Role
 
 _ROLES: Final = tuple(role for role in Role if role is not Role.SUPERVISOR)

@@ -30,7 +30,7 @@ from pipeline.ledger.address import read_address
 from pipeline.ledger.redis import keys
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, UpdateRow
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.supervisor.leftovers import clear
+from pipeline.supervisor.leftovers import clear_leftovers
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -267,7 +267,7 @@ class DrillFleet:
 
     def remove(self) -> None:
         """Remove the folder, and what a killed run left outside it."""
-        clear(self.run_dir)
+        clear_leftovers(self.run_dir)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -31,7 +31,7 @@ def check_model(model: str, device: str, timeout_s: float, as_json: bool) -> int
     import msgspec
 
     from pipeline.data.hub import pinned_model
-    from pipeline.preflight.model_report import remarks_of, report_model, rows_of
+    from pipeline.preflight.engine_reports import remarks_of, report_model, rows_of
     from pipeline.process.exit_codes import ExitCode
     from pipeline.process.progress_bar import progress
 

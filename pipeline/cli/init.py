@@ -25,8 +25,7 @@ from protocol.printable import printable
 if TYPE_CHECKING:
     from pipeline.config.data_sets import ColumnsSection
     from pipeline.data.tokenizer import TextTokenizer
-    from pipeline.preflight.data_form import DataForm
-    from pipeline.preflight.draft import Surroundings
+    from pipeline.preflight.draft import DataForm, Surroundings
     from pipeline.preflight.findings import CheckFinding
 
 _EPILOG = """\b
@@ -154,7 +153,7 @@ def _data(
     """Return the data's path, form and columns; on a terminal, those that the user names where none
     are recognised. Raises DataError."""
     from pipeline.config.data_sets import ColumnsSection
-    from pipeline.preflight.data_form import column_names, read_form
+    from pipeline.preflight.draft import column_names, read_form
 
     entry = name if "://" in name else Path(name)
     try:

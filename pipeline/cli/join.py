@@ -91,10 +91,9 @@ def join(
     """Run workers on this host for a run on another host, until it ends."""
     from pipeline.ledger.url import hide_password, refuse_plaintext
     from pipeline.runtime.log import log_to_stderr, open_log
-    from pipeline.supervisor.joining.join import JoinRequest
+    from pipeline.supervisor.joining.join import JoinRequest, join_and_stay
     from pipeline.supervisor.joining.join import join as join_run
     from pipeline.supervisor.joining.joined_folder import claimed_folder, default_base
-    from pipeline.supervisor.joining.stay import join_and_stay
 
     log_to_stderr()
     if url is not None and hide_password(url) != url:

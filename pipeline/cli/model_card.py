@@ -15,7 +15,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.config.unread import given_keys
 from pipeline.data.hub import hub_name
 from pipeline.observability.history import EvaluationRow, Row, UpdateRow
-from pipeline.preflight.versions import installed
+from pipeline.preflight.packages import installed
 
 _MOST_ROWS = 20
 """Updates that the curve shows, the first and the last among them."""

@@ -70,7 +70,7 @@ def replay(
     from pipeline.files.urls import without_store_credentials
     from pipeline.ledger.url import without_ledger_password
     from pipeline.process.environment import without_sink_credentials
-    from pipeline.runtime.threads import thread_environment
+    from pipeline.runtime.process_setup import thread_environment
 
     run_dir = find_run(run)
     if out is not None and out.exists():

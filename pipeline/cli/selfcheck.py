@@ -14,7 +14,7 @@ from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.operator.fleet_check import AskedGenerators
-    from pipeline.preflight.device_check import CheckedDevice
+    from pipeline.preflight.engine_reports import CheckedDevice
 
 _EPILOG = """\b
 Examples:
@@ -86,7 +86,7 @@ def _words(found: AskedGenerators) -> list[str]:
 
 
 def _machine(timeout_s: float, *, as_json: bool) -> int:
-    from pipeline.preflight.device_check import check_devices
+    from pipeline.preflight.engine_reports import check_devices
     from pipeline.process.progress_bar import progress
 
     with progress("computing a small model on each device"):

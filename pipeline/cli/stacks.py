@@ -39,8 +39,7 @@ it there, in the folder of the join."""
 @json_option
 def stacks(workers: tuple[str, ...], run: Path | None, looks: int, show_all: bool, native: bool, as_json: bool) -> None:
     """Show workers' stacks, and which differ from the rest of their role."""
-    from pipeline.process.stacks.alike import stack_groups
-    from pipeline.process.stacks.parse import StackSnapshot
+    from pipeline.process.stacks.parse import StackSnapshot, stack_groups
     from pipeline.process.stacks.request import LOOK_EVERY_S, request_stacks
 
     run_dir = find_run(run)

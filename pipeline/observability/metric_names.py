@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.runtime.registry.counter_names import LOGPROB_GAP, LOGPROB_USUAL_GAP
+from pipeline.runtime.registry.entries import LOGPROB_GAP, LOGPROB_USUAL_GAP
 
 PREFIX: Final = "headrace_"
 

@@ -45,8 +45,7 @@ from pipeline.observability.metric_names import (
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.runtime.registry.counter_names import JUDGMENTS_ABSENT
-from pipeline.runtime.registry.vitals import Vitals
+from pipeline.runtime.registry.entries import JUDGMENTS_ABSENT, Vitals
 from protocol.errors import ConfigError
 
 _LINK_METRICS: Final = {

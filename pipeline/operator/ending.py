@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.operator.attached import attach, look_at
+from pipeline.supervisor.leftovers import clear_leftovers
 from protocol.errors import ConfigError, DeadlineExceeded, LedgerError
 from protocol.printable import printable_line
 
@@ -122,7 +123,6 @@ def _in_words(beats: Sequence[Heartbeat]) -> str:
 def _end_leftovers(run_dir: Path, report: Callable[[str], object], *, now: bool, timeout_s: float) -> bool:
     """End a dead supervisor's workers, server and processes; return whether there was anything."""
     from pipeline.ledger.server.embedded import end_server
-    from pipeline.supervisor import leftovers
     from pipeline.supervisor.processes import Processes
     from pipeline.supervisor.run_folder import run_lock, server_lock
 
@@ -137,7 +137,7 @@ def _end_leftovers(run_dir: Path, report: Callable[[str], object], *, now: bool,
             was_running |= _end_jobs(run_dir, report)
             awaited("its ledger's server to end")
             was_running |= end_server(run_dir)
-            return leftovers.clear(run_dir) > 0 or was_running
+            return clear_leftovers(run_dir) > 0 or was_running
 
 
 def _end_jobs(run_dir: Path, report: Callable[[str], object]) -> bool:

@@ -1,7 +1,7 @@
 """Evictions by an operator: a worker or a joined host leaves at once, until it is readmitted.
 
 They are entries in the desired fleet, which every supervisor of the run reads. The rules are in
-``pipeline.supervisor.evictions``."""
+``pipeline.supervisor.fleet_edits``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def evict(at: Attached, *, worker: str = "", host: str = "", reason: str =
     is wanted. Their epochs are fenced, and others go on with what they held. A repeat changes
     nothing. Raises ConfigError: the run does not run, has no such worker or host, or needs it."""
     from pipeline.runtime.registry.contract import Eviction
-    from pipeline.supervisor.evictions import MAX_REASON_CHARS, evicted
+    from pipeline.supervisor.fleet_edits import MAX_REASON_CHARS, evicted
 
     if len(reason) > MAX_REASON_CHARS:
         raise ConfigError(f"the reason has {len(reason)} characters; expected at most {MAX_REASON_CHARS}: shorten it")
@@ -48,7 +48,7 @@ async def evict(at: Attached, *, worker: str = "", host: str = "", reason: str =
 async def readmit(at: Attached, *, worker: str = "", host: str = "") -> Fleet:
     """Let an evicted worker or joined host work again; return the fleet that is wanted. Raises
     ConfigError: it is not evicted."""
-    from pipeline.supervisor.evictions import readmitted
+    from pipeline.supervisor.fleet_edits import readmitted
     from protocol.ids import Role
 
     def change(present: Fleet) -> Fleet:

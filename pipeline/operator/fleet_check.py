@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pipeline.operator.attached import Attached
 from pipeline.operator.steering import replace_fleet
 from pipeline.runtime.clock import Clock, RealClock
-from pipeline.supervisor.recovery.answers import Differing, differing
+from pipeline.supervisor.self_checking import Differing, differing
 
 if TYPE_CHECKING:
     from pipeline.runtime.registry.contract import Fleet

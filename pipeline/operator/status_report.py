@@ -116,7 +116,6 @@ def _copies(run_dir: Path) -> MirrorRecord | None:
 
 
 def _standbys(run_dir: Path) -> list[str]:
-    from pipeline.process.records import process_runs
-    from pipeline.process.standby_files import read_reports
+    from pipeline.process.records import process_runs, read_reports
 
     return [report.in_words(name) for name, report in read_reports(run_dir).items() if process_runs(report.pid)]

@@ -66,7 +66,7 @@ async def drain(at: Attached, worker: str, replace: bool = False) -> Fleet:
     Its role has one worker fewer; with ``replace`` a fresh one is started in its place. A repeat
     changes nothing. Raises ConfigError: the run does not run, has no such worker, or needs it."""
     from pipeline.runtime.registry.contract import Drain
-    from pipeline.supervisor.drains import drained
+    from pipeline.supervisor.fleet_edits import drained
 
     beats = await at.registry.heartbeats()
     there = {beat.who.worker: beat.who for beat in beats}
@@ -184,7 +184,7 @@ async def check_running(at: Attached) -> None:
 def _changed(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) -> Fleet:
     """Return the fleet with other numbers of some roles. Raises ConfigError."""
     from pipeline.runtime.machine import this_machine
-    from pipeline.supervisor.drains import resized
+    from pipeline.supervisor.fleet_edits import resized
     from pipeline.supervisor.fleet_size import check_fleet_size
     from protocol.ids import Role
 

@@ -1,4 +1,4 @@
-"""Runs a check in a process of its own, since only that may import torch or vLLM."""
+"""Runs a check in a subprocess, since this process must not import torch or vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAST_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of a check in a process of its own."""
+    """The result of a check in a subprocess."""
 
     refusal: str | None
     """The last lines on standard error of a check that failed; None for one that passed."""
@@ -29,7 +29,7 @@ class CheckReport:
 
 
 def ask(module: str, config: RunConfig, *arguments: str, timeout_s: float) -> CheckReport:
-    """Run a module's check of a configuration in a process of its own. The module's ``main`` takes
+    """Run a module's check of a configuration in a subprocess. The module's ``main`` takes
     the file and ``arguments`` from the command line. Raises TimeoutError: no answer in time; the process was ended.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
@@ -41,7 +41,7 @@ def ask(module: str, config: RunConfig, *arguments: str, timeout_s: float) -> Ch
 
 
 def run(module: str, *arguments: str, timeout_s: float) -> CheckReport:
-    """Run a module's ``main`` in a process of its own. Raises TimeoutError as :func:`ask`."""
+    """Run a module's ``main`` in a subprocess. Raises TimeoutError as :func:`ask`."""
     try:
         done = subprocess.run(
             headrace.command(module, *arguments),

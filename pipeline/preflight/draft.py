@@ -5,9 +5,11 @@ lengths from model and data, the ledger's memory from both."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from pipeline.config.catalogue import declare
@@ -15,10 +17,89 @@ from pipeline.config.data_sets import ColumnsSection
 from pipeline.config.describe import commented
 from pipeline.config.load import parse_config
 from pipeline.config.rewards import JUDGMENTS
-from pipeline.preflight.data_form import DataForm
-from pipeline.preflight.learning_rate import learning_rate
+from pipeline.data.columns import ColumnMap, recognised
+from pipeline.data.files import BadRow, read_rows
+from pipeline.data.lines import PromptLine, parse_line
+from pipeline.data.places import local_file, named_files
+from pipeline.data.prompt_form import PromptForm
+from pipeline.data.tokenizer import TextTokenizer
 from pipeline.preflight.ledger_size import ledger_load
+from pipeline.rewards.arithmetic import last_number
 from protocol.errors import DataError
+
+_LOOKED_AT: Final = 1000
+"""Lines of the first file."""
+_MOST_LISTED: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class DataForm:
+    """The form of the first lines of a file."""
+
+    question: str
+    """Column of the prompt."""
+    answer: str
+    """Column of the answer; empty where a conversation's end has it, or the lines need none."""
+    num_read: int
+    num_usable: int
+    longest_tokens: int
+    """Of these prompts."""
+    verifier: str
+    """That the lines name, or that fits their answers."""
+
+
+def read_form(
+    entries: Sequence[Path | str], columns: ColumnsSection, tokenizer: TextTokenizer, verifier: str | None = None
+) -> DataForm:
+    """Return the form of the first file. Raises DataError: it cannot be read, or none of its first
+    lines has a prompt and an answer; the error lists its columns."""
+    path = local_file(named_files(entries)[0])
+    reader, form, read, usable, longest = ColumnMap(columns), PromptForm(tokenizer), 0, 0, 0
+    problem, named = "it has no lines", ""
+    found: tuple[str | None, str | None] | None = None
+    seen: dict[str, None] = {}
+    answers: list[str] = []
+    asks_for_sum = True
+    for row in itertools.islice(read_rows(path), _LOOKED_AT):
+        read += 1
+        if isinstance(row, BadRow):
+            problem = f"line {row.line}: {row.problem.value}, {row.detail}"
+            continue
+        seen |= dict.fromkeys(row.columns)
+        line = parse_line(reader.own(row.columns), verifier or "")
+        if not isinstance(line, PromptLine):
+            problem = f"line {row.line}: {line.detail}"
+            continue
+        try:
+            longest = max(longest, len(form.render(line.prompt).tokens))
+        except DataError as error:
+            problem = f"line {row.line}: {error}"
+            continue
+        found = found or recognised(row.columns, columns)
+        usable += 1
+        answers.append(line.answer)
+        named = named or line.verifier or ""
+        asks_for_sum &= isinstance(line.prompt, str) and line.prompt.rstrip().endswith("=")
+    if found is None:
+        there = list(seen)[:_MOST_LISTED]
+        its = f"its columns are {', '.join(there)}" if there else "it has no columns"
+        raise DataError(
+            f"{path}: none of the first {read} lines has a prompt and an answer ({problem}); {its}: name them by --question "
+            "and --answer (data.columns)"
+        )
+    is_sum = asks_for_sum and all(last_number(answer) is not None for answer in answers)
+    fits = verifier or named or ("arithmetic" if is_sum else "math")
+    return DataForm(
+        found[0] or "", found[1] or "", num_read=read, num_usable=usable, longest_tokens=longest, verifier=fits
+    )
+
+
+def column_names(entries: Sequence[Path | str]) -> list[str]:
+    """Return the columns of the first line that can be read. Raises DataError."""
+    path = local_file(named_files(entries)[0])
+    rows = itertools.islice(read_rows(path), _LOOKED_AT)
+    return next((list(row.columns) for row in rows if not isinstance(row, BadRow)), [])
+
 
 HARDWARE: Final[Mapping[str, str]] = {
     "laptop": "one machine, on its CPU",
@@ -30,7 +111,7 @@ HARDWARE: Final[Mapping[str, str]] = {
 _MB: Final = 2**20
 _LEAST_RESPONSE: Final = 32
 _GUIDED_PARTS: Final = 4
-"""Of what the model reads beside a prompt, a response of a run with guidance has one part."""
+"""Number of parts besides the prompt that the model reads of a response with guidance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,3 +305,29 @@ def _devices(choices: Choices, around: Surroundings, why: dict[str, str]) -> dic
             values |= {"learner.backend": "fsdp2", "learner.ranks": last}
             why["learner.ranks"] = "the last GPU is the generator's"
     return values
+
+
+# The learning rate to begin with, by a model's size and its optimiser.
+#
+# The larger a model, the smaller the rate that it bears. For AdamW and all weights:
+#
+#     rate(n) = 1e-5 * (135e6 / n) ** 0.583,   within 1e-6 and 1e-4
+#
+# A power law through 1e-5 at 135 million weights (SmolLM2-135M learns by it) and 1e-6 at 7 billion. At
+# 1e-6, the rate of the papers for 7 to 32 billion, it ends. Below 2.6 million weights it is 1e-4.
+#
+# Other optimisers and adapters have a factor. Muon's steps are scaled to the size of AdamW's, so it has
+# 1. Adafactor's rate is relative to a tensor's root mean square, of which 0.02 is usual: 50. A LoRA
+# adapter bears about ten times the rate of all weights. A rate to begin with is no tuned recipe.
+
+_ANCHOR, _ANCHOR_RATE, _POWER = 135e6, 1e-5, 0.583
+_LEAST, _MOST = 1e-6, 1e-4
+_FACTORS: Final = {"adafactor": 50.0}
+_LORA: Final = 10.0
+
+
+def learning_rate(num_weights: int, optimizer: str = "adamw-fused", *, is_lora: bool = False) -> float:
+    """Return the rate, in two digits; that of large models for an unknown number, 0."""
+    rate = _ANCHOR_RATE * (_ANCHOR / num_weights) ** _POWER if num_weights > 0 else _LEAST
+    bounded = min(max(rate, _LEAST), _MOST)
+    return float(f"{bounded * _FACTORS.get(optimizer, 1.0) * (_LORA if is_lora else 1.0):.1e}")

@@ -1,7 +1,7 @@
 """Checks that our own engines can compute a run's models, without importing torch here.
 
 For a known type of model on the CPU, the answer is known. Else ``workers.engines.check`` makes a
-trial pass in a process of its own. Torch alone finds devices, and only a pass shows how an
+trial pass in a subprocess. Torch alone finds devices, and only a pass shows how an
 architecture can be computed."""
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class TorchBuild(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """Facts of this host. A text in the place of a fact is the reason why there is none."""
+    """Facts of this host. A text in place of a fact says why it is unknown."""
 
     python: tuple[int, ...]
     machine: Machine
@@ -84,7 +84,7 @@ class HostFacts:
     most_tasks: int | None
     """Processes and threads that this user or container may have; None: no limit."""
     num_tasks: int
-    """Of them, those that are there."""
+    """Those of them that exist."""
 
 
 def probe_host() -> HostFacts:
@@ -191,7 +191,7 @@ async def _difference(url: str) -> float | str:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The file system of a folder that is there, or is to be made."""
+    """The file system of a folder that exists or will be made."""
 
     folder: Path
     """The folder itself, or the nearest one above it that exists."""

@@ -33,22 +33,17 @@ from pipeline.preflight.findings import CheckFinding, fine, warn
 from pipeline.preflight.model_folder import read_model_config
 from pipeline.runtime.machine import CONTROL_GROUPS, Machine, free_in_group
 from pipeline.supervisor.standbys.keeper import standby_roles
-from pipeline.supervisor.standbys.memory import standby_parts
-from pipeline.supervisor.standbys.pool import StandbyKind
+from pipeline.supervisor.standbys.pool import ITEM_BYTES, LIGHT_BYTES, PROCESS_BYTES, StandbyKind, standby_parts
 from pipeline.weights.tensorfile import read_head
 from protocol.errors import ConfigError, WeightsDamaged
 from protocol.ids import Role
 
-PROCESS_BYTES = 350 << 20
-"""Python, torch and transformers before any model."""
 PUBLISHED = "published weights"
 SNAPSHOTS = "snapshots"
 STANDBYS = "standbys"
 LEARNER_STANDBY = "learner's standby's parts"
 _BY = {STANDBYS: "fleet.standby", LEARNER_STANDBY: "fleet.standby_learner"}
-_LIGHT_BYTES = 70 << 20
 _FP32 = 4
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _MAX_LOGITS = 1 << 26
 """Logits alive at once (``workers.engines.model.packed``); three times as many numbers are made."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked only how much room it has
@@ -115,19 +110,19 @@ def needs(
         is_here = on_cpu(config.model.device)
         found.append(_trained("learner", shape, config, is_value=False, on_cpu=is_here))
     if not config.has_sampling:
-        found += _each("generator", counts.get(Role.GENERATOR, 0), Need("", {"process": _LIGHT_BYTES}, 0))
+        found += _each("generator", counts.get(Role.GENERATOR, 0), Need("", {"process": LIGHT_BYTES}, 0))
     elif not config.generation.has_own_engine:
         need = _generator(shape, config) if on_cpu(config.generation.device) else _ON_GPU
         found += _each("generator", counts.get(Role.GENERATOR, 0), need)
     if config.has_reference and config.reference.backend == "torch":
-        weights = shape.num_weights * _ITEM_BYTES[config.model.dtype]
+        weights = shape.num_weights * ITEM_BYTES[config.model.dtype]
         work = activation_bytes(shape, config.reference.micro_batch_tokens) // shape.layers
         parts = {"weights": weights, "activations": work, "process": PROCESS_BYTES}
         need = Need("", parts, weights) if on_cpu(config.reference.device) else _ON_GPU
         found += _each("reference", counts.get(Role.REFERENCE, 0), need)
     if value_shape is not None and not config.value.has_own_engine and counts.get(Role.VALUE):
         found.append(_trained("value", value_shape, config, is_value=True, on_cpu=on_cpu(config.value.device)))
-    reward = PROCESS_BYTES if config.reward.model is not None else _LIGHT_BYTES
+    reward = PROCESS_BYTES if config.reward.model is not None else LIGHT_BYTES
     found += _each("reward", counts.get(Role.REWARD, 0), Need("", {"process": reward}, 0))
     ledger = config.ledger.max_memory_mb << 20 if config.ledger.url is None else 0
     found.append(Need("ledger", {"data at its limit": ledger}, 0))
@@ -173,7 +168,7 @@ def _snapshots(name: str, config: RunConfig, state: int, num_gathered: int) -> l
 def published(config: RunConfig, shape: Shape) -> Need:
     """Return the memory of published versions: those kept and the next."""
     has_adapter = bool(config.learner.lora.rank)
-    size = shape.num_weights * (4 if has_adapter else _ITEM_BYTES[config.weights.dtype])
+    size = shape.num_weights * (4 if has_adapter else ITEM_BYTES[config.weights.dtype])
     versions = 1 if has_adapter else config.weights.keep + 1
     return Need(PUBLISHED, {f"{versions} versions": versions * size}, size)
 
@@ -208,7 +203,7 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
 
 def _generator(shape: Shape, config: RunConfig) -> Need:
     generation = config.generation
-    item = _ITEM_BYTES[generation.dtype]
+    item = ITEM_BYTES[generation.dtype]
     if generation.engine == "vllm":
         weights, cache = shape.num_weights * item, generation.vllm.kv_cache_gb << 30
         return Need("", {"weights": weights, "KV cache": cache, "process": 4 * PROCESS_BYTES}, weights)

@@ -1,4 +1,5 @@
-"""Checks that a folder holds a model that workers can load, without loading it and without torch.
+"""Checks that a folder holds a model that workers can load (policy, reward model, value model), without
+loading it and without torch.
 
 Of each weight file just the header is read. The header of a safetensors file has each tensor's
 range. So a download that broke off shows here, not minutes later in every worker."""
@@ -6,12 +7,13 @@ range. So a download that broke off shows here, not minutes later in every worke
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
 from pipeline.weights.digest import Digest, digest_file
 from pipeline.weights.tensorfile import Contents, read_head
-from protocol.errors import DataError, WeightsDamaged
+from protocol.errors import ConfigError, DataError, WeightsDamaged
 
 _SINGLE = "model.safetensors"
 _SHARDED = "model.safetensors.index.json"
@@ -138,3 +140,101 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _damaged(file: Path, what: str) -> DataError:
     return DataError(f"{file}: {what}; the model folder is damaged, download or make it again")
+
+
+_HEADS = ("score.", "classifier.", "classification_head.", "logits_proj.")
+"""Names that transformers gives to the heads of its sequence classifiers."""
+_NO_LIMIT = 1_000_000_000
+"""A tokenizer without a limit has 1e30."""
+
+
+def check_reward_model(folder: Path) -> dict[str, Any]:
+    """Return a one-label classifier's ``config.json``. Raises DataError for another folder."""
+    config = read_model_config(folder)
+    architectures: list[str] = config.get("architectures") or []
+    if not any(name.endswith("ForSequenceClassification") for name in architectures):
+        what = ", ".join(architectures) or "a model of unnamed architecture"
+        raise DataError(
+            f"{folder} holds {what}, which does not score texts; set reward.model.path to a sequence classifier with one "
+            "label (TRL's RewardTrainer saves such a folder)"
+        )
+    # An absent setting means two labels.
+    labels = config.get("num_labels") or len(config.get("id2label") or ("", ""))
+    if labels != 1:
+        raise DataError(f"{folder} is a sequence classifier with {labels} labels; expected 1, the score")
+    if config.get("is_encoder_decoder"):
+        raise DataError(
+            f"{folder} holds {architectures[0]}, an encoder with a decoder, which cannot score texts of several lengths at "
+            "once; set reward.model.path to an encoder or a decoder"
+        )
+    if not any(name.startswith(_HEADS) for name in tensor_names(folder)):
+        raise DataError(
+            f"{folder} names itself {architectures[0]}, but its weights have no head ({', '.join(_HEADS)}), so scores would "
+            "be random: set reward.model.path to a trained reward model"
+        )
+    return config
+
+
+def longest_input(folder: Path, config: dict[str, Any], max_tokens: int | None) -> int | None:
+    """Return the most tokens that a reward model reads; None without a limit. ``max_tokens``, the
+    setting, may be above the tokenizer's limit. Raises ConfigError: it is above the model's
+    positions."""
+    positions, because = longest_context(config)
+    if max_tokens is not None:
+        if positions is not None and max_tokens > positions:
+            raise ConfigError(f"reward.model.max_tokens is {max_tokens}, but {folder} {because}; lower it")
+        return max_tokens
+    limits = [limit for limit in (positions, _tokenizer_limit(folder)) if limit is not None]
+    return min(limits, default=None)
+
+
+def _tokenizer_limit(folder: Path) -> int | None:
+    file = folder / "tokenizer_config.json"
+    try:
+        limit = json.loads(file.read_text(encoding="utf-8")).get("model_max_length") if file.is_file() else None
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{file} cannot be read: {error}; download or make the folder again") from error
+    return int(limit) if isinstance(limit, int | float) and limit < _NO_LIMIT else None
+
+
+HEAD_PREFIXES = ("score.", "classifier.")
+"""Names that transformers gives to the head of its token classifiers."""
+
+
+class ValueSource(StrEnum):
+    """The kind of a folder."""
+
+    BACKBONE = "backbone"
+    """A causal language model: its layers are used, with a new head that starts at 0."""
+    VALUE_MODEL = "value_model"
+    """A token classifier with one output: layers and head are used."""
+
+
+def value_source(path: Path) -> ValueSource:
+    """Return the kind of ``path``. Raises DataError: it is neither."""
+    config = _json(path / "config.json", f"{path} is not a model: it has no config.json")
+    architectures: list[str] = config.get("architectures") or []
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
+        return ValueSource.BACKBONE
+    advice = (
+        "set value.path to a causal language model (its head is new), or a folder from `headrace dev pretrain-value`"
+    )
+    if not any(name.endswith("ForTokenClassification") for name in architectures):
+        what = ", ".join(architectures) or "a model of unnamed architecture"
+        raise DataError(f"{path} holds {what}, which is neither a causal language model nor a value model: {advice}")
+    # An absent setting means two labels.
+    labels: dict[str, str] = config.get("id2label") or {"0": "", "1": ""}
+    if len(labels) != 1:
+        raise DataError(f"{path} is a token classifier with {len(labels)} outputs, expected 1, the value: {advice}")
+    if not any(name.startswith(HEAD_PREFIXES) for name in tensor_names(path)):
+        raise DataError(f"{path} names itself {architectures[0]}, but its weights have no head: {advice}")
+    return ValueSource.VALUE_MODEL
+
+
+def _json(file: Path, when_absent: str) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{when_absent}; give a folder in Hugging Face format") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file} cannot be read: {error}; download or make the folder again") from error

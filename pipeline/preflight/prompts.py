@@ -1,4 +1,5 @@
-"""What the model reads: the form of the prompts, the first of them, and the tokens that end a response."""
+"""What the model reads: the form of the prompts, the first of them, and the tokens and strings that
+end a response."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pipeline.data.report import DataReport
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer
 from pipeline.preflight.findings import CheckFinding, fine, warn
+from protocol.errors import ConfigError
 from protocol.trajectory import Prompt
 
 PROMPTS: Final = "prompts"
@@ -44,3 +46,31 @@ def _forms(what: str, report: DataReport, first: Prompt, tokenizer: TextTokenize
     is_bypassed = tokenizer.has_chat_template and Form.TEXT in report.forms
     unless = "; the tokenizer has a chat template, which data.chat = true uses" if is_bypassed else ""
     return [fine(PROMPTS, told + unless)]
+
+
+def check_stop_strings(config: RunConfig, tokenizer: TextTokenizer) -> None:
+    """Raise ConfigError for a stop string that no response can hold.
+
+    A part of it is a special token, which is no text, or the tokenizer writes it otherwise."""
+    given = {"generation": config.generation.stop_strings}
+    given |= {what: one.stop_strings or () for what, one in config.evaluation.named()}
+    given |= {f"data.sets {one.name}": one.stop_strings or () for one in config.data.sets}
+    for what, strings in given.items():
+        for stop in strings:
+            for special, token in tokenizer.special_ids.items():
+                if special in stop:
+                    raise ConfigError(
+                        f"{what}.stop_strings has {stop!r}, but {special!r} is the special token {token}, and a response's "
+                        f"text has no special tokens; expected characters of the text: set generation.stop_token_ids = "
+                        f"[{token}]"
+                    )
+            if not any(stop in _written(tokenizer, text) for text in (stop, f"a{stop}", f"a {stop} a")):
+                raise ConfigError(
+                    f"{what}.stop_strings has {stop!r}, which {config.model.path}'s tokenizer writes as "
+                    f"{_written(tokenizer, stop)!r}; expected a text that it can write, since no response would hold this "
+                    "one: correct it"
+                )
+
+
+def _written(tokenizer: TextTokenizer, text: str) -> str:
+    return tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))

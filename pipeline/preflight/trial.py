@@ -88,7 +88,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_with_signal(self) -> int:
-        """Prompts whose responses differ in accuracy, so that a group baseline can learn from
+        """Prompts with responses of different accuracy, so that a group baseline can learn from
         them."""
         return sum(len(set(prompt.accuracies)) > 1 for prompt in self.prompts)
 

@@ -17,7 +17,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.preflight.ask import ask
 from pipeline.preflight.guidance import longest_scored
 from pipeline.preflight.model_folder import weight_bytes
-from pipeline.preflight.versions import declared, fits, installed, span
+from pipeline.preflight.packages import declared, fits, installed, span
 from protocol.errors import ConfigError
 
 MIN_CPU_HEAD_DIM = 32

@@ -1,7 +1,7 @@
 """Forks processes from one that has its imports done, for a parent that is another process.
 
 *Consumes* requests of one parent over a socket pair: ``Fork`` with the output file's descriptor,
-``ExitCode``. *Produces* processes in sessions of their own, ``Started`` and exit codes. *Waits for*
+``ExitCode``. *Produces* processes, each in its own session, ``Started`` and exit codes. *Waits for*
 the next request; the parent's end is the end of the socket, and of ``serve``. The forked processes
 go on without it.
 
@@ -25,7 +25,7 @@ _MAX_BYTES = 1 << 20
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Fork a process; its output file's descriptor comes beside the request."""
+    """Fork a process; its output file's descriptor comes with the request."""
 
     arguments: list[str]
     """Its command line, as ``/proc`` shows it. The program's arguments come last."""

@@ -5,7 +5,7 @@ terminal.
         bar.advance(12)
 
 *Consumes* counts of finished work, from any thread. *Produces* text on standard error. *Waits for*
-nothing: a thread of its own draws a few times a second.
+nothing: a thread draws a few times a second.
 
 Work that ends within two seconds shows nothing. On a terminal there is a bar, redrawn in place.
 Elsewhere (a pipe, ``CI``, ``TERM=dumb``, ``plain``) there is a line at the begin, at most one every
@@ -156,7 +156,7 @@ class ProgressBars:
         self._is_gone = False
 
     def draw(self, bars: Sequence[ProgressBar]) -> None:
-        """Redraw, with the bars whose two seconds are over."""
+        """Redraw, with the bars that are at least two seconds old."""
         due = [bar for bar in bars if bar.elapsed_s() >= SILENT_S]
         if due and not self._is_gone:
             with self._unless_gone():

@@ -28,11 +28,11 @@ import msgspec
 LEAST_S = 60.0
 """Least limit of a piece: a busy machine may stand still for seconds."""
 TOKENS = "tokens"
-"""The unit of work whose size its time follows."""
+"""The unit of work that its time is proportional to."""
 TIMES_SLOWEST = 5.0
 """The limit as a multiple of the slowest piece of its kind."""
 STANDS_S = 6.0
-"""Least time that a computation stands before a person is told."""
+"""Least time without progress before a person is told."""
 _LONGER, _SHARE = 2.0, 0.1
 _BEAT_S = 1.0
 

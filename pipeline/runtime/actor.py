@@ -1,7 +1,7 @@
 """The actor, base class of every worker.
 
 An actor is one process with one mailbox, and one event loop with one TaskGroup. Blocking work runs
-on a thread of its own. ``ctx.waiting_for`` reports each wait. The actor is *stopped* by a signal,
+on its own thread. ``ctx.waiting_for`` reports each wait. The actor is *stopped* by a signal,
 by the run's status, by a newer incarnation, or by its own ``finish``.
 
     setup ──> run ──(ctx.draining set, or finish)──> drain ──> teardown

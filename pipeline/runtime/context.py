@@ -25,11 +25,10 @@ from pipeline.ledger.contract import Ledger
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.work import Meter, listening, piece_limit_s
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.first_error import FirstError
-from pipeline.runtime.flow_recorder import FlowRecorder
 from pipeline.runtime.flow_ring import FlowRingWriter, LinkSide, LinkState
+from pipeline.runtime.lifecycle import FirstError
 from pipeline.runtime.notifications import Notifications
-from pipeline.runtime.open_messages import Inbox, Outbox
+from pipeline.runtime.open_messages import FlowRecorder, Inbox, Outbox
 from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS, LinkReport, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
@@ -222,7 +221,7 @@ class ActorContext:
 
     @property
     def storing(self) -> Meter:
-        """Meter of writes to the disk beside it."""
+        """Meter of writes to the disk."""
         return self.worker_state.storing
 
     def report_unreached(self, of: str, words: str) -> None:
@@ -309,7 +308,7 @@ class ActorContext:
 
         Its end, and every piece that it reports (``pipeline.process.work``), count as progress.
         Cancelling the wait does not stop the function. Its first call is reported as ``COMPILE``.
-        Work within a wait with a time limit of its own is reported as that wait. Each has its limit
+        Work within a wait that has its own time limit is reported as that wait. Each has its limit
         in ``pipeline.supervisor.watchdog``."""
         result = await self._computed_by(function, args, is_piece=True, begins=True)
         self.progress()
@@ -373,7 +372,7 @@ class ActorContext:
         return bool(self._busy)
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, None], *, endless: bool = True) -> asyncio.Task[None]:
-        """Run a coroutine beside the main loop until it is cancelled after the drain.
+        """Run a coroutine next to the main loop until it is cancelled after the drain.
 
         An exception in it ends the worker; so does an ``endless`` one's return before the drain."""
         task = self.tasks.create_task(self._watched(name, coroutine, endless), name=name)
@@ -403,7 +402,7 @@ class ActorContext:
             thread.shutdown(wait=False, cancel_futures=True)
 
     async def _watched(self, name: str, coroutine: Coroutine[Any, Any, None], endless: bool) -> None:
-        with self._first_error.noted():
+        with self._first_error.recording():
             await coroutine
             if endless and not self.draining.is_set():
                 raise RuntimeError(
@@ -423,7 +422,7 @@ class ActorContext:
         begins: bool = True,
     ) -> T:
         def run() -> T:
-            # Each thread has a name of its own in this set.
+            # Each thread has its own name in this set.
             self._busy.add(name)
             if begins:
                 meter.begin()

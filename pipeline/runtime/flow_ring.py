@@ -41,7 +41,7 @@ from protocol.private import ensure_private_folder
 NUM_SLOTS: Final = 4096
 """A quarter of a megabyte for each worker; 40 seconds of 100 records a second."""
 MAX_NAMES: Final = 64
-"""Links with a name of their own; later ones are ``NO_LINK``."""
+"""Links that get a name; later ones are ``NO_LINK``."""
 NO_LINK: Final = 0xFFFF
 """In place of a link: the worker itself, or work without a link."""
 SUFFIX: Final = ".ring"
@@ -192,7 +192,7 @@ def flow_folder(run_dir: Path) -> Path:
 
 
 def key_of(name: str) -> int:
-    """Return the number that stands for a chunk's name in records."""
+    """Return the hash of a chunk's name, as records have it."""
     return xxhash.xxh3_64_intdigest(name.encode())
 
 

@@ -1,7 +1,7 @@
 """The heartbeat thread: reports the main loop's state, and learns when this incarnation is fenced.
 
 *Consumes* the main loop's state (``WorkerState``). *Produces* one heartbeat a second, or in a large
-fleet every two, over a blocking connection of its own. So a stuck or computing loop is still seen.
+fleet every two, over its own blocking connection. So a stuck or computing loop is still seen.
 *Waits for* the next heartbeat's time and for the server, each within a limit. It tries a server
 that is away as often."""
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.runtime.liveness import HEARTBEAT_EVERY_S, heartbeat_wait_s
-from pipeline.runtime.registry.contract import FleetGlance, Heartbeat, HeartbeatWriter
+from pipeline.runtime.registry.contract import FleetSummary, Heartbeat, HeartbeatWriter
 from protocol.errors import LedgerFull, LedgerRefused, LedgerUnavailable
 
 
@@ -39,7 +39,7 @@ class HeartbeatThread:
         on_deaf: Callable[[], None],
         log: FilteringBoundLogger,
         interval_of: Callable[[int], float] = lambda _: HEARTBEAT_EVERY_S,
-        on_fleet: Callable[[FleetGlance], None] = lambda _: None,
+        on_fleet: Callable[[FleetSummary], None] = lambda _: None,
         grace_s: float = 3.0,
     ) -> None:
         self._writer = writer
@@ -49,7 +49,7 @@ class HeartbeatThread:
         self._log = log
         self._interval_of = interval_of
         self._on_fleet = on_fleet
-        self._fleet = FleetGlance(num_connects=1)
+        self._fleet = FleetSummary(num_connects=1)
         self._grace_s = grace_s
         self._stopped = threading.Event()
         self._woken = threading.Event()
@@ -87,7 +87,7 @@ class HeartbeatThread:
         finally:
             self._writer.close()
 
-    def _tell(self, fleet: FleetGlance) -> None:
+    def _tell(self, fleet: FleetSummary) -> None:
         before, self._fleet = self._fleet, fleet
         if (fleet.num_silent, fleet.num_connects) != (before.num_silent, before.num_connects):
             self._on_fleet(fleet)

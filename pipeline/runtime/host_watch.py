@@ -1,20 +1,115 @@
-"""Reads what may hold up its reader: file descriptors, the disk's room and GPUs.
+"""Reads host figures that may block the reader: file descriptors, free disk space and GPUs.
 
 *Consumes* the operating system's and the driver's figures. *Produces* the latest reading, for
-heartbeats. *Waits for* a file system or driver that hangs, as long as that takes. So this is a
-thread of its own, which nothing waits for: heartbeats go on, without these figures."""
+heartbeats. *Waits for* a file system or driver that hangs, as long as that takes. So it is a
+separate thread that nothing waits for: heartbeats continue without these figures."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from pipeline.runtime.gpus import Gpus, GpuState
+# The GPUs that a worker sees, by NVIDIA's management library (package ``nvidia-ml-py``, extra
+# ``gpu``).
+#
+# Without the package, the driver or a visible GPU there is nothing to read. A driver that hangs holds
+# up the calling thread: call from a thread that nothing waits for.
+#
+# Source: https://docs.nvidia.com/deploy/nvml-api/
+
+T = TypeVar("T")
+_ALL = "all"
+_MAX_IDS = 16
+_ID_CHARS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """The visible GPUs at one moment. None: not known."""
+
+    util: float | None = None
+    """Mean share of time that a kernel ran, from 0 to 1."""
+    mem_bytes: int | None = None
+    """Used memory, summed."""
+    power_w: float | None = None
+    """Power draw in watts, summed."""
+    ids: tuple[str, ...] = ()
+    """Short ids, the same in all processes of a host; none where the process may compute on any of
+    several GPUs."""
+
+
+class Gpus:
+    """The visible GPUs of one process."""
+
+    def __init__(self, library: Any, handles: list[Any], *, are_chosen: bool) -> None:
+        """``are_chosen``: whether the process computes on all of them."""
+        self._library = library
+        self._handles = handles
+        self._are_chosen = are_chosen
+
+    @classmethod
+    def visible(cls, environment: Mapping[str, str] = os.environ) -> Gpus | None:
+        """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names, all without it; None for none."""
+        named = environment.get("CUDA_VISIBLE_DEVICES", _ALL)
+        try:
+            library: Any = importlib.import_module("pynvml")
+        except ImportError:
+            return None
+        try:
+            library.nvmlInit()
+            handles = [_handle(library, name) for name in _names(library, named)]
+        except (library.NVMLError, ValueError):
+            # no driver, or a device that is not there
+            return None
+        return cls(library, handles, are_chosen=named != _ALL or len(handles) == 1) if handles else None
+
+    def read(self) -> GpuState:
+        """Return the present reading; a figure that a GPU does not offer is None."""
+        utils = self._each(lambda handle: self._library.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0)
+        memory = self._each(lambda handle: self._library.nvmlDeviceGetMemoryInfo(handle).used)
+        milliwatts = self._each(lambda handle: self._library.nvmlDeviceGetPowerUsage(handle))
+        names = self._each(lambda handle: _short(self._library.nvmlDeviceGetUUID(handle))) if self._are_chosen else None
+        return GpuState(
+            None if utils is None else sum(utils) / len(utils),
+            None if memory is None else int(sum(memory)),
+            None if milliwatts is None else sum(milliwatts) / 1e3,
+            tuple(names or ())[:_MAX_IDS],
+        )
+
+    def _each(self, read: Callable[[Any], T]) -> list[T] | None:
+        try:
+            return [read(handle) for handle in self._handles]
+        except self._library.NVMLError:
+            # not offered, as the use of a part of a GPU, or lost
+            return None
+
+
+def _short(uuid: str | bytes) -> str:
+    """Return the beginning of ``GPU-1a2b3c4d-...``; older libraries return bytes."""
+    text = uuid.decode(errors="replace") if isinstance(uuid, bytes) else uuid
+    return text[:_ID_CHARS]
+
+
+def _names(library: Any, named: str) -> list[str]:
+    if named == _ALL:
+        return [str(index) for index in range(library.nvmlDeviceGetCount())]
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    # as CUDA reads it: those before the first invalid one
+    return names[: names.index("-1")] if "-1" in names else names
+
+
+def _handle(library: Any, name: str) -> Any:
+    if name.isdigit():
+        return library.nvmlDeviceGetHandleByIndex(int(name))
+    return library.nvmlDeviceGetHandleByUUID(name.encode())
+
 
 _EVERY_S = 5.0
 _VALID_S = 15.0
@@ -34,7 +129,7 @@ class HostState:
 
 
 class HostWatch:
-    """Reads every five seconds, in a thread of its own."""
+    """Reads every five seconds, on its own thread."""
 
     def __init__(
         self,

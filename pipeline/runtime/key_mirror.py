@@ -17,16 +17,45 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import structlog
 
 from pipeline.files import write_private
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.permitted_keys import OF_RUN, REPEAT_EVERY_S, PermittedKey, PermittedKeys
-from pipeline.ledger.token import read_token, write_token
-from pipeline.runtime.key_roles import PREFIX
+from pipeline.ledger.token import ROLES, read_token, write_token
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
+from protocol.ids import Role
 from protocol.zeromq.curve import CurveKeys, is_public_key
+
+# Whose CURVE key may be that of a mailbox of which role.
+#
+# The registry says of every mailbox which key it has, and any token's host may write that. But a
+# token's keys in the ledger are writable with that token alone, and each becomes a file that is named
+# after it. So a host is no mailbox of another role than its token's.
+
+PREFIX: Final = "joined."
+"""Of the names of files with other hosts' keys: ``joined.TOKEN.HOST.DIGEST``."""
+
+
+def may_listen(key: str, role: Role, peers: Mapping[str, str] | None) -> bool:
+    """Return whether the owner of a public key may have a mailbox of ``role``.
+
+    Args:
+        key: The mailbox's; "" for one that is not on tcp.
+        role: Of the mailbox's worker.
+        peers: Public key -> name of each permitted peer; None without keys. While none of them came
+            from the ledger, keys are files that somebody copied, perhaps to one end of a link
+            alone, and an unknown one may listen."""
+    if not key or peers is None:
+        return True
+    name = peers.get(key)
+    if name is None:
+        return not any(other.startswith(PREFIX) for other in peers.values())
+    named = name.removeprefix(PREFIX).partition(".")[0].rpartition("-")[0] if name.startswith(PREFIX) else ""
+    return named not in ROLES or named == role
+
 
 _LOOK_S = 1.0
 _ANSWER_S = 3.0
@@ -53,7 +82,7 @@ def key_changes(present: Iterable[str], permitted: Iterable[PermittedKey], own: 
     Args:
         present: Names of the folder's files.
         permitted: All keys that the ledger permits. Malformed ones are passed over.
-        own: Public keys that the folder has in files of its own."""
+        own: Public keys of the folder's own files."""
     known = set(own)
     wanted = {_file_name(one): one.public for one in permitted if is_public_key(one.public) and one.public not in known}
     there = {name for name in present if name.startswith(PREFIX) and name.endswith(".pub")}

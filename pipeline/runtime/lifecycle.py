@@ -9,11 +9,20 @@ reason, such as the run's end during a drain, never shortens the drain."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
+from typing import Final
 
-from pipeline.process.exit_codes import ExitCode
+from pipeline.process.exit_codes import ExitCode, LastError, exit_code_of, last_error
+from pipeline.process.records import Life, identify, worker_pid, write_life
+from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS, FailureReport
+from protocol.ids import Incarnation
+from protocol.printable import printable_line
 
 
 class LifecyclePhase(StrEnum):
@@ -89,3 +98,66 @@ class Lifecycle:
     def is_overdue(self, now_s: float) -> bool:
         """Whether the drain has passed its deadline."""
         return self.is_draining and self.deadline_s is not None and now_s >= self.deadline_s
+
+
+# The first error of a worker's tasks, known before all of them have ended.
+#
+# A worker departs while its TaskGroup still collects errors. Its departure already has the reason.
+
+_NOT_ITS_OWN: Final = frozenset({ExitCode.FENCED, ExitCode.INTERRUPTED, ExitCode.LEDGER_UNAVAILABLE})
+"""Ends that others brought about: a newer incarnation, a person, the ledger's server."""
+
+
+class FirstError:
+    """Notes the first error of a worker's tasks."""
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    @contextmanager
+    def recording(self) -> Generator[None]:
+        """Record the error that leaves the block."""
+        try:
+            yield
+        except Exception as error:
+            self._error = self._error or error
+            raise
+
+    async def record_from(self, coroutine: Coroutine[None, None, None]) -> None:
+        """Await a coroutine, and note its error."""
+        with self.recording():
+            await coroutine
+
+    def report(self, who: Incarnation) -> FailureReport | None:
+        """Return the error for the registry; None without one, or for one that is not the worker's
+        own."""
+        if self._error is None or exit_code_of(self._error) in _NOT_ITS_OWN:
+            return None
+        found = last_error(self._error)
+        message = printable_line(" ".join(found.message.split()))
+        return FailureReport(who=who, error=found.type, message=message[:MAX_DETAIL_CHARS])
+
+
+class LifeRecord:
+    """This process's own record. A refused write is ignored: a later supervisor then knows less."""
+
+    def __init__(self, run_dir: Path, worker: str) -> None:
+        self._run_dir = run_dir
+        self._worker = worker
+        self._identity = identify(worker_pid())
+        self._epoch = 0
+
+    def registered(self, epoch: int) -> None:
+        """Record the incarnation ``epoch``."""
+        self._epoch = epoch
+        self._write(None, None, 0)
+
+    def ended(self, code: int, error: BaseException | None, delivered: int = 0) -> None:
+        """Record the exit code, the error if one ended it, and the finished pieces of work."""
+        self._write(code, None if error is None else last_error(error), delivered)
+
+    def _write(self, exit_code: int | None, error: LastError | None, delivered: int) -> None:
+        if self._identity is not None:
+            with contextlib.suppress(OSError):
+                life = Life(self._identity, self._epoch, exit_code, error, delivered)
+                write_life(self._run_dir, self._worker, life)

@@ -5,7 +5,7 @@
 
 An event means that the topic may have changed; the subscriber reads what has. An event too many
 does no harm. One connection waits for all topics, with a time limit or until it is lost, and then
-looks where each topic stands. So a server that lost its last writes is noticed, too. Heartbeats
+reads each topic's position. So a server that lost its last writes is noticed, too. Heartbeats
 notice silent mailboxes, and another server behind a connection that is not known to be lost. Every
 subscriber also reads after ``LOOK_ANYWAY_S``: a thousand workers that look every two seconds would
 keep the server busier than their heartbeats."""
@@ -16,7 +16,7 @@ import asyncio
 from typing import Final
 
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.registry.contract import FleetGlance, Registry, Topic
+from pipeline.runtime.registry.contract import FleetSummary, Registry, Topic
 from protocol.errors import LedgerError
 
 LOOK_ANYWAY_S: Final = 30.0
@@ -31,7 +31,7 @@ class Notifications:
     def __init__(self, registry: Registry, clock: Clock) -> None:
         self._registry = registry
         self._clock = clock
-        self._fleet = FleetGlance(num_connects=1)
+        self._fleet = FleetSummary(num_connects=1)
         self._events: dict[Topic, list[asyncio.Event]] = {topic: [] for topic in Topic}
 
     def subscribe(self, topic: Topic) -> asyncio.Event:
@@ -55,8 +55,8 @@ class Notifications:
             for topic in found:
                 self._notify(topic)
 
-    def heard(self, fleet: FleetGlance) -> None:
-        """Note the answer to a heartbeat; called on the loop."""
+    def update_fleet(self, fleet: FleetSummary) -> None:
+        """Record the answer to a heartbeat; called on the loop."""
         before, self._fleet = self._fleet, fleet
         if fleet.num_silent != before.num_silent:
             self._notify(Topic.ENDPOINTS)

@@ -11,16 +11,90 @@ clock. The caller bounds what is open, and ends all that it took."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.flow_recorder import FlowRecorder, state_of
-from pipeline.runtime.flow_ring import Completion, LinkSide, LinkState, MessageOutcome, key_of
+from pipeline.runtime.flow_ring import Completion, FlowRingWriter, LinkSide, LinkState, MessageOutcome, key_of
+from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, link_name
 from protocol.channel import LinkStats
 from protocol.ids import Role
 from protocol.inbound import MAX_PEERS
+
+# Writes a worker's flow records: a completion for each message, and states while some are open.
+#
+# Inboxes and outboxes report to it. The records go to the worker's ring
+# (``pipeline.runtime.flow_ring``). States are recorded every 100 ms while a message is open, else
+# never. Without a ring all of it does nothing.
+
+STATES_EVERY_S = 0.1
+
+
+class FlowRecorder:
+    """One worker's side of its ring. The main loop alone uses it."""
+
+    def __init__(self, clock: Clock, ring: FlowRingWriter | None = None) -> None:
+        self._clock, self._ring = clock, ring
+        self._sources: list[Callable[[float], Sequence[LinkState]]] = []
+        self._worker: Callable[[float], LinkState | None] = lambda _: None
+        self._opened = asyncio.Event()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a ring."""
+        return self._ring is not None
+
+    def watch(self, states: Callable[[float], Sequence[LinkState]]) -> None:
+        """Record ``states(now_s)``, the ends with open messages, while there are any."""
+        self._sources.append(states)
+
+    def watch_worker(self, state: Callable[[float], LinkState]) -> None:
+        """Record the worker's own state as well."""
+        self._worker = state
+
+    def opened(self) -> None:
+        """Have states recorded from now on."""
+        self._opened.set()
+
+    def complete(self, done: Completion) -> None:
+        """Record a message's end."""
+        if self._ring is not None:
+            self._ring.complete(done)
+
+    async def run(self) -> None:
+        """Record states until cancelled."""
+        while self._ring is not None:
+            await self._clock.wait(self._opened, LOOK_ANYWAY_S)
+            self._opened.clear()
+            while self.record(self._ring):
+                await self._clock.sleep(STATES_EVERY_S)
+
+    def record(self, ring: FlowRingWriter) -> bool:
+        """Record the present states; return whether any message is open."""
+        now_s = self._clock.monotonic()
+        states = [state for source in self._sources for state in source(now_s)]
+        for state in states:
+            ring.state(state)
+        if states and (worker := self._worker(now_s)) is not None:
+            ring.state(worker)
+        return bool(states)
+
+    def close(self) -> None:
+        """Write no more."""
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.close()
+
+
+def state_of(
+    now_s: float, link: str, end: LinkSide, counts: tuple[int, int, int], since_s: Sequence[float]
+) -> LinkState | None:
+    """Return the state of one end, with its open messages since ``since_s``; None without any."""
+    if not since_s:
+        return None
+    return LinkState(now_s, link, end, counts, len(since_s), max(0.0, now_s - min(since_s)), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +233,12 @@ class Inbox:
 
     @property
     def num_waiting(self) -> int:
-        """Open ones whose work has not begun."""
+        """Open messages not worked on yet."""
         return sum(one.begun_s is None for one in self._open.values())
 
     @property
     def num_storing(self) -> int:
-        """Open ones whose result is on its way to the ledger."""
+        """Open messages with a result on its way to the ledger."""
         return sum(one.done_s is not None for one in self._open.values())
 
     def took(self, key: Hashable, sender: str = "", parcel: Parcel = _PLAIN) -> None:
@@ -227,7 +301,7 @@ class Inbox:
         for one in self._open.values():
             if one.counts is not None:
                 totals[one.counts.link].since_s.append(one.taken_s)
-        # The mailbox has a sum of its own, of senders beyond those that it counts by name.
+        # The mailbox sums up senders beyond those that it counts by name.
         others = link_name(OTHER_LINKS, self._mine)
         ranked = sorted(totals.keys() - {others}, key=lambda name: (-totals[name].received, name))
         for name in ranked[MAX_NAMED_LINKS:]:

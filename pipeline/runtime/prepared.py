@@ -33,7 +33,7 @@ class PreparedParts:
 
     def release(self) -> None:
         """Close the parts that were not taken, and let go of them: their memory is free, and their
-        processes end. Raises what closing one raises, once all are closed."""
+        processes end. Errors of closing are raised once all are closed."""
         parts, self._parts = self._parts, {}
         if not parts:
             return

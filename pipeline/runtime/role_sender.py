@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.key_roles import may_listen
+from pipeline.runtime.key_mirror import may_listen
 from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.open_messages import Parcel
@@ -35,7 +35,7 @@ from protocol.trajectory import Field
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 _AGAIN_S = 1.0
-"""After a look that the ledger did not answer."""
+"""Pause after a read that the ledger did not answer."""
 _MAX_NAMED = 4
 _MAX_SENT: Final = 4096
 """Newest chunks of a link that are remembered: more than a mailbox and its worker hold of them."""
@@ -66,7 +66,7 @@ class RoleSender:
         self._ctx = ctx
         self._links: dict[str, _Link] = {}
         self._left: dict[tuple[str, str], _Link] = {}
-        """Closed links by address, whose chunks may be lost."""
+        """Closed links by address; their chunks may be lost."""
         self._refused: set[tuple[str, str]] = set()
         """Mailboxes without a link, by address: see ``may_listen``."""
         self._turn = 0

@@ -48,7 +48,7 @@ class Spans:
     """The spans of one worker. This class makes none: tracing is off."""
 
     def begin(self, key: str, parent: str = "") -> None:
-        """Note the beginning of a piece of work. ``parent``: context that came with it; empty or
+        """Record the beginning of a piece of work. ``parent``: context that came with it; empty or
         unreadable: the trace's root."""
 
     def end(
@@ -70,11 +70,11 @@ class Spans:
         """Take note that a piece will not end here."""
 
     def close(self, timeout_s: float) -> None:
-        """Send what is left, for so many seconds at most."""
+        """Send the remaining spans, within the time limit."""
 
 
 def missing_package() -> str:
-    """Return the command that installs what tracing needs; empty where it is installed."""
+    """Return the command that installs the packages for tracing; empty where they are installed."""
     names = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
     try:
         is_whole = all(importlib.util.find_spec(name) is not None for name in names)
@@ -136,7 +136,7 @@ class TrajectorySpans(Spans):
         self._begun: OrderedDict[str, tuple[int, str]] = OrderedDict()
 
     def begin(self, key: str, parent: str = "") -> None:
-        """Note the beginning of a piece of work."""
+        """Record the beginning of a piece of work."""
         self._begun[key] = time.time_ns(), parent
         if len(self._begun) > _MAX_BEGUN:
             self._begun.popitem(last=False)
@@ -183,7 +183,7 @@ class TrajectorySpans(Spans):
         self._begun.pop(key, None)
 
     def close(self, timeout_s: float) -> None:
-        """Send what is left, for so many seconds at most."""
+        """Send the remaining spans, within the time limit."""
         # the SDK's own shutdown waits for a collector that is away as long as one call may take
         ending = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
         ending.start()

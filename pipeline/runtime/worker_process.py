@@ -39,24 +39,18 @@ from pipeline.process.stacks.dump import StackDump
 from pipeline.process.work import listening
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.first_error import FirstError
-from pipeline.runtime.heard_settings import hear_settings
 from pipeline.runtime.heartbeat import HeartbeatThread
-from pipeline.runtime.life_record import LifeRecord
-from pipeline.runtime.lifecycle import Lifecycle
-from pipeline.runtime.live_feed import begin_vitals, open_ring
+from pipeline.runtime.lifecycle import FirstError, Lifecycle, LifeRecord
 from pipeline.runtime.liveness import heartbeat_every_s
 from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.prepared import PreparedParts
+from pipeline.runtime.process_setup import limit_threads, stop_signals, threads_of
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
-from pipeline.runtime.run_ledger import connect_worker
-from pipeline.runtime.signals import stop_signals
-from pipeline.runtime.threads import limit_threads, threads_of
 from pipeline.runtime.tracing import open_spans
-from pipeline.runtime.worker_transport import open_transport
+from pipeline.runtime.worker_start import begin_vitals, connect_worker, hear_settings, open_ring, open_transport
 from protocol.errors import ConfigError, Fenced, LedgerError
 from protocol.ids import Incarnation, is_worker_name
 from protocol.printable import printable
@@ -134,7 +128,7 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made:
 
 
 def _stack_dump(run_dir: Path, worker: str, log: WorkerLog) -> StackDump | None:
-    """Return what writes this process's stacks on a signal; None where no file can be written."""
+    """Return the writer of this process's stacks; None where no file can be written."""
     try:
         return StackDump(run_dir, worker)
     except OSError as error:
@@ -248,7 +242,7 @@ class WorkerProcess:
         self._watch(tasks, "links", self._read_links(ctx))
         self._watch(tasks, "flow", ctx.flow.run())
         try:
-            with listening(ctx.work), self._first_error.noted():
+            with listening(ctx.work), self._first_error.recording():
                 await self._act(self._actor_class(ctx), ctx)
         finally:
             host_watch.stop()
@@ -336,11 +330,11 @@ class WorkerProcess:
             on_deaf=on_deaf,
             log=self._log,
             interval_of=lambda workers: heartbeat_every_s(workers, limits.heartbeats_per_s, limits.silent_after_s),
-            on_fleet=lambda fleet: on_loop(ctx.notifications.heard, fleet),
+            on_fleet=lambda fleet: on_loop(ctx.notifications.update_fleet, fleet),
         )
 
     async def _depart(self, registry: Registry, who: Incarnation) -> None:
-        """Leave the registry with what ended the worker, so that its place is free at once."""
+        """Leave the registry, with the error that ended the worker, so that its place is free at once."""
         try:
             async with asyncio.timeout(self._at_most(_DEPART_S)):
                 await registry.depart(who, self._first_error.report(who))
@@ -416,7 +410,7 @@ class WorkerProcess:
             lag.woke()
 
     def _watch(self, tasks: asyncio.TaskGroup, name: str, coroutine: Coroutine[None, None, None]) -> None:
-        self._watches.append(tasks.create_task(self._first_error.noting(coroutine), name=name))
+        self._watches.append(tasks.create_task(self._first_error.record_from(coroutine), name=name))
 
     def _explain(self, group: BaseExceptionGroup[BaseException]) -> ExitCode:
         """Log why the worker ended: an expected error in a sentence, another with its traceback."""

@@ -15,8 +15,8 @@ the present number. So the number settles, and jobs on their way are not request
     else                             as it is
 
 Growth takes ``grow_after_s`` and two cycles, the second of which needs it too, or a wait of four
-computations. Shrinking takes ``shrink_after_s`` and two cycles. Each change begins the measurement
-anew, and so does its last arrival. A growth that follows a shrink doubles ``shrink_after_s``. A
+computations. Shrinking takes ``shrink_after_s`` and two cycles. Each change restarts the
+measurement, and so does its last arrival. A growth that follows a shrink doubles ``shrink_after_s``. A
 growth after which no more is sampled is taken back, and makes ``grow_after_s`` eight times as long.
 The number stays while scorers or weights hold generators up, and while admission is paused.
 Waits in a pause have nothing to do with the need."""
@@ -25,12 +25,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import structlog
+
+from pipeline.config.schema import RunConfig
 from pipeline.runtime.liveness import is_silent
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, WaitingFor
+from pipeline.supervisor.fleet_edits import resized
 from protocol.ids import Role
 
 _GROW_ABOVE = 1.1
@@ -43,7 +47,7 @@ _HELD_UP = 0.2
 _LEAST_GAIN = 0.25
 """Share of the expected rise of tokens/s, below which a growth was for nothing."""
 _MAX_STEP_S = 10.0
-"""A longer time between two readings counts as this much: what was between is not known."""
+"""Most time that counts between two readings: a longer gap is unknown time."""
 
 _CAUTION = 8.0
 """Factor of ``grow_after_s`` after each growth that was for nothing."""
@@ -153,7 +157,7 @@ class _MeasuredTime:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether scorers or weights are what generators wait for."""
+        """Whether generators wait for scorers or weights."""
         return self.held_up_s > _HELD_UP * self.arrived_s
 
     @property
@@ -192,7 +196,7 @@ class Autoscaler:
     _before: tuple[float, float] | None = None
     """Arrived generators, and tokens/s, before the last growth."""
 
-    def look(self, reading: Reading, wanted: int, now_s: float, *, is_paused: bool = False) -> Decision:
+    def evaluate(self, reading: Reading, wanted: int, now_s: float, *, is_paused: bool = False) -> Decision:
         """Return the number that is wanted from now on. ``wanted``: the plan's present number;
         ``now_s``: monotonic; ``is_paused``: whether an operator has paused admission."""
         bounds = self.bounds
@@ -382,3 +386,76 @@ def _used(generator: Heartbeat) -> float:
         return 0.0
     slots = generator.counters.get("slots", 0.0)
     return min(1.0, generator.counters.get("live", 0.0) / slots) if slots else 1.0
+
+
+# Keeps a run's desired number of generators at what its learner needs (``autoscaler``).
+#
+# Heartbeats and the desired fleet lead to the next desired fleet in the registry, as by `headrace
+# scale`, with the reason. A number that was set by hand stays, until `headrace scale
+# generator=auto`.
+
+_TOLD_EVERY_S = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+class GeneratorDemand:
+    """The generators of one run, by demand, if ``fleet.max_generators`` is given."""
+
+    def __init__(self, config: RunConfig) -> None:
+        fleet = config.fleet
+        self._bounds = None
+        if fleet.max_generators is not None:
+            limits = (fleet.min_generators, fleet.max_generators)
+            self._bounds = Bounds(*limits, fleet.grow_after_s, fleet.shrink_after_s)
+        self._autoscaler: Autoscaler | None = None
+        self._outcome: DemandOutcome | None = None
+        self._next_told_s = 0.0
+        self._last = ""
+        """The last change, in words."""
+
+    async def follow(
+        self,
+        registry: Registry,
+        fleet: Fleet,
+        beats: Sequence[Heartbeat],
+        own: Iterable[str],
+        now_s: float,
+        *,
+        is_paused: bool = False,
+    ) -> Fleet:
+        """Return the fleet that is wanted from now on. ``own``: the workers of the plan.
+        ``is_paused``: whether an operator has paused admission."""
+        if self._bounds is None or fleet.is_by_hand:
+            self._autoscaler = None
+            return fleet
+        if self._autoscaler is None:
+            self._autoscaler = Autoscaler(self._bounds)
+        present = fleet.counts.get(Role.GENERATOR, 0)
+        decision = self._autoscaler.evaluate(reading_of(beats, own), present, now_s, is_paused=is_paused)
+        is_change = decision.wanted != present
+        is_news = decision.outcome is not self._outcome
+        if not (is_change or is_news or now_s >= self._next_told_s):
+            return fleet
+        last = f"; changed from {present}, since {decision.reason}" if is_change else self._last
+        words = self._in_words(decision, last)
+        wanted = replace(resized(fleet, {Role.GENERATOR: decision.wanted}), demand=words)
+        # Another command may have changed the fleet; then the next poll decides.
+        if wanted == fleet or not await registry.replace_fleet(fleet, wanted):
+            return fleet
+        self._outcome, self._next_told_s, self._last = decision.outcome, now_s + _TOLD_EVERY_S, last
+        if is_change:
+            log.warning("generators_scaled", before=present, wanted=decision.wanted, reason=decision.reason)
+        elif is_news and decision.outcome not in (DemandOutcome.ENOUGH, DemandOutcome.MEASURING, DemandOutcome.PAUSED):
+            log.info("generators_not_scaled", wanted=present, outcome=decision.outcome, reason=decision.reason)
+        return wanted
+
+    def _in_words(self, decision: Decision, last: str) -> str:
+        bounds = self._bounds
+        limits = "" if bounds is None else f" ({bounds.least} to {bounds.most})"
+        now = (
+            ""
+            if decision.outcome in (DemandOutcome.GROW, DemandOutcome.SHRINK)
+            else f", {decision.outcome}; {decision.reason}"
+        )
+        return f"generators by demand{limits}: {decision.wanted} wanted{now}{last}"

@@ -1,10 +1,10 @@
 """Brings versions of code to the run's workers, and rolls back one that fails.
 
-The supervisor's loop calls it twice a second, with heartbeats; ``rollout`` has the decisions, and
-``code_versions`` the folder. It reads the changes of the run's settings and the learner's history.
-The host's fleet reports bad ends of workers, and those that stand still. It drains workers, which
-are started again, rolls changes back, and marks a version that has proved good. A worker that
-starts for any reason goes by the version that then holds.
+The supervisor's loop calls it twice a second, with heartbeats; ``rollout`` has the decisions. It
+reads the changes of the run's settings and the learner's history. The host's fleet reports bad ends
+of workers, and those that hang. It drains workers, which are started again, rolls changes back, and
+marks a version that has proved good. A worker that starts for any reason runs the version that then
+holds.
 
 Where the way back leads to a damaged version, workers go further back. They go to the newest whole
 one that a change has set, else to the installed code."""
@@ -25,16 +25,15 @@ import structlog
 from pipeline.config.changing import coded_roles, takers
 from pipeline.config.operations import CODE_KEYS, WORKERS
 from pipeline.config.schema import RunConfig
-from pipeline.files.code_copies import CODE_FOLDER, checked_code, differing, shared_digests
+from pipeline.files.code_copies import CODE_FOLDER, checked_code, differing, remove_code, shared_digests
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, RefusedRow, UpdateRow
 from pipeline.process.work import LEAST_S
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, after, standing, undoing
-from pipeline.supervisor.code_versions import damage, tidy, version_of, whole_version
 from pipeline.supervisor.host_fleet import HostFleet, meaning
 from pipeline.supervisor.launchers.seam import Exit
-from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutPolicy, RolloutState, UpdateGlance
+from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutPolicy, RolloutState, UpdateSample
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -42,7 +41,7 @@ from protocol.ids import Role
 _BY: Final = "supervisor"
 _NOT_READY: Final = frozenset({WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED})
 _HOLDS_UP: Final = _NOT_READY | {WaitingFor.COMPILE, WaitingFor.ENDPOINT, WaitingFor.LEDGER, WaitingFor.DISK}
-"""Waits of a worker that have limits of their own, or that no code is to blame for."""
+"""Waits of a worker that have their own limits, or that no code is to blame for."""
 _BY_CHANCE: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
 """Ends from outside: the version is blamed only while its first worker tries it."""
 _A_MINUTE_S: Final = 60.0
@@ -93,7 +92,7 @@ class CodeKeeper:
             )
         self._fleet.go_by(folder)
 
-    async def look(
+    async def poll(
         self, registry: Registry, beats: Sequence[Heartbeat], now: float, *, is_paused: bool = False
     ) -> None:
         """Bring the versions that hold one step further. ``is_paused``: whether an operator has
@@ -107,12 +106,12 @@ class CodeKeeper:
         if self._history is None:
             self._history = HistoryTail(self._history_path)
         rows = await asyncio.to_thread(self._history.read)
-        updates = [UpdateGlance(row.at_s, row.loss) for row in rows if isinstance(row, UpdateRow | RefusedRow)]
+        updates = [UpdateSample(row.at_s, row.loss) for row in rows if isinstance(row, UpdateRow | RefusedRow)]
         is_held_up = is_paused or self._is_held_up(beats)
         for version in on_the_way:
             before, rollout = version.rollout.phase, version.rollout
             workers = self._workers(version, beats, now)
-            for worker in rollout.look(now, time.time(), workers, updates, is_held_up=is_held_up):
+            for worker in rollout.evaluate(now, time.time(), workers, updates, is_held_up=is_held_up):
                 log.info("code_replaces_worker", worker=worker, setting=version.key, version=version.value)
                 self._fleet.carry_out(self._fleet.plan.renew(worker, now))
             if rollout.phase is not before:
@@ -120,7 +119,7 @@ class CodeKeeper:
             if rollout.phase is RolloutState.SETTLED:
                 await self._settings.settle(registry, version.change.number)
             elif rollout.phase is RolloutState.FAILED and await self.undo(registry, version.change, rollout.failure):
-                # what holds now decides about the others, too
+                # the version that holds now decides about the others, too
                 await self._read(registry, beats, now)
                 return
 
@@ -145,11 +144,11 @@ class CodeKeeper:
             return False
         back = undoing(changes, undone, by=_BY, at_s=time.time(), reason=why)
         if not await registry.add_settings_change(back):
-            # another change came first: the next look tries again
+            # another change came first: the next poll tries again
             return False
         log.error("code_rolled_back", number=change.number, back_to=back.sets, reason=why)
         # before any worker starts again
-        await self._settings.keep(registry, ())
+        await self._settings.apply_changes(registry, ())
         return True
 
     async def _go_further_back(self, registry: Registry, back: SettingsChange, key: str, why: str) -> bool:
@@ -160,13 +159,13 @@ class CodeKeeper:
         if not await registry.add_settings_change(change):
             return False
         log.error("code_goes_further_back", setting=key, damaged=version_of(back, key), back_to=sets[key], reason=why)
-        await self._settings.keep(registry, ())
+        await self._settings.apply_changes(registry, ())
         return True
 
     # -- signs -------------------------------------------------------------------------------------
 
     async def _read(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
-        """Take note of new changes, until all that hold can be gone by."""
+        """Read new changes, until each version in force can be run."""
         while (last := await registry.last_settings_change()) is not None and last.number != self._number:
             self._changes = await registry.settings_changes()
             for key in CODE_KEYS:
@@ -179,7 +178,7 @@ class CodeKeeper:
                 why = await asyncio.to_thread(damage, self._run_dir, version)
                 if why and change.undoes:
                     if not await self._go_further_back(registry, change, key, why):
-                        # another change came first: the next look tries again
+                        # another change came first: the next poll tries again
                         return
                     break
                 self._hold(key, version, change, beats, now, why)
@@ -189,7 +188,7 @@ class CodeKeeper:
     def _hold(
         self, key: str, version: str, change: SettingsChange, beats: Sequence[Heartbeat], now: float, why: str
     ) -> None:
-        """Begin a version's way to the workers. ``why``: none can go by it, and it is rolled
+        """Begin a version's way to the workers. ``why``: none can run it, and it is rolled
         back."""
         rollout = Rollout(
             self._limits, now_s=now, made_s=change.at_s, is_lazy=change.is_lazy, is_way_back=bool(change.undoes)
@@ -219,7 +218,7 @@ class CodeKeeper:
             if worker.is_given_up or worker.role not in coded_roles(version.key):
                 continue
             beat, pid = there.get(worker.name), pids.get(worker.name)
-            # a drain has limits of its own
+            # a drain has its own limits
             sign: object = now if plan.is_draining(worker.name) else (pid, None if beat is None else _sign(beat))
             if beat is None or not _is_ready(beat):
                 is_old = pid is not None and version.old_pids.get(worker.name) == pid
@@ -278,3 +277,52 @@ def _sign(beat: Heartbeat) -> object:
 def _end(exit_: Exit) -> str:
     error = "" if exit_.error is None else f": {exit_.error}"
     return f"ended ({meaning(exit_.code)}){error}"
+
+
+MAX_KEPT: Final = 16
+"""A version has 64 MiB at most."""
+SPARED_S: Final = 3600.0
+
+
+def version_of(change: SettingsChange, key: str) -> str:
+    """Return the version that a change has set; empty for the code of the start."""
+    return change.sets[key].strip('"')
+
+
+def damage(run_dir: Path, version: str) -> str:
+    """Return why no worker can run a version; empty where one can."""
+    try:
+        if version:
+            checked_code(run_dir, version)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def whole_version(run_dir: Path, changes: Sequence[SettingsChange], key: str) -> str:
+    """Return the newest version that a standing change has set and that is whole; empty without
+    one."""
+    made = [version_of(change, key) for change in reversed(standing(changes)) if key in change.sets]
+    return next((version for version in made if not damage(run_dir, version)), "")
+
+
+def named_versions(changes: Sequence[SettingsChange]) -> list[str]:
+    """Return the versions of code that hold, and those that standing changes name, newest first."""
+    named = [changes[-1].holds] if changes else []
+    for change in reversed(standing(changes)):
+        named += [change.sets, change.former]
+    found = [values[key].strip('"') for values in named for key in CODE_KEYS if key in values]
+    return [version for version in dict.fromkeys(found) if version]
+
+
+def tidy(run_dir: Path, changes: Sequence[SettingsChange], started_by: Sequence[str] = ()) -> None:
+    """Remove versions that no change names and that are not those of the run's start. A folder that
+    cannot be removed is logged."""
+    kept = [*started_by, *named_versions(changes)[:MAX_KEPT]]
+    try:
+        removed = remove_code(run_dir, kept, before_s=time.time() - SPARED_S)
+    except OSError as error:
+        log.warning("code_not_removed", reason=str(error))
+        return
+    if removed:
+        log.info("code_removed", versions=removed, kept=kept)

@@ -19,7 +19,7 @@ that is evicted in time (``evicts``) does not fail the fleet either.
 An exit that a restart cannot repair, as a wrong setting, fails the fleet the first time. A repeated
 error fails it the second time: the same error again, before any finished work or after exactly as
 much as before. Signals never do so, nor errors of the surroundings
-(``pipeline.process.last_error``). Neither does a step that differs when it is made again: the
+(``pipeline.process.exit_codes``). Neither does a step that differs when it is made again: the
 machine is not sound. Its second time within a day fails the fleet, whatever was done in between.
 
 Starts are spread over the supervisor's turns. The first worker of every role comes before the
@@ -35,11 +35,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from pipeline.process.exit_codes import ExitCode, FailureKind, kind_of
-from pipeline.process.last_error import LastError
+from pipeline.process.exit_codes import ExitCode, FailureKind, LastError, kind_of
 from protocol.errors import StepDiffered
 from protocol.ids import Role
+
+if TYPE_CHECKING:
+    from pipeline.config.runtime import SupervisorSection
 
 MAX_STARTS_A_TURN = 4
 """Between starts the supervisor handles signals and exits: at most 20 starts a second."""
@@ -93,29 +96,6 @@ class FleetFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Intensity:
-    """A budget of failures within a period."""
-
-    max_failures: int
-    period_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """Restart budgets and pauses."""
-
-    infrastructure: Intensity
-    """Of one worker."""
-    data: Intensity
-    """Of all workers of a role."""
-    backoff_s: float
-    """Pause before the first restart. Each counted failure doubles it, up to 16 times this."""
-    drain_timeout_s: float
-    """Limit of a drain without any progress."""
-    drain_ceiling_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
 class _Failure:
     at_s: float
     worker: str
@@ -157,14 +137,14 @@ class FleetPlan:
 
     def __init__(
         self,
-        policy: RestartPolicy,
+        settings: SupervisorSection,
         name: Callable[[Role, int], str] | None = None,
         evicts: Callable[[str, Role, str, bool], bool] | None = None,
     ) -> None:
         """``name``: role and number -> a worker's name, which ends in the number; by default
         ``worker_name``. ``evicts``: worker, role, reason, and whether all failures that count were
         its own -> whether it is evicted, so that the run goes on without it."""
-        self._policy = policy
+        self._settings = settings
         self._name = name or worker_name
         self._evicts = evicts
         self._workers: dict[str, Worker] = {}
@@ -261,7 +241,7 @@ class FleetPlan:
         worker = self._workers.get(name)
         if worker is None or worker.phase is not WorkerPhase.BACKOFF:
             return
-        recent_s = now_s - _MAX_BACKOFF_FACTOR * self._policy.backoff_s
+        recent_s = now_s - _MAX_BACKOFF_FACTOR * self._settings.backoff_s
         if sum(failure.at_s > recent_s for failure in worker.failures) == 1:
             worker.start_at_s = now_s
 
@@ -282,7 +262,7 @@ class FleetPlan:
         startable: list[Worker] = []
         for worker in self._workers.values():
             if worker.phase is WorkerPhase.DRAINING and now_s >= worker.kill_at_s:
-                worker.kill_at_s = worker.ceiling_s = now_s + self._policy.drain_timeout_s
+                worker.kill_at_s = worker.ceiling_s = now_s + self._settings.drain_timeout_s
                 actions.append(Action(Verb.KILL, worker.name, worker.role))
             is_over = worker.phase is WorkerPhase.BACKOFF and now_s >= worker.start_at_s
             if worker.phase is WorkerPhase.ABSENT or is_over:
@@ -336,19 +316,21 @@ class FleetPlan:
         """Count an unrequested end; start again after a pause, or give up."""
         kind = kind_of(exit_code)
         if kind is FailureKind.DATA:
-            intensity, whose = self._policy.data, f"{worker.role} workers"
+            most, period_s = self._settings.max_data_failures, self._settings.data_failure_window_s
+            whose = f"{worker.role} workers"
             failures = self._data_failures.setdefault(worker.role, deque())
         else:
-            intensity, whose, failures = self._policy.infrastructure, "it", worker.failures
+            most, period_s = self._settings.max_restarts, self._settings.restart_window_s
+            whose, failures = "it", worker.failures
         failures.append(_Failure(now_s, worker.name, kept))
-        recent = [failure for failure in failures if failure.at_s > now_s - intensity.period_s]
+        recent = [failure for failure in failures if failure.at_s > now_s - period_s]
         fruitless = _since_checkpoint(failures)
-        between, counted = f"within {intensity.period_s:g} s", recent
-        if len(recent) <= intensity.max_failures:
+        between, counted = f"within {period_s:g} s", recent
+        if len(recent) <= most:
             between, counted = "without a checkpoint between them", fruitless
-        if len(counted) > intensity.max_failures:
+        if len(counted) > most:
             times = f"{len(counted)} {kind} failures of {whose} {between}"
-            reason = f"is given up: {times}, {intensity.max_failures} are allowed{_words(error)}"
+            reason = f"is given up: {times}, {most} are allowed{_words(error)}"
             is_its_own = all(failure.worker == worker.name for failure in counted)
             self._fail(worker, exit_code, reason, is_its_own=is_its_own)
             return
@@ -356,7 +338,7 @@ class FleetPlan:
             failures.popleft()
         factor = min(2 ** (max(len(recent), len(fruitless)) - 1), _MAX_BACKOFF_FACTOR)
         worker.phase = WorkerPhase.BACKOFF
-        worker.start_at_s = now_s + factor * self._policy.backoff_s
+        worker.start_at_s = now_s + factor * self._settings.backoff_s
         worker.num_restarts += 1
 
     def _fail(self, worker: Worker, exit_code: int, reason: str, *, is_its_own: bool = True) -> None:
@@ -373,8 +355,8 @@ class FleetPlan:
     def _retire(self, worker: Worker, now_s: float) -> list[Action]:
         if worker.phase is WorkerPhase.RUNNING:
             worker.phase = WorkerPhase.DRAINING
-            worker.ceiling_s = now_s + self._policy.drain_ceiling_s
-            worker.kill_at_s = min(now_s + self._policy.drain_timeout_s, worker.ceiling_s)
+            worker.ceiling_s = now_s + self._settings.drain_ceiling_s
+            worker.kill_at_s = min(now_s + self._settings.drain_timeout_s, worker.ceiling_s)
             return [Action(Verb.DRAIN, worker.name, worker.role)]
         if worker.phase is not WorkerPhase.DRAINING:
             del self._workers[worker.name]

@@ -1,4 +1,4 @@
-"""The workers of one host: what the plan decides is carried out on processes, and watched.
+"""The workers of one host: carries out the plan's decisions on processes, and watches them.
 
 A supervisor of a run has one, and so has a joined host. A frozen or stuck worker is fenced first
 and killed then, so that its late writes have no effect."""
@@ -15,12 +15,11 @@ import structlog
 
 from pipeline.config.schema import RunConfig
 from pipeline.observability.repairs import add_repair
-from pipeline.process.activity import activity_of
-from pipeline.process.exit_codes import ExitCode
-from pipeline.process.last_error import LastError
+from pipeline.process.descendants import activity_of
+from pipeline.process.exit_codes import ExitCode, LastError
 from pipeline.process.stacks.request import stands_of
 from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry
-from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, RestartPolicy, Verb, worker_name
+from pipeline.supervisor.fleet_plan import Action, FleetPlan, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.memory_kills import MemoryKills
 from pipeline.supervisor.processes import Command, Processes
@@ -59,7 +58,7 @@ class HostFleet:
         self.processes = processes or Processes(run_dir, command)
         self._escalation = escalation
         self.standbys = StandbyKeeper(config, run_dir, self.processes) if standbys else None
-        self.plan = FleetPlan(_restart_policy(config), name, None if escalation is None else self._evicts)
+        self.plan = FleetPlan(config.supervisor, name, None if escalation is None else self._evicts)
         self._timeouts = timeouts_of(config)
         self.watchdog = Watchdog(self._timeouts)
         self._memory = MemoryKills()
@@ -175,16 +174,16 @@ class HostFleet:
                     self.processes.stop(action.worker, now=True)
 
     def go_by(self, code: Path | None) -> None:
-        """Start workers and standbys by the Headrace in this folder; None: by the installed one."""
+        """Start workers and standbys of the Headrace in this folder; None: of the installed one."""
         if self.processes.go_by(code) and self.standbys is not None:
-            self.standbys.renew("it goes by other code than its workers")
+            self.standbys.replace_all("it goes by other code than its workers")
 
     def _start(self, role: Role, worker: str, now: float) -> None:
         """Let a standby replace a lost worker, else start a process."""
         standby = None
         if self.standbys is not None:
             if self._repairs.is_open(worker) and self.processes.is_here(role):
-                standby = self.standbys.take(now, role, worker)
+                standby = self.standbys.take_over(now, role, worker)
             if standby is None:
                 self.standbys.started(now, worker, role)
         if standby is None:
@@ -195,7 +194,7 @@ class HostFleet:
         if self._escalation is not None:
             self._escalation.started(now, worker, standby or "")
 
-    def note(self, exit_: Exit, now: float) -> int:
+    def record_exit(self, exit_: Exit, now: float) -> int:
         """Record an end in the plan; return its exit code as it counts."""
         was_draining = self.plan.is_draining(exit_.worker)
         if exit_.code not in CLEAN_EXITS:
@@ -231,7 +230,7 @@ class HostFleet:
 
     async def fence_exited(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
         """Fence workers that ended badly, so that heartbeats and mailboxes leave the registry. The
-        next call does what an absent ledger has kept from it."""
+        next call repeats those that the ledger did not answer."""
         # Without a process id, it was a job elsewhere.
         beating = {(beat.who.worker, pid) for beat in beats for pid in (beat.pid, 0)}
         for worker, pid in list(self._unfenced.items()):
@@ -251,14 +250,14 @@ class HostFleet:
             worker for worker in self.watchdog.quiet(now) if worker in roles and self.processes.is_here(roles[worker])
         }
         activity = {worker: activity_of(pids[worker]) for worker in here & pids.keys()}
-        dead = self.watchdog.look(beats, pids, now, overdue_s, activity)
+        dead = self.watchdog.evaluate(beats, pids, now, overdue_s, activity)
         # frozen processes cannot answer
         silent = {worker for worker in dead if self.watchdog.is_silent(worker, now)}
         stands = await self.stands(dead.keys() - silent)
         for worker, reason in dead.items():
             if worker in roles and (moved_s := self.watchdog.moved_s(worker)) is not None:
                 self._repairs.lost(worker, roles[worker], reason, now, stood_s=now - moved_s)
-            # what had a heartbeat and has none was frozen from outside, as far as is known
+            # a worker that had a heartbeat and has none was probably frozen from outside
             is_of_code = not (worker in silent and worker in own) and self._stands_by_code(worker, pids[worker], reason)
             if self._escalation is not None and worker in roles and not is_of_code:
                 self._escalation.lost(now, worker, roles[worker], reason)
@@ -272,7 +271,7 @@ class HostFleet:
             worker = beat.who.worker
             if pids.get(worker) == beat.pid and (moved_s := self.watchdog.moved_s(worker)) is not None:
                 self.plan.moved(worker, moved_s, self._timeouts.drain_limit_s(beat))
-        for row in self._repairs.see(beats, pids, now, time.time()):
+        for row in self._repairs.observe(beats, pids, now, time.time()):
             by = {"standby": row.standby} if row.standby else {}
             log.info("worker_repaired", worker=row.worker, took_s=round(row.whole_s, 3), cause=row.cause, **by)
             if self.standbys is not None:
@@ -283,7 +282,7 @@ class HostFleet:
                 log.warning("repair_not_written", reason=str(error))
         if self.standbys is not None:
             is_over = self.plan.is_stopping or self.plan.failure is not None
-            await asyncio.to_thread(self.standbys.keep, now, beats, self.plan.wanted, is_over=is_over)
+            await asyncio.to_thread(self.standbys.reconcile, now, beats, self.plan.wanted, is_over=is_over)
 
     def _stands_by_code(self, worker: str, pid: int, reason: str) -> bool:
         """Return whether a version of code on trial has a worker stand still."""
@@ -298,17 +297,6 @@ class HostFleet:
         """Return a learning worker's newest checkpoint, "" for none; None for other workers."""
         folders = {str(Role.LEARNER): CHECKPOINTS, str(Role.VALUE): VALUE_CHECKPOINTS}
         return newest_name(self._run_dir / folders[worker]) if worker in folders else None
-
-
-def _restart_policy(config: RunConfig) -> RestartPolicy:
-    settings = config.supervisor
-    return RestartPolicy(
-        infrastructure=Intensity(settings.max_restarts, settings.restart_window_s),
-        data=Intensity(settings.max_data_failures, settings.data_failure_window_s),
-        backoff_s=settings.backoff_s,
-        drain_timeout_s=settings.drain_timeout_s,
-        drain_ceiling_s=settings.drain_ceiling_s,
-    )
 
 
 def timeouts_of(config: RunConfig) -> Timeouts:

@@ -22,7 +22,7 @@ def remains(run_dir: Path) -> list[Path]:
     return sorted(folder for folder in candidates if folder.is_dir() and not folder.is_symlink())
 
 
-def clear(run_dir: Path) -> int:
+def clear_leftovers(run_dir: Path) -> int:
     """Remove these folders, and return their number."""
     found = remains(run_dir)
     for folder in found:

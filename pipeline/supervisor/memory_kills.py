@@ -2,7 +2,7 @@
 
 A SIGKILL does not say who sent it. The kernel does: by its log, where it may be read, which names
 the process; else by its counts of such kills, of this control group and of the host. These are read
-at every look of the supervisor, so that an older kill explains no later end, and each kill explains
+at every poll of the supervisor, so that an older kill explains no later end, and each kill explains
 one end."""
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class MemoryKills:
         """Counts up to which each kill has explained an end."""
 
     def observe(self, beats: Sequence[Heartbeat], pids: Mapping[str, int]) -> None:
-        """Take note of heartbeats and of all kills so far. ``pids``: this host's workers."""
+        """Record heartbeats and all kills so far. ``pids``: this host's workers."""
         there = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) == beat.pid}
         self._peaks = {name: max(self._peaks.get(name, 0), beat.rss_bytes) for name, beat in there.items()}
-        # an end that is seen now may have been counted by the last look already
+        # an end that is seen now may have been counted by the last poll already
         self._before, self._counts = self._counts, self._read_counts()
 
     def explain(self, worker: str, role: Role, pid: int, exit_code: int) -> str:
@@ -105,7 +105,7 @@ class MemoryKills:
         return found
 
     def _named(self, pid: int) -> int | None:
-        """Return what a process held when the kernel killed it, by the kernel's log."""
+        """Return the memory of a process when the kernel killed it, by the kernel's log."""
         since_us = 1e6 * (self._clock() - _RECENT_S)
         for at_us, killed, anon_kb, shared_kb in _KILLED.findall(_text_of(self._log)):
             if int(killed) == pid and int(at_us) >= since_us:
@@ -141,7 +141,7 @@ def _limit_bytes(group: Path) -> int:
 
 
 def _text_of(log: Path) -> str:
-    """Return what the kernel's log holds, a line a read; "" where it may not be read."""
+    """Return the kernel's log, a line a read; "" where it may not be read."""
     found: list[bytes] = []
     with suppress(OSError):
         fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

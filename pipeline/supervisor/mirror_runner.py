@@ -1,4 +1,4 @@
-"""Has the run's checkpoints copied to its mirror, beside the run.
+"""Copies the run's checkpoints to its mirror while the run goes on.
 
 *Consumes* the names of checkpoints as they appear. *Produces* copying processes
 (``pipeline.training.mirror``), one at a time. *Waits for* none of them but at the run's end. A
@@ -14,10 +14,11 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 import msgspec
 import structlog
@@ -27,12 +28,60 @@ from pipeline.files.urls import join
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.environment import without_sink_credentials
 from pipeline.process.exit_codes import ExitCode
-from pipeline.supervisor.copy_progress import CopyBars
+from pipeline.process.progress_bar import ProgressBar, progress
 from pipeline.training.checkpoints import CHECKPOINTS, newest_name
 from pipeline.training.mirror.__main__ import LAST, TAKE_OVER
 from pipeline.training.mirror.layout import MirrorRecord, MirrorState, read_record, write_record
 from pipeline.training.mirror.staging import clear
 from protocol import headrace
+
+# How far the copies at a run's end are, from the record that the copying process writes.
+#
+# The supervisor waits for these copies, and a person waits for the supervisor.
+
+_MB: Final = 1e6
+
+
+class CopyBars:
+    """Shows one copy after another, each with its own estimate."""
+
+    def __init__(self, url: str, *, plain: bool) -> None:
+        self._url, self._plain = url, plain
+        self._stack = ExitStack()
+        self._bar: ProgressBar | None = None
+        self._started_s = 0.0
+        self._before = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # A copy that is whole has ended its bar before.
+        self._end(has_failed=True)
+
+    def show(self, record: MirrorRecord | None) -> None:
+        """Show the copy of this record, if it is going on."""
+        if record is None or record.state is not MirrorState.COPYING:
+            self._end(has_failed=record is None or record.state is not MirrorState.DONE)
+            return
+        if self._bar is None or record.started_s != self._started_s:
+            self._end(has_failed=False)
+            what = "copying to" if record.total_bytes else "preparing the copy to"
+            self._bar = self._stack.enter_context(progress(f"{what} {self._url}", unit="MB", plain=self._plain))
+            # The estimate counts bytes from now on.
+            self._started_s, self._before = record.started_s, record.done_bytes
+        self._bar.detail(record.checkpoint)
+        if record.total_bytes > self._before:
+            self._bar.reach((record.done_bytes - self._before) / _MB, (record.total_bytes - self._before) / _MB)
+
+    def _end(self, *, has_failed: bool) -> None:
+        if self._bar is not None:
+            self._bar.has_failed = has_failed
+            self._bar = None
+            self._stack.close()
+
 
 _FIRST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 300.0
@@ -56,7 +105,7 @@ class CopySchedule:
     """Copies that failed in a row."""
     is_taken_over: bool = False
     moved: int = -1
-    """Progress of the copy that runs, and since when."""
+    """Progress of the present copy, and when it last grew."""
     moved_s: float = 0.0
 
     def is_due(self, now: float, newest: str) -> bool:
@@ -103,10 +152,10 @@ class MirrorRunner:
         self._owner = uuid.uuid4().hex
         self._is_owner = False
         self._is_told = False
-        """Whether the log has that copies fail, since the last that did not."""
+        """Whether failing copies were logged since the last good one."""
         self._process: subprocess.Popen[bytes] | None = None
 
-    def keep(self, now: float, *, is_last: bool = False) -> None:
+    def poll(self, now: float, *, is_last: bool = False) -> None:
         """Begin, watch or end a copy. Returns at once."""
         if self._process is None:
             if self._plan.is_due(now, newest_name(self._run_dir / CHECKPOINTS)):
@@ -129,7 +178,7 @@ class MirrorRunner:
         self._end(now, code)
 
     async def finish(self, is_stopped: Callable[[], bool], *, plain: bool = True) -> str:
-        """Copy what the end of the run has left; return a sentence about what is not copied, or "".
+        """Copy the run's last checkpoint; return a sentence about a copy that is missing, or "".
 
         Args:
             is_stopped: returns whether a person ends it at once.
@@ -144,7 +193,7 @@ class MirrorRunner:
                 now = time.monotonic()
                 if self._process is None and not is_last:
                     self._plan, is_last = self._plan.at_the_end(now), True
-                self.keep(now, is_last=is_last)
+                self.poll(now, is_last=is_last)
                 record = read_record(self._run_dir)
                 shown.show(record)
                 if (done := record.done_bytes if record else 0) > moved:
@@ -163,7 +212,7 @@ class MirrorRunner:
         return f"{wanted} was not copied to {self._url}{why}; {there}"
 
     def close(self) -> None:
-        """End what runs."""
+        """End everything that runs."""
         self._stop(time.monotonic(), "it was ended with the run")
 
     def _begin(self, now: float, *, is_last: bool) -> None:
@@ -186,7 +235,7 @@ class MirrorRunner:
 
     def _end(self, now: float, code: int) -> None:
         self._close_process()
-        # A process that was killed leaves links, which hold room.
+        # A killed process leaves links, which take up disk space.
         clear(self._run_dir)
         record = read_record(self._run_dir)
         self._plan = self._plan.ended(now, code, record.copied if record else "")
@@ -199,7 +248,7 @@ class MirrorRunner:
             log.warning("run_not_copied", to=self._url, reason=record.reason if record else "", action=again)
 
     def _note(self, reason: str) -> None:
-        """Write why there is no copy, where the copying process could not."""
+        """Record why there is no copy, where the copying process could not."""
         record = read_record(self._run_dir) or MirrorRecord(url=self._url)
         with suppress(OSError):
             failed = msgspec.structs.replace(record, state=MirrorState.FAILED, at_s=time.time(), reason=reason)

@@ -1,4 +1,4 @@
-"""Keeps the ledger's server alive, and feeds metrics, record and view, beside the run's loop.
+"""Keeps the ledger's server alive, and feeds metrics, fleet history and view.
 
 A thread watches the server. The loop reads overdue work and totals, and waits for those answers."""
 
@@ -22,13 +22,82 @@ from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
-from pipeline.supervisor.fleet_recorder import FleetRecorder
 from protocol.errors import LedgerDiskFailed, LedgerError, LedgerUnavailable
 from protocol.ids import Role
 from protocol.trajectory import Field
 
 if TYPE_CHECKING:
     from pipeline.observability.metrics import MetricsServer
+
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pipeline.observability.effective_reader import EffectiveTimeReader
+from pipeline.observability.effective_time import EffectiveTime
+from pipeline.observability.fleet_history import FleetHistoryFile, FleetMeter
+
+# Records how the fleet spends its time (``fleet_history``).
+#
+# The loop's heartbeats become a row every few seconds. A disk that refuses the row is logged once,
+# and the run goes on.
+
+_EFFECTIVE_EVERY_S = 30.0
+_LEAST_S = 0.5
+"""Least length of a run's last interval."""
+
+
+class FleetRecorder:
+    """Writes a run's fleet history."""
+
+    def __init__(self, run_dir: Path, now_s: float, *, clock: Callable[[], float] = time.time) -> None:
+        """``now_s``: the monotonic time of the begin; ``clock``: of the wall."""
+        self._meter = FleetMeter(now_s)
+        self._history = FleetHistoryFile(run_dir)
+        self._clock = clock
+        self._is_refused = False
+        self._effective_time = EffectiveTimeReader(run_dir)
+        self._next_effective_s = 0.0
+
+    async def effective_time(self, now_s: float) -> EffectiveTime | None:
+        """Return how much of the run's time became updates, every half minute; None in between."""
+        if now_s < self._next_effective_s:
+            return None
+        self._next_effective_s = now_s + _EFFECTIVE_EVERY_S
+        with suppress(OSError):
+            return await asyncio.to_thread(self._effective_time.read)
+        return None
+
+    async def record(
+        self,
+        beats: Iterable[Heartbeat],
+        wanted: Mapping[str, Role],
+        ledger: RedisLedger,
+        queues: Sequence[QueueStat],
+        now_s: float,
+    ) -> None:
+        """Take a look at the heartbeats, and write a row when it is due. ``wanted``: workers
+        that run or start. Raises LedgerError."""
+        self._meter.see(beats, now_s, wanted)
+        if self._meter.is_due(now_s):
+            await self._write(ledger, queues, now_s)
+
+    async def record_last(self, ledger: RedisLedger, queues: Sequence[QueueStat], now_s: float) -> None:
+        """Write the row of a last, shorter interval. Raises LedgerError."""
+        if self._meter.is_due(now_s, _LEAST_S):
+            await self._write(ledger, queues, now_s)
+
+    async def _write(self, ledger: RedisLedger, queues: Sequence[QueueStat], now_s: float) -> None:
+        row = self._meter.take(await ledger.totals(), queues, now_s, self._clock())
+        try:
+            await asyncio.to_thread(self._history.append, row)
+        except OSError as error:
+            if not self._is_refused:
+                log.warning("fleet_history_not_written", reason=str(error))
+            self._is_refused = True
+        else:
+            self._is_refused = False
+
 
 _SERVER_CHECK_S = 1.0
 _NO_ROOM_CHECK_S = 5.0
@@ -45,7 +114,7 @@ log = structlog.get_logger(__name__)
 
 
 class Monitor:
-    """Everything that the supervisor's loop reads and writes beside processes."""
+    """Everything that the supervisor's loop reads and writes apart from processes."""
 
     def __init__(
         self,
@@ -114,7 +183,7 @@ class Monitor:
         """Write the last row of the fleet's history, if the ledger answers."""
         if self._recorder is not None:
             with suppress(LedgerError):
-                await self._recorder.end(self._ledger, self._queues, now)
+                await self._recorder.record_last(self._ledger, self._queues, now)
 
     async def close(self, *, stops_server: bool = True) -> None:
         """End the watch of the embedded server, and the server. Raises LedgerUnavailable when it
@@ -164,7 +233,7 @@ class Monitor:
             num_unreadable = len(self.registry.unreadable)
             self._metrics.update(beats, self._queues, self._totals, effective, num_unreadable)
         if self._recorder is not None:
-            await self._recorder.look(beats, plan.wanted, self._ledger, self._queues, now)
+            await self._recorder.record(beats, plan.wanted, self._ledger, self._queues, now)
         is_due = now >= self._next_watch_s or status.state is not self._shown
         if self._watch is None or not is_due:
             return

@@ -1,10 +1,13 @@
 """Worker processes: started or adopted, stopped, reaped. The launcher of this host.
 
-*Consumes* commands. *Produces* processes in sessions of their own, so that a terminal's Ctrl-C
+*Consumes* commands. *Produces* processes with their own sessions, so that a terminal's Ctrl-C
 reaches the supervisor alone; ``<run_dir>/logs/<worker>.out``; a record of each for a later
 supervisor. *Waits for* no exit but in ``close`` and ``end``: exits are polled. Descendants of a
 worker are ended with it, those too that it started as a standby. No worker's environment has the
-ledger's password."""
+ledger's password.
+
+``FleetProcesses`` adds the jobs of a launcher, for roles that ``launch.roles`` names. The plan, the
+restart budgets, the fences and the watchdog are the same for both."""
 
 from __future__ import annotations
 
@@ -25,13 +28,12 @@ import structlog
 from pipeline.files import cut
 from pipeline.process import records
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
-from pipeline.process.exit_codes import ExitCode
-from pipeline.process.last_error import printed_error
+from pipeline.process.exit_codes import ExitCode, printed_error
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.supervisor.adopted_process import AdoptedProcess
+from pipeline.supervisor.launchers.launched import Launched
 from pipeline.supervisor.launchers.seam import Exit, Job, JobState
 from pipeline.supervisor.starter import NAME as STARTER
-from pipeline.supervisor.starter import Starter, StarterEnded, marked_environment
+from pipeline.supervisor.starter import AdoptedProcess, Starter, StarterEnded, marked_environment
 from protocol import headrace
 from protocol.ids import Role
 
@@ -57,7 +59,7 @@ class Found:
     epoch: int
     """0 before its registration."""
     former_mark: str = ""
-    """Of what it started as a standby."""
+    """Mark of processes that it started as a standby."""
 
     @property
     def pid(self) -> int:
@@ -73,7 +75,7 @@ class _Child:
     output_from: int
     """Offset in its output file where this process began to print."""
     former_mark: str = ""
-    """Of what it started as a standby."""
+    """Mark of processes that it started as a standby."""
 
 
 def worker_command(role: Role, run_dir: Path, name: str) -> list[str]:
@@ -88,7 +90,7 @@ class Processes:
         self._run_dir = run_dir
         self._command = command
         self._starters: dict[Path | None, Starter] = {}
-        """By the folder of Headrace's packages that its forks go by; None for those installed."""
+        """By the folder of the Headrace that its forks run; None for the installed one."""
         self._starter_command: Sequence[str] = ()
         self._code: Path | None = None
         self._forks: Callable[[Role], bool] = lambda _: False
@@ -125,10 +127,10 @@ class Processes:
                 self._lose_starter(error)
 
     def go_by(self, code: Path | None) -> bool:
-        """Start processes by the Headrace in this folder from now on; None: by the installed one.
-        Return whether that is another one than before.
+        """Start processes of the Headrace in this folder from now on; None: of the installed one.
+        Return whether that changed.
 
-        Where workers are forked, a starter of its own imports it meanwhile. Until it is ready they
+        Where workers are forked, another starter imports it meanwhile. Until it is ready they
         import for themselves. Of the other starters that of the installed code and the last used
         are kept, since they know how their workers end."""
         if code == self._code:
@@ -164,7 +166,7 @@ class Processes:
         log.info("worker_started", worker=name, pid=process.pid)
 
     def _spawn(self, role: Role, name: str, output: BinaryIO) -> subprocess.Popen[bytes] | AdoptedProcess:
-        """Fork a worker of the starter, else start it anew. Raises OSError."""
+        """Fork a worker from the starter, else start a new process. Raises OSError."""
         command, mark = self._command(role, self._run_dir, name), worker_mark(self._run_dir, name)
         return self._begin(name, mark, command, output, is_forked=self._forks(role))
 
@@ -199,7 +201,7 @@ class Processes:
         return process
 
     def reap_standbys(self) -> dict[str, int]:
-        """End what ended standbys have left; return their exit codes by name, each once."""
+        """End leftover processes of ended standbys; return the exit codes by name, each once."""
         ended: dict[str, int] = {}
         for name, process in list(self.standbys.items()):
             if (code := process.poll()) is not None:
@@ -238,7 +240,7 @@ class Processes:
             starter.close()
 
     def observe(self, beats: Sequence[Heartbeat]) -> None:
-        """Take note of heartbeats; processes of this host are known without."""
+        """Record heartbeats. Processes of this host are known without them."""
 
     def adopt_jobs(self) -> dict[str, Role]:
         """Hold jobs of earlier supervisors elsewhere: there are none."""
@@ -390,3 +392,63 @@ class Processes:
                 return file.read().decode(errors="replace")
         except OSError:
             return ""
+
+
+class FleetProcesses(Processes):
+    """The processes of one supervisor, with the jobs of its launcher."""
+
+    def __init__(self, run_dir: Path, command: Command, jobs: Launched, roles: frozenset[str]) -> None:
+        super().__init__(run_dir, command)
+        self._jobs, self._roles = jobs, roles
+        self._beats: Sequence[Heartbeat] = ()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by worker; 0 for a running job without a heartbeat yet."""
+        return super().pids | self._jobs.pids(self._beats)
+
+    def observe(self, beats: Sequence[Heartbeat]) -> None:
+        """Take the process ids of launched workers from their heartbeats."""
+        self._beats = beats
+
+    def is_here(self, role: Role) -> bool:
+        """Return whether a role's workers are processes of this host."""
+        return role not in self._roles
+
+    def start(self, role: Role, name: str) -> None:
+        """Start a worker where its role belongs."""
+        if role in self._roles:
+            self._jobs.start(role, name)
+        else:
+            super().start(role, name)
+
+    def stop(self, name: str, *, now: bool = False) -> None:
+        """Request a worker's drain, or with ``now`` end it, wherever it is."""
+        self._jobs.stop(name, now=now)
+        super().stop(name, now=now)
+
+    def listing(self) -> dict[str, Job]:
+        """Return the workers of this host and the jobs, as they were last seen."""
+        return super().listing() | self._jobs.listing()
+
+    def reap(self) -> list[Exit]:
+        """Return the workers that ended since the last call, here and elsewhere."""
+        return [*super().reap(), *self._jobs.reap()]
+
+    def adopt_jobs(self) -> dict[str, Role]:
+        """Hold jobs of earlier supervisors; return their roles by worker. Raises LaunchFailed."""
+        return self._jobs.adopt()
+
+    def kill_all(self) -> None:
+        """Kill all that is left; jobs are ended by their place."""
+        self._jobs.end_all()
+        super().kill_all()
+
+    def close(self) -> None:
+        """End all that is left, here and elsewhere."""
+        self._jobs.close()
+        super().close()
+
+    def logs(self, worker: str) -> str:
+        """Return the last lines that a worker printed."""
+        return super().logs(worker) or self._jobs.logs(worker)

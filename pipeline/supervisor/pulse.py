@@ -39,7 +39,7 @@ class Pulse:
             return
         self._next_s = now_s + _EVERY_S
 
-    def end(self) -> None:
+    def mark_ended(self) -> None:
         """Record that the loop has ended."""
         self._write(_ENDED)
 
@@ -51,7 +51,7 @@ class Pulse:
 
 
 def trouble(folder: Path, *, needs_ready: bool, at_s: float | None = None) -> str:
-    """Return what a probe finds wrong in a folder, empty for nothing. ``needs_ready``: a loop that
+    """Return the trouble that a probe finds in a folder, empty for none. ``needs_ready``: a loop that
     turns is not enough. ``at_s``: the time, in seconds since 1970."""
     path = folder / NAME
     try:

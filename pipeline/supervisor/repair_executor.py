@@ -3,7 +3,7 @@
 The supervisor's loop calls it twice a second, with heartbeats. It reads the plan and the observer's
 incidents. Its orders are fences, restarts, evictions in the desired fleet, and the run's end. Its
 steps are lines of ``repairs.jsonl``. An order that the registry did not take is carried out at the
-next look.
+next poll.
 
 Without an observer there are no incidents, and the rest is the same. Incidents of before this
 supervisor's start count once they go on."""
@@ -28,21 +28,19 @@ from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Eviction, Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange
 from pipeline.supervisor.code_keeper import CodeKeeper
-from pipeline.supervisor.evictions import BY_SUPERVISOR, evicted
+from pipeline.supervisor.fleet_edits import BY_SUPERVISOR, evicted
 from pipeline.supervisor.fleet_plan import FleetFailure, WorkerPhase
 from pipeline.supervisor.host_fleet import HostFleet
+from pipeline.supervisor.recovery.budgets import past_repairs
 from pipeline.supervisor.recovery.escalation import Escalation, IncidentSign
 from pipeline.supervisor.recovery.levels import (
     Abilities,
-    EscalationLimits,
     Member,
     RepairLevel,
     RepairOrder,
-    RepairPolicy,
     RepairStep,
     StepOutcome,
 )
-from pipeline.supervisor.recovery.past import past_repairs
 from pipeline.supervisor.self_checking import SelfChecking
 from protocol.ids import Role
 
@@ -59,7 +57,7 @@ _ENDING: Final = frozenset({RepairLevel.RESTART, RepairLevel.REPLACE, RepairLeve
 _MAX_TRIES: Final = 5
 _A_MINUTE_S: Final = 60.0
 _AN_HOUR_S: Final = 3600.0
-"""A change of settings or code that stands for longer is not rolled back by the escalation."""
+"""An older change of settings or code is not rolled back as a repair."""
 
 log = structlog.get_logger(__name__)
 
@@ -67,26 +65,14 @@ log = structlog.get_logger(__name__)
 def made_escalation(config: RunConfig, run_dir: Path) -> Escalation:
     """Return the escalation policy of a run; cases and budgets go on where earlier supervisors ended."""
     settings = config.recovery
-    limits = EscalationLimits(
-        tolerate_s=settings.tolerate_s,
-        restart_timeout_s=settings.restart_timeout_s or config.supervisor.start_timeout_s + _A_MINUTE_S,
-        steady_s=settings.steady_s,
-        settle_s=settings.settle_s,
-        max_repairs=settings.max_repairs,
-        link_alarms=settings.link_alarms,
-        link_window_s=settings.link_window_s,
-        incident_restarts=settings.incident_restarts,
-        max_evictions=settings.max_evictions,
-        window_s=settings.window_s,
-    )
     try:
         steps = read_steps(run_dir)
     except OSError as error:
         log.warning("steps_not_read", reason=str(error))
         steps = []
-    escalation = Escalation(
-        RepairPolicy(settings.policy), limits, next_case=max((row.case for row in steps), default=0) + 1
-    )
+    restart_timeout_s = settings.restart_timeout_s or config.supervisor.start_timeout_s + _A_MINUTE_S
+    next_case = max((row.case for row in steps), default=0) + 1
+    escalation = Escalation(settings, restart_timeout_s, next_case=next_case)
     escalation.recall(time.monotonic(), past_repairs(steps, time.time(), settings.window_s))
     return escalation
 
@@ -104,19 +90,19 @@ class RepairExecutor:
         self._fenced: dict[str, int] = {}
         """Epochs of isolated workers' fences: a later one is a new start, on a joined host too."""
         self._seen: dict[str, Member] = {}
-        """The roster of the last look."""
+        """The roster of the last poll."""
         self._moved: dict[str, float] = {}
         """Last progress of workers with a case, by the supervisor's clock."""
 
-    async def look(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
+    async def poll(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
         """Read the signs, and carry out what follows. Raises LedgerUnavailable."""
         if any(beat.who.role is Role.OBSERVER and not is_silent(beat.silent_s) for beat in beats):
             self._escalation.see_incidents(now, await asyncio.to_thread(self._open_incidents))
         else:
             self._escalation.reset_timers(now, only_incidents=True)
-        if (found := self._checking.look(beats, now)) is not None:
+        if (found := self._checking.read_answers(beats, now)) is not None:
             self._escalation.checked(now, *found)
-        self._see(beats, now)
+        self._report_recovered(beats, now)
         standbys = self._fleet.standbys
         roles = frozenset[Role]() if standbys is None else standbys.roles
         changed = frozenset(role for role in Role if self._newest_change(role) is not None)
@@ -153,7 +139,7 @@ class RepairExecutor:
             if one.is_open and one.records[-1].at_s >= self._since_s
         }
 
-    def _see(self, beats: Sequence[Heartbeat], now: float) -> None:
+    def _report_recovered(self, beats: Sequence[Heartbeat], now: float) -> None:
         """Report workers under repair that load or work."""
         pids = self._fleet.processes.pids
         for beat in beats:
@@ -174,7 +160,7 @@ class RepairExecutor:
         self._moved = {worker: moved_s for worker, moved_s in self._moved.items() if worker in repaired}
 
     def _roster(self, beats: Sequence[Heartbeat]) -> dict[str, Member]:
-        """Return the workers that are there or wanted. Those that drain are leaving."""
+        """Return the running and wanted workers, without those that drain."""
         there = {beat.who.worker: beat for beat in beats}
         pids, roster, before = self._fleet.processes.pids, dict[str, Member](), self._seen
         for worker in self._fleet.plan.workers:
@@ -291,7 +277,7 @@ class RepairExecutor:
 
 
 def _member(beat: Heartbeat, last: Member) -> Member:
-    """Return a worker by its heartbeat. ``last``: as it was at the last look; a young process may
+    """Return a worker by its heartbeat. ``last``: as it was at the last poll; a young process may
     not know its devices yet."""
     is_at_work = not is_silent(beat.silent_s) and beat.waiting_for in _AT_WORK and beat.progress > 0
     devices = frozenset(beat.vitals.gpus) if beat.vitals is not None else frozenset[str]()

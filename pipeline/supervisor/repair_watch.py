@@ -39,7 +39,7 @@ class RepairWatch:
     def lost(
         self, worker: str, role: Role, cause: str, now_s: float, *, stood_s: float = 0.0, localise_s: float = 0.0
     ) -> None:
-        """Note a process that was lost, or is ended for an incident. Of several losses before its
+        """Record a process that was lost, or is ended for an incident. Of several losses before its
         successor works, the first counts.
 
         Args:
@@ -62,16 +62,18 @@ class RepairWatch:
         return worker in self._open
 
     def started(self, worker: str, now_s: float, standby: str = "") -> None:
-        """Note the start of a process, or that ``standby`` takes over; it matters where one was
+        """Record the start of a process, or that ``standby`` takes over; it matters where one was
         lost."""
         if (repair := self._open.get(worker)) is not None:
             repair.started_s, repair.ready_s, repair.standby = now_s, None, standby
 
     def left(self, worker: str) -> None:
-        """Note a worker that is not wanted any more: its repair has no end."""
+        """Record a worker that is not wanted any more: its repair has no end."""
         self._open.pop(worker, None)
 
-    def see(self, beats: Iterable[Heartbeat], pids: Mapping[str, int], now_s: float, wall_s: float) -> list[RepairRow]:
+    def observe(
+        self, beats: Iterable[Heartbeat], pids: Mapping[str, int], now_s: float, wall_s: float
+    ) -> list[RepairRow]:
         """Return the repairs that are done. ``pids``: the processes held, by worker."""
         done = list[RepairRow]()
         for beat in beats:

@@ -4,7 +4,7 @@
                                                                                   │ one after another
     (settled) <──rates are as before── watching <──all workers have it────────────┘
 
-From each state but ``settled`` a failure leads to ``failed``. A worker that goes by the version
+From each state but ``settled`` a failure leads to ``failed``. A worker that runs the version
 ends by an error, stands still, or does not come up. A loss is not finite. Or the rate of updates
 falls by a third: the median time between ``judged_updates`` grows by half. Or fewer come than
 ``judged_updates`` and one more, in 1.5 times the longest time that so many took before. That time
@@ -14,7 +14,7 @@ counts only while nothing else holds the run up.
 The way back is a rollout without canary: all workers at once, since theirs fails.
 
 Its input is the workers as the supervisor sees them, updates, ends of workers, and the time. Of the
-time between two looks at most ``MOST_BETWEEN_LOOKS_S`` counts: none can be made while the ledger is
+time between two evaluations at most ``MOST_BETWEEN_EVALUATIONS_S`` counts: none can be made while the ledger is
 away, and no limit runs out meanwhile."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Final
 
 SLOWER: Final = 1.5
 """A time between updates above so many of the former: the rate fell by a third."""
-MOST_BETWEEN_LOOKS_S: Final = 2.0
+MOST_BETWEEN_EVALUATIONS_S: Final = 2.0
 _NUM_SPANS: Final = 10
 """So many times the judged updates before a version show how long they take at most."""
 _MOST_TIMES: Final = 10
@@ -42,10 +42,10 @@ class RolloutState(StrEnum):
     LAZY = "lazy"
     """Workers take it when they restart anyway."""
     CANARY = "canary"
-    """One worker goes by it, and does its first work."""
+    """One worker runs it, and does its first work."""
     ROLLING = "rolling"
     WATCHING = "watching"
-    """All workers go by it; updates are counted."""
+    """All workers run it; updates are counted."""
     SETTLED = "settled"
     FAILED = "failed"
     """It is to be rolled back."""
@@ -75,7 +75,7 @@ class CodedMember:
     """A worker that the version concerns, at one moment."""
 
     is_new: bool
-    """Whether it goes by the version, as far as is known."""
+    """Whether it runs the version, as far as is known."""
     is_ready: bool = False
     """Whether it is past its start."""
     progress: int = 0
@@ -97,7 +97,7 @@ class _Replacement:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateGlance:
+class UpdateSample:
     """An update of the learner."""
 
     at_s: float
@@ -117,7 +117,7 @@ class Rollout:
         self._limits = limits
         self._is_way_back = is_way_back
         self._made_s = made_s
-        self._looked_s = now_s
+        self._evaluated_s = now_s
         self._watched_s = 0.0
         """Time that counts, since the start."""
         self.phase = RolloutState.LAZY if is_lazy and not is_way_back else RolloutState.CANARY
@@ -130,9 +130,9 @@ class Rollout:
         self._replaced: dict[str, _Replacement] = {}
         """Workers that are being replaced."""
         self._begun_s: float | None = None
-        """When the first worker went by it, by the wall clock."""
+        """When the first worker ran it, by the wall clock."""
         self._complete_s: float | None = None
-        """When all workers went by it, by the wall clock."""
+        """When all workers ran it, by the wall clock."""
         self._free_s = 0.0
         """Time since then in which nothing else held the run up."""
 
@@ -142,7 +142,7 @@ class Rollout:
         return self.phase in (RolloutState.SETTLED, RolloutState.FAILED)
 
     def ended(self, worker: str, why: str) -> bool:
-        """Note the bad end of a worker that goes by the version; return whether the version is to
+        """Record the bad end of a worker that runs the version; return whether the version is to
         blame. A former version is not."""
         if self.phase is RolloutState.SETTLED or self._is_way_back:
             return False
@@ -151,16 +151,16 @@ class Rollout:
         return True
 
     def refused(self, why: str) -> None:
-        """Note that no worker can be started with the version."""
+        """Record that no worker can be started with the version."""
         if not self.is_over:
             self._fail(why)
 
-    def look(
+    def evaluate(
         self,
         now_s: float,
         wall_s: float,
         workers: Mapping[str, CodedMember],
-        updates: Sequence[UpdateGlance],
+        updates: Sequence[UpdateSample],
         *,
         is_held_up: bool = False,
     ) -> list[str]:
@@ -172,8 +172,8 @@ class Rollout:
             workers: Those that the version concerns.
             updates: The newest ones, oldest first.
             is_held_up: Whether something else may hold updates up, as a pause or a start."""
-        passed_s = min(now_s - self._looked_s, MOST_BETWEEN_LOOKS_S)
-        self._looked_s, self._watched_s = now_s, self._watched_s + passed_s
+        passed_s = min(now_s - self._evaluated_s, MOST_BETWEEN_EVALUATIONS_S)
+        self._evaluated_s, self._watched_s = now_s, self._watched_s + passed_s
         if self.is_over:
             return []
         self._see(wall_s, workers)
@@ -194,7 +194,7 @@ class Rollout:
         return orders
 
     def _see(self, wall_s: float, workers: Mapping[str, CodedMember]) -> None:
-        """Take note of workers that go by the version, and of signs of those on their way."""
+        """Record the workers that run the version, and signs of life of those being replaced."""
         done = [name for name, worker in workers.items() if worker.is_new and worker.is_ready]
         if done and self._begun_s is None:
             self._begun_s = wall_s
@@ -204,7 +204,7 @@ class Rollout:
             if workers[name].sign != replacement.sign:
                 replacement.sign, replacement.signed_s = workers[name].sign, self._watched_s
 
-    def _check(self, updates: Sequence[UpdateGlance]) -> bool:
+    def _check(self, updates: Sequence[UpdateSample]) -> bool:
         """Return whether no loss and no worker on its way speaks against the version."""
         limit_s = self._limits.replace_timeout_s
         late = [name for name, one in self._replaced.items() if self._watched_s - one.signed_s >= limit_s]
@@ -266,7 +266,7 @@ class Rollout:
         self._await_start(new, workers)
         return new
 
-    def _watch(self, wall_s: float, updates: Sequence[UpdateGlance]) -> None:
+    def _watch(self, wall_s: float, updates: Sequence[UpdateSample]) -> None:
         complete_s = wall_s if self._complete_s is None else self._complete_s
         number = self._limits.judged_updates
         before = [update for update in updates if update.at_s < self._made_s]
@@ -295,11 +295,11 @@ class Rollout:
         self.phase, self.failure = RolloutState.FAILED, why
 
 
-def _times_s(updates: Sequence[UpdateGlance]) -> list[float]:
+def _times_s(updates: Sequence[UpdateSample]) -> list[float]:
     return [later.at_s - earlier.at_s for earlier, later in pairwise(updates)]
 
 
-def _longest_s(updates: Sequence[UpdateGlance], number: int) -> float | None:
+def _longest_s(updates: Sequence[UpdateSample], number: int) -> float | None:
     """Return the longest time that ``number`` updates in a row took; None for fewer."""
     times = _times_s(updates)
     if len(times) < number:

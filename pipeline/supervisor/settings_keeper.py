@@ -2,7 +2,7 @@
 
 *Consumes* the registry's changes, and the heartbeats, which report one that failed. *Produces*
 ``settings-changes.json``, from which a resume and every view of the run read what holds; rollbacks.
-*Waits for* news of the run: the command waits for the file. The supervisor's looks repeat a write
+*Waits for* news of the run: the command waits for the file. The supervisor's polls repeat a write
 that failed. This module alone writes that file."""
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SettingsKeeper:
         await self._write(await registry.settings_changes())
         self._told = self._number
 
-    async def beside(self, registry: Registry, work: Awaitable[T]) -> T:
+    async def run_alongside(self, registry: Registry, work: Awaitable[T]) -> T:
         """Write new changes as soon as they are made, until ``work`` is done; return its result."""
         clock = RealClock()
         notifications = Notifications(registry, clock)
@@ -79,24 +79,24 @@ class SettingsKeeper:
         async def write() -> None:
             while True:
                 made.clear()
-                # the supervisor's own looks meet the outage, too
+                # the supervisor's own polls meet the outage, too
                 with suppress(LedgerError):
                     await self._keep_file(registry)
                 await clock.wait(made, LOOK_ANYWAY_S)
 
         failed: Exception | None = None
         async with asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(write()), tasks.create_task(notifications.watch())]
+            watching = [tasks.create_task(write()), tasks.create_task(notifications.watch())]
             try:
                 return await work
             except Exception as error:  # noqa: BLE001  the work's own, which a TaskGroup would wrap
                 failed = error
             finally:
-                for task in beside:
+                for task in watching:
                     task.cancel()
         raise failed
 
-    async def keep(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
+    async def apply_changes(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
         """Write new changes into the folder; roll back those that a worker has given up. ``beats``:
         of the run's own workers, whose word counts."""
         await self._keep_file(registry)
@@ -105,7 +105,7 @@ class SettingsKeeper:
                 await self._roll_back(registry, beat)
 
     async def settle(self, registry: Registry, number: int) -> None:
-        """Note that a version of code has proved good, also for later supervisors and workers."""
+        """Record that a version of code has proved good, also for later supervisors and workers."""
         self._settled |= {number}
         self._number = 0
         await self._keep_file(registry)

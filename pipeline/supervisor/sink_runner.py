@@ -1,8 +1,8 @@
-"""Has a run's metrics written to its sinks (``pipeline.observability.sinks``).
+"""Writes a run's metrics to its sinks (``pipeline.observability.sinks``).
 
 *Consumes* the run's histories as they grow. *Produces* a thread for TensorBoard, whose files are
 local, and a process for each sink behind a network. The clients of those have threads, processes
-and exit hooks of their own. *Waits for* none of them but at the run's end, for ``sinks.finish_s``.
+and exit hooks. *Waits for* none of them but at the run's end, for ``sinks.finish_s``.
 No sink stops the run, or changes its exit code."""
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ log = structlog.get_logger(__name__)
 
 
 class SinkWriter(Protocol):
-    """Writes to one sink, beside the supervisor's loop."""
+    """Writes to one sink, without holding up the supervisor's loop."""
 
     name: str
 
-    def keep(self, now: float) -> None:
-        """Start it, where it is not running. Returns at once."""
+    def poll(self, now: float) -> None:
+        """Start it if it is not running. Returns at once."""
         ...
 
-    def end(self, *, has_failed: bool) -> None:
-        """Request the end, with all that is left written. Returns at once."""
+    def request_end(self, *, has_failed: bool) -> None:
+        """Request the end, once all remaining rows are written. Returns at once."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class SinkWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """End it now, with all that it started."""
+        """Kill it, and everything that it started."""
         ...
 
 
@@ -75,13 +75,13 @@ class ThreadWriter:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def keep(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Start the thread, once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
 
-    def end(self, *, has_failed: bool) -> None:
+    def request_end(self, *, has_failed: bool) -> None:
         """Request the end."""
         self._ending.set()
 
@@ -91,7 +91,7 @@ class ThreadWriter:
         return self._thread is None or not self._thread.is_alive()
 
     def close(self) -> None:
-        """Request the end: a thread that hangs is left to the process's."""
+        """Request the end. A thread that hangs ends with the process."""
         self._ending.set()
 
     def _run(self) -> None:
@@ -105,7 +105,7 @@ class ThreadWriter:
 
 
 class ProcessWriter:
-    """Writes to a sink by a process of its own, which is started again when it dies."""
+    """Writes to a sink in a subprocess, which is restarted when it dies."""
 
     def __init__(self, name: str, run_dir: Path) -> None:
         self.name, self._run_dir = name, run_dir
@@ -115,15 +115,15 @@ class ProcessWriter:
         self._num_ended = 0
         self._next_s = 0.0
 
-    def keep(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Start the process, unless it runs or has just failed."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(now, code)
         if self._process is None and not self._is_ending and now >= self._next_s:
             self._start(now)
 
-    def end(self, *, has_failed: bool) -> None:
-        """Close the process's input, after a word when the run ended well."""
+    def request_end(self, *, has_failed: bool) -> None:
+        """Close the process's input, after a message when the run ended well."""
         self._is_ending = True
         stdin = None if self._process is None else self._process.stdin
         if stdin is None or stdin.closed:
@@ -196,38 +196,38 @@ class SinkRunner:
         self._next_look_s = 0.0
         self._troubles: dict[str, str] = {}
 
-    def keep(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Start what is not running, and log sinks that have gone away or come back. Returns at
         once."""
         for writer in self._writers:
             if not self._is_begun:
                 # The trouble of an earlier supervisor's sink may be over.
                 forget_trouble(self._run_dir, writer.name)
-            writer.keep(now)
+            writer.poll(now)
         self._is_begun = True
         if now >= self._next_look_s:
             self._next_look_s = now + _LOOK_S
-            self._tell_troubles()
+            self._log_troubles()
 
     async def finish(self, is_stopped: Callable[[], bool], *, has_failed: bool) -> None:
         """Have all that is left written, within ``sinks.finish_s``. ``is_stopped``: returns whether
         a person ends the run at once."""
         for writer in self._writers:
-            writer.end(has_failed=has_failed)
+            writer.request_end(has_failed=has_failed)
         deadline = time.monotonic() + self._finish_s
         while left := [writer.name for writer in self._writers if not writer.is_done]:
             if time.monotonic() > deadline or is_stopped():
                 log.warning("sink_not_finished", sinks=left, action="their last points are written by a resume, if any")
                 break
             await asyncio.sleep(_POLL_S)
-        self._tell_troubles()
+        self._log_troubles()
 
     def close(self) -> None:
-        """End what runs."""
+        """End everything that runs."""
         for writer in self._writers:
             writer.close()
 
-    def _tell_troubles(self) -> None:
+    def _log_troubles(self) -> None:
         for name in (writer.name for writer in self._writers):
             trouble, before = read_record(self._run_dir, name).trouble, self._troubles.get(name, "")
             if trouble and not before:

@@ -42,19 +42,17 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock
+from pipeline.runtime.process_setup import leave_terminals, obeying
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.runtime.signals import leave_terminals, obeying
-from pipeline.supervisor import leftovers
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.fleet_plan import FleetFailure
-from pipeline.supervisor.fleet_recorder import FleetRecorder
 from pipeline.supervisor.fleet_size import SizeGuard, desired_counts
 from pipeline.supervisor.host_fleet import CLEAN_EXITS, HostFleet, meaning
 from pipeline.supervisor.joining.joined_hosts import JoinedHosts
 from pipeline.supervisor.launchers.seam import Exit, Launcher
-from pipeline.supervisor.mirror_choice import mirroring
-from pipeline.supervisor.monitor import Monitor
+from pipeline.supervisor.leftovers import clear_leftovers
+from pipeline.supervisor.monitor import FleetRecorder, Monitor
 from pipeline.supervisor.processes import Command, Processes, worker_command
 from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.repair_executor import RepairExecutor, made_escalation
@@ -62,17 +60,17 @@ from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from pipeline.supervisor.sink_runner import SinkRunner
 from pipeline.supervisor.starter import forks, starter_command
-from pipeline.supervisor.starting import set_first_fleet, set_running, start_calls
-from pipeline.supervisor.takeover import take_over, works_the_same
+from pipeline.supervisor.takeover import set_first_fleet, set_running, start_calls, take_over, works_the_same
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
 
 if TYPE_CHECKING:
     from pipeline.observability.metrics import MetricsServer
-    from pipeline.supervisor.generator_demand import GeneratorDemand
+    from pipeline.supervisor.autoscaler import GeneratorDemand
+    from pipeline.supervisor.mirror_runner import MirrorRunner
 
 _TICK_S = 0.2
-_LOOK_EVERY_S = 0.5
+_POLL_EVERY_S = 0.5
 """Interval of the ledger's reads: each has all heartbeats, and silence is measured in seconds."""
 _CUT_EVERY_S = 1.0
 _ANSWER_S = 2.0
@@ -121,13 +119,13 @@ class Supervisor:
         self._num_signals = 0
         self._stop_requested = threading.Event()
         """For the thread that opens the ledger before the loop turns."""
-        self._next_look_s = self._next_cut_s = 0.0
+        self._next_poll_s = self._next_cut_s = 0.0
         self._is_starved = False
         self._size = SizeGuard(config)
         self._demand = _generator_demand(config)
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
-        self._mirror = mirroring(config, run_dir)
+        self._mirror = mirror_runner(config, run_dir)
         self._sinks = SinkRunner(config, run_dir)
         self._pulse = Pulse(run_dir)
         self._joined_hosts = JoinedHosts(config, run_dir)
@@ -173,25 +171,28 @@ class Supervisor:
                 with self._joined_hosts.served(read_ledger_url(self._run_dir)):
                     async with self._start_calls(monitor) as (_, starting):
                         await self._begin(starting)
-                    status = await self._settings.beside(registry, self._supervise(monitor))
-                    # Joined hosts, report and copies have limits of their own.
-                    self._pulse.end()
-                    await self._joined_hosts.left(registry, lambda: self._num_signals > 1)
+                    status = await self._settings.run_alongside(registry, self._supervise(monitor))
+                    # Joined hosts, report and copies have their own limits.
+                    self._pulse.mark_ended()
+                    await self._joined_hosts.await_last_lines(registry, lambda: self._num_signals > 1)
                 await monitor.end_record(time.monotonic())
                 await self._conclude(registry, ledger, status)
                 await self._sinks.finish(lambda: self._num_signals > 1, has_failed=status.state is RunState.FAILED)
                 if leave is not None:
                     await asyncio.to_thread(leave)
-                if left := await self._mirror.finish(lambda: self._num_signals > 1, plain=leave is None):
-                    status = RunStatus(status.state, f"{status.detail}; {left}")
+                if self._mirror is not None:
+                    left = await self._mirror.finish(lambda: self._num_signals > 1, plain=leave is None)
+                    if left:
+                        status = RunStatus(status.state, f"{status.detail}; {left}")
             finally:
-                self._mirror.close()
+                if self._mirror is not None:
+                    self._mirror.close()
                 self._sinks.close()
                 await asyncio.to_thread(self._processes.close)
                 await ledger.aclose()
                 await registry.aclose()
                 await monitor.close()
-                leftovers.clear(self._run_dir)
+                clear_leftovers(self._run_dir)
         return self._outcome(status)
 
     # -- beginning and end -------------------------------------------------------------------------
@@ -244,11 +245,11 @@ class Supervisor:
         """Adopt running workers of an earlier supervisor, and set the desired fleet."""
         found = await registry.run_status()
         earlier = None
-        # The settings of the processes that are there, if known.
+        # The settings of the running processes, if known.
         with suppress(ConfigError):
             earlier = read_resolved(self._run_dir)
         if self._config.launch.launched:
-            from pipeline.supervisor.launchers.tokens import keep_tokens
+            from pipeline.supervisor.launchers.build import keep_tokens
 
             await keep_tokens(self._config, self._run_dir)
         adopted = await take_over(self._processes, self._plan, registry)
@@ -314,16 +315,17 @@ class Supervisor:
             now = time.monotonic()
             ended = self._processes.reap()
             for exit_ in ended:
-                self._note(exit_, now)
+                self._record_exit(exit_, now)
             monitor.keep_server()
-            self._mirror.keep(now)
-            self._sinks.keep(now)
+            if self._mirror is not None:
+                self._mirror.poll(now)
+            self._sinks.poll(now)
             if now >= self._next_cut_s:
                 self._next_cut_s = now + _CUT_EVERY_S
                 await asyncio.to_thread(self._processes.bound_outputs)
-            if ended or now >= self._next_look_s:
-                self._next_look_s = now + _LOOK_EVERY_S
-                status = await self._look(monitor, status, now)
+            if ended or now >= self._next_poll_s:
+                self._next_poll_s = now + _POLL_EVERY_S
+                status = await self._poll_ledger(monitor, status, now)
             if status.state is not RunState.RUNNING:
                 self._fleet.carry_out(self._plan.stop(now))
             self._fleet.carry_out(self._plan.due(now))
@@ -332,7 +334,7 @@ class Supervisor:
             self._pulse.beat(now, is_ready=status.state is RunState.RUNNING)
             await asyncio.sleep(_TICK_S)
 
-    async def _look(self, monitor: Monitor, status: RunStatus, now: float) -> RunStatus:
+    async def _poll_ledger(self, monitor: Monitor, status: RunStatus, now: float) -> RunStatus:
         """Read the ledger and act on it; return the run's status."""
         try:
             await monitor.check()
@@ -340,13 +342,13 @@ class Supervisor:
             if status.state is RunState.RUNNING:
                 status = await self._steer(monitor.registry, beats, now, is_paused=monitor.is_paused)
             own = {worker.name for worker in self._plan.workers}
-            self._joined_hosts.see(beats, own, is_running=status.state is RunState.RUNNING)
+            self._joined_hosts.observe(beats, own, is_running=status.state is RunState.RUNNING)
             await self._fleet.fence_exited(monitor.registry, beats)
             await self._fleet.replace(monitor.registry, beats, now, await monitor.overdue(now))
             await self._fence_silent(monitor.registry, beats, now)
             if status.state is RunState.RUNNING:
-                await self._code.look(monitor.registry, beats, now, is_paused=monitor.is_paused)
-                await self._repairs.look(monitor.registry, beats, now)
+                await self._code.poll(monitor.registry, beats, now, is_paused=monitor.is_paused)
+                await self._repairs.poll(monitor.registry, beats, now)
             await monitor.show(status, beats, self._plan, now)
         except LedgerRefused as error:
             self._fleet.reset_timers(now)
@@ -380,7 +382,7 @@ class Supervisor:
             detail = "the ledger has no record of this run any more: its server was emptied or lost its file"
             return RunStatus(RunState.FAILED, detail)
         if status.state is RunState.RUNNING:
-            await self._settings.keep(registry, list(self._fleet.own(beats).values()))
+            await self._settings.apply_changes(registry, list(self._fleet.own(beats).values()))
             fleet = await registry.fleet()
             if fleet is not None:
                 if self._demand is not None:
@@ -407,15 +409,15 @@ class Supervisor:
                 return
         self._num_signals += 1
         self._stop_requested.set()
-        self._next_look_s = 0.0
+        self._next_poll_s = 0.0
         if self._num_signals == 1:
             log.warning("supervisor_stopping", how="drains to a window boundary; a second Ctrl-C ends at once")
         else:
             self._processes.kill_all()
 
-    def _note(self, exit_: Exit, now: float) -> None:
+    def _record_exit(self, exit_: Exit, now: float) -> None:
         was_draining = self._plan.is_draining(exit_.worker)
-        code = self._fleet.note(exit_, now)
+        code = self._fleet.record_exit(exit_, now)
         if exit_.role is Role.LEARNER:
             self._is_starved |= code == ExitCode.STARVED
             if was_draining and self._plan.is_stopping and code not in CLEAN_EXITS:
@@ -439,8 +441,8 @@ class Supervisor:
 
 
 def _fleet_processes(config: RunConfig, run_dir: Path, command: Command, launcher: Launcher) -> Processes:
-    from pipeline.supervisor.fleet_processes import FleetProcesses
     from pipeline.supervisor.launchers.launched import Launched
+    from pipeline.supervisor.processes import FleetProcesses
 
     return FleetProcesses(run_dir, command, Launched(launcher, config.launch.poll_s), config.launch.launched)
 
@@ -448,6 +450,15 @@ def _fleet_processes(config: RunConfig, run_dir: Path, command: Command, launche
 def _generator_demand(config: RunConfig) -> GeneratorDemand | None:
     if config.fleet.max_generators is None:
         return None
-    from pipeline.supervisor.generator_demand import GeneratorDemand
+    from pipeline.supervisor.autoscaler import GeneratorDemand
 
     return GeneratorDemand(config)
+
+
+def mirror_runner(config: RunConfig, run_dir: Path) -> MirrorRunner | None:
+    """Return the copier of a run with a mirror; any other run imports nothing of it."""
+    if config.checkpoint.mirror is None:
+        return None
+    from pipeline.supervisor.mirror_runner import MirrorRunner
+
+    return MirrorRunner(config, run_dir)

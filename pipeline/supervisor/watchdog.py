@@ -1,9 +1,9 @@
-"""Finds workers that are frozen, stuck, idle beside their work, or never began. Pure; time is an
+"""Finds workers that are frozen, stuck, idle although there is work, or that never began. Pure; time is an
 argument.
 
 Its input is heartbeats as they are read, the age of each role's overdue work, and the reader's
 monotonic time. Of silent processes of this host it is also their activity
-(``pipeline.process.activity``). A worker is judged by changes between two readings, on the reader's
+(``pipeline.process.descendants``). A worker is judged by changes between two readings, on the reader's
 clock. Wall clocks jump; a laptop that slept, a ledger that was away, or a reader that stood still
 must not look like a dead fleet.
 
@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pipeline.process.activity import Activity
+from pipeline.process.descendants import Activity
 from pipeline.process.work import LEAST_S, piece_limit_s
 from pipeline.runtime.liveness import HEARTBEAT_WITHIN_S, REPLACED_AFTER_S, STOPPED_AFTER_S
 from pipeline.runtime.registry.contract import MAY_HOLD, Heartbeat, WaitingFor
@@ -131,7 +131,7 @@ class Watchdog:
         self._timeouts = timeouts
         self._seen: dict[str, _Seen] = {}
         self._guests: dict[str, _Seen] = {}
-        self._looked_s: float | None = None
+        self._evaluated_s: float | None = None
 
     def reset_timers(self, now_s: float) -> None:
         """Record that heartbeats could not be read: all limits start again."""
@@ -142,7 +142,7 @@ class Watchdog:
         """Return the workers whose heartbeats are late: their activity is wanted."""
         return [worker for worker, seen in self._seen.items() if now_s - seen.changed_s > HEARTBEAT_WITHIN_S]
 
-    def look(
+    def evaluate(
         self,
         beats: Iterable[Heartbeat],
         pids: Mapping[str, int],
@@ -153,13 +153,13 @@ class Watchdog:
         """Return the reason for every process in ``pids`` (by worker) that must be replaced.
         ``now_s`` is the reader's monotonic time; ``overdue_s`` the age of each role's work beyond
         its deadline; ``activity`` that of silent workers of this host."""
-        stood_s = 0.0 if self._looked_s is None else now_s - self._looked_s
+        stood_s = 0.0 if self._evaluated_s is None else now_s - self._evaluated_s
         # The reader itself stood still.
         if stood_s > self._timeouts.silent_after_s / 2:
             self.reset_timers(now_s)
         elif stood_s > self._timeouts.stopped_after_s / 2:
             activity = _NO_ACTIVITY
-        self._looked_s = now_s
+        self._evaluated_s = now_s
         by_pid = {(beat.who.worker, beat.pid): beat for beat in beats}
         for worker in [name for name, seen in self._seen.items() if pids.get(name) != seen.pid]:
             del self._seen[worker]
@@ -199,7 +199,7 @@ class Watchdog:
         return None if seen is None else seen.moved_s
 
     def is_silent(self, worker: str, now_s: float) -> bool:
-        """Return whether a worker's heartbeat stands still: its process is frozen or gone."""
+        """Return whether a worker's heartbeat has stopped: its process is frozen or gone."""
         seen = self._seen.get(worker)
         return seen is not None and (
             now_s - seen.changed_s > self._timeouts.silent_after_s or self._is_stopped(seen, now_s)

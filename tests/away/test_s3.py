@@ -49,7 +49,7 @@ def until(copies: MirrorRunner, condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 100
     while not condition():
         assert time.monotonic() < deadline
-        copies.keep(time.monotonic())
+        copies.poll(time.monotonic())
         time.sleep(0.05)
 
 

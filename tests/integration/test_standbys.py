@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.observability.history import UpdateRow, read_history
 from pipeline.observability.repairs import RepairRow, read_repairs, read_steps
-from pipeline.process.standby_files import read_reports
+from pipeline.process.records import read_reports
 from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

@@ -18,7 +18,7 @@ from pipeline.runtime.registry.contract import (
     MAX_REACHING,
     FailureReport,
     Fleet,
-    FleetGlance,
+    FleetSummary,
     Heartbeat,
     RelayAnnouncement,
     RelayPlace,
@@ -257,10 +257,10 @@ class MemoryRegistry:
         known.seen_s = self.clock.monotonic()
         return True
 
-    def glance(self) -> FleetGlance:
+    def glance(self) -> FleetSummary:
         """Return the fleet's numbers."""
         num_workers = sum(known.seen_s > float("-inf") for known in self._workers.values())
-        return FleetGlance(num_workers, len(self._silent()))
+        return FleetSummary(num_workers, len(self._silent()))
 
     def _silent(self) -> list[str]:
         since = self.clock.monotonic() - self.unlisted_after_s
@@ -294,7 +294,7 @@ class MemoryHeartbeatWriter:
     registry: MemoryRegistry
 
     @property
-    def fleet(self) -> FleetGlance:
+    def fleet(self) -> FleetSummary:
         """The fleet now."""
         return self.registry.glance()
 

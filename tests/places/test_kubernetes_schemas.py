@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pipeline.config.operations import LaunchSection, ResourcesSection
-from pipeline.supervisor.launchers import kubernetes_objects as objects
+from pipeline.supervisor.launchers import kubernetes as objects
 from pipeline.supervisor.launchers.kubernetes import manifests
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers.place_tools import join_command

@@ -58,7 +58,7 @@ async def supervised(run_dir: Path, *overrides: str, has_failed: bool = False) -
     write_resolved(config, run_dir)
     FleetHistoryFile(run_dir).append(FleetRow(time.time(), 5.0, num_groups_admitted=7))
     sinks = SinkRunner(config, run_dir)
-    sinks.keep(time.monotonic())
+    sinks.poll(time.monotonic())
     began = time.monotonic()
     await sinks.finish(lambda: False, has_failed=has_failed)
     sinks.close()

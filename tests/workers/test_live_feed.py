@@ -25,13 +25,13 @@ from pipeline.process.work import ServiceSums
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.flow_recorder import FlowRecorder
 from pipeline.runtime.flow_ring import Completion, FlowRingReader, FlowRingWriter, MessageOutcome, key_of
-from pipeline.runtime.live_feed import begin_vitals
+from pipeline.runtime.open_messages import FlowRecorder
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport
+from pipeline.runtime.registry.entries import Vitals
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.runtime.registry.vitals import Vitals
-from pipeline.supervisor import leftovers
+from pipeline.runtime.worker_start import begin_vitals
+from pipeline.supervisor.leftovers import clear_leftovers
 from protocol.codec import encode
 from protocol.errors import EngineError
 from protocol.ids import Role
@@ -158,7 +158,7 @@ async def _one_update(folder: Path, server: str) -> Fleet:
             ctx.close()
             await ctx.ledger.aclose()
             await ctx.registry.aclose()
-        leftovers.clear(run_dir)
+        clear_leftovers(run_dir)
     rows = [row for row in read_history(run_dir / HISTORY_NAME) if isinstance(row, UpdateRow)]
     return Fleet(told, rows)
 

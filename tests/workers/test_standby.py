@@ -22,17 +22,17 @@ from pipeline.config.load import write_resolved
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
-from pipeline.process.records import process_runs
-from pipeline.process.standby_files import (
+from pipeline.process.records import (
     StandbyOrder,
     StandbyReport,
     clear_standbys,
     give_order,
     order_path,
+    process_runs,
     read_report,
 )
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.supervisor import leftovers
+from pipeline.supervisor.leftovers import clear_leftovers
 from pipeline.supervisor.standbys.keeper import standby_command
 from pipeline.weights.store import WeightsStore
 from protocol.ids import Role
@@ -105,7 +105,7 @@ class Run:
         end_marked(WORKER_MARK, self.mark)
         self.store.close()
         self.server.stop()
-        leftovers.clear(self.folder)
+        clear_leftovers(self.folder)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.tracing import Spans, TrajectorySpans, open_spans, root_ids
-from pipeline.supervisor import leftovers
+from pipeline.supervisor.leftovers import clear_leftovers
 from protocol.codec import decode, encode, encode_once
 from protocol.ids import Incarnation, Role, TrajectoryId
 from tests.protocol.samples import chunk
@@ -96,7 +96,7 @@ async def update_with_spans(folder: Path, server: str) -> list[Any]:
             ctx.close()
             await ctx.ledger.aclose()
             await ctx.registry.aclose()
-        leftovers.clear(folder / "run")
+        clear_leftovers(folder / "run")
     return [span for exporter in exporters for span in exporter.get_finished_spans()]
 
 

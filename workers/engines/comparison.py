@@ -1,7 +1,7 @@
 """Compares the learner, the local engine and the critic with plain transformers, on one model.
 
 The command line names a folder and a device. Standard output ends with a line of JSON
-(``pipeline.preflight.model_report.ModelReport``). The exit code is 0, or 2 with the reason on
+(``pipeline.preflight.engine_reports.ModelReport``). The exit code is 0, or 2 with the reason on
 standard error when the model cannot be loaded. All is computed in float32 on a few sequences of
 random tokens. Speeds are of these short sequences, so they compare ways, not machines."""
 
@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import torch
 
+from pipeline.preflight.engine_reports import ModelReport, PartReport
 from pipeline.preflight.memory_needs import count_weights, room_here
-from pipeline.preflight.model_report import ModelReport, PartReport
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.machine import this_machine
 from protocol.errors import ConfigError, HeadraceError

@@ -2,7 +2,7 @@
 
 Attention, a gated layer and a loss over a vocabulary, forward and backward, from fixed numbers. The
 passes on a device must be the same bit for bit. The first is compared with float64 on the CPU.
-Standard output ends with a line of JSON (``pipeline.preflight.device_check``)."""
+Standard output ends with a line of JSON (``pipeline.preflight.engine_reports``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from pipeline.preflight.device_check import CheckedDevice
+from pipeline.preflight.engine_reports import CheckedDevice
 from pipeline.process.exit_codes import ExitCode
 
 NUM_PASSES = 12

@@ -39,7 +39,7 @@ from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.context import WorkInHand
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.runtime.registry.counter_names import LONGEST_STANDSTILL, STANDSTILL
+from pipeline.runtime.registry.entries import LONGEST_STANDSTILL, STANDSTILL
 from pipeline.runtime.role_sender import RoleSender
 from pipeline.weights import TURNS
 from protocol.errors import EngineDied, ParityFailed, WeightsRejected

@@ -25,7 +25,7 @@ from pipeline.process import work
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import Topic
-from pipeline.runtime.registry.vitals import CheckDigests
+from pipeline.runtime.registry.entries import CheckDigests
 from protocol.errors import EngineDied, LedgerError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Prompt

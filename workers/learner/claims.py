@@ -16,8 +16,7 @@ from pipeline.ledger.types import Claim, ClaimedUnit, DropReason, UnitLetter
 from pipeline.observability.history import RefusedRow
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.flow_recorder import FlowRecorder
-from pipeline.runtime.open_messages import Inbox, Parcel
+from pipeline.runtime.open_messages import FlowRecorder, Inbox, Parcel
 from protocol.errors import Diverged
 from protocol.ids import ChunkId
 from workers.learner.policy_update import BlamedStep, Stepped

@@ -27,7 +27,7 @@ import numpy as np
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.counter_names import LOGPROB_GAP, LOGPROB_USUAL_GAP
+from pipeline.runtime.registry.entries import LOGPROB_GAP, LOGPROB_USUAL_GAP
 from protocol.trajectory import TrajectoryChunk
 from workers.engines.training.seam import TrainingBackend
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from pipeline.incidents.book import Suspicion
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.runtime.registry.counter_names import LOGPROB_GAP, LOGPROB_USUAL_GAP
+from pipeline.runtime.registry.entries import LOGPROB_GAP, LOGPROB_USUAL_GAP
 from protocol.ids import Role
 
 MOST_NATS: Final = 0.3

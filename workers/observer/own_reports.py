@@ -13,7 +13,7 @@ from typing import Final
 
 from pipeline.incidents.book import Suspicion
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.counter_names import LONGEST_STANDSTILL, STANDSTILL
+from pipeline.runtime.registry.entries import LONGEST_STANDSTILL, STANDSTILL
 from protocol.ids import Role
 
 QUARANTINED_S: Final = 2.0

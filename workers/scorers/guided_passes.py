@@ -24,7 +24,7 @@ from pipeline.rewards.functions import MASKED, NOT_ASKED_FOR, absent_reason, gui
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, VerifierFailureKind
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.counter_names import JUDGMENTS_ABSENT
+from pipeline.runtime.registry.entries import JUDGMENTS_ABSENT
 from protocol.errors import DataError
 from protocol.log_limiter import LogLimiter
 from protocol.trajectory import Guidance, GuidanceScore, Prompt, RewardScore, TrajectoryChunk

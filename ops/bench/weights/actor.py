@@ -22,7 +22,7 @@ from pipeline.ledger.server.embedded import read_ledger_url
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.runtime.worker_transport import open_transport
+from pipeline.runtime.worker_start import open_transport
 from protocol.ids import Role
 
 _SILENT_AFTER_S = 3600.0

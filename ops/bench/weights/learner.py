@@ -28,7 +28,7 @@ from ops.bench.weights.rivals import Broadcast, FileCopy, Memcpy
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.ledger.server.embedded import open_ledger
-from pipeline.supervisor import leftovers
+from pipeline.supervisor.leftovers import clear_leftovers
 from pipeline.weights.store import weights_folder
 from protocol.ids import Role
 from workers.engines.model.adapter import Adapter
@@ -139,7 +139,7 @@ def measure(way: TransferMode, num_bytes: int, *, rounds: int, folder: Path) -> 
     finally:
         if server is not None:
             server.stop()
-        leftovers.clear(config.run_dir)
+        clear_leftovers(config.run_dir)
 
 
 async def _measure(run_dir: Path, num_bytes: int, rounds: int, rank: int) -> tuple[int, list[Turn]]:

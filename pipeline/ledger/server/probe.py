@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import hiredis
 
-from pipeline.process.activity import Activity, activity_of
+from pipeline.process.descendants import Activity, activity_of
 
 _REST_SHARE = 0.05
 """Largest share of a probe's time that an idle process runs or waits for a processor. An idle server's

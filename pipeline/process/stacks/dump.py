@@ -36,12 +36,12 @@ from protocol.private import ensure_private_folder
 
 FOLDER = "stacks"
 SIGNAL: Final = getattr(signal, "SIGUSR1", None)
-"""None where there is none; then no stacks are written."""
+"""None on systems without it; then no stacks are written."""
 THREADS = "Threads:"
 TASK = "Task "
 END = "End of a dump"
 _MAX_BYTES = 4 << 20
-"""A larger file begins anew."""
+"""A larger file starts over."""
 _MANY = 1 << 16
 """Requests that one answer serves."""
 _MOMENT_S = 0.03
@@ -114,7 +114,7 @@ class StackDump:
         os.close(requests)
 
     def _write(self, lines: Iterable[str]) -> None:
-        """Add lines, or begin anew where the file is too long."""
+        """Append lines, or start the file over where it is too long."""
         if os.fstat(self._file.fileno()).st_size > _MAX_BYTES:
             os.ftruncate(self._file.fileno(), self._head)
         self._file.write("".join(f"{line}\n" for line in lines))

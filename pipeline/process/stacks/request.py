@@ -14,10 +14,8 @@ import msgspec
 
 from pipeline.process import records
 from pipeline.process.records import ProcessIdentity, Started
-from pipeline.process.stacks.alike import stack_groups
 from pipeline.process.stacks.dump import END, SIGNAL, request_pipe, send_request, stack_file
-from pipeline.process.stacks.parse import StackSnapshot, parse_dump
-from pipeline.process.stacks.words import stand_lines
+from pipeline.process.stacks.parse import StackSnapshot, parse_dump, stack_groups, stand_lines
 
 ANSWER_S = 3.0
 """A heartbeat's time, in a large fleet, and a little more."""
@@ -116,7 +114,7 @@ def _signal(identity: ProcessIdentity) -> str:
 def _read(run_dir: Path, worker: str, size: int) -> str:
     try:
         with stack_file(run_dir, worker).open("rb") as file:
-            # a file that began anew is shorter
+            # a file that started over is shorter
             file.seek(size if os.fstat(file.fileno()).st_size >= size else 0)
             return file.read(_MAX_READ).decode("utf-8", errors="replace")
     except OSError:
@@ -126,7 +124,7 @@ def _read(run_dir: Path, worker: str, size: int) -> str:
 def stands_of(
     run_dir: Path, workers: Collection[str], *, num_looks: int = 1, answer_s: float = ANSWER_S
 ) -> dict[str, tuple[str, ...]]:
-    """Return where each of these workers stands, beside the others of its role, in a few lines; or
+    """Return where each of these workers hangs, compared with the others of its role, in a few lines; or
     why that is not known. Workers of other hosts are left out.
 
     All are examined at once, so that many take no longer than one. ``num_looks``: half a second

@@ -1,7 +1,7 @@
 """The registry's contract: incarnations and epochs, endpoints, heartbeats, desired fleet, published
 weights.
 
-The registry is small, is about processes rather than work, and lives beside the ledger on the same
+The registry is small, is about processes rather than work, and lives next to the ledger on the same
 server. ``RedisRegistry`` implements it; one contract suite tests it and the tests' ``MemoryRegistry``."""
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from pipeline.process.work import WorkReport
-from pipeline.runtime.registry.announcements import RelayAnnouncement, RelayPlace, WeightsAnnouncement
+from pipeline.runtime.registry.entries import CheckDigests, RelayAnnouncement, RelayPlace, Vitals, WeightsAnnouncement
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
-from pipeline.runtime.registry.vitals import CheckDigests, Vitals
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 
@@ -82,7 +81,7 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     refused: int = 0
     gaps: int = 0
     produced: int = 0
-    """handed to the sender for any worker of a role: in the row whose receiver is the role"""
+    """handed to the sender for any worker of a role: only in the row of the role"""
     stored: int = 0
     """results of the receiver that the ledger has: the acknowledgement"""
     open: int = 0
@@ -102,7 +101,7 @@ def unreached_workers(words: str) -> set[str]:
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker's state, written every second or two by a thread of its own.
+    """A worker's state, written every second or two by its heartbeat thread.
 
     The main loop counts ``progress``, so that a live heartbeat thread cannot hide a dead loop.
     Clocks of two hosts may differ: its times are compared only with one another."""
@@ -133,7 +132,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held: int = 0
     """Work taken and not finished: trajectories, chunks, units. It must make progress."""
     begun: int = 0
-    """Starts of work after idleness, whose length does not count for the work."""
+    """Starts of work after idleness; the idle time does not count as time on the work."""
     moved_at_s: float = 0.0
     """Time when work last moved or began; 0: not reported."""
     work: WorkReport = WorkReport()
@@ -151,7 +150,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vitals: Vitals | None = None
     """Measurements of its process and host; None from a worker of an earlier version."""
     settings: SettingsTaken = SettingsTaken()
-    """Which change of the run's settings it goes by."""
+    """Which change of the run's settings it has applied."""
     not_committed: str = ""
     """The last optimiser step that was refused twice, in words, for some seconds; empty without
     one."""
@@ -166,7 +165,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker that ended by an error of its own, as it reports at its departure."""
+    """A worker that ended by its own error, as it reports at its departure."""
 
     who: Incarnation
     error: str
@@ -243,9 +242,9 @@ class Fleet:
     demand: str = ""
     """Why there are so many generators, where their number follows demand."""
     drains: tuple[Drain, ...] = ()
-    """Of single workers (``pipeline.supervisor.drains``)."""
+    """Of single workers (``pipeline.supervisor.fleet_edits``)."""
     evictions: tuple[Eviction, ...] = ()
-    """Of workers and joined hosts (``pipeline.supervisor.evictions``)."""
+    """Of workers and joined hosts (``pipeline.supervisor.fleet_edits``)."""
     check: int = 0
     """Number of the newest self-check of the fleet; 0 for none."""
 
@@ -276,7 +275,7 @@ class Topic(StrEnum):
     """a version was published"""
 
 
-class FleetGlance(NamedTuple):
+class FleetSummary(NamedTuple):
     """The fleet at a heartbeat's arrival."""
 
     num_workers: int = 0
@@ -440,7 +439,7 @@ class HeartbeatWriter(Protocol):
     """The blocking side, for the heartbeat thread alone."""
 
     @property
-    def fleet(self) -> FleetGlance:
+    def fleet(self) -> FleetSummary:
         """The fleet as of the last heartbeat."""
         ...
 

@@ -1,7 +1,7 @@
 """Reads entries of the registry's server, which any worker's token may write.
 
-What cannot be read is dropped, logged once and named; the entries beside it are read. One bad value
-must not end who reads it."""
+What cannot be read is dropped, logged once and named; the other entries are read. One bad value
+must not end its reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 import structlog
 
-from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, Heartbeat
+from protocol.ids import Role
 from protocol.printable import printable_line
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ _MAX_INTEGER: Final = 1 << 63
 _MAX_EPOCH_DIGITS: Final = 15
 """As in ``epochs.lua``."""
 _LATEST_S: Final = 1e11
-"""A time beyond this, or before 1970, is none."""
+"""A time beyond this, or before 1970, is invalid."""
 _LONG_NUMBER: Final = re.compile(rb"\d{19}")
 
 log = structlog.get_logger(__name__)
@@ -83,7 +84,7 @@ class EntryReader:
             return None
 
     def arrival(self, name: bytes, at: object) -> float | None:
-        """Return a time of arrival in seconds since 1970; None for one that is none."""
+        """Return a time of arrival in seconds since 1970; None for an invalid one."""
         seconds = float(at) if isinstance(at, (bytes, str, float, int)) else math.nan
         if not math.isfinite(seconds) or not 0.0 <= seconds < _LATEST_S:
             self.drop("seen", name, f"{seconds} is no time")
@@ -91,7 +92,7 @@ class EntryReader:
         return seconds
 
     def epoch(self, name: bytes | str, found: bytes) -> int:
-        """Return a worker's epoch; 0 for one that is none."""
+        """Return a worker's epoch; 0 for an invalid one."""
         if found.isdigit() and len(found) <= _MAX_EPOCH_DIGITS:
             self._readable("epochs", name)
             return int(found)
@@ -99,7 +100,7 @@ class EntryReader:
         return 0
 
     def drop(self, key: str, name: bytes | str, why: str) -> None:
-        """Note an entry that cannot be read."""
+        """Record an entry that cannot be read."""
         entry = _entry(key, name)
         if entry in self._unreadable:
             return
@@ -127,3 +128,38 @@ def _check_numbers(value: Any) -> None:
     if isinstance(value, (list, tuple)):
         for part in cast("Sequence[Any]", value):
             _check_numbers(part)
+
+
+_BY_HAND: Final = "by_hand"
+_DEMAND: Final = "demand"
+_DRAINS: Final = "drains"
+_EVICTIONS: Final = "evictions"
+_CHECK: Final = "check"
+_fleet_fields = msgspec.json.Decoder(dict[str, int | str])
+
+
+def encoded(fleet: Fleet) -> bytes:
+    """Return a fleet as one object: its counts by role, and its other fields."""
+    more = ({_BY_HAND: 1} if fleet.is_by_hand else {}) | ({_DEMAND: fleet.demand} if fleet.demand else {})
+    if fleet.drains:
+        more |= {_DRAINS: " ".join(f"{one.worker}#{one.epoch}{'+' * one.is_replaced}" for one in fleet.drains)}
+    if fleet.evictions:
+        more |= {_EVICTIONS: msgspec.json.encode(fleet.evictions).decode()}
+    if fleet.check:
+        more |= {_CHECK: fleet.check}
+    return msgspec.json.encode({str(role): count for role, count in fleet.counts.items()} | more)
+
+
+def decoded(blob: bytes) -> Fleet:
+    """Return the fleet that ``encoded`` wrote."""
+    found = _fleet_fields.decode(blob)
+    by_hand, demand = bool(found.pop(_BY_HAND, 0)), str(found.pop(_DEMAND, ""))
+    drains = tuple(map(_drain, str(found.pop(_DRAINS, "")).split()))
+    evictions = msgspec.json.decode(str(found.pop(_EVICTIONS, "[]")), type=tuple[Eviction, ...])
+    check = int(found.pop(_CHECK, 0))
+    return Fleet({Role(role): int(count) for role, count in found.items()}, by_hand, demand, drains, evictions, check)
+
+
+def _drain(text: str) -> Drain:
+    worker, _, epoch = text.removesuffix("+").rpartition("#")
+    return Drain(worker, int(epoch), text.endswith("+"))

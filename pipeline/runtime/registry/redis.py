@@ -1,4 +1,4 @@
-"""The registry in Redis, beside the ledger. ``pipeline.ledger.redis.keys`` has its keys.
+"""The registry in Redis, next to the ledger. ``pipeline.ledger.redis.keys`` has its keys.
 
 News is a stream of one entry for each topic. One connection of each worker waits for it (XREAD
 BLOCK). The script that makes a change also writes its news. A wait without news, or whose
@@ -45,8 +45,7 @@ from pipeline.runtime.registry.contract import (
     check_newest,
     is_wanted,
 )
-from pipeline.runtime.registry.fleet_form import decoded, encoded
-from pipeline.runtime.registry.reading import EntryReader
+from pipeline.runtime.registry.reading import EntryReader, decoded, encoded
 from pipeline.runtime.registry.redis_keys import NEWS, NO_BOUND, keys_of, mend, standing
 from pipeline.runtime.registry.scripts import SCRIPTS
 from pipeline.runtime.registry.settings_change import SettingsChange
@@ -93,11 +92,11 @@ class RedisRegistry:
         unlisted_after_s: float = UNLISTED_AFTER_S,
         connection: PipelinedConnection | None = None,
     ) -> None:
-        """``connection``: for all calls but the wait for news; else one of its own."""
+        """``connection``: for all calls but the wait for news; a new one by default."""
         self._client = client
         self._connection = connection or PipelinedConnection(client)
         self._listening = PipelinedConnection(client)
-        """A connection of its own, since a wait for news would hold up other calls."""
+        """A separate connection, since a wait for news would hold up other calls."""
         self._keys = keys_of(run)
         self._unlisted_after_s = unlisted_after_s
         self._mailboxes: dict[str, _Endpoint] = {}
@@ -432,7 +431,7 @@ class RedisRegistry:
             worker = self._entries.name("endpoints", name)
             if worker is None:
                 continue
-            # Junk says nothing of a mailbox: what was known of it still holds.
+            # An unreadable entry changes nothing about a mailbox that is known.
             found = (self._entries.value("endpoints", name, entry, _endpoints) or before.get(worker)) if entry else None
             self._mailboxes.pop(worker, None)
             if found is not None:

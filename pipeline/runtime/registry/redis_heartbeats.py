@@ -11,7 +11,7 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
-from pipeline.runtime.registry.contract import FleetGlance, Heartbeat
+from pipeline.runtime.registry.contract import FleetSummary, Heartbeat
 from pipeline.runtime.registry.redis_keys import keys_of, mend, standing
 from pipeline.runtime.registry.scripts import SCRIPTS
 from protocol.ids import Incarnation, Role
@@ -21,12 +21,12 @@ _INDEX_EVERY = 16
 _KEEP_EVERY = 4
 """Heartbeats between two that are written to the append-only file, and sent to replicas.
 
-A server that begins anew, or replica that becomes the master, has mailboxes' times of these. With
+A server that was restarted, or replica that becomes the master, has mailboxes' times of these. With
 one every eight seconds none of a live worker is older than ``UNLISTED_AFTER_S``."""
 
 
 class RedisHeartbeatWriter:
-    """The blocking side, with an event loop and a connection of its own, for one
+    """The blocking side, with its own event loop and connection, for one
     thread at a time."""
 
     def __init__(
@@ -40,10 +40,10 @@ class RedisHeartbeatWriter:
         self._indexed: tuple[Incarnation, int, bool, int] | None = None
         """The indexes' entries of a worker, and the number of connects at their writing."""
         self._until_indexed = 0
-        self._fleet = FleetGlance()
+        self._fleet = FleetSummary()
 
     @property
-    def fleet(self) -> FleetGlance:
+    def fleet(self) -> FleetSummary:
         """The fleet as of the last heartbeat."""
         return self._fleet
 
@@ -54,7 +54,7 @@ class RedisHeartbeatWriter:
         return self._runner.run(self.send(heartbeat))
 
     async def send(self, heartbeat: Heartbeat) -> bool:
-        """Do what ``beat`` does, on the caller's event loop."""
+        """Like ``beat``, on the caller's event loop."""
         who = heartbeat.who
         with ledger_faults("heartbeat"):
             place, reaches = standing(who.role, heartbeat.policy_version), heartbeat.reaches_scorers
@@ -81,7 +81,7 @@ class RedisHeartbeatWriter:
         self._until_indexed = self._until_indexed - 1 if is_known else _INDEX_EVERY
         if not counts:
             return False
-        self._fleet = FleetGlance(counts[0], counts[1], self._connection.num_connects, counts[2] / 1e6)
+        self._fleet = FleetSummary(counts[0], counts[1], self._connection.num_connects, counts[2] / 1e6)
         return True
 
     def close(self) -> None:

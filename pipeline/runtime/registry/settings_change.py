@@ -1,7 +1,7 @@
 """A change of a running run's settings, and a worker's answer to it.
 
 Changes are numbered from 1 and never removed. The last one holds until the next. A rollback is a
-change too: it sets what would hold without the changes that it undoes."""
+change too: it restores the values from before the changes that it undoes."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class SettingsTaken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """A worker's report of changes, in its heartbeat."""
 
     number: int = 0
-    """The last change that the worker goes by; 0: none."""
+    """The last change that the worker has applied; 0: none."""
     first_update: int = 0
     """The learner's: the first update that it made, or will make, with it."""
     failed: int = 0
     """Number of the first change that the worker has given up, since its first work failed; the
-    learner then goes on with what held before. It stays until the change is rolled back."""
+    learner then continues with the former values. It stays until the change is rolled back."""
     failed_to: int = 0
     """Number of the last one that failed with it; 0: it alone."""
     why: str = ""

@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import structlog
 
 from pipeline.process.progress_bar import ProgressBar, progress
 from pipeline.supervisor.joining.file_cache import CachedFileBusy, CachedFileDamaged, FileCache, PartialFile
 from pipeline.supervisor.joining.manifest import ManifestFile
-from protocol.channel import Requester
-from protocol.errors import ConfigError, DataError, DeadlineExceeded
+from protocol.channel import Requester, Responder
+from protocol.errors import ConfigError, DataError, DeadlineExceeded, UnknownMessage
 from protocol.hosts import own_address
-from protocol.messages import FilePart, FileRequest
+from protocol.log_limiter import LogLimiter
+from protocol.messages import FilePart, FileRequest, Message
 from protocol.printable import printable_line
 
 _PART_S: Final = 30.0
@@ -42,7 +45,7 @@ _log = structlog.get_logger(__name__)
 async def fetch_files(
     files: Sequence[ManifestFile], cache: FileCache, requester: Requester, endpoint: str, *, max_part_bytes: int
 ) -> dict[str, Path]:
-    """Return digest -> file in the cache; what is not there is fetched.
+    """Return digest -> file in the cache; fetch missing files.
 
     Raises ConfigError: the run's host cannot be reached, or does not permit this one. Raises
     DataError: it has no such file any more. Raises StorageFailed: the disk takes no more."""
@@ -86,7 +89,7 @@ class _BytesLeft:
         """Another process fetches the file."""
         self._bar.detail(f"another process fetches {printable_line(file.place)}")
 
-    def note(self, file: ManifestFile, num_bytes_left: int, *, came: int = 0) -> None:
+    def update(self, file: ManifestFile, num_bytes_left: int, *, came: int = 0) -> None:
         """So many bytes of the file came, and so many are left."""
         self._left[file.digest] = num_bytes_left
         self._done += came
@@ -101,10 +104,10 @@ async def _fetch(
     try:
         # Another process may have fetched it meanwhile.
         if (path := await asyncio.to_thread(cache.find, file)) is not None:
-            left.note(file, 0)
+            left.update(file, 0)
             return path
         for _ in range(2):
-            left.note(file, file.num_bytes - partial.num_bytes)
+            left.update(file, file.num_bytes - partial.num_bytes)
             await _fill(partial, file, requester, endpoint, max_part_bytes, left)
             try:
                 return await asyncio.to_thread(partial.finish)
@@ -159,7 +162,7 @@ async def _fill(
                 f"{endpoint} the run's host?"
             )
         await asyncio.to_thread(partial.append, part.data.data)
-        left.note(file, file.num_bytes - partial.num_bytes, came=part.data.size)
+        left.update(file, file.num_bytes - partial.num_bytes, came=part.data.size)
 
 
 async def _ask(requester: Requester, endpoint: str, request: FileRequest) -> FilePart:
@@ -191,3 +194,57 @@ def _unreached(endpoint: str, unreached_s: float) -> str:
             "reaches; or it does not permit this host's key"
         )
     return f"the run's host at {endpoint} is connected to {here}, and sent no part for {_PART_S:g} s; look at its load"
+
+
+# Serves ranges of a manifest's files, on the run's host.
+#
+# A request names a digest. The answer is a part of the file with that digest, and no other file is
+# served. The requester checks the whole.
+
+_SERVE_TIMEOUT_S = 0.5
+
+
+class FileServer:
+    """Answers requests for the files of one run."""
+
+    def __init__(self, served: Mapping[str, Path], *, max_part_bytes: int) -> None:
+        """``served``: digest -> file; no part is longer than ``max_part_bytes``."""
+        self._served = served
+        self._max_part_bytes = max_part_bytes
+        self._log_limiter = LogLimiter()
+
+    async def serve(self, responder: Responder, until: asyncio.Event) -> None:
+        """Answer until the event is set."""
+        while not until.is_set():
+            try:
+                await responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)
+            except UnknownMessage as error:
+                # A peer's mistake ends nothing here.
+                if (num_silent := self._log_limiter.due("", "request")) is not None:
+                    _log.warning("file_request_refused", reason=str(error), num_not_logged=num_silent)
+
+    async def _answer(self, request: Message) -> FilePart:
+        return await asyncio.to_thread(self.answer, request)
+
+    def answer(self, request: Message) -> FilePart:
+        """Return a part; an empty one for a file that is not served, or is gone. Raises
+        UnknownMessage: it is no request for a file."""
+        if not isinstance(request, FileRequest):
+            raise UnknownMessage(f"a {type(request).__name__} was sent to a file server; expected a FileRequest")
+        path = self._served.get(request.digest)
+        data, total = b"", 0
+        if path is not None:
+            try:
+                with path.open("rb") as file:
+                    total = os.fstat(file.fileno()).st_size
+                    wanted = min(request.max_bytes, self._max_part_bytes)
+                    data = os.pread(file.fileno(), wanted, request.offset)
+            except OSError as error:
+                if (num_silent := self._log_limiter.due(str(path), "unreadable")) is not None:
+                    _log.error("file_not_served", path=str(path), reason=str(error), num_not_logged=num_silent)
+                data, total = b"", 0
+        # Of a file that was cut since, nothing is left at the offset.
+        offset = min(request.offset, total)
+        return FilePart(
+            digest=request.digest, offset=offset, total_bytes=total, data=np.frombuffer(data, dtype=np.uint8)
+        )

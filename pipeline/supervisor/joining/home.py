@@ -1,4 +1,4 @@
-"""The way home of what a joined host's workers write: logs, terminal output and tallies.
+"""Sends logs, terminal output and tallies of a joined host's workers to the run's host.
 
 The files stay in the joined folder. An entry of bounded size, one a second at most, has what is new
 in them. The run's host writes it into the run's folder, under the same names.
@@ -50,13 +50,13 @@ class HomePiece(msgspec.Struct, frozen=True):
     name: str
     """``generator-hostb-x3f9a1-0.jsonl``"""
     file: int
-    """Inode: a log that was renamed begins anew."""
+    """Inode: a log that was renamed starts over."""
     offset: int
     data: bytes
 
     @property
     def worker(self) -> str:
-        """Name of the worker whose log it is; empty for no log's name."""
+        """Name of the log's worker; empty where the name is not that of a log."""
         found = _LOG.fullmatch(self.name)
         return "" if found is None else found["worker"]
 
@@ -72,7 +72,7 @@ class HomeEntry(msgspec.Struct, frozen=True):
 
 
 class HomeReader:
-    """Reads what is new in a joined folder; a later join goes on where an earlier one ended."""
+    """Reads new data of a joined folder; a later join continues where an earlier one ended."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -81,7 +81,7 @@ class HomeReader:
         self._last = ""
         """Name of the log that the last entry ended with."""
 
-    def take(self) -> bytes:
+    def next_entry(self) -> bytes:
         """Return the next entry; empty when there is nothing new. An entry that was not delivered
         is missing at home, and is marked there."""
         pieces: list[HomePiece] = []
@@ -96,7 +96,7 @@ class HomeReader:
         tallies = self._changed_tallies()
         return msgspec.msgpack.encode(HomeEntry(tuple(pieces), tallies)) if pieces or tallies else b""
 
-    def last(self) -> bytes:
+    def last_entry(self) -> bytes:
         """Return the entry after all others: it names the workers whose logs are here."""
         found = (_LOG.fullmatch(path.name) for path in (self._folder / "logs").glob("*"))
         names = {one["worker"] for one in found if one is not None and one["worker"] not in _ALONE}
@@ -113,7 +113,7 @@ class HomeReader:
                 found = os.fstat(file.fileno())
                 known, offset = self._offsets.get(path.name, (0, 0))
                 if found.st_ino != known or found.st_size < offset:
-                    # It was renamed or cut, and began anew.
+                    # It was renamed or cut, and started over.
                     offset = 0
                 size = found.st_size
                 if size - offset > _MAX_BEHIND_BYTES:
@@ -144,8 +144,8 @@ class HomeWriter:
         self._offsets = _read_offsets(run_dir / _OFFSETS)
 
     def write(self, encoded: bytes) -> HomeEntry:
-        """Write one entry, and return it without what was refused: what is no entry, and names that
-        are not a joined worker's. Raises OSError."""
+        """Write one entry, and return the written part. Refuses undecodable entries and names that are
+        not a joined worker's. Raises OSError."""
         try:
             entry = msgspec.msgpack.decode(encoded, type=HomeEntry)
         except (ValueError, RecursionError) as error:

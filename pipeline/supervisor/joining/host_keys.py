@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 async def keep_tokens(url: str, run: str) -> None:
     """Make the server's users equal the run's tokens, until cancelled.
 
-    A server that was started anew, or took over, lacks them."""
+    A server that was restarted, or took over, lacks them."""
     client = connect(url, timeout_s=_ANSWER_S, patience_s=_ANSWER_S)
     admin = TokenAdmin(client, run)
     trouble = ""

@@ -9,9 +9,10 @@ that is wrong on this host is found before a worker starts."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -30,13 +31,12 @@ from pipeline.runtime.registry.contract import RunState
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.settings_change import SettingsChange
 from pipeline.runtime.worker_process import leaves
-from pipeline.supervisor.joining.code_version import check_same, own_version
 from pipeline.supervisor.joining.file_cache import FileCache, cache_folder
 from pipeline.supervisor.joining.file_fetch import fetch_files
 from pipeline.supervisor.joining.host_keys import mirrored_keys
 from pipeline.supervisor.joining.joined_folder import JoinedFolder, link_files, room, write_folder
 from pipeline.supervisor.joining.joined_supervisor import HostRefusal, JoinedSupervisor, JoinOutcome
-from pipeline.supervisor.joining.manifest import Manifest, ManifestFile, ManifestHead
+from pipeline.supervisor.joining.manifest import Manifest, ManifestFile, ManifestHead, check_same, own_version
 from pipeline.supervisor.processes import Command, worker_command
 from protocol.channel import Requester
 from protocol.errors import ConfigError, LedgerUnavailable
@@ -295,3 +295,48 @@ async def _prepare(supervisor: JoinedSupervisor, bringing: Coroutine[None, None,
 async def _interrupt(supervisor: JoinedSupervisor) -> None:
     await supervisor.stopped.wait()
     raise Interrupted("stopped before a worker was started")
+
+
+async def join_and_stay(
+    request: JoinRequest,
+    join: Callable[[], Awaitable[JoinOutcome]],
+    *,
+    stay_s: float,
+    stays: Callable[[JoinOutcome], None] = lambda _: None,
+) -> JoinOutcome:
+    """Join a run, and again each time that it is resumed within ``stay_s``.
+
+    Args:
+        request: Names ledger and run.
+        join: Joins once, and returns when the run has ended.
+        stay_s: Longest wait for a resume, in seconds; 0: none.
+        stays: Called with the outcome before each wait.
+
+    Returns the last join's outcome. Raises what ``join`` raises, and LedgerRefused."""
+    while True:
+        outcome = await join()
+        if not outcome.may_resume or stay_s <= 0:
+            return outcome
+        stays(outcome)
+        if not await _resumed(request, stay_s):
+            return outcome
+
+
+async def _resumed(request: JoinRequest, stay_s: float) -> bool:
+    """Wait until the run is running again; return False when it has finished, or at the bound."""
+    client = connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_ANSWER_S)
+    board, registry = JoinBoard(client, request.run), RedisRegistry(client, request.run)
+    deadline = time.monotonic() + stay_s
+    try:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(LedgerUnavailable):
+                status = await registry.run_status()
+                if status.state is RunState.FINISHED:
+                    return False
+                if status.state is RunState.RUNNING and await board.manifest():
+                    return True
+            await asyncio.sleep(_POLL_S)
+    finally:
+        await registry.aclose()
+        await board.aclose()
+    return False

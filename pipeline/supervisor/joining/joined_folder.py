@@ -179,7 +179,7 @@ def _link(source: Path, place: Path) -> None:
 
 @contextlib.contextmanager
 def room(folder: Path) -> Iterator[None]:
-    """Raise StorageFailed where the disk refuses what is written into a joined folder."""
+    """Raise StorageFailed where the disk refuses a write into a joined folder."""
     try:
         yield
     except OSError as error:

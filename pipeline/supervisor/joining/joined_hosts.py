@@ -54,8 +54,8 @@ class JoinedHosts:
         with RunHost(self._config, self._run_dir, ledger_url, on_entry=self._hear):
             yield
 
-    def see(self, beats: Sequence[Heartbeat], own: Collection[str] = (), *, is_running: bool) -> None:
-        """Take note of the workers that are alive elsewhere; once the run ends, only of those that
+    def observe(self, beats: Sequence[Heartbeat], own: Collection[str] = (), *, is_running: bool) -> None:
+        """Record the workers that are alive elsewhere; once the run ends, only those that
         fall silent. ``own``: the workers of this supervisor."""
         if not self._are_served:
             return
@@ -72,13 +72,13 @@ class JoinedHosts:
             for name in silent & self._seen_s.keys():
                 del self._seen_s[name]
 
-    async def left(self, registry: Registry, given_up: Callable[[], bool]) -> None:
+    async def await_last_lines(self, registry: Registry, given_up: Callable[[], bool]) -> None:
         """Wait for the last entries of the joined workers. ``given_up``: whether the operator wants
         the end at once."""
         deadline_s = time.monotonic() + self._config.supervisor.drain_timeout_s
         while (awaited := sorted(self._seen_s)) and not given_up() and time.monotonic() < deadline_s:
             try:
-                self.see(await registry.heartbeats_of(awaited), is_running=False)
+                self.observe(await registry.heartbeats_of(awaited), is_running=False)
             except LedgerError:
                 # without it nothing comes home
                 break
@@ -87,7 +87,7 @@ class JoinedHosts:
             log.warning("logs_not_awaited", workers=awaited, action="their joined folders have the last lines")
 
     def _hear(self, entry: HomeEntry) -> None:
-        """Take note of what came home. On the thread of ``run_host``."""
+        """Record an entry of a joined host. On the thread of ``run_host``."""
         names = {piece.worker for piece in entry.pieces}
         # a joined supervisor has no heartbeat whose silence would show that its host is dead
         workers = [name for name in names if not name.startswith(f"{Role.SUPERVISOR}-")]

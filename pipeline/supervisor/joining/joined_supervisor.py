@@ -1,7 +1,7 @@
 """The supervisor of a joined host: keeps its workers alive until the run ends.
 
 It turns exits, its own workers' heartbeats and the run's state into processes, restarts, and
-entries on their way home. It looks at signals and exits every fifth of a second.
+entries on their way home. It checks signals and exits every fifth of a second.
 
 The rules are those of the run's supervisor (``host_fleet``): restart budgets, fences, adoption. A
 failure here ends this host's workers; the run and other hosts go on. The number of workers is this
@@ -27,13 +27,13 @@ from pipeline.ledger.redis.join_board import JoinBoard
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.runtime.liveness import is_silent
+from pipeline.runtime.process_setup import leave_terminals, obeying
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.runtime.signals import leave_terminals, obeying
-from pipeline.supervisor import leftovers
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.joining.home import HomeReader
 from pipeline.supervisor.joining.joined_folder import JoinedFolder
+from pipeline.supervisor.leftovers import clear_leftovers
 from pipeline.supervisor.monitor import overdue_ages
 from pipeline.supervisor.processes import Command, worker_command
 from pipeline.supervisor.pulse import Pulse
@@ -43,7 +43,7 @@ from protocol.errors import LedgerError, LedgerRefused
 from protocol.ids import Role
 
 _TICK_S: Final = 0.2
-_LOOK_EVERY_S: Final = 0.5
+_POLL_EVERY_S: Final = 0.5
 _HOME_EVERY_S: Final = 1.0
 _OVERDUE_EVERY_S: Final = 5.0
 _ANSWER_S: Final = 2.0
@@ -98,7 +98,7 @@ class JoinedSupervisor:
         self._num_signals = 0
         self.stopped = asyncio.Event()
         """Set by a signal, or by who gives the start up."""
-        self._next_look_s = self._next_home_s = self._next_overdue_s = 0.0
+        self._next_poll_s = self._next_home_s = self._next_overdue_s = 0.0
         self._overdue_s: dict[Role, float] = {}
         self._home = HomeReader(folder.path)
         self._refusal = refusal or HostRefusal()
@@ -136,11 +136,11 @@ class JoinedSupervisor:
             await ledger.aclose()
             await registry.aclose()
             await board.aclose()
-            leftovers.clear(self._folder.path)
+            clear_leftovers(self._folder.path)
         return self._outcome(ending)
 
     def close(self) -> None:
-        """End what ``prepare`` started, where ``run`` was not reached."""
+        """End the process that ``prepare`` started, where ``run`` was not reached."""
         self._fleet.processes.close()
 
     async def _until_refused(self, supervising: Coroutine[None, None, str]) -> str:
@@ -161,10 +161,10 @@ class JoinedSupervisor:
             now = time.monotonic()
             ended = self._fleet.processes.reap()
             for exit_ in ended:
-                self._fleet.note(exit_, now)
-            if ended or now >= self._next_look_s:
-                self._next_look_s = now + _LOOK_EVERY_S
-                ending = await self._look(registry, ledger, now) or ending or self._own_end()
+                self._fleet.record_exit(exit_, now)
+            if ended or now >= self._next_poll_s:
+                self._next_poll_s = now + _POLL_EVERY_S
+                ending = await self._poll_ledger(registry, ledger, now) or ending or self._own_end()
             if now >= self._next_home_s:
                 self._next_home_s = now + _HOME_EVERY_S
                 await asyncio.to_thread(self._fleet.processes.bound_outputs)
@@ -173,12 +173,12 @@ class JoinedSupervisor:
                 self._fleet.carry_out(plan.stop(now))
             self._fleet.carry_out(plan.due(now))
             if ending and plan.is_down:
-                self._pulse.end()
+                self._pulse.mark_ended()
                 return ending
             self._pulse.beat(now, is_ready=self._is_ready)
             await asyncio.sleep(_TICK_S)
 
-    async def _look(self, registry: Registry, ledger: RedisLedger, now: float) -> str:
+    async def _poll_ledger(self, registry: Registry, ledger: RedisLedger, now: float) -> str:
         """Read the ledger and act on it; return why the run is over, empty while it goes on."""
         fleet = self._fleet
         try:
@@ -239,7 +239,7 @@ class JoinedSupervisor:
     async def _send_home(self, board: JoinBoard) -> bool:
         """Send new lines and tallies; return whether there were any. Refused entries stay here, and
         are marked at home."""
-        entry = await asyncio.to_thread(self._home.take)
+        entry = await asyncio.to_thread(self._home.next_entry)
         if entry:
             with contextlib.suppress(LedgerError):
                 await board.send_home(entry)
@@ -250,7 +250,7 @@ class JoinedSupervisor:
         while await self._send_home(board):
             pass
         with contextlib.suppress(LedgerError):
-            await board.send_home(await asyncio.to_thread(self._home.last))
+            await board.send_home(await asyncio.to_thread(self._home.last_entry))
 
     def _own_end(self) -> str:
         failure = self._fleet.plan.failure
@@ -264,7 +264,7 @@ class JoinedSupervisor:
             if self._num_signals:
                 return
         self._num_signals += 1
-        self._next_look_s = 0.0
+        self._next_poll_s = 0.0
         self.stopped.set()
         if self._num_signals == 1:
             log.warning("join_stopping", how="drains to a window boundary; a second Ctrl-C ends at once")

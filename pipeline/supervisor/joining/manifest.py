@@ -1,4 +1,4 @@
-"""The manifest of a run: what another host needs to join it, in the ledger.
+"""The manifest of a run, in the ledger, from which other hosts join it.
 
 It has the resolved configuration with a *place* for each path, and each file's place, size, digest
 and roles. A place is a path below the folder of files that a joined host makes. Prompt files keep
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +22,50 @@ import msgspec
 from pipeline.config.public import kept_settings
 from pipeline.config.schema import RunConfig
 from pipeline.data.places import local_file
-from pipeline.supervisor.joining.code_version import CodeVersion, own_version
+from pipeline.files.code_copies import digest_of
 from protocol.errors import ConfigError
+from protocol.headrace import PACKAGES
 from protocol.ids import Role
+
+# Which Headrace this is: its version, and a digest of its own sources.
+#
+# Hosts of one run have the same of both: messages, scripts and sampling must agree.
+
+_ROOT = Path(__file__).parents[3]
+_NUM_DIGITS = 12
+
+
+class CodeVersion(msgspec.Struct, frozen=True):
+    """One Headrace, as installed on a host."""
+
+    version: str
+    """Of the distribution."""
+    digest: str
+    """sha256 of the sources, in hex; the first 12 characters."""
+
+    def __str__(self) -> str:
+        return f"{self.version} (sources {self.digest})"
+
+
+def own_version(root: Path = _ROOT) -> CodeVersion:
+    """Return the version of the Headrace that runs here. ``root`` has its packages."""
+    try:
+        version = metadata.version("headrace")
+    except metadata.PackageNotFoundError:
+        version = "of a source tree"
+    return CodeVersion(version, digest_of(root, *PACKAGES)[:_NUM_DIGITS])
+
+
+def check_same(theirs: CodeVersion, ours: CodeVersion) -> None:
+    """Raise ConfigError when this host's Headrace is not the run's."""
+    if theirs == ours:
+        return
+    if theirs.version != ours.version:
+        remedy = f"install headrace {theirs.version} on this host"
+    else:
+        remedy = "both are of one version, with other sources: install the same commit on both hosts"
+    raise ConfigError(f"this host has Headrace {ours}, and the run was started with {theirs}; {remedy}")
+
 
 JOINING_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
 """Roles of which a run may have workers on other hosts."""
@@ -55,7 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     """The resolved configuration, without passwords; paths are places."""
     places: tuple[tuple[str | int, ...], ...]
-    """The settings whose values are places."""
+    """The settings that have places as values."""
     files: tuple[ManifestFile, ...] = ()
     endpoint: str = ""
     """Where the run's host serves the files."""
@@ -211,7 +253,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         if path.name.startswith(".") or path.name == "__pycache__" or path.suffix == ".pyc":
             continue
         if path.is_dir():
-            # An environment has a python of its own, and is installed, not fetched.
+            # A virtual environment is installed, not fetched.
             if not path.is_symlink() and not (path / "pyvenv.cfg").exists():
                 yield from _walk(path)
         elif path.is_file():

@@ -1,11 +1,11 @@
-"""The run's host as joined hosts see it: manifest, files, and a folder for what they send home.
+"""The run's host as joined hosts see it: manifest, files, and a folder for their logs.
 
 *Consumes* a resolved configuration, requests for files, and entries on their way home. *Produces*
 the manifest in the ledger, parts of files, and logs and tallies in the run's folder. It also keeps
 tokens and keys (``host_keys``). *Waits for* all of these, on a thread that ends with the run.
 Digesting a large model takes a while. Until then there is no manifest, and joining hosts wait.
 
-A failure here ends no run: it is logged, and the thread begins anew after a pause."""
+A failure here ends no run: it is logged, and the thread starts over after a pause."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from pipeline.config.schema import RunConfig
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.join_board import MAX_ENTRIES, JoinBoard
 from pipeline.runtime.key_mirror import mirror_keys
-from pipeline.supervisor.joining.code_version import own_version
-from pipeline.supervisor.joining.file_server import FileServer
+from pipeline.supervisor.joining.file_fetch import FileServer
 from pipeline.supervisor.joining.home import HomeEntry, HomeWriter
 from pipeline.supervisor.joining.host_keys import keep_tokens
-from pipeline.supervisor.joining.manifest import Manifest, encode_manifest, make_manifest
+from pipeline.supervisor.joining.manifest import Manifest, encode_manifest, make_manifest, own_version
 from protocol.endpoints import mailbox_endpoint
 from protocol.errors import ConfigError, LedgerError
 from protocol.hosts import advertised
@@ -55,7 +54,7 @@ class RunHost:
         *,
         on_entry: Callable[[HomeEntry], None],
     ) -> None:
-        """``on_entry``: is given what joined hosts sent home and was written, on this thread."""
+        """``on_entry``: called on this thread with each written entry of a joined host."""
         self._config, self._run_dir, self._url = config, run_dir, ledger_url
         self._on_entry = on_entry
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
@@ -137,7 +136,7 @@ class RunHost:
         )
 
     async def _receive(self, board: JoinBoard, ended: asyncio.Event) -> None:
-        """Write what arrives into the run's folder, until the end and once more."""
+        """Write arriving entries into the run's folder, until the end and once more."""
         writer = HomeWriter(self._run_dir)
         is_last = False
         while not is_last:

@@ -1,4 +1,4 @@
-"""The launcher that a configuration names, and what it would do."""
+"""Builds the configured launcher, and shows what it would start."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 
 from pipeline.config.operations import LaunchSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.address import read_address
+from pipeline.ledger.address import read_address, read_ledger_url
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.tokens import TokenAdmin
 from pipeline.ledger.server.embedded import external_url
-from pipeline.ledger.token import Token, read_token
+from pipeline.ledger.token import Token, read_authority, read_token, write_token
 from pipeline.ledger.url import has_credentials, is_hidden, refuse_plaintext, without_credentials
 from pipeline.supervisor.fleet_plan import worker_name
 from pipeline.supervisor.fleet_size import desired_counts
@@ -122,7 +124,7 @@ def end_jobs(config: RunConfig, run_dir: Path) -> int:
 
 
 def clear_jobs(launcher: Launcher, run_dir: Path) -> None:
-    """Remove what the ended jobs of a run left on its own host. Raises LaunchFailed."""
+    """Remove the folders of a run's ended jobs on this host. Raises LaunchFailed."""
     from pipeline.supervisor.launchers.local_join import LocalJoinLauncher
 
     if isinstance(launcher, LocalJoinLauncher):
@@ -138,7 +140,7 @@ def end_all(launcher: Launcher) -> int:
 
 
 def dry_run(config: RunConfig) -> str:
-    """Return what would be submitted for the configured fleet; nothing is started, and no program
+    """Return the jobs that would be submitted for the fleet; nothing is started, and no program
     of the place is needed."""
     settings = config.launch
     if settings.on == "local":
@@ -173,3 +175,27 @@ def dry_run(config: RunConfig) -> str:
             from pipeline.supervisor.launchers.ray_actors import dry_run as ray_dry_run
 
             return ray_dry_run(settings, join, launched_workers(config))
+
+
+async def keep_tokens(config: RunConfig, run_dir: Path) -> None:
+    """Make a token for each launched role that has none which is still valid. Raises ConfigError:
+    the ledger's server permits no ACL commands. Raises LedgerUnavailable."""
+    url = read_ledger_url(run_dir)
+    folder = run_dir / TOKENS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    admin = TokenAdmin(connect(url), config.run.name)
+    try:
+        valid = {row.id for row in await admin.rows()}
+        for name in sorted(config.launch.launched):
+            path = folder / f"{name}.token"
+            if _token_id(path) not in valid:
+                write_token(path, await admin.create(Role(name), ca=read_authority(url)))
+    finally:
+        await admin.aclose()
+
+
+def _token_id(path: Path) -> str | None:
+    try:
+        return read_token(path).id
+    except ConfigError:
+        return None

@@ -35,8 +35,8 @@ from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import from_shell
 from pipeline.process.records import ProcessIdentity, identify, this_host
-from pipeline.supervisor.launchers.join_command import join_words
-from pipeline.supervisor.launchers.output_tail import last_lines
+from pipeline.supervisor.launchers.join_command import join_words, last_lines
+from pipeline.supervisor.launchers.seam import Job, JobState
 from protocol import headrace
 from protocol.errors import ConfigError
 from protocol.ids import Role, is_worker_name
@@ -67,6 +67,12 @@ class HostJob(msgspec.Struct, frozen=True, kw_only=True):
     runs: bool
     started_s: float
     exit_code: int | None = None
+
+    def as_job(self, place: str) -> Job:
+        """Return it as a launcher lists it."""
+        if self.runs:
+            return Job(self.role, JobState.RUNNING, place)
+        return Job(self.role, JobState.ENDED, place, self.exit_code)
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -177,7 +183,7 @@ def _stop(folder: Path, request: HostRequest) -> None:
     with suppress(ProcessLookupError):
         os.killpg(record.identity.pid, signal.SIGKILL if request.now else signal.SIGTERM)
     if request.now:
-        # Workers are in sessions of their own.
+        # Workers have their own sessions.
         for joined in (folder.parents[1] / "joined").glob(f"{request.worker}-*/{request.run}"):
             end_marked(WORKER_MARK, worker_mark(joined))
 

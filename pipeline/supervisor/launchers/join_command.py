@@ -1,10 +1,12 @@
-"""The command that a launcher runs on its place, and the token that it needs there."""
+"""The command that a launcher runs on its place, the token it needs there, and the end of its output."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.ledger.token import Token
 from protocol.ids import Role
@@ -42,3 +44,18 @@ def role_of(worker: str) -> Role | None:
     found = _WORKER.fullmatch(worker)
     roles = {str(role): role for role in Role}
     return roles.get(found[1]) if found else None
+
+
+_TAIL_BYTES = 64 << 10
+NUM_LINES = 20
+
+
+def last_lines(path: Path) -> str:
+    """Return a file's last 20 lines of at most 64 KiB; empty without a file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-NUM_LINES:])

@@ -1,12 +1,12 @@
 """The jobs of one launcher, as a supervisor's loop needs them: nothing here waits for a place.
 
 *Consumes* starts and stops. *Produces* the jobs' states and ends. A thread carries orders out and
-looks at the place every ``launch.poll_s``. *Waits for* the place's programs, each with a deadline,
+lists the place every ``launch.poll_s``. *Waits for* the place's programs, each with a deadline,
 on that thread alone. ``close`` ends it.
 
 A worker has at most one order; a newer one replaces it. A start that fails counts as a failure of
 the surroundings, so the restart budget bounds its repetition. A stop that fails is repeated at the
-next look."""
+next poll."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from enum import StrEnum
 
 import structlog
 
-from pipeline.process.exit_codes import ExitCode
-from pipeline.process.last_error import last_error, printed_error
+from pipeline.process.exit_codes import ExitCode, last_error, printed_error
 from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.supervisor.launchers.seam import Exit, Job, JobState, Launcher, LaunchFailed
 from protocol.ids import Role
@@ -92,7 +91,7 @@ class Launched:
         self._begin()
 
     def running(self) -> list[str]:
-        """Return the workers whose jobs run: a waiting job is not late."""
+        """Return the workers with a running job: a waiting job is not late."""
         with self._lock:
             return [name for name, held in self._held.items() if held.job and held.job.state is JobState.RUNNING]
 

@@ -1,6 +1,6 @@
 """Jobs of this host that join the run as those of any other host: ``launch.on = "join"``.
 
-Each worker is a ``headrace fleet join`` in a folder of its own. All that it needs comes through the
+Each worker is a ``headrace fleet join`` in its own folder. All that it needs comes through the
 ledger and the wire, and nothing is read from the run's folder.
 
     <cache>/headrace/here/<digest of the run's folder>/headrace/launched, joined
@@ -79,15 +79,7 @@ class LocalJoinLauncher:
     def listing(self) -> dict[str, Job]:
         """Return the jobs of this run on this host."""
         found = self._ask(HostRequest(verb="list", run=self._run)).jobs
-        return {
-            worker: Job(
-                job.role,
-                JobState.RUNNING if job.runs else JobState.ENDED,
-                "this host",
-                None if job.runs else job.exit_code,
-            )
-            for worker, job in found.items()
-        }
+        return {worker: job.as_job("this host") for worker, job in found.items()}
 
     def logs(self, worker: str, /) -> str:
         """Return the last lines of a worker's output."""
@@ -117,7 +109,7 @@ class LocalJoinLauncher:
         return True
 
     def _running(self) -> list[str]:
-        """Return what has not ended: jobs by worker, and processes that this one started."""
+        """Return the workers of running jobs, else this launcher's running processes."""
         jobs = [worker for worker, job in self.listing().items() if job.state is not JobState.ENDED]
         return jobs or [f"process {process.pid}" for process in self._own]
 

@@ -1,6 +1,6 @@
 """Actors of a Ray cluster: one a worker, detached, in a namespace of the run.
 
-Each call is one request to the run's Ray driver (``ray_agent``), a process beside this one, with a
+Each call is one request to the run's Ray driver (``ray_agent``), a separate process, with a
 deadline. A driver that fails is replaced at the next call; actors stay, and a later supervisor
 finds them. Actors hold no secret until their worker begins: ``ray_states`` has who restarts."""
 
@@ -25,7 +25,7 @@ from pipeline.config.operations import LaunchSection, RayRoleSection, ResourcesS
 from pipeline.ledger.token import Token
 from pipeline.ledger.url import without_ledger_password
 from pipeline.supervisor.launchers.join_command import JoinCommand
-from pipeline.supervisor.launchers.ray_words import ClusterSpec, RayReply, RayRequest, WorkerSpec
+from pipeline.supervisor.launchers.ray_states import ClusterSpec, RayReply, RayRequest, WorkerSpec
 from pipeline.supervisor.launchers.seam import Job, LaunchFailed
 from protocol import headrace
 from protocol.errors import ConfigError
@@ -80,7 +80,7 @@ class RayLauncher:
             refuse_open(is_open(found.head))
 
     def start(self, role: Role, worker: str, /) -> None:
-        """Make an actor, or have the worker begin again in one that Ray has placed anew."""
+        """Make an actor, or have the worker begin again in one that Ray has placed again."""
         join, settings = self._join, self._settings
         program = [] if settings.program == _DEFAULT_PROGRAM else list(settings.program)
         spec = WorkerSpec(
@@ -95,9 +95,8 @@ class RayLauncher:
         self._ask(RayRequest(verb="stop", worker=worker, now=now))
 
     def listing(self) -> dict[str, Job]:
-        """Return the run's actors. The driver keeps the ends of workers, whose actors are gone."""
-        jobs = self._ask(RayRequest(verb="list", tokens=self._tokens())).jobs
-        return {worker: Job(job.role, job.state, job.place, job.exit_code, job.reason) for worker, job in jobs.items()}
+        """Return the run's actors. The driver remembers how workers ended after their actors are gone."""
+        return self._ask(RayRequest(verb="list", tokens=self._tokens())).jobs
 
     def logs(self, worker: str, /) -> str:
         """Return the last lines of its output."""

@@ -1,4 +1,4 @@
-"""The Ray driver of a launcher: a process of its own, beside the supervisor.
+"""The Ray driver of a launcher: a separate process.
 
 It reads requests, lines of JSON, from standard input, and writes a reply for each. Ray has seconds
 for a request; the launcher ends a driver that gives no answer.
@@ -23,17 +23,19 @@ import msgspec
 from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers.join_command import role_of
 from pipeline.supervisor.launchers.ray_holder import WorkerHolder, remove_groups, token_digest
-from pipeline.supervisor.launchers.ray_states import HeldWorker, NodeResources, why_waiting
-from pipeline.supervisor.launchers.ray_words import (
+from pipeline.supervisor.launchers.ray_states import (
     GROUP,
     OWN_GROUP,
     ClusterSpec,
+    HeldWorker,
     HolderReport,
-    RayJob,
+    NodeResources,
     RayReply,
     RayRequest,
     WorkerSpec,
+    why_waiting,
 )
+from pipeline.supervisor.launchers.seam import Job
 from protocol.errors import ConfigError
 
 _LOOK_S = 0.5
@@ -62,7 +64,7 @@ class RayDriver:
         self._cluster = cluster
         self._watched: dict[str, _Watched] = {}
         self._specs: dict[str, WorkerSpec] = {}
-        self._ended: dict[str, tuple[RayJob, str]] = {}
+        self._ended: dict[str, tuple[Job, str]] = {}
         """Jobs and last lines of ended workers; their actors are gone."""
         self._tokens: dict[str, Token] = {}
         """By role, as they came last."""
@@ -112,10 +114,10 @@ class RayDriver:
         else:
             self._end(worker, known)
 
-    def listing(self) -> dict[str, RayJob]:
+    def listing(self) -> dict[str, Job]:
         """Return all jobs, after one look at each actor."""
         self._take_up()
-        jobs: dict[str, RayJob] = {}
+        jobs: dict[str, Job] = {}
         for name, known in list(self._watched.items()):
             report = known.held.report
             job = known.held.job(self._why_waiting(name) if report is None else "")
@@ -277,7 +279,7 @@ class RayDriver:
 
 
 def _kept_group(name: str, bundles: list[dict[str, float]], strategy: str, labels: list[dict[str, str]]) -> Any:
-    """Return a detached placement group, made where there is none."""
+    """Return a detached placement group; make it first where it does not exist."""
     from ray.util import get_placement_group, placement_group  # pyright: ignore[reportMissingImports]
 
     with suppress(ValueError):

@@ -1,14 +1,14 @@
 """The Ray actor of one worker: starts ``headrace fleet join`` on its node, and ends with it.
 
 *Consumes* a specification without secrets, then the token, sealed for this start of the actor.
-*Produces* the command, in a session of its own, and reports. *Waits for* nothing.
+*Produces* the command, in its own session, and reports. *Waits for* nothing.
 
     <state folder>/headrace/launched/<run>/ray-<random>/   mode 0700; goes with the actor
         token     0600
         output    what the command printed
 
 A guard process outlives the actor and ends the command with all that it started. An actor whose
-worker does not run frees its place when no supervisor looks."""
+worker does not run frees its place when no supervisor asks for it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ import msgspec
 from pipeline.files import cut, keep_private
 from pipeline.ledger.token import Token, write_token
 from pipeline.ledger.url import without_ledger_password
-from pipeline.supervisor.launchers.join_command import join_words
-from pipeline.supervisor.launchers.output_tail import last_lines
+from pipeline.supervisor.launchers.join_command import join_words, last_lines
 from pipeline.supervisor.launchers.ray_guard import HELD_MARK
-from pipeline.supervisor.launchers.ray_words import GROUP, OWN_GROUP, HolderReport, WorkerSpec
+from pipeline.supervisor.launchers.ray_states import GROUP, OWN_GROUP, HolderReport, WorkerSpec
 from protocol import headrace
 from protocol.private import ensure_private_folder
 
@@ -42,7 +41,7 @@ _GUARD_S = 20.0
 
 
 class WorkerHolder:
-    """The place of one worker. Ray makes it, anew after a loss."""
+    """The place of one worker. Ray makes it, and again after a loss."""
 
     def __init__(self, spec: str) -> None:
         """``spec``: a ``WorkerSpec`` as JSON."""

@@ -1,4 +1,4 @@
-"""The state of one worker on Ray, by what its actor answers. Nothing here waits or calls Ray.
+"""The state of one worker on Ray, by its actor's answers. Nothing here waits or calls Ray.
 
 Ray replaces a lost actor, and so the place of a worker. The worker in it begins again only by an
 order of the supervisor, whose budgets count the loss. An order is carried out by giving
@@ -8,10 +8,97 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from pipeline.supervisor.launchers.ray_words import HolderReport, RayJob
-from pipeline.supervisor.launchers.seam import JobState
+import msgspec
+
+from pipeline.ledger.token import Token
+from pipeline.supervisor.launchers.seam import Job, JobState
 from protocol.ids import Role
+
+# The words between a supervisor, its Ray driver and the actors of workers.
+#
+# Requests and replies are lines of JSON between two processes of one host. Specifications and reports
+# cross the cluster as JSON text. A token crosses it sealed for one actor; no specification has it.
+
+GROUP, OWN_GROUP = "workers", "learner"
+"""Names of a run's placement groups, in the run's namespace."""
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster, and a run's part of it."""
+
+    address: str
+    namespace: str
+    max_restarts: int
+    strategy: str = ""
+    bundles: list[dict[str, float]] = []
+    """Resources of the placement group: a bundle for each configured worker."""
+    labels: list[dict[str, str]] = []
+    """Labels of each bundle's node."""
+    own: dict[str, float] = {}
+    """Resources that are kept free on the supervisor's node, by another placement group.
+
+    Ray places the bundles of one group greedily, and could give that node to a worker first."""
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker, as its actor needs it. All users of the cluster may see it."""
+
+    run: str
+    worker: str
+    role: Role
+    url: str
+    allows_plaintext: bool
+    program: list[str]
+    """Empty: the installation of Headrace that the actor is of."""
+    resources: dict[str, float]
+    """CPU, GPU, memory in bytes, and custom ones."""
+    labels: dict[str, str]
+    unwatched_s: float
+    bundle: int | None = None
+    """Its place in the placement group."""
+
+
+class HolderReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of an actor and its worker."""
+
+    key: str
+    """Public key, in hexadecimal digits, of this start of the actor."""
+    place: str
+    has_begun: bool = False
+    token: str = ""
+    """Digest of the token that it has."""
+    exit_code: int | None = None
+    """None until the worker has ended."""
+    output: str = ""
+    """The last lines of a worker that has ended."""
+
+
+class RayRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to the driver."""
+
+    verb: Literal["connect", "knock", "start", "stop", "list", "logs"]
+    cluster: ClusterSpec | None = None
+    spec: WorkerSpec | None = None
+    worker: str = ""
+    now: bool = False
+    tokens: dict[str, Token] = {}
+    """By role, for actors that are to start their worker, and for rotated tokens."""
+
+
+class RayReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a request."""
+
+    error: str = ""
+    """Why it failed; a repeat may succeed."""
+    jobs: dict[str, Job] = {}
+    text: str = ""
+    addresses: list[str] = []
+    """Addresses of the cluster's nodes."""
+    head: str = ""
+    """HOST:PORT of the cluster's head."""
+
 
 _REPLACED = "its Ray actor or node was lost"
 _SHOWN_RESOURCES = 4
@@ -49,7 +136,7 @@ class HeldWorker:
         self._begun = self.report.key
 
     def unavailable(self) -> None:
-        """Take that Ray looks for another place for the actor."""
+        """Record that Ray looks for another place for the actor."""
         if self._begun:
             self._lose(_REPLACED)
         self.report = None
@@ -70,19 +157,19 @@ class HeldWorker:
             return False
         return self.report.token != digest if self.report.has_begun else self.is_ordered
 
-    def job(self, why_waiting: str) -> RayJob | None:
+    def job(self, why_waiting: str) -> Job | None:
         """Return the job; None for an actor that no supervisor uses."""
         if self.lost:
-            return RayJob(role=self.role, state=JobState.ENDED, place="Ray", reason=self.lost)
+            return Job(role=self.role, state=JobState.ENDED, place="Ray", reason=self.lost)
         if self.report is None or not self.report.has_begun:
             if not self.is_ordered:
                 return None
             place, why = (
                 ("Ray", why_waiting) if self.report is None else (self.report.place, "it has its place and begins")
             )
-            return RayJob(role=self.role, state=JobState.WAITING, place=place, reason=why)
+            return Job(role=self.role, state=JobState.WAITING, place=place, reason=why)
         state = JobState.RUNNING if self.report.exit_code is None else JobState.ENDED
-        return RayJob(role=self.role, state=state, place=self.report.place, exit_code=self.report.exit_code)
+        return Job(role=self.role, state=state, place=self.report.place, exit_code=self.report.exit_code)
 
     def _lose(self, reason: str) -> None:
         self._begun, self.is_ordered, self.lost = "", False, reason

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from pipeline.process.last_error import LastError
+from pipeline.process.exit_codes import LastError
 from protocol.errors import HeadraceError
 from protocol.ids import Role
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from pipeline.config.operations import LaunchSection, ResourcesSection
 from pipeline.ledger.token import write_token
 from pipeline.process.exit_codes import from_shell
-from pipeline.supervisor.launchers.join_command import JoinCommand, role_of
-from pipeline.supervisor.launchers.output_tail import last_lines
+from pipeline.supervisor.launchers.join_command import JoinCommand, last_lines, role_of
 from pipeline.supervisor.launchers.programs import ask, call, require
 from pipeline.supervisor.launchers.seam import Job, JobState
 from protocol.ids import Role
@@ -26,7 +25,7 @@ from protocol.ids import Role
 _FORMAT = "%i|%j|%T|%R"
 _WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 _BY_ITSELF = frozenset({"COMPLETED", "FAILED"})
-"""States of jobs whose exit code is that of their worker."""
+"""States of jobs that have the exit code of their worker."""
 _ENDED = _BY_ITSELF | frozenset(
     {
         "BOOT_FAIL", "CANCELLED", "DEADLINE", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL",

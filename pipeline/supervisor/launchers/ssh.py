@@ -101,7 +101,7 @@ class SshLauncher:
                 rank = (self._host_of.get(worker) == host, job.started_s)
                 if worker not in newest or rank > newest[worker]:
                     newest[worker] = rank
-                    found[worker] = _job(host, job)
+                    found[worker] = job.as_job(host)
                     self._host_of.setdefault(worker, host)
         self._end_doubles(found)
         return found
@@ -136,7 +136,7 @@ class SshLauncher:
         return self._clock() - self._answered_s[host] > REPLACED_AFTER_S
 
     def _end_doubles(self, found: dict[str, Job]) -> None:
-        """End what still runs on a host that was lost, where its worker runs elsewhere now."""
+        """End jobs of a host that was lost and is back, where the worker runs elsewhere now."""
         for host in self._hosts:
             for worker, job in list(self._seen[host].items()):
                 elsewhere = self._host_of.get(worker)
@@ -186,7 +186,3 @@ def _decoded(host: str, output: str) -> HostReport:
         raise LaunchFailed(
             f"{host} gave no answer from Headrace but {printable_line(output[:200])!r}: {error}"
         ) from error
-
-
-def _job(host: str, job: HostJob) -> Job:
-    return Job(job.role, JobState.RUNNING if job.runs else JobState.ENDED, host, None if job.runs else job.exit_code)

@@ -1,4 +1,5 @@
-"""A case: one worker with its present level, from the first sign until it is repaired or out."""
+"""A case: one worker with its present level, from the first sign until it is repaired or out; and
+the decisions about cases that are not handed over yet."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pipeline.supervisor.recovery.levels import FINAL, RepairLevel
+from pipeline.supervisor.recovery.levels import (
+    FINAL,
+    IncidentSign,
+    RepairLevel,
+    RepairOrder,
+    RepairStep,
+    StepOutcome,
+    within,
+)
 from protocol.ids import Role
 
 
@@ -96,3 +105,47 @@ def taken_down(case: Case, cases: Iterable[Case]) -> tuple[str, ...]:
     for one in found:
         one.is_down = True
     return workers
+
+
+class Decisions:
+    """Steps and orders, in their order."""
+
+    def __init__(self) -> None:
+        self._steps: list[RepairStep] = []
+        self._orders: list[RepairOrder] = []
+
+    def taken_steps(self) -> list[RepairStep]:
+        """Return the steps since the last call."""
+        steps, self._steps = self._steps, []
+        return steps
+
+    def taken_orders(self) -> list[RepairOrder]:
+        """Return the orders since the last call."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def add_step(
+        self, case: Case, level: RepairLevel, outcome: StepOutcome, words: str, now_s: float | None = None
+    ) -> None:
+        """Add a step of a case. ``now_s``: the time, where the case's deadline is a part of it."""
+        limit_s = None if now_s is None else within(case.deadline_s, now_s)
+        self._steps.append(RepairStep(case.number, case.worker, str(case.role), level, outcome, words, limit_s))
+
+    def add_remark(self, sign: IncidentSign, role: str, words: str) -> None:
+        """Add a step about an incident that makes no case."""
+        sentence = f"incident {sign.number}: {sign.component} is {sign.kind}; {words}"
+        self._steps.append(RepairStep(0, sign.component, role, RepairLevel.TOLERATE, StepOutcome.LEFT, sentence))
+
+    def add_order(
+        self,
+        case: Case,
+        level: RepairLevel,
+        workers: tuple[str, ...],
+        host: str = "",
+        *,
+        detect_s: float = 0.0,
+        localise_s: float = 0.0,
+    ) -> None:
+        """Add an order for a case, as ``RepairOrder`` has it."""
+        place = (case.number, case.worker, case.reason, case.deadline_s, workers, host)
+        self._orders.append(RepairOrder(level, *place, detect_s, localise_s))

@@ -36,7 +36,7 @@ class LinkAlarms:
         self._alarms: deque[tuple[float, str]] = deque()
 
     def alarm(self, now_s: float, link: str, roster: Mapping[str, Member]) -> tuple[str, str]:
-        """Note an incident about ``sender>receiver``.
+        """Record an incident about ``sender>receiver``.
 
         Returns the worker to repair and why, or "" and why none is repaired yet."""
         self._alarms.append((now_s, link))
@@ -64,7 +64,7 @@ class Blame:
         self._links = LinkAlarms(tolerated, window_s)
 
     def worker(self, now_s: float, sign: IncidentSign, roster: Mapping[str, Member]) -> tuple[str, str]:
-        """Return the worker to repair and why; or "" and what is done in place of a repair."""
+        """Return the worker to repair and why; or "" and what helps instead."""
         component, kind = sign.component, sign.kind
         reason = f"incident {sign.number}: {component} is {kind}: {sign.sentence}"
         if ">" in component:
@@ -106,7 +106,7 @@ class FaultDomain:
 
 
 def domain_to_evict(worker: str, roster: Mapping[str, Member], sick: Collection[str]) -> FaultDomain:
-    """Return what goes with a worker: its joined host, the workers of its device, or nothing.
+    """Return the domain evicted with a worker: its joined host, the workers of its device, or none.
 
     At most one healthy worker goes with it, and each of its roles works elsewhere."""
     member = roster.get(worker)

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
-from pipeline.supervisor.recovery.budgets import Budgets
-from pipeline.supervisor.recovery.cases import Case, out, sick, taken_down
-from pipeline.supervisor.recovery.decisions import Decisions
+from pipeline.config.operations import RecoverySection
+from pipeline.supervisor.recovery.budgets import Budgets, PastRepairs
+from pipeline.supervisor.recovery.cases import Case, Decisions, out, sick, taken_down
 from pipeline.supervisor.recovery.domains import (
     Blame,
     domain_to_evict,
@@ -38,28 +39,27 @@ from pipeline.supervisor.recovery.levels import (
     LEVELS,
     PROVABLE,
     Abilities,
-    EscalationLimits,
     IncidentSign,
     Member,
     RepairLevel,
     RepairOrder,
-    RepairPolicy,
     RepairStep,
     StepOutcome,
 )
-from pipeline.supervisor.recovery.past import PastRepairs
 from protocol.ids import Role
 
-_LIMITS = EscalationLimits()
+_SELF_CHECK_S: Final = 90.0
+"""A self-check has ended by then."""
 _NONE = Abilities()
 
 
 class Escalation:
     """The cases of one run."""
 
-    def __init__(self, policy: RepairPolicy, limits: EscalationLimits = _LIMITS, *, next_case: int = 1) -> None:
-        """``next_case``: number of the next case; earlier supervisors had those below."""
-        self._policy, self._limits = policy, limits
+    def __init__(self, limits: RecoverySection, restart_timeout_s: float, *, next_case: int = 1) -> None:
+        """``restart_timeout_s``: from a loss, a start or a sign of loading to work. ``next_case``: number
+        of the next case; earlier supervisors had those below."""
+        self._policy, self._limits, self._restart_timeout_s = limits.policy, limits, restart_timeout_s
         self._next = next_case
         self._cases: dict[str, Case] = {}
         self._roster: Mapping[str, Member] = {}
@@ -69,7 +69,7 @@ class Escalation:
         self._blame = Blame(limits.link_alarms, limits.link_window_s)
         self._budgets = Budgets(limits)
         self._decisions = Decisions()
-        self._note, self._order = self._decisions.note, self._decisions.order
+        self._note, self._order = self._decisions.add_step, self._decisions.add_order
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -87,7 +87,7 @@ class Escalation:
     # -- the supervisor's own signs ----------------------------------------------------------------
 
     def lost(self, now_s: float, worker: str, role: Role, reason: str) -> None:
-        """Note a process that ended, froze or stood still, and that the supervisor starts again.
+        """Record a process that ended, froze or stood still, and that the supervisor starts again.
         Until its next start, further ends of it are the same loss. Without an observer a run goes
         on, so that its losses make no case."""
         if role is Role.OBSERVER:
@@ -99,7 +99,7 @@ class Escalation:
         if case.is_down or (case.is_final and not case.is_advised):
             return
         if not case.is_own:
-            # what was advised of an incident is overtaken
+            # advice about an incident is obsolete now
             case.level = RepairLevel.RESTART if case.is_advised or case.is_suspicion else case.level
             case.is_own, case.is_advised = True, False
         case.is_down, case.worked_s = True, None
@@ -118,7 +118,7 @@ class Escalation:
         self._note(case, case.level, StepOutcome.BEGUN, f"the supervisor starts it again: {reason}", now_s)
 
     def started(self, now_s: float, worker: str, standby: str = "") -> None:
-        """Note the start of a process, or that ``standby`` takes over, where one was lost."""
+        """Record the start of a process, or that ``standby`` takes over, where one was lost."""
         if (case := self._cases.get(worker)) is not None and not case.is_suspicion:
             case.is_down = False
             self._follow(case, now_s)
@@ -127,19 +127,19 @@ class Escalation:
                 self._note(case, case.level, StepOutcome.BEGUN, f"{standby} takes over, with its model loaded", now_s)
 
     def moved(self, now_s: float, worker: str) -> None:
-        """Note a sign of loading: the deadline begins anew."""
+        """Record a sign of loading: the deadline starts over."""
         if (case := self._cases.get(worker)) is not None and case.is_repairing and not case.is_down:
             self._follow(case, now_s)
 
     def works(self, now_s: float, worker: str) -> None:
-        """Note that a worker does its work, or is ready for it."""
+        """Record that a worker does its work, or is ready for it."""
         if (case := self._cases.get(worker)) is not None and case.is_repairing and not case.is_down:
             case.worked_s = now_s
             case.deadline_s = now_s + self._limits.steady_s
             self._note(case, case.level, StepOutcome.DONE, "it works again", now_s)
 
     def left(self, worker: str) -> None:
-        """Note a worker that is not wanted any more: its case is closed."""
+        """Record a worker that is not wanted any more: its case is closed."""
         if (case := self._cases.pop(worker, None)) is not None:
             for number in case.incidents:
                 self._known[number] = ""
@@ -169,7 +169,7 @@ class Escalation:
         refusal = self._refusal(case, now_s)
         if not is_its_own:
             refusal = "other workers of the role failed in the same way, so the fault is not its own"
-        if not refusal and self._policy is not RepairPolicy.ADVISE:
+        if not refusal and self._policy != "advise":
             self._evict(case, now_s)
             return True
         if refusal:
@@ -182,7 +182,7 @@ class Escalation:
         return False
 
     def checked(self, now_s: float, worker: str, found: str) -> None:
-        """Note the end of a self-check: the worker that it proves faulty, or "", and why. Workers
+        """Record the end of a self-check: the worker that it proves faulty, or "", and why. Workers
         under suspicion that are not evicted are restarted, where the policy lets it."""
         if worker:
             self._proven(now_s, worker, found)
@@ -199,7 +199,7 @@ class Escalation:
         case = before or self._open(worker, member.role, RepairLevel.TOLERATE, math.inf, why)
         self._note(case, RepairLevel.SELF_CHECK, StepOutcome.DONE, f"{worker} computes wrongly: {why}")
         refusal = self._refusal(case, now_s)
-        if not refusal and self._policy is not RepairPolicy.ADVISE:
+        if not refusal and self._policy != "advise":
             case.reason = why
             self._evict(case, now_s)
             return
@@ -222,7 +222,7 @@ class Escalation:
                 self._known[number] = self._suspect(now_s, sign)
 
     def _quiet_or_again(self, case: Case, now_s: float, sign: IncidentSign) -> None:
-        """Note that an incident of a case is quiet, or found again."""
+        """Record that an incident of a case is quiet, or found again."""
         if sign.is_quiet:
             case.quiet.add(sign.number)
         elif sign.number in case.quiet:
@@ -235,7 +235,7 @@ class Escalation:
         worker, reason = self._blame.worker(now_s, sign, self._roster)
         if not worker:
             member = self._roster.get(sign.component)
-            self._decisions.remark(sign, "" if member is None else str(member.role), reason)
+            self._decisions.add_remark(sign, "" if member is None else str(member.role), reason)
             return ""
         case = self._cases.get(worker)
         if case is None:
@@ -263,20 +263,20 @@ class Escalation:
     # -- time --------------------------------------------------------------------------------------
 
     def reset_timers(self, now_s: float, *, only_incidents: bool = False) -> None:
-        """Note that nothing could be read, or no observer looks: those deadlines begin anew."""
+        """Record that nothing could be read, or no observer works: those deadlines start over."""
         for case in self._cases.values():
             if case.waits and (case.is_suspicion or not only_incidents):
                 limits = self._limits
-                rests = {RepairLevel.TOLERATE: limits.tolerate_s, RepairLevel.SELF_CHECK: limits.self_check_s}
-                rest_s = rests.get(case.level, limits.restart_timeout_s)
+                rests = {RepairLevel.TOLERATE: limits.tolerate_s, RepairLevel.SELF_CHECK: _SELF_CHECK_S}
+                rest_s = rests.get(case.level, self._restart_timeout_s)
                 case.deadline_s = max(case.deadline_s, now_s + rest_s)
 
     def tick(self, now_s: float, roster: Mapping[str, Member], abilities: Abilities = _NONE) -> list[RepairOrder]:
-        """Return what is to be done now.
+        """Return the orders that are due now.
 
         Args:
             now_s: The caller's clock.
-            roster: All workers that are there or wanted, by name. Cases of others are closed.
+            roster: All running or wanted workers, by name. Cases of others are closed.
             abilities: Means of the higher levels."""
         self._roster, self._abilities = roster, abilities
         for worker in [worker for worker in self._cases if worker not in roster]:
@@ -288,7 +288,7 @@ class Escalation:
         return self._decisions.taken_orders()
 
     def failed(self, now_s: float, order: RepairOrder, why: str) -> None:
-        """Note that an order could not be carried out; the next level follows."""
+        """Record that an order could not be carried out; the next level follows."""
         case = self._cases.get(order.worker)
         if case is not None and case.number == order.case and case.level is order.level:
             case.worked_s = None
@@ -300,14 +300,14 @@ class Escalation:
         elif case.level is RepairLevel.TOLERATE:
             self._restart(case, now_s)
         elif case.level is RepairLevel.SELF_CHECK:
-            self._hand_on(case, now_s, f"it has not ended within {self._limits.self_check_s:g} s")
+            self._hand_on(case, now_s, f"it has not ended within {_SELF_CHECK_S:g} s")
         elif case.worked_s is None and self._roster[case.worker].is_away:
             words = "its own supervisor has not started it again: the worker has left, or its host is cut off"
             self._note(case, case.level, StepOutcome.LEFT, words)
             self._vanished(case.worker)
         elif case.worked_s is None:
-            self._hand_on(case, now_s, f"no work within {self._limits.restart_timeout_s:g} s of its last sign")
-        elif case.incidents and self._policy is RepairPolicy.ACT:
+            self._hand_on(case, now_s, f"no work within {self._restart_timeout_s:g} s of its last sign")
+        elif case.incidents and self._policy == "act":
             rest_s = now_s + self._limits.steady_s if case.is_quiet else now_s
             settled_s = max(case.worked_s + self._limits.settle_s, rest_s)
             if now_s < settled_s:
@@ -328,7 +328,7 @@ class Escalation:
             self._note(case, case.level, StepOutcome.SKIPPED, lack)
             self._restart(case, now_s)
             return
-        case.deadline_s = now_s + self._limits.self_check_s
+        case.deadline_s = now_s + _SELF_CHECK_S
         self._note(case, case.level, StepOutcome.BEGUN, case.reason, now_s)
         self._order(case, case.level, (case.worker,))
 
@@ -390,7 +390,7 @@ class Escalation:
         workers = taken_down(case, self._cases.values()) if level is RepairLevel.ROLE_RESTART else (case.worker,)
         # the end that such an order brings is no further loss
         case.is_down = case.is_down or level in (RepairLevel.REPLACE, RepairLevel.ROLLBACK)
-        case.deadline_s = math.inf if level is RepairLevel.WHOLE_RUN else now_s + self._limits.restart_timeout_s
+        case.deadline_s = math.inf if level is RepairLevel.WHOLE_RUN else now_s + self._restart_timeout_s
         self._note(case, level, StepOutcome.BEGUN, case.reason, now_s)
         self._order(case, level, workers)
         return True
@@ -398,7 +398,7 @@ class Escalation:
     def _advise(
         self, case: Case, now_s: float, level: RepairLevel, outcome: StepOutcome = StepOutcome.ADVISED, why: str = ""
     ) -> None:
-        """Advise once what would follow. The supervisor's own restarts of the worker go on."""
+        """Advise the next repair, once. The supervisor's own restarts of the worker continue."""
         words = f"recovery.policy is {self._policy}; `act` would do this now"
         self._note(case, level, outcome, f"{why or words}: {case.reason}")
         case.is_advised = True
@@ -435,7 +435,7 @@ class Escalation:
 
     def _acts(self, case: Case) -> bool:
         """Whether the policy allows orders for this case."""
-        return self._policy is RepairPolicy.ACT or (self._policy is RepairPolicy.OWN_SIGNS and case.is_own)
+        return self._policy == "act" or (self._policy == "own_signs" and case.is_own)
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -445,6 +445,6 @@ class Escalation:
         return case
 
     def _follow(self, case: Case, now_s: float) -> None:
-        """Begin the deadline of a repair anew."""
+        """Restart the deadline of a repair."""
         if not case.is_final and (case.is_own or not case.is_advised):
-            case.deadline_s = now_s + self._limits.restart_timeout_s
+            case.deadline_s = now_s + self._restart_timeout_s

@@ -1,4 +1,4 @@
-"""The words of the escalation: its levels, limits, orders and steps, and what it knows of workers.
+"""The vocabulary of repairs: levels, orders and steps, and the state of workers.
 
 Each level but the last two has a deadline. A level that does not bring the worker back by then
 hands the case on to the next one."""
@@ -41,17 +41,6 @@ LEVELS: Final = tuple(RepairLevel)
 FINAL: Final = frozenset({RepairLevel.EVICT, RepairLevel.WHOLE_RUN})
 
 
-class RepairPolicy(StrEnum):
-    """Signs that are acted on. Dead and stuck workers are restarted in any case."""
-
-    ACT = "act"
-    """On incidents, and on the supervisor's own signs."""
-    OWN_SIGNS = "own_signs"
-    """On the supervisor's own signs: ends and standstills. On incidents it advises."""
-    ADVISE = "advise"
-    """On none: it writes what it would do."""
-
-
 class StepOutcome(StrEnum):
     """The outcome of a level, in the record."""
 
@@ -70,39 +59,13 @@ class StepOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EscalationLimits:
-    """Deadlines in seconds, and budgets."""
-
-    tolerate_s: float = 10.0
-    """How long an incident about a worker may be found before a repair."""
-    self_check_s: float = 90.0
-    """A self-check has ended by then."""
-    restart_timeout_s: float = 360.0
-    """From a loss, a start or a sign of loading to work."""
-    steady_s: float = 30.0
-    """A worker that worked for so long is repaired."""
-    settle_s: float = 150.0
-    """An incident that is still open so long after a restart was not repaired by it."""
-    max_repairs: int = 5
-    """Losses in a row, none of them ``steady_s`` of work after the one before."""
-    link_alarms: int = 2
-    """Incidents about the links of one worker that are tolerated within ``link_window_s``."""
-    link_window_s: float = 300.0
-    incident_restarts: int = 3
-    """Restarts of one worker that incidents may order within ``window_s``."""
-    max_evictions: int = 2
-    """Within ``window_s``, of the whole run."""
-    window_s: float = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
 class Member:
     """A worker as the supervisor sees it at one moment."""
 
     role: Role
     host: str = ""
     is_guest: bool = False
-    """Of a joined host, with a supervisor of its own."""
+    """Of a joined host, which has its own supervisor."""
     is_at_work: bool = False
     """A fresh heartbeat, past its start, and with work done."""
     devices: frozenset[str] = frozenset()

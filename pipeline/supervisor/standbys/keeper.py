@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from pipeline.config.schema import RunConfig
-from pipeline.process.standby_files import (
+from pipeline.process.records import (
     StandbyOrder,
     StandbyReport,
     clear_standbys,
@@ -27,9 +27,16 @@ from pipeline.process.standby_files import (
 from pipeline.runtime.machine import free_memory
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.supervisor.processes import Processes
-from pipeline.supervisor.standbys.memory import standby_bytes
-from pipeline.supervisor.standbys.number import measured_rate, num_standbys
-from pipeline.supervisor.standbys.pool import PoolLimits, StandbyKind, StandbyPhase, StandbyPool, StandbyVerb
+from pipeline.supervisor.standbys.pool import (
+    PoolLimits,
+    StandbyKind,
+    StandbyPhase,
+    StandbyPool,
+    StandbyVerb,
+    measured_rate,
+    num_standbys,
+    standby_bytes,
+)
 from protocol import headrace
 from protocol.ids import Role
 
@@ -38,7 +45,7 @@ WORTH_S: Final = 10.0
 GENERIC_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE)
 _GPUS = "nvidia[0-9]*"
 _ROOM = "-" * 80
-"""In whose place a standby shows the longer arguments of the worker that it becomes."""
+"""Placeholder that makes room for the longer arguments of the worker that a standby becomes."""
 _OBEYED_S = 5.0
 _FIRST_REFILL_S = 60.0
 """Assumed before the first refill is measured."""
@@ -108,7 +115,7 @@ class StandbyKeeper:
         return self._pool.roles
 
     def started(self, now_s: float, worker: str, role: Role) -> None:
-        """Note the start of a worker's new process, whose duration is measured."""
+        """Record the start of a worker's new process, to measure how long it takes."""
         self._starts[worker] = role, now_s
 
     def repaired(self, role: Role) -> None:
@@ -117,9 +124,9 @@ class StandbyKeeper:
 
     # -- taking over -------------------------------------------------------------------------------
 
-    def take(self, now_s: float, role: Role, worker: str) -> str | None:
+    def take_over(self, now_s: float, role: Role, worker: str) -> str | None:
         """Make a standby this worker; return its former name, None without one that is ready."""
-        while (name := self._pool.take(now_s, role)) is not None:
+        while (name := self._pool.take_ready(now_s, role)) is not None:
             process = self._children[name]
             try:
                 if process.poll() is not None:
@@ -136,13 +143,15 @@ class StandbyKeeper:
             return name
         return None
 
-    def renew(self, reason: str) -> None:
+    def replace_all(self, reason: str) -> None:
         """Replace all standbys, and take none of the present ones."""
-        self._pool.renew(reason)
+        self._pool.replace_all(reason)
 
     # -- keeping -----------------------------------------------------------------------------------
 
-    def keep(self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role], *, is_over: bool) -> None:
+    def reconcile(
+        self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role], *, is_over: bool
+    ) -> None:
         """Read the reports, end what is of no use, and start what is missing.
 
         Args:
@@ -198,9 +207,9 @@ class StandbyKeeper:
             if report is None or report.pid != process.pid or report.turn == self._turns.get(name):
                 continue
             self._turns[name], self._held[name] = report.turn, report.memory_bytes
-            self._note(now_s, name, report)
+            self._read_report(now_s, name, report)
 
-    def _note(self, now_s: float, name: str, report: StandbyReport) -> None:
+    def _read_report(self, now_s: float, name: str, report: StandbyReport) -> None:
         roles = frozenset(map(Role, report.roles))
         if Role.GENERATOR in roles and report.version is None and self._follows:
             # it is not tried without weights

@@ -17,11 +17,116 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from typing import Final
 
+from pipeline.config.schema import RunConfig
 from protocol.ids import Role
+
+# The memory of a standby, before one has reported its own.
+#
+# It holds the models of all roles that it may become. Published weights do not count: a generator
+# uses them where they lie. Neither do gradients, an optimiser's state and caches, which the worker
+# has that it replaces.
+
+PROCESS_BYTES = 350 << 20
+"""Python, torch and transformers before any model."""
+LIGHT_BYTES = 70 << 20
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+_STORED_BYTES = 2
+"""Of a weight in a file, at least: wider files make the estimate larger."""
+
+
+def standby_parts(config: RunConfig, roles: Iterable[Role]) -> dict[str, int]:
+    """Return the bytes of a standby's parts, by what they are for."""
+    parts: dict[str, int] = {}
+    for role in roles:
+        match role:
+            case Role.GENERATOR if config.has_sampling and not config.generation.has_own_engine:
+                cache = config.generation.vllm.kv_cache_gb << 30 if config.generation.engine == "vllm" else 0
+                parts["generator"] = _model(config.model.path, config.generation.dtype) + cache
+            case Role.REFERENCE if not config.reference.has_own_engine:
+                parts["reference"] = _model(config.reference_model, config.model.dtype)
+            case Role.VALUE if not config.value.has_own_engine:
+                parts["value"] = _model(config.value.path or config.model.path, "float32")
+            case Role.REWARD if config.reward.model is not None:
+                parts["reward model"] = _model(config.reward.model.path, "float32")
+            case Role.LEARNER if not config.learner.has_own_engine:
+                parts["learner"] = _model(config.model.path, "float32")
+            case _:
+                pass
+    return {**parts, "process": PROCESS_BYTES if parts else LIGHT_BYTES}
+
+
+def standby_bytes(config: RunConfig, roles: Iterable[Role]) -> int:
+    """Return the bytes that one standby may take."""
+    return sum(standby_parts(config, roles).values())
+
+
+def _model(folder: Path, dtype: str) -> int:
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return size * ITEM_BYTES[dtype] // _STORED_BYTES
+
+
+# How many standbys a fleet needs. Pure.
+#
+# N workers fail independently, each at rate r. While one standby is refilled, in time w, a worker
+# fails with probability p = 1 - exp(-r w). Enough standbys are the least k with
+#
+#     P(Binomial(N, p) <= k) >= 0.99.
+#
+# Source: Wan et al., ByteRobust, SOSP 2025 (arXiv 2509.16293), its warm standby policy; there p is a
+# day's, here that of the measured refill.
+
+CONFIDENCE: Final = 0.99
+DAY_S: Final = 86400.0
+_LEAST_REPAIRS: Final = 3
+"""Repairs of a run from which its own rate is measured; fewer are chance."""
+
+
+def num_standbys(num_workers: int, rate_per_day: float, refill_s: float, *, confidence: float = CONFIDENCE) -> int:
+    """Return the least number of standbys that suffice.
+
+    Args:
+        num_workers: Workers that standbys may replace.
+        rate_per_day: Failures of one worker a day.
+        refill_s: From the use of a standby to the next one's readiness, in seconds.
+        confidence: Probability that they suffice."""
+    within = 0.0
+    for k, chance in enumerate(chances(num_workers, rate_per_day, refill_s)):
+        within += chance
+        if within >= confidence:
+            return k
+    return num_workers
+
+
+def chances(num_workers: int, rate_per_day: float, seconds: float) -> Iterator[float]:
+    """Yield the probability that exactly 0, 1, 2 ... of so many workers fail within a time."""
+    p = -math.expm1(-rate_per_day * seconds / DAY_S)
+    if num_workers <= 0 or p <= 0.0 or p >= 1.0:
+        yield from (float(k == (num_workers if p >= 1.0 else 0)) for k in range(max(0, num_workers) + 1))
+        return
+    # from one k to the next in logarithms: (1 - p)^N underflows in large fleets
+    log_term, log_odds = num_workers * math.log1p(-p), math.log(p) - math.log1p(-p)
+    for k in range(num_workers + 1):
+        yield math.exp(log_term)
+        log_term += math.log(num_workers - k) - math.log(k + 1) + log_odds if k < num_workers else 0.0
+
+
+def measured_rate(assumed_per_day: float, num_repairs: int, num_workers: int, run_s: float) -> float:
+    """Return the failures of one worker a day: the run's own, or the assumed ones if it has few.
+
+    Args:
+        assumed_per_day: By the settings.
+        num_repairs: Repairs of this run so far.
+        num_workers: Workers that could fail.
+        run_s: Time over which the repairs were counted, in seconds."""
+    if num_repairs < _LEAST_REPAIRS or num_workers <= 0 or run_s <= 0.0:
+        return assumed_per_day
+    return max(assumed_per_day, num_repairs * DAY_S / (num_workers * run_s))
 
 
 class StandbyKind(StrEnum):
@@ -125,7 +230,7 @@ class StandbyPool:
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
-        """All that are there, in the order of their starts."""
+        """All standbys, in the order of their starts."""
         return tuple(self._standbys.values())
 
     @property
@@ -155,7 +260,7 @@ class StandbyPool:
         progress: int = 0,
         is_taking: bool = False,
     ) -> bool:
-        """Note a sign of life; return whether the standby is ready since this one. ``roles``: empty
+        """Record a sign of life; return whether the standby is ready since this one. ``roles``: empty
         while it still loads."""
         standby = self._standbys.get(name)
         if standby is None or standby.phase is StandbyPhase.ENDING:
@@ -173,20 +278,20 @@ class StandbyPool:
         return is_new
 
     def ended(self, now_s: float, name: str, reason: str) -> None:
-        """Note the end of a standby's process. A taken one is a worker, and unknown here."""
+        """Record the end of a standby's process. A taken one is a worker, and unknown here."""
         standby = self._standbys.pop(name, None)
         if standby is None or standby.phase is StandbyPhase.ENDING:
             return
         self._failed(now_s, standby.kind, reason)
 
-    def renew(self, reason: str) -> None:
-        """End all that are there, by the next ``tick``: others take their places. None failed."""
+    def replace_all(self, reason: str) -> None:
+        """End all present standbys at the next ``tick`` and start others. Counts as no failure."""
         for standby in self._standbys.values():
             if standby.phase is not StandbyPhase.ENDING:
                 standby.phase, standby.roles = StandbyPhase.ENDING, frozenset()
                 self._outdated.append(StandbyAction(StandbyVerb.END, standby.name, standby.kind, reason))
 
-    def take(self, now_s: float, role: Role) -> str | None:
+    def take_ready(self, now_s: float, role: Role) -> str | None:
         """Give a ready standby for this role away; return its name, or None without one. Standbys
         that load no weights just now come first, and of these the one with the newest."""
         fit = [one for one in self._ready() if role in one.roles]
@@ -198,7 +303,7 @@ class StandbyPool:
         return best.name
 
     def tick(self, now_s: float, newest_version: int | None = None) -> list[StandbyAction]:
-        """Return what is to be done now. ``newest_version``: of the published weights; None for
+        """Return the orders that are due now. ``newest_version``: of the published weights; None for
         none."""
         actions, self._outdated = self._outdated, []
         for standby in self._standbys.values():

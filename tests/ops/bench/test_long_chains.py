@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from ops.bench.ablation import start_models
 from ops.bench.ablation.long_chains import Chain, Kind, draw, generate, write_file
 from ops.demo.task import Split
-from pipeline.preflight.value_model import ValueSource, value_source
+from pipeline.preflight.model_folder import ValueSource, value_source
 from pipeline.rewards.arithmetic import last_number
 
 

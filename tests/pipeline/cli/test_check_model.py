@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from pipeline.cli import headrace
-from pipeline.preflight.model_report import ModelReport, remarks_of, rows_of
+from pipeline.preflight.engine_reports import ModelReport, remarks_of, rows_of
 from protocol.errors import ConfigError, DataError
 from tests.pipeline.cli.probe import run_command
 from tests.pipeline.op_config import MODEL
@@ -99,7 +99,7 @@ def test_gradients_that_do_not_fit_into_memory_are_left_out(tmp_path: Path, monk
 
 
 def test_a_broken_folder_is_refused_without_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.preflight.model_report.run", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr("pipeline.preflight.engine_reports.run", lambda *_, **__: pytest.fail("a process was started"))
     broken = tmp_path / "broken"
     shutil.copytree(MODEL, broken)
     weights = broken / "model.safetensors"

@@ -14,7 +14,7 @@ from pipeline.flow.words import Awaited, read_wait
 from pipeline.ledger.types import REFUSAL_WORDS, Refusal
 from pipeline.process.work import ServiceSums, WorkReport
 from pipeline.runtime.registry.contract import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name
-from pipeline.runtime.registry.vitals import Vitals
+from pipeline.runtime.registry.entries import Vitals
 from pipeline.weights import TURNS
 from protocol.ids import Incarnation, Role
 

@@ -22,7 +22,7 @@ from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.registry.contract import Fleet, Topic, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
-from pipeline.runtime.run_ledger import connect_worker
+from pipeline.runtime.worker_start import connect_worker
 from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import LedgerDiskFailed, LedgerRefused, LedgerUnavailable
 from protocol.ids import Incarnation, Role

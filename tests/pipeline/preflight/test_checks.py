@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from pipeline.preflight import lora, optimizer, ranks
+from pipeline.preflight import packages
 from pipeline.preflight.checks import preflight
 from protocol import hosts
 from protocol.errors import ConfigError, DataError
@@ -116,16 +115,16 @@ def test_a_name_that_means_loopback_here_is_refused_unless_others_are_told_anoth
 
 
 @pytest.mark.parametrize(
-    ("override", "module", "package"),
+    ("override", "package"),
     [
-        ("learner.optimizer=adamw-8bit", optimizer, "bitsandbytes"),
-        ("learner.lora.rank=4", lora, "peft"),
-        ("learner.backend=deepspeed", ranks, "DeepSpeed"),
+        ("learner.optimizer=adamw-8bit", "bitsandbytes"),
+        ("learner.lora.rank=4", "peft"),
+        ("learner.backend=deepspeed", "DeepSpeed"),
     ],
 )
 def test_a_package_that_the_learner_lacks_is_named_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, module: ModuleType, package: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, package: str
 ) -> None:
-    monkeypatch.setattr(module, "installed", lambda _: None)
+    monkeypatch.setattr(packages, "installed", lambda _: None)
     with pytest.raises(ConfigError, match=rf"{package} is not installed here; .*pip install 'headrace\["):
         preflight(op_config(tmp_path, override))

@@ -22,9 +22,7 @@ from pipeline.config.load import load_config
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight import draft as module
 from pipeline.preflight.checks import preflight
-from pipeline.preflight.data_form import DataForm, read_form
-from pipeline.preflight.draft import HARDWARE, Choices, Surroundings, draft
-from pipeline.preflight.learning_rate import learning_rate
+from pipeline.preflight.draft import HARDWARE, Choices, DataForm, Surroundings, draft, learning_rate, read_form
 from pipeline.preflight.lint import lint
 from pipeline.runtime.machine import Machine
 from protocol.errors import DataError

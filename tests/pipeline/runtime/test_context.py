@@ -15,8 +15,8 @@ import structlog
 
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.context import ActorContext
+from pipeline.runtime.process_setup import limit_threads, thread_environment
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.runtime.threads import limit_threads, thread_environment
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
 from tests.oracle.registry import MemoryRegistry

@@ -30,7 +30,7 @@ from pipeline.runtime.flow_ring import (
     flow_folder,
     key_of,
 )
-from pipeline.supervisor import leftovers
+from pipeline.supervisor.leftovers import clear_leftovers, remains
 from protocol.ids import Incarnation, Role
 
 ROOT = Path(__file__).parents[3]
@@ -309,6 +309,6 @@ def test_both_ends_of_a_link_name_a_chunk_by_the_same_number() -> None:
 def test_a_runs_rings_are_removed_with_its_other_leftovers(tmp_path: Path) -> None:
     folder = flow_folder(tmp_path)
     with closing(FlowRingWriter(folder, WHO)):
-        assert folder in leftovers.remains(tmp_path)
-        leftovers.clear(tmp_path)
+        assert folder in remains(tmp_path)
+        clear_leftovers(tmp_path)
         assert not folder.exists()

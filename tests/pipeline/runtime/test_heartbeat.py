@@ -11,7 +11,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.runtime.heartbeat import HeartbeatThread
-from pipeline.runtime.registry.contract import FleetGlance, Heartbeat
+from pipeline.runtime.registry.contract import FleetSummary, Heartbeat
 from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import LedgerFull, LedgerUnavailable
 from protocol.ids import Incarnation, Role
@@ -29,10 +29,10 @@ class Script:
     beats: list[Heartbeat] = field(default_factory=list)
     reached_last: threading.Event = field(default_factory=threading.Event)
     closed: threading.Event = field(default_factory=threading.Event)
-    glances: list[FleetGlance] = field(default_factory=lambda: [FleetGlance(num_connects=1)])
+    glances: list[FleetSummary] = field(default_factory=lambda: [FleetSummary(num_connects=1)])
 
     @property
-    def fleet(self) -> FleetGlance:
+    def fleet(self) -> FleetSummary:
         return self.glances[min(len(self.beats), len(self.glances)) - 1]
 
     def beat(self, heartbeat: Heartbeat) -> bool:
@@ -128,13 +128,13 @@ def test_a_change_that_others_wait_for_is_told_without_waiting_for_the_next_seco
 
 def test_the_fleets_size_sets_the_next_heartbeats_time_and_its_changes_are_told_once() -> None:
     asked: list[int] = []
-    told: list[FleetGlance] = []
+    told: list[FleetSummary] = []
 
     def interval_of(num_workers: int) -> float:
         asked.append(num_workers)
         return 0.001
 
-    quiet, silent, elsewhere = FleetGlance(900, 0, 1), FleetGlance(901, 2, 1), FleetGlance(902, 2, 2)
+    quiet, silent, elsewhere = FleetSummary(900, 0, 1), FleetSummary(901, 2, 1), FleetSummary(902, 2, 2)
     script = Script([True] * 5, glances=[quiet, silent, silent, elsewhere, elsewhere])
     log = cast("FilteringBoundLogger", structlog.get_logger("test"))
     heartbeat = WorkerState(WHO, ManualClock()).heartbeat

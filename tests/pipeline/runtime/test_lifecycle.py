@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.process.exit_codes import DrainTimeout, ExitCode, FailureKind, Interrupted, as_own, exit_code_of, kind_of
-from pipeline.runtime.lifecycle import Lifecycle, LifecyclePhase
+from pipeline.runtime.lifecycle import FirstError, Lifecycle, LifecyclePhase
+from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS
 from protocol.errors import (
     ConfigError,
     DataError,
     Diverged,
+    EngineDied,
     Fenced,
     LedgerError,
     LedgerFull,
@@ -19,6 +21,7 @@ from protocol.errors import (
     LedgerUnavailable,
     StorageFailed,
 )
+from protocol.ids import Incarnation, Role
 
 
 def test_the_first_signal_drains_until_the_deadline():
@@ -141,3 +144,43 @@ def test_an_error_of_its_own_or_an_unknown_code_is_a_failure_of_its_data(code: i
 
 def test_a_death_by_signal_becomes_an_exit_code_as_in_shells():
     assert (as_own(-9), as_own(3), as_own(0)) == (137, 3, 0)
+
+
+WHO = Incarnation(Role.GENERATOR, "generator-0", 3)
+
+
+def ended_by(*errors: Exception) -> FirstError:
+    first = FirstError()
+    for error in errors:
+        with pytest.raises(type(error)), first.recording():
+            raise error
+    return first
+
+
+async def test_the_first_error_is_said_by_its_class_and_in_its_words() -> None:
+    async def fails() -> None:
+        raise EngineDied("vLLM's processes\nfailed")
+
+    first = FirstError()
+    with pytest.raises(EngineDied):
+        await first.record_from(fails())
+    with pytest.raises(KeyError), first.recording():
+        raise KeyError("a later one")
+    said = first.report(WHO)
+    assert said is not None and (said.who, said.error, said.message) == (WHO, "EngineDied", "vLLM's processes failed")
+
+
+@pytest.mark.parametrize("error", [Fenced("newer"), LedgerUnavailable("away"), Interrupted("twice")])
+def test_an_end_that_others_brought_about_is_not_said(error: Exception) -> None:
+    assert ended_by(error).report(WHO) is None
+    assert FirstError().report(WHO) is None
+
+
+def test_a_message_that_would_steer_a_terminal_is_made_printable() -> None:
+    said = ended_by(ValueError("bad \x1b[2Jverdict")).report(WHO)
+    assert said is not None and "\x1b" not in said.message and "verdict" in said.message
+
+
+def test_a_long_message_and_a_group_of_errors_fit_into_a_report() -> None:
+    said = ended_by(ExceptionGroup("several", [ValueError("x" * 5000)])).report(WHO)
+    assert said is not None and (said.error, len(said.message)) == ("ValueError", MAX_DETAIL_CHARS)

@@ -11,7 +11,7 @@ import pytest
 from pipeline.ledger.redis.client import connect
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.notifications import Notifications
-from pipeline.runtime.registry.contract import FleetGlance, RunState, RunStatus, Topic
+from pipeline.runtime.registry.contract import FleetSummary, RunState, RunStatus, Topic
 from pipeline.runtime.registry.redis import RedisRegistry
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
@@ -93,12 +93,12 @@ async def test_a_heartbeats_answer_wakes_for_silent_mailboxes_and_for_another_se
 
     notifications = Notifications(Looked(clock), clock)
     mailboxes, run = (notifications.subscribe(topic) for topic in (Topic.ENDPOINTS, Topic.RUN))
-    notifications.heard(FleetGlance(9, 0, 1))
+    notifications.update_fleet(FleetSummary(9, 0, 1))
     assert not mailboxes.is_set() and not looks
-    notifications.heard(FleetGlance(9, 1, 1))
+    notifications.update_fleet(FleetSummary(9, 1, 1))
     assert mailboxes.is_set() and not run.is_set() and not looks
     mailboxes.clear()
-    notifications.heard(FleetGlance(9, 1, 2))
+    notifications.update_fleet(FleetSummary(9, 1, 2))
     assert looks and not mailboxes.is_set()
 
 

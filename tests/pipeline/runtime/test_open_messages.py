@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtime.flow_recorder import STATES_EVERY_S, FlowRecorder
 from pipeline.runtime.flow_ring import (
     Completion,
     FlowRingReader,
@@ -21,7 +20,7 @@ from pipeline.runtime.flow_ring import (
     MessageOutcome,
     key_of,
 )
-from pipeline.runtime.open_messages import Inbox, Outbox, Parcel
+from pipeline.runtime.open_messages import STATES_EVERY_S, FlowRecorder, Inbox, Outbox, Parcel
 from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, LinkReport
 from protocol.channel import LinkStats
 from protocol.ids import Incarnation, Role

@@ -12,8 +12,8 @@ import redis.asyncio
 
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
-from pipeline.runtime.registry.announcements import RelayAnnouncement
 from pipeline.runtime.registry.contract import FailureReport, Fleet, RunState, RunStatus, Topic
+from pipeline.runtime.registry.entries import RelayAnnouncement
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from pipeline.runtime.registry.redis_keys import TYPES, keys_of

@@ -16,7 +16,7 @@ from pipeline.ledger.contract import Ledger
 from pipeline.ledger.token import ROLES
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.key_roles import may_listen
+from pipeline.runtime.key_mirror import may_listen
 from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.role_sender import RoleSender

@@ -27,7 +27,7 @@ from pipeline.process.stacks.request import request_stacks
 from pipeline.runtime.flow_ring import FlowRingReader, flow_folder
 from pipeline.runtime.registry.contract import FailureReport, Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.supervisor import leftovers
+from pipeline.supervisor.leftovers import clear_leftovers
 from protocol.errors import LedgerUnavailable
 from tests.pipeline.runtime.fakes import small_config
 
@@ -87,7 +87,7 @@ class Run:
             process.kill()
             process.wait()
         self.server.stop()
-        leftovers.clear(self.folder)
+        clear_leftovers(self.folder)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signals
+from pipeline.runtime.process_setup import leave_terminals, own_terminals, stop_signals
 
 
 def test_a_hangup_ends_a_process_unless_it_was_started_to_ignore_it() -> None:

@@ -19,12 +19,10 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.process.work import Meter, ServiceSums
 from pipeline.runtime import host_watch
-from pipeline.runtime.gpus import Gpus, GpuState
-from pipeline.runtime.host_watch import HostState, HostWatch
+from pipeline.runtime.host_watch import Gpus, GpuState, HostState, HostWatch
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
-from pipeline.runtime.registry.vitals import Vitals
-from pipeline.runtime.vital_signs import LoopLag, VitalSigns
-from pipeline.runtime.worker_state import WorkerState
+from pipeline.runtime.registry.entries import Vitals
+from pipeline.runtime.worker_state import LoopLag, VitalSigns, WorkerState
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
 
@@ -44,8 +42,8 @@ async def test_the_loops_lag_is_the_longest_delay_since_the_last_heartbeat() -> 
         lag.expect(0.5)
         await clock.advance(0.5 + delay_s)
         lag.woke()
-    assert lag.take() == pytest.approx(0.3)
-    assert lag.take() == 0.0, "each delay is reported once"
+    assert lag.take_worst_s() == pytest.approx(0.3)
+    assert lag.take_worst_s() == 0.0, "each delay is reported once"
 
 
 async def test_a_loop_that_stands_still_lags_more_in_every_heartbeat() -> None:
@@ -55,10 +53,10 @@ async def test_a_loop_that_stands_still_lags_more_in_every_heartbeat() -> None:
     seen: list[float] = []
     for _ in range(3):
         await clock.advance(2.0)
-        seen.append(lag.take())
+        seen.append(lag.take_worst_s())
     assert seen == pytest.approx([1.5, 3.5, 5.5])
     lag.woke()
-    assert lag.take() == pytest.approx(5.5), "the whole delay is known once it ends"
+    assert lag.take_worst_s() == pytest.approx(5.5), "the whole delay is known once it ends"
 
 
 async def test_cpu_is_the_cores_that_the_process_used_between_two_heartbeats() -> None:
@@ -67,7 +65,7 @@ async def test_cpu_is_the_cores_that_the_process_used_between_two_heartbeats() -
     for used_s, passed_s, share in ((0.5, 1.0, 0.5), (3.0, 2.0, 1.5), (0.0, 1.0, 0.0)):
         spent[0] += used_s
         await clock.advance(passed_s)
-        assert signs.take({}, held=0).cpu == pytest.approx(share)
+        assert signs.collect({}, held=0).cpu == pytest.approx(share)
 
 
 def test_a_busy_process_reports_about_the_time_that_it_burned() -> None:
@@ -102,7 +100,7 @@ async def test_errors_retries_and_refusals_are_sums_of_what_is_counted() -> None
     signs.ledger = Server(0.25, 3)
     signs.refused = 5
     counters = {"failed": 3.0, "refused_steps": 1.0, "failed_checkpoints": 1.0, "judge:retries": 7.0, "scored": 99.0}
-    vitals = signs.take(counters, held=0)
+    vitals = signs.collect(counters, held=0)
     assert (vitals.errors, vitals.retries, vitals.refused) == (5, 10, 5)
     assert vitals.ledger_rtt_ms == 250.0
 

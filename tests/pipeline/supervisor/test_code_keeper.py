@@ -14,12 +14,10 @@ from pipeline.config.operations import REWARDS, WORKERS
 from pipeline.files.code_copies import CODE_FOLDER, keep_code
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.settings_changes import read_changes
-from pipeline.process.exit_codes import ExitCode
-from pipeline.process.last_error import LastError
+from pipeline.process.exit_codes import ExitCode, LastError
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken, after, standing, undoing
-from pipeline.supervisor.code_keeper import CodeKeeper
-from pipeline.supervisor.code_versions import SPARED_S
+from pipeline.supervisor.code_keeper import SPARED_S, CodeKeeper, named_versions
 from pipeline.supervisor.fleet_plan import WorkerPhase
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.launchers.seam import Exit
@@ -126,8 +124,8 @@ class Desk:
         """Return the workers whose drain was ordered."""
         before = len(self.processes.stopped)
         beats = self.beats(now)
-        await self.settings.keep(self.registry, beats)
-        await self.keeper.look(self.registry, beats, now, is_paused=is_paused)
+        await self.settings.apply_changes(self.registry, beats)
+        await self.keeper.poll(self.registry, beats, now, is_paused=is_paused)
         return self.processes.stopped[before:]
 
     def beats(self, now: float) -> list[Heartbeat]:
@@ -147,7 +145,7 @@ class Desk:
     def end(self, worker: str, code: int, now: float, error: LastError | None = None) -> None:
         """End a process, and start what is due."""
         pid = self.processes.there.pop(worker)
-        self.fleet.note(Exit(worker, Role(worker.partition("-")[0]), pid, code, error), now)
+        self.fleet.record_exit(Exit(worker, Role(worker.partition("-")[0]), pid, code, error), now)
         self.follow(now)
 
     def renew(self, worker: str, version: str, now: float) -> None:
@@ -538,3 +536,20 @@ async def test_standbys_of_the_former_code_become_no_workers(desk: Desk, tmp_pat
     assert fleet.standbys.roles == {Role.REWARD}
     fleet.go_by(tmp_path)
     assert fleet.standbys.roles == frozenset()
+
+
+def made(*steps: tuple[str, str]) -> list[SettingsChange]:
+    changes: list[SettingsChange] = []
+    for key, value in steps:
+        last = changes[-1] if changes else None
+        former = last.holds.get(key, '""') if last else '""'
+        changes.append(after(last, {key: f'"{value}"'}, {key: former}, by="ann@a", at_s=1.0))
+    return changes
+
+
+def test_versions_that_hold_come_first_then_those_of_standing_changes() -> None:
+    changes = made((REWARDS, "a"), (WORKERS, "w"), (REWARDS, "b"), (KEY, "0.5"), (REWARDS, "c"), (REWARDS, "d"))
+    assert named_versions(changes) == ["d", "w", "c", "b", "a"]
+    back = [*changes, undoing(changes, changes[-1:], by="reward-1", at_s=2.0)]
+    assert named_versions(back) == ["c", "w", "b", "a"], "one that was rolled back is not gone back to"
+    assert named_versions([]) == []

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipeline.process.exit_codes import ExitCode, FailureKind, kind_of
-from pipeline.process.last_error import LastError
+from pipeline.config.runtime import SupervisorSection
+from pipeline.process.exit_codes import ExitCode, FailureKind, LastError, kind_of
 from pipeline.supervisor.fleet_plan import (
     MAX_STARTS_A_TURN,
     Action,
     FleetPlan,
-    Intensity,
-    RestartPolicy,
     Verb,
     WorkerPhase,
     worker_name,
@@ -25,11 +22,14 @@ from pipeline.supervisor.fleet_plan import (
 from pipeline.supervisor.takeover import may_adopt
 from protocol.ids import Role
 
-POLICY = RestartPolicy(Intensity(3, 60.0), data=Intensity(2, 600.0), backoff_s=1.0, drain_timeout_s=10.0)
+SETTINGS = SupervisorSection(
+    max_restarts=3, restart_window_s=60.0, max_data_failures=2, data_failure_window_s=600.0, backoff_s=1.0,
+    drain_timeout_s=10.0, drain_ceiling_s=1e9,
+)  # fmt: skip
 
 
 def _plan(**counts: int) -> FleetPlan:
-    plan = FleetPlan(POLICY)
+    plan = FleetPlan(SETTINGS)
     assert plan.want({Role(role): count for role, count in counts.items()}, 0.0) == []
     return plan
 
@@ -102,7 +102,7 @@ def test_a_drain_past_its_deadline_is_killed() -> None:
 
 
 def test_a_drain_is_waited_for_while_something_is_done_but_not_beyond_its_ceiling() -> None:
-    plan = FleetPlan(replace(POLICY, drain_ceiling_s=100.0))
+    plan = FleetPlan(SETTINGS.model_copy(update={"drain_ceiling_s": 100.0}))
     plan.want({Role.LEARNER: 1}, 0.0)
     plan.due(0.0)
     plan.stop(0.0)
@@ -159,20 +159,20 @@ def test_a_budget_counts_what_is_within_its_period_or_without_a_checkpoint_betwe
 ) -> None:
     """Each failure has the seconds since the one before, and the newest checkpoint."""
     plan, now_s, seen = _plan(learner=1), 0.0, list[tuple[float, str]]()
-    intensity = POLICY.infrastructure if code == -9 else POLICY.data
+    most, period_s = (3, 60.0) if code == -9 else (2, 600.0)
     for gap_s, kept in failures:
         now_s += gap_s
         seen.append((now_s, kept))
         plan.due(now_s + 1000.0)
         plan.exited("learner", code, now_s, kept=kept)
-        recent = sum(at_s > now_s - intensity.period_s for at_s, _ in seen)
+        recent = sum(at_s > now_s - period_s for at_s, _ in seen)
         fruitless = len(list(itertools.takewhile(lambda one: one[1] == seen[-1][1], reversed(seen))))
-        if max(recent, fruitless) <= intensity.max_failures:
+        if max(recent, fruitless) <= most:
             assert plan.failure is None
             continue
         assert plan.failure is not None
-        is_recent = recent > intensity.max_failures
-        words = f"within {intensity.period_s:g} s" if is_recent else "without a checkpoint between them"
+        is_recent = recent > most
+        words = f"within {period_s:g} s" if is_recent else "without a checkpoint between them"
         assert f" {recent if is_recent else fruitless} " in plan.failure.reason
         assert words in plan.failure.reason
         return
@@ -192,7 +192,7 @@ def test_a_dead_worker_is_started_again_after_a_growing_pause() -> None:
 def test_failures_over_a_workers_budget_fail_the_fleet_with_its_exit_code() -> None:
     plan = _plan(reward=1)
     now = 0.0
-    for _ in range(POLICY.infrastructure.max_failures + 1):
+    for _ in range(SETTINGS.max_restarts + 1):
         now += 10.0
         plan.due(now)
         plan.exited("reward-0", -9, now)
@@ -350,7 +350,7 @@ def _evicting(answer: bool) -> tuple[FleetPlan, list[tuple[str, str, bool]]]:
         asked.append((worker, reason, is_its_own))
         return answer
 
-    plan = FleetPlan(POLICY, evicts=evicts)
+    plan = FleetPlan(SETTINGS, evicts=evicts)
     plan.want({Role.GENERATOR: 2}, 0.0)
     return plan, asked
 
@@ -387,7 +387,7 @@ def test_rare_deaths_never_exhaust_the_budget() -> None:
 
 def test_a_worker_that_was_found_stuck_failed_of_its_surroundings() -> None:
     plan = _plan(reward=1)
-    for _ in range(POLICY.infrastructure.max_failures + 1):
+    for _ in range(SETTINGS.max_restarts + 1):
         plan.due(100.0)
         plan.replace("reward-0")
         plan.exited("reward-0", -9, 100.0 - 50.0)
@@ -397,7 +397,7 @@ def test_a_worker_that_was_found_stuck_failed_of_its_surroundings() -> None:
 
 def test_a_worker_that_people_keep_ending_is_given_up_and_that_is_no_success() -> None:
     plan = _plan(reward=1)
-    for _ in range(POLICY.infrastructure.max_failures + 1):
+    for _ in range(SETTINGS.max_restarts + 1):
         plan.due(100.0)
         plan.exited("reward-0", ExitCode.OK, 50.0)
         plan.want({Role.REWARD: 1}, 50.0)
@@ -406,7 +406,7 @@ def test_a_worker_that_people_keep_ending_is_given_up_and_that_is_no_success() -
 
 
 def test_an_adopted_process_is_not_started_again_and_a_surplus_one_is_drained() -> None:
-    plan = FleetPlan(POLICY)
+    plan = FleetPlan(SETTINGS)
     plan.adopt("learner", Role.LEARNER)
     plan.adopt("generator-0", Role.GENERATOR)
     plan.adopt("generator-3", Role.GENERATOR)
@@ -418,7 +418,7 @@ def test_an_adopted_process_is_not_started_again_and_a_surplus_one_is_drained() 
 
 
 def test_recycled_workers_drain_first_and_are_started_when_they_have_gone() -> None:
-    plan = FleetPlan(POLICY)
+    plan = FleetPlan(SETTINGS)
     plan.adopt("learner", Role.LEARNER)
     assert _names(plan.recycle(0.0), Verb.DRAIN) == ["learner"]
     plan.want({Role.LEARNER: 1}, 0.0)
@@ -502,7 +502,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.begin()
 
     def begin(self) -> None:
-        self.plan = FleetPlan(POLICY)
+        self.plan = FleetPlan(SETTINGS)
         self.stopping = False
 
     def carry_out(self, actions: list[Action]) -> None:
@@ -592,9 +592,9 @@ class FleetMachine(RuleBasedStateMachine):
         present = {w.name for w in self.plan.workers} | set(Role)
         self.failures = {whose: times for whose, times in self.failures.items() if whose in present}
         for whose, times in self.failures.items():
-            intensity = POLICY.data if whose in set(Role) else POLICY.infrastructure
-            recent = [at for at in times if at > times[-1] - intensity.period_s]
-            assert len(recent) <= intensity.max_failures or self.plan.failure is not None
+            most, period_s = (2, 600.0) if whose in set(Role) else (3, 60.0)
+            recent = [at for at in times if at > times[-1] - period_s]
+            assert len(recent) <= most or self.plan.failure is not None
 
 
 TestFleetMachine = FleetMachine.TestCase

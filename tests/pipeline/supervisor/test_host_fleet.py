@@ -52,7 +52,7 @@ class Host:
             time.sleep(0.01)
 
     def ends(self, code: int, pid: int = PID) -> None:
-        self.fleet.note(Exit("generator-0", Role.GENERATOR, pid, code), 10.0)
+        self.fleet.record_exit(Exit("generator-0", Role.GENERATOR, pid, code), 10.0)
 
 
 @pytest.fixture

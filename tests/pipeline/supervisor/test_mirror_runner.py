@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from pipeline.config.load import load_config
 from pipeline.process.exit_codes import ExitCode
-from pipeline.supervisor.mirror_choice import NoMirror, mirroring
-from pipeline.supervisor.mirror_runner import CopySchedule, MirrorRunner
+from pipeline.supervisor.mirror_runner import CopyBars, CopySchedule, MirrorRunner
+from pipeline.supervisor.supervisor import mirror_runner
 from pipeline.training.mirror.layout import MirrorRecord, MirrorState, list_copies, read_record
 from pipeline.training.mirror.staging import STAGING
 from protocol import headrace
@@ -31,16 +31,14 @@ def run(tmp_path: Path) -> MirroredRun:
 
 def mirroring_of(run: MirroredRun, *overrides: str) -> MirrorRunner:
     settings = ("checkpoint.mirror_every_s=0", *overrides)
-    found = mirroring(load_config([run.run_dir / "config.toml"], settings), run.run_dir)
-    assert isinstance(found, MirrorRunner)
-    return found
+    return MirrorRunner(load_config([run.run_dir / "config.toml"], settings), run.run_dir)
 
 
 def until(copies: MirrorRunner, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
-        copies.keep(time.monotonic())
+        copies.poll(time.monotonic())
         time.sleep(0.02)
 
 
@@ -89,12 +87,12 @@ def test_a_mirror_that_was_taken_over_is_left_alone() -> None:
 
 
 def test_a_run_without_a_mirror_starts_nothing(tmp_path: Path) -> None:
-    assert isinstance(mirroring(op_config(tmp_path), tmp_path), NoMirror)
+    assert mirror_runner(op_config(tmp_path), tmp_path) is None
 
 
 async def test_checkpoints_are_copied_beside_the_run_and_the_last_state_at_its_end(run: MirroredRun) -> None:
     copies = mirroring_of(run)
-    copies.keep(0.0)
+    copies.poll(0.0)
     assert read_record(run.run_dir) is None, "there is no checkpoint yet"
     run.checkpoint(3)
     until(copies, lambda: (found := read_record(run.run_dir)) and found.copied == "000001.version-3")
@@ -210,3 +208,77 @@ def test_a_record_says_how_far_the_copy_is_and_why_there_is_none() -> None:
     )
     failed = MirrorRecord(url="s3://b/op", state=MirrorState.FAILED, checkpoint="000002.version-6", reason="no answer")
     assert failed.in_words(0.0).endswith("000002.version-6 is not copied: no answer; it is tried again")
+
+
+URL = "s3://bucket/op"
+
+
+def record(started_s: float, done: int, total: int, state: MirrorState = MirrorState.COPYING) -> MirrorRecord:
+    return MirrorRecord(
+        url=URL, state=state, checkpoint="000002.version-6", started_s=started_s, done_bytes=done, total_bytes=total
+    )
+
+
+def test_a_copy_at_the_end_has_its_share_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = DrivenProgress(monkeypatch)
+    with CopyBars(URL, plain=True) as shown:
+        shown.show(record(1.0, 0, 100_000_000))
+        seen.let_pass(5.0)
+        shown.show(record(1.0, 25_000_000, 100_000_000))
+        seen.let_pass(10.0)
+        shown.show(record(1.0, 100_000_000, 100_000_000, MirrorState.DONE))
+    assert seen.lines == [
+        "copying to s3://bucket/op: 000002.version-6, 0 %, 0 of 100 MB, no estimate yet",
+        "copying to s3://bucket/op: 000002.version-6, 25 %, 25 of 100 MB, about 0:45 left",
+        "copying to s3://bucket/op: done after 0:15",
+    ]
+
+
+def test_a_copy_that_was_under_way_is_estimated_by_what_comes_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = DrivenProgress(monkeypatch)
+    with CopyBars(URL, plain=True) as shown:
+        shown.show(record(1.0, 80_000_000, 100_000_000))
+        shown.show(record(1.0, 90_000_000, 100_000_000))
+        seen.let_pass(4.0)
+        assert seen.lines[-1].endswith("50 %, 10 of 20 MB, about 0:04 left"), "not 90 % in four seconds"
+        # The last copy follows, and has little to move.
+        shown.show(record(9.0, 0, 0))
+        shown.show(record(10.0, 0, 2_000_000))
+        shown.show(record(10.0, 1_000_000, 2_000_000))
+        seen.let_pass(2.0)
+        assert seen.lines[-1].endswith("50 %, 1 of 2 MB, about 0:02 left"), "the first copy's time is not its own"
+
+
+def test_a_copy_that_fails_or_is_given_up_is_not_reported_as_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = DrivenProgress(monkeypatch)
+    with CopyBars(URL, plain=True) as shown:
+        shown.show(record(1.0, 1, 100))
+        seen.let_pass(3.0)
+        shown.show(record(1.0, 1, 100, MirrorState.FAILED))
+        assert seen.lines[-1] == "copying to s3://bucket/op: stopped after 0:03"
+        shown.show(record(2.0, 1, 100))
+        seen.let_pass(4.0)
+    assert seen.lines[-1] == "copying to s3://bucket/op: stopped after 0:04"
+
+
+def test_reading_before_a_copy_is_no_part_of_its_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = DrivenProgress(monkeypatch)
+    with CopyBars(URL, plain=True) as shown:
+        shown.show(MirrorRecord(url=URL, state=MirrorState.COPYING, started_s=1.0))
+        seen.let_pass(30.0)
+        assert seen.lines[-1] == "preparing the copy to s3://bucket/op: 0:30 so far"
+        shown.show(record(31.0, 0, 100_000_000))
+        shown.show(record(31.0, 50_000_000, 100_000_000))
+        seen.let_pass(6.0)
+        assert seen.lines[-1].endswith("50 %, 50 of 100 MB, about 0:06 left")
+
+
+def test_a_copy_that_ends_within_two_seconds_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = DrivenProgress(monkeypatch)
+    with CopyBars(URL, plain=True) as shown:
+        shown.show(None)
+        shown.show(record(1.0, 0, 100))
+        seen.let_pass(1.9)
+        shown.show(record(1.0, 100, 100, MirrorState.DONE))
+        seen.let_pass(60.0)
+    assert seen.lines == []

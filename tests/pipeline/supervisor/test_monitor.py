@@ -20,8 +20,7 @@ from pipeline.observability.start_record import StartRow, add_row
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
-from pipeline.supervisor.fleet_recorder import FleetRecorder
-from pipeline.supervisor.monitor import Monitor, overdue_ages
+from pipeline.supervisor.monitor import FleetRecorder, Monitor, overdue_ages
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
 from tests.oracle.registry import MemoryRegistry

@@ -36,7 +36,7 @@ def test_only_a_worker_at_work_makes_it_ready_and_an_ended_one_stays_live(tmp_pa
     assert "no worker" in trouble(tmp_path, needs_ready=True)
     pulse.beat(0.1, is_ready=True)
     assert trouble(tmp_path, needs_ready=True) == ""
-    pulse.end()
+    pulse.mark_ended()
     assert trouble(tmp_path, needs_ready=False, at_s=1e12) == ""
     assert "has ended" in trouble(tmp_path, needs_ready=True)
 

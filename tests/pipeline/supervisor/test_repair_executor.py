@@ -15,8 +15,8 @@ from pipeline.observability.repairs import StepRow, read_repairs, read_steps
 from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, WaitingFor
+from pipeline.runtime.registry.entries import CheckDigests, Vitals
 from pipeline.runtime.registry.settings_change import after
-from pipeline.runtime.registry.vitals import CheckDigests, Vitals
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.processes import worker_command
@@ -161,8 +161,8 @@ class Desk:
         self.repairing = RepairExecutor(self.escalation, self.fleet, self.run_dir, self.code)
 
     async def look(self, now: float, *beats: Heartbeat) -> list[tuple[str, str]]:
-        await self.code.look(self.registry, beats, now)
-        await self.repairing.look(self.registry, beats, now)
+        await self.code.poll(self.registry, beats, now)
+        await self.repairing.poll(self.registry, beats, now)
         return [(row.rung, row.outcome) for row in read_steps(self.run_dir)]
 
 
@@ -317,7 +317,7 @@ async def test_a_joined_worker_that_does_not_come_back_is_left_alone_and_not_evi
     desk.find(1, name)
     await desk.pass_to(1.0)
     await desk.pass_to(11.0)
-    taken = await desk.pass_to(11.0 + desk.escalation._limits.restart_timeout_s)
+    taken = await desk.pass_to(11.0 + desk.escalation._restart_timeout_s)
     assert taken[-1] == (name, "restart", "left") and desk.escalation.cases == ()
     assert (await desk.registry.fleet()) == Fleet({Role.LEARNER: 1, Role.GENERATOR: 2})
     await desk.start(name, "hostb")

@@ -33,7 +33,7 @@ def beat(
 
 
 def see(watch: RepairWatch, now_s: float, *beats: Heartbeat) -> list[RepairRow]:
-    return watch.see(beats, {one.who.worker: one.pid for one in beats}, now_s, 1000.0 + now_s)
+    return watch.observe(beats, {one.who.worker: one.pid for one in beats}, now_s, 1000.0 + now_s)
 
 
 def test_the_parts_of_a_repair_are_told_apart_and_add_up():
@@ -89,7 +89,7 @@ def test_heartbeats_of_the_lost_process_end_no_repair():
     old = beat("reward-0", 1, WaitingFor.COMPUTE, 50)
     assert see(watch, 10.5, old) == []
     watch.started("reward-0", 11.0)
-    assert watch.see([old], {"reward-0": 2}, 11.5, 0.0) == []
+    assert watch.observe([old], {"reward-0": 2}, 11.5, 0.0) == []
 
 
 def test_a_worker_that_is_not_wanted_any_more_has_no_repair():
@@ -125,12 +125,12 @@ def test_the_file_keeps_the_newest_and_skips_what_is_damaged(tmp_path: Path, mon
 def test_steps_and_repairs_share_a_file_and_each_reader_takes_its_own(tmp_path: Path):
     step = StepRow(5.0, 3, "generator-1", "generator", "evict", "begun", "4 losses in a row", None)
     add_repair(tmp_path, row(1))
-    add_steps(tmp_path, [step, replace(step, level="replay", limit_s=60.0)])
+    add_steps(tmp_path, [step, replace(step, rung="replay", limit_s=60.0)])
     add_repair(tmp_path, row(2))
     with (tmp_path / REPAIRS_NAME).open("ab") as file:
         file.write(b'{"kind": "step", "case": "x"}\n{"kind": "step", "at_s": 1}\n{"at_s": "x"}\nnonsense\n')
     assert read_repairs(tmp_path) == ([row(1), row(2)], 2)
-    assert read_steps(tmp_path) == [step, replace(step, level="replay", limit_s=60.0)]
+    assert read_steps(tmp_path) == [step, replace(step, rung="replay", limit_s=60.0)]
     inode = (tmp_path / REPAIRS_NAME).stat().st_ino
     add_steps(tmp_path, [step])
     assert (tmp_path / REPAIRS_NAME).stat().st_ino == inode, "it is appended to, not written anew"

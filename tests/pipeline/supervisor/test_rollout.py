@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutPolicy, RolloutState, UpdateGlance
+from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutPolicy, RolloutState, UpdateSample
 
 LIMITS = RolloutPolicy(
     canary_pieces=4, canary_timeout_s=30.0, judged_updates=3, lazy_limit_s=100.0, replace_timeout_s=60.0,
@@ -22,8 +22,8 @@ STARTING = CodedMember(is_new=True)
 READY = CodedMember(is_new=True, is_ready=True)
 
 
-def updates(every_s: float, number: int, *, end_s: float, loss: float = 0.5) -> list[UpdateGlance]:
-    return [UpdateGlance(end_s - every_s * place, loss) for place in reversed(range(number))]
+def updates(every_s: float, number: int, *, end_s: float, loss: float = 0.5) -> list[UpdateSample]:
+    return [UpdateSample(end_s - every_s * place, loss) for place in reversed(range(number))]
 
 
 class Fleet:
@@ -49,7 +49,7 @@ class Fleet:
         """Look once after a time without a look, as when the ledger was away."""
         self.now_s += later_s
         wall_s = MADE_S + self.now_s
-        orders = self.rollout.look(self.now_s, wall_s, self.workers, self.updates, is_held_up=self.is_held_up)
+        orders = self.rollout.evaluate(self.now_s, wall_s, self.workers, self.updates, is_held_up=self.is_held_up)
         self.ordered |= {*orders}
         return orders
 
@@ -168,7 +168,7 @@ def test_rates_and_losses_before_and_after_decide(
     fleet = Fleet(2)
     fleet.all_new()
     begin_s = MADE_S + fleet.now_s
-    fleet.updates += [UpdateGlance(begin_s + 1.0 + every_s * place, loss) for place in range(number)]
+    fleet.updates += [UpdateSample(begin_s + 1.0 + every_s * place, loss) for place in range(number)]
     fleet.look(15.0)
     assert fleet.rollout.phase is phase
 
@@ -204,7 +204,7 @@ def test_a_rate_that_falls_to_nothing_fails_the_version(every_s: float, num_afte
     fleet = Fleet(2)
     fleet.updates = updates(every_s, 10, end_s=MADE_S)
     fleet.all_new()
-    fleet.updates += [UpdateGlance(MADE_S + fleet.now_s + at_s, 0.5) for at_s in range(num_after)]
+    fleet.updates += [UpdateSample(MADE_S + fleet.now_s + at_s, 0.5) for at_s in range(num_after)]
     fleet.look(fails_after_s - 2.0)
     assert fleet.rollout.phase is RolloutState.WATCHING
     fleet.look(4.0)
@@ -228,7 +228,7 @@ def test_a_standstill_that_something_else_explains_is_not_held_against_the_versi
 def test_a_pause_that_the_run_had_before_is_no_alarm_and_an_outage_before_hides_none() -> None:
     fleet = Fleet(2)
     # an update in ten takes 80 s, as with an evaluation
-    fleet.updates = [UpdateGlance(MADE_S - at_s, 0.5) for at_s in (230, 220, 210, 130, 120, 110, 100, 90, 80, 70)]
+    fleet.updates = [UpdateSample(MADE_S - at_s, 0.5) for at_s in (230, 220, 210, 130, 120, 110, 100, 90, 80, 70)]
     fleet.all_new()
     fleet.look(1.5 * (10 + 10 + 80 + 10) - 2.0)
     assert fleet.rollout.phase is RolloutState.WATCHING
@@ -253,7 +253,7 @@ def test_a_loss_that_is_not_finite_fails_a_version_that_a_worker_goes_by(stage: 
         fleet.workers["reward-1"] = replace(READY, progress=9 if stage == "rolling" else 0)
         fleet.look()
     assert fleet.rollout.phase == stage
-    fleet.updates.append(UpdateGlance(MADE_S + fleet.now_s, math.nan))
+    fleet.updates.append(UpdateSample(MADE_S + fleet.now_s, math.nan))
     assert fleet.look() == [] and fleet.rollout.phase is RolloutState.FAILED
 
 
@@ -261,7 +261,7 @@ def test_one_slow_update_does_not_roll_back() -> None:
     fleet = Fleet(2)
     fleet.all_new()
     begin_s = MADE_S + fleet.now_s
-    fleet.updates += [UpdateGlance(begin_s + at_s, 0.5) for at_s in (1.0, 3.0, 16.0, 18.0)]
+    fleet.updates += [UpdateSample(begin_s + at_s, 0.5) for at_s in (1.0, 3.0, 16.0, 18.0)]
     fleet.look(19.0)
     assert fleet.rollout.phase is RolloutState.SETTLED
 

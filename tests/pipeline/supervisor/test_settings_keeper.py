@@ -40,7 +40,7 @@ async def changed(config: RunConfig, registry: MemoryRegistry, *values: str) -> 
         last = await registry.last_settings_change()
         former = last.holds[KEY] if last else "1e-06"
         assert await registry.add_settings_change(after(last, {KEY: value}, {KEY: former}, by="ann@a", at_s=1.0))
-    await SettingsKeeper(config, config.run_dir).keep(registry, [])
+    await SettingsKeeper(config, config.run_dir).apply_changes(registry, [])
 
 
 async def test_a_runs_configuration_has_its_changes(config: RunConfig) -> None:
@@ -76,7 +76,7 @@ async def test_changes_that_a_learner_gave_up_are_rolled_back_once(config: RunCo
     taken = SettingsTaken(number=3, first_update=7, failed=2, failed_to=3, why="a step was not finite")
     beats = [msgspec.structs.replace(beat_of(LEARNER), settings=taken)]
     for _ in range(3):
-        await keeper.keep(registry, beats)
+        await keeper.apply_changes(registry, beats)
     changes = await registry.settings_changes()
     assert len(changes) == 4
     assert (changes[-1].sets, changes[-1].undoes, changes[-1].by) == ({KEY: "0.5"}, 2, "learner")
@@ -94,10 +94,10 @@ async def test_a_change_that_corrects_a_failed_one_stands_after_its_rollback(con
     registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
     await changed(config, registry, "0.5")
     beats = [gave_up(LEARNER, 1)]
-    await keeper.keep(registry, beats)
+    await keeper.apply_changes(registry, beats)
     # the learner reports it until it has taken the rollback
     await changed(config, registry, "0.25")
-    await keeper.keep(registry, beats)
+    await keeper.apply_changes(registry, beats)
     changes = await registry.settings_changes()
     assert [change.undoes for change in changes] == [0, 1, 0]
     assert [change.number for change in standing(changes)] == [3]
@@ -106,7 +106,7 @@ async def test_a_change_that_corrects_a_failed_one_stands_after_its_rollback(con
 async def test_a_change_that_comes_before_the_rollback_of_a_failed_one_stands(config: RunConfig) -> None:
     registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
     await changed(config, registry, "0.5", "0.25")
-    await keeper.keep(registry, [gave_up(LEARNER, 1)])
+    await keeper.apply_changes(registry, [gave_up(LEARNER, 1)])
     changes = await registry.settings_changes()
     assert [change.number for change in standing(changes)] == [2]
     assert (changes[-1].undone, changes[-1].holds) == ((1,), {KEY: "0.25"})
@@ -116,9 +116,9 @@ async def test_a_report_counts_from_a_live_worker_of_a_role_that_tries_the_chang
     registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
     await changed(config, registry, "0.5")
     others = [Incarnation(role, f"{role}-0", 1) for role in (Role.GENERATOR, Role.REWARD, Role.OBSERVER)]
-    await keeper.keep(registry, [gave_up(LEARNER, 1, silent_s=6.0), *(gave_up(who, 1) for who in others)])
+    await keeper.apply_changes(registry, [gave_up(LEARNER, 1, silent_s=6.0), *(gave_up(who, 1) for who in others)])
     assert [change.number for change in standing(await registry.settings_changes())] == [1]
-    await keeper.keep(registry, [gave_up(LEARNER, 1, silent_s=1.0)])
+    await keeper.apply_changes(registry, [gave_up(LEARNER, 1, silent_s=1.0)])
     assert standing(await registry.settings_changes()) == []
 
 
@@ -152,7 +152,7 @@ async def test_a_change_is_written_as_soon_as_it_is_made_and_the_work_goes_on(co
             await asyncio.sleep(0.005)
         return "not written"
 
-    assert await keeper.beside(registry, work()) == "done"
+    assert await keeper.run_alongside(registry, work()) == "done"
 
 
 async def test_an_error_of_the_work_beside_comes_out_as_it_is(config: RunConfig) -> None:
@@ -160,7 +160,7 @@ async def test_an_error_of_the_work_beside_comes_out_as_it_is(config: RunConfig)
         raise ConfigError("of the work")
 
     with pytest.raises(ConfigError, match="of the work"):
-        await SettingsKeeper(config, config.run_dir).beside(MemoryRegistry(), work())
+        await SettingsKeeper(config, config.run_dir).run_alongside(MemoryRegistry(), work())
 
 
 async def test_a_version_of_code_that_has_proved_good_stays_so_for_the_next_supervisor(config: RunConfig) -> None:

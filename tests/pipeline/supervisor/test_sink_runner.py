@@ -122,7 +122,7 @@ def until(sinks: SinkRunner, condition: Callable[[], Any], timeout_s: float = 30
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
-        sinks.keep(time.monotonic())
+        sinks.poll(time.monotonic())
         time.sleep(0.02)
 
 
@@ -138,7 +138,7 @@ WANDB = ("sinks.wandb=team/project", "sinks.tensorboard=false")
 
 async def test_a_run_has_tensorboards_files_by_default_the_last_row_too(run_dir: Path) -> None:
     sinks = sinking_of(run_dir)
-    sinks.keep(0.0)
+    sinks.poll(0.0)
     append(run_dir, 1, 2)
     FleetHistoryFile(run_dir).append(FleetRow(1000.0, 5.0, num_groups_admitted=7))
     await finished(sinks)
@@ -148,7 +148,7 @@ async def test_a_run_has_tensorboards_files_by_default_the_last_row_too(run_dir:
 
 async def test_a_run_without_sinks_starts_nothing(run_dir: Path) -> None:
     sinks = sinking_of(run_dir, "sinks.tensorboard=false")
-    sinks.keep(0.0)
+    sinks.poll(0.0)
     append(run_dir, 1)
     await finished(sinks)
     assert names_in(run_dir) == ["config.toml", HISTORY_NAME, "logs"]
@@ -162,7 +162,7 @@ async def test_rows_reach_a_sink_by_a_process_of_its_own(
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "token-of-a-test")
     sinks = sinking_of(run_dir, *WANDB)
     append(run_dir, 1)
-    sinks.keep(0.0)
+    sinks.poll(0.0)
     FleetHistoryFile(run_dir).append(FleetRow(1000.0, 5.0, num_groups_admitted=7))
     until(sinks, lambda: len(client.called("log")) == 2)
     append(run_dir, 2)
@@ -179,11 +179,11 @@ async def test_rows_reach_a_sink_by_a_process_of_its_own(
 async def test_a_resumed_run_continues_its_run_there_and_repeats_no_row(run_dir: Path, client: Client) -> None:
     append(run_dir, 1)
     first = sinking_of(run_dir, *WANDB)
-    first.keep(0.0)
+    first.poll(0.0)
     await finished(first)
     append(run_dir, 2)
     second = sinking_of(run_dir, *WANDB)
-    second.keep(0.0)
+    second.poll(0.0)
     await finished(second, has_failed=True)
     (one,), (other,) = {name for name, *_ in client.called("init")}, {read_record(run_dir, "wandb").id}
     assert one == other
@@ -198,7 +198,7 @@ async def test_a_sink_that_is_away_is_said_once_and_the_run_goes_on(run_dir: Pat
     with capture_logs() as logs:
         until(sinks, lambda: logs)
         for now in range(100, 200, 10):
-            sinks.keep(float(now))
+            sinks.poll(float(now))
         took_s = await finished(sinks)
     (told,) = [line for line in logs if line["event"] == "sink_away"]
     assert (told["sink"], told["action"]) == ("wandb", "the run goes on; rows wait in the history")
@@ -239,7 +239,7 @@ async def test_a_process_that_dies_is_started_again_after_a_pause(run_dir: Path,
         until(sinks, lambda: logs)
         client.answers("well")
         assert len(client.called("init")) == 1, "its pause is not over"
-        sinks.keep(time.monotonic() + 6.0)
+        sinks.poll(time.monotonic() + 6.0)
         until(sinks, lambda: client.called("log"))
     (told,) = [line for line in logs if line["event"] == "sink_ended"]
     assert told["code"] == code and "started again" in told["action"]
@@ -250,7 +250,7 @@ async def test_a_process_that_dies_is_started_again_after_a_pause(run_dir: Path,
 async def test_a_killed_supervisors_sink_writes_what_is_there_and_ends(run_dir: Path, client: Client) -> None:
     sinks = sinking_of(run_dir, *WANDB)
     append(run_dir, 1)
-    sinks.keep(0.0)
+    sinks.poll(0.0)
     writer: Any = sinks._writers[0]
     process = writer._process
     # as the kernel does with the pipe of a process that is gone
@@ -264,9 +264,9 @@ async def test_a_killed_supervisors_sink_writes_what_is_there_and_ends(run_dir: 
 async def test_two_processes_never_write_to_one_sink(run_dir: Path, client: Client) -> None:
     first, second = (sinking_of(run_dir, *WANDB) for _ in range(2))
     append(run_dir, 1)
-    first.keep(0.0)
+    first.poll(0.0)
     until(first, lambda: client.called("log"))
-    second.keep(0.0)
+    second.poll(0.0)
     append(run_dir, 2)
     await finished(first)
     until(second, lambda: len(client.called("log")) == 2)

@@ -19,12 +19,18 @@ from ops.emulated import OVERRIDES
 from pipeline.config.load import write_resolved
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.records import process_runs
-from pipeline.runtime.threads import limit_threads, thread_environment
-from pipeline.supervisor.adopted_process import AdoptedProcess
+from pipeline.runtime.process_setup import limit_threads, thread_environment
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.run_folder import prepare_run_dir
-from pipeline.supervisor.starter import Starter, StarterEnded, forks, marked_environment, starter_command
+from pipeline.supervisor.starter import (
+    AdoptedProcess,
+    Starter,
+    StarterEnded,
+    forks,
+    marked_environment,
+    starter_command,
+)
 from protocol import headrace
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config

@@ -289,7 +289,7 @@ def test_a_server_that_answers_now_and_then_costs_no_worker_without_heartbeats(
         await around.registry.set_run_status(status)
         for second in range(60):
             around.answers = second % answers_every_s == 0
-            status = await supervisor._look(around, status, float(second))  # pyright: ignore[reportArgumentType]
+            status = await supervisor._poll_ledger(around, status, float(second))  # pyright: ignore[reportArgumentType]
         return status
 
     supervisor._plan.adopt("generator-0", Role.GENERATOR)
@@ -347,7 +347,7 @@ def test_a_server_that_dies_during_the_start_is_started_again_and_the_run_begins
 ) -> None:
     run = Run(tmp_path)
     place = {
-        "before the ledger is opened": "pipeline.supervisor.starting.RedisLedger",
+        "before the ledger is opened": "pipeline.supervisor.takeover.RedisLedger",
         "before workers are adopted": "pipeline.supervisor.supervisor.take_over",
         "before the state is set": "pipeline.supervisor.supervisor.set_running",
     }[moment]

@@ -22,7 +22,7 @@ from pipeline.operator.runs import list_runs
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.records import process_runs
 from pipeline.runtime.registry.contract import RunState, WaitingFor
-from pipeline.supervisor.mirror_choice import NoMirror
+from pipeline.supervisor.mirror_runner import MirrorRunner
 from pipeline.supervisor.run_folder import prepare_run_dir, run_lock, supervisor_pid
 from protocol.errors import ConfigError, LedgerMismatch
 from tests.pipeline.op_config import op_config
@@ -31,11 +31,17 @@ from tests.pipeline.supervisor.supervised import LIMIT_S, Run
 pytestmark = pytest.mark.timeout(90)
 
 
-class LastCopies(NoMirror):
+class LastCopies(MirrorRunner):
     """Notes when the copies at the run's end are begun."""
 
     def __init__(self, order: list[str]) -> None:
         self._order = order
+
+    def poll(self, now: float, *, is_last: bool = False) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     async def finish(self, is_stopped: Callable[[], bool], *, plain: bool = True) -> str:
         self._order.append("copies, with lines" if plain else "copies, with bars")

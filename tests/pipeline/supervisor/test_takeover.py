@@ -15,15 +15,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pipeline.config.runtime import SupervisorSection
 from pipeline.process.records import Life, Started, identify, read_started, write_life, write_started
-from pipeline.supervisor.adopted_process import AdoptedProcess
-from pipeline.supervisor.fleet_plan import FleetPlan, Intensity, RestartPolicy
+from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.processes import Processes
+from pipeline.supervisor.starter import AdoptedProcess
 from pipeline.supervisor.takeover import take_over
 from protocol.ids import Role
 from tests.oracle.registry import MemoryRegistry
 
-POLICY = RestartPolicy(Intensity(3, 60.0), data=Intensity(3, 60.0), backoff_s=1.0, drain_timeout_s=10.0)
+SETTINGS = SupervisorSection(
+    max_restarts=3, restart_window_s=60.0, max_data_failures=3, data_failure_window_s=60.0, backoff_s=1.0,
+    drain_timeout_s=10.0, drain_ceiling_s=1e9,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def on_record(run_dir: Path, process: subprocess.Popen[bytes], *, epoch: int = 0
 
 async def after(run_dir: Path, registry: MemoryRegistry) -> tuple[list[str], Processes]:
     processes = Processes(run_dir)
-    return await take_over(processes, FleetPlan(POLICY), registry), processes
+    return await take_over(processes, FleetPlan(SETTINGS), registry), processes
 
 
 async def test_the_newest_incarnation_is_adopted_signalled_and_reaped(

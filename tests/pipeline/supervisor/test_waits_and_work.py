@@ -59,7 +59,7 @@ class Watched:
             if turns and self.state.kind not in AT_WORK:
                 self.state.waiting_for(self.state.kind, "a turn")
             beat = self.state.heartbeat()
-            yield beat, self.dog.look([beat], {self.who.worker: beat.pid}, now_s).get(self.who.worker, "")
+            yield beat, self.dog.evaluate([beat], {self.who.worker: beat.pid}, now_s).get(self.who.worker, "")
 
     def stay(self, seconds: int) -> str:
         return next((why for _, why in self.beats(seconds) if why), "")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.process.work import ServiceSums, WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.vitals import Vitals
+from pipeline.runtime.registry.entries import Vitals
 from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
 from pipeline.watch.heartbeats import METRICS, FrameMaker

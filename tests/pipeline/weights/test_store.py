@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.supervisor import leftovers
+from pipeline.supervisor.leftovers import clear_leftovers
 from pipeline.weights.digest import digest_file
 from pipeline.weights.shared_files import SharedFileReader, UnnamedFile
 from pipeline.weights.store import WeightsStore, weights_folder
@@ -155,7 +155,7 @@ def test_each_run_has_a_folder_of_its_own_and_leaves_none(tmp_path: Path) -> Non
     folder = weights_folder(tmp_path / "a", shared_memory=False)
     assert folder == tmp_path / "a" / "weights"
     WeightsStore(folder, keep=1, max_part_bytes=LARGEST).publish(1, published(numbers(1)))
-    assert leftovers.clear(tmp_path / "a") == 1
+    assert clear_leftovers(tmp_path / "a") == 1
     assert not folder.exists()
 
 

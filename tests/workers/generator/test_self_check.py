@@ -28,7 +28,7 @@ from pipeline.operator.fleet_check import check_fleet
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import Fleet
-from pipeline.runtime.registry.vitals import CheckDigests
+from pipeline.runtime.registry.entries import CheckDigests
 from pipeline.supervisor.run_folder import run_lock
 from pipeline.weights.store import WeightsStore
 from protocol.errors import EngineDied

@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.observability.history import RefusedRow
-from pipeline.runtime.flow_recorder import FlowRecorder
 from pipeline.runtime.flow_ring import Completion, FlowRingReader, FlowRingWriter, LinkState, MessageOutcome, key_of
+from pipeline.runtime.open_messages import FlowRecorder
 from protocol.errors import Diverged, StepDiffered
 from protocol.ids import TrajectoryId
 from tests.manual_clock import ManualClock

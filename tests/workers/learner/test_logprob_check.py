@@ -21,7 +21,7 @@ from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.training import DataSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.counter_names import LOGPROB_GAP, LOGPROB_USUAL_GAP
+from pipeline.runtime.registry.entries import LOGPROB_GAP, LOGPROB_USUAL_GAP
 from protocol.ids import Role, TrajectoryId
 from protocol.trajectory import Segment, TrajectoryChunk
 from tests.manual_clock import ManualClock

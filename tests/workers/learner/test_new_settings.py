@@ -16,8 +16,8 @@ from pipeline.config.operations import REWARDS, WORKERS
 from pipeline.config.schema import RunConfig
 from pipeline.observability.history import Row, UpdateRow
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.heard_settings import hear_settings
 from pipeline.runtime.registry.settings_change import SettingsChange, after, undoing
+from pipeline.runtime.worker_start import hear_settings
 from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import EngineError, StepDiffered
 from protocol.ids import Incarnation, Role

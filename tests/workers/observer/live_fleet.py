@@ -11,7 +11,7 @@ import msgspec
 from pipeline.incidents.book import Suspicion
 from pipeline.process.work import ServiceSums, WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor, link_name
-from pipeline.runtime.registry.vitals import Vitals
+from pipeline.runtime.registry.entries import Vitals
 from pipeline.weights import TURNS
 from protocol.ids import Incarnation, Role
 from workers.observer.suspicions import FleetSuspicions

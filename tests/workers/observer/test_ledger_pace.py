@@ -6,7 +6,7 @@ import msgspec
 
 from pipeline.incidents.book import Suspicion
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.runtime.registry.vitals import Vitals
+from pipeline.runtime.registry.entries import Vitals
 from protocol.ids import Role
 from tests.workers.observer.live_fleet import BREAKS_S, LiveFleet
 from workers.observer.ledger_pace import FOLLOWS_S, LEDGER, LedgerPace

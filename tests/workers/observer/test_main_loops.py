@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.incidents.book import Suspicion
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.vitals import Vitals
+from pipeline.runtime.registry.entries import Vitals
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
 from workers.observer.main_loops import MainLoops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.runtime.registry.counter_names import LOGPROB_GAP, LOGPROB_USUAL_GAP
+from pipeline.runtime.registry.entries import LOGPROB_GAP, LOGPROB_USUAL_GAP
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
 from workers.observer.mismatches import MOST_NATS, MOST_TIMES, Mismatches

@@ -17,8 +17,8 @@ from pipeline.incidents.file import INCIDENTS_NAME, RunIncidents
 from pipeline.incidents.records import Incident
 from pipeline.runtime.flow_ring import Completion, FlowRingWriter, MessageOutcome, flow_folder
 from pipeline.runtime.registry.contract import FailureReport, Heartbeat, WaitingFor
-from pipeline.runtime.registry.vitals import Vitals
-from pipeline.supervisor import leftovers
+from pipeline.runtime.registry.entries import Vitals
+from pipeline.supervisor.leftovers import clear_leftovers
 from pipeline.watch.thresholds import Tail, Thresholds
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
@@ -261,7 +261,7 @@ async def test_messages_of_workers_of_its_host_are_kept_in_the_runs_folder(tmp_p
                 done = Completion(site.clock.monotonic(), "g-0>reward-0", MessageOutcome.STORED, number, 7, 0, 1, 0, 2)
                 ring.complete(done)
                 await site.pass_s(1)
-        leftovers.clear(tmp_path)
+        clear_leftovers(tmp_path)
     (file,) = (tmp_path / "observed").glob("messages-*.parquet")
     rows = pq.read_table(file).to_pylist()
     assert [(row["key"], row["worker"], row["time_s"]) for row in rows] == [

@@ -7,7 +7,7 @@ import msgspec
 from pipeline.incidents.book import Suspicion
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.counter_names import LONGEST_STANDSTILL, STANDSTILL
+from pipeline.runtime.registry.entries import LONGEST_STANDSTILL, STANDSTILL
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
 from workers.observer.own_reports import OwnReports

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.vitals import Vitals
+from pipeline.runtime.registry.entries import Vitals
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
 from tests.workers.observer.live_fleet import BREAKS_S, LiveFleet

@@ -14,8 +14,8 @@ from pipeline.config.operations import REWARDS, CodeSection
 from pipeline.config.training import RewardSection
 from pipeline.files.code_copies import CODE_FOLDER, keep_code
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.heard_settings import hear_settings
 from pipeline.runtime.registry.settings_change import after, undoing
+from pipeline.runtime.worker_start import hear_settings
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from protocol.trajectory import Field

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
-from pipeline.preflight.value_model import HEAD_PREFIXES, ValueSource, value_source
+from pipeline.preflight.model_folder import HEAD_PREFIXES, ValueSource, value_source
 from protocol.errors import ConfigError, DataError, EngineError
 from workers.engines.model.trial import backbone
 

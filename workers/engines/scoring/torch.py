@@ -13,7 +13,7 @@ import torch
 from pipeline.algorithms.batching import plan_micro_batches, plan_padded_batches
 from pipeline.data.prompt_form import conversation_tokens
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
-from pipeline.preflight.reward_model import check_reward_model, longest_input
+from pipeline.preflight.model_folder import check_reward_model, longest_input
 from pipeline.process import work
 from protocol.errors import ConfigError, EngineError
 from protocol.trajectory import Prompt

@@ -13,7 +13,7 @@ import torch
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.model_folder import read_model_config
-from pipeline.preflight.versions import installed
+from pipeline.preflight.packages import installed
 from workers.engines.model import adapter as adapters
 from workers.engines.model import weights_file
 

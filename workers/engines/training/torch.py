@@ -14,7 +14,7 @@ import torch
 
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tokens_at_once
 from pipeline.config.training import rate_phases
-from pipeline.preflight.lora import check_lora
+from pipeline.preflight.packages import check_lora
 from pipeline.process import work
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from workers.engines.model.checkpoint_files import (

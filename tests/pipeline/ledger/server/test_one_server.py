@@ -24,7 +24,7 @@ from pipeline.ledger.server import embedded as module
 from pipeline.ledger.server.embedded import EmbeddedServer, end_server, server_runs
 from pipeline.ledger.server.lock import holders, is_locked, no_server, take_lock
 from pipeline.ledger.server.probe import ProbeResult, ServerState, ServerWatch
-from pipeline.process.activity import activity_of
+from pipeline.process.descendants import activity_of
 from pipeline.process.exit_codes import Interrupted
 from pipeline.process.records import identify, process_runs
 from protocol.errors import LedgerUnavailable

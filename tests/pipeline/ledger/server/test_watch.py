@@ -23,7 +23,7 @@ from pipeline.ledger.server.probe import (
     listens,
     probe,
 )
-from pipeline.process.activity import Activity
+from pipeline.process.descendants import Activity
 
 SERVES, SILENT, GONE = (
     ProbeResult(ServerState.SERVES, 1),

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.process.stacks.alike import StackGroup, stack_groups
-from pipeline.process.stacks.parse import Stack, StackCall, StackSnapshot
+from pipeline.process.stacks.parse import Stack, StackCall, StackGroup, StackSnapshot, stack_groups
 
 IDLE = Stack("main", (StackCall("/lib/python3.11/selectors.py", 468, "select"),))
 NO_WORK = Stack("compute", (StackCall("/lib/python3.11/concurrent/futures/thread.py", 81, "_worker"),))

@@ -11,8 +11,7 @@ import pytest
 
 from pipeline.supervisor.joining import file_fetch
 from pipeline.supervisor.joining.file_cache import CachedFileBusy, CachedFileDamaged, FileCache
-from pipeline.supervisor.joining.file_fetch import fetch_files
-from pipeline.supervisor.joining.file_server import FileServer
+from pipeline.supervisor.joining.file_fetch import FileServer, fetch_files
 from pipeline.supervisor.joining.manifest import ManifestFile
 from protocol.errors import ConfigError, StorageFailed, UnknownMessage
 from protocol.ids import Role

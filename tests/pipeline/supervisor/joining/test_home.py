@@ -33,11 +33,11 @@ def test_lines_and_tallies_arrive_under_the_same_names_and_each_once(joined: Pat
     log = joined / "logs" / f"{NAME}.jsonl"
     log.write_text("one\n")
     (joined / TALLIES / f"{NAME}.3").write_bytes(b"x" * 24)
-    first = reader.take()
-    assert reader.take() == b""
+    first = reader.next_entry()
+    assert reader.next_entry() == b""
     with log.open("a") as file:
         file.write("two\n")
-    for entry in (first, reader.take()):
+    for entry in (first, reader.next_entry()):
         writer.write(entry)
     assert (run_dir / "logs" / log.name).read_text() == "one\ntwo\n"
     assert (run_dir / TALLIES / f"{NAME}.3").read_bytes() == b"x" * 24
@@ -46,7 +46,7 @@ def test_lines_and_tallies_arrive_under_the_same_names_and_each_once(joined: Pat
 def test_a_repeated_newest_entry_writes_nothing_twice(joined: Path, run_dir: Path) -> None:
     reader, writer = HomeReader(joined), HomeWriter(run_dir)
     (joined / "logs" / f"{NAME}.out").write_text("one\n")
-    entry = reader.take()
+    entry = reader.next_entry()
     writer.write(entry)
     writer.save()
     HomeWriter(run_dir).write(entry)
@@ -57,13 +57,13 @@ def test_a_later_join_sends_nothing_of_a_long_log_again(joined: Path, run_dir: P
     reader, writer = HomeReader(joined), HomeWriter(run_dir)
     log = joined / "logs" / f"{NAME}.jsonl"
     log.write_bytes(b"x" * 99 + b"\n" + b"y" * (2 * MAX_ENTRY_BYTES) + b"\n")
-    while entry := reader.take():
+    while entry := reader.next_entry():
         writer.write(entry)
     reader.save()
     with log.open("a") as file:
         file.write("later\n")
     later = HomeReader(joined)
-    while entry := later.take():
+    while entry := later.next_entry():
         writer.write(entry)
     assert (run_dir / "logs" / log.name).read_bytes() == log.read_bytes()
 
@@ -72,16 +72,16 @@ def test_what_was_lost_on_the_way_is_marked_by_a_line(joined: Path, run_dir: Pat
     reader, writer = HomeReader(joined), HomeWriter(run_dir)
     log = joined / "logs" / f"{NAME}.jsonl"
     log.write_text("one\n")
-    reader.take()
+    reader.next_entry()
     with log.open("a") as file:
         file.write("two\n")
-    writer.write(reader.take())
+    writer.write(reader.next_entry())
     assert (run_dir / "logs" / log.name).read_text() == "[4 bytes did not arrive; the joined host has them]\ntwo\n"
 
 
 def test_an_entry_is_bounded_and_a_log_that_grows_faster_sends_its_newest_part(joined: Path) -> None:
     (joined / "logs" / f"{NAME}.jsonl").write_bytes(b"x" * (3 << 20) + b"newest\n")
-    entry = msgspec.msgpack.decode(HomeReader(joined).take(), type=HomeEntry)
+    entry = msgspec.msgpack.decode(HomeReader(joined).next_entry(), type=HomeEntry)
     assert len(entry.pieces[0].data) == MAX_ENTRY_BYTES
     assert entry.pieces[0].data.endswith(b"newest\n")
 
@@ -94,7 +94,7 @@ def test_a_log_that_fills_every_entry_leaves_the_others_their_turn(joined: Path)
     for _ in range(3):
         with loud.open("ab") as file:
             file.write(b"x" * MAX_ENTRY_BYTES)
-        entry = msgspec.msgpack.decode(reader.take(), type=HomeEntry)
+        entry = msgspec.msgpack.decode(reader.next_entry(), type=HomeEntry)
         arrived.append([piece.name for piece in entry.pieces])
     assert arrived[0] == [loud.name] and arrived[1] == [quiet.name, loud.name]
 
@@ -103,10 +103,10 @@ def test_a_log_that_was_renamed_begins_anew(joined: Path, run_dir: Path) -> None
     reader, writer = HomeReader(joined), HomeWriter(run_dir)
     log = joined / "logs" / f"{NAME}.jsonl"
     log.write_text("old old old\n")
-    writer.write(reader.take())
+    writer.write(reader.next_entry())
     log.rename(log.with_suffix(".jsonl.1"))
     log.write_text("new\n")
-    writer.write(reader.take())
+    writer.write(reader.next_entry())
     assert (run_dir / "logs" / log.name).read_text() == "old old old\nnew\n"
 
 

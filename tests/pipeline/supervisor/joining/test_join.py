@@ -20,8 +20,7 @@ from pipeline.process.records import process_runs
 from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, RunState
 from pipeline.runtime.registry.settings_change import after
 from pipeline.supervisor.joining import join as join_module
-from pipeline.supervisor.joining.code_version import CodeVersion
-from pipeline.supervisor.joining.manifest import Manifest, encode_manifest
+from pipeline.supervisor.joining.manifest import CodeVersion, Manifest, encode_manifest
 from pipeline.supervisor.pulse import trouble
 from protocol.errors import ConfigError, DataError
 from protocol.ids import Role

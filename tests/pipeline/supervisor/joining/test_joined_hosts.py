@@ -40,7 +40,7 @@ class Fleet:
         self.hosts = JoinedHosts(config, config.run_dir)
 
     async def look(self, *, is_running: bool = True) -> None:
-        self.hosts.see(await self.registry.heartbeats(), {OWN}, is_running=is_running)
+        self.hosts.observe(await self.registry.heartbeats(), {OWN}, is_running=is_running)
 
     async def beat(self) -> None:
         for name in (OWN, FAR, BY_HAND):
@@ -64,7 +64,7 @@ class Fleet:
         """Return the workers whose last lines were not awaited."""
         with capture_logs() as logged:
             async with asyncio.timeout(60):
-                await self.hosts.left(self.registry, lambda: given_up)
+                await self.hosts.await_last_lines(self.registry, lambda: given_up)
         return [line["workers"] for line in logged if line["event"] == "logs_not_awaited"]
 
 
@@ -84,9 +84,9 @@ async def test_the_last_lines_of_a_host_that_drains_longer_are_there_at_the_end(
             name = place.worker_name(Role.GENERATOR, 0)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(run.join(place, script="slow"))
-                run.hosts.see(await until(run.registry.heartbeats), is_running=True)
+                run.hosts.observe(await until(run.registry.heartbeats), is_running=True)
                 await run.set(RunState.FINISHED, "by the test")
-                await run.hosts.left(run.registry, lambda: False)
+                await run.hosts.await_last_lines(run.registry, lambda: False)
                 last = (run.run_dir / "logs" / f"{name}.jsonl").read_bytes()
         assert b"worker_ended" in last
         assert last == (place.path / "logs" / f"{name}.jsonl").read_bytes()

@@ -13,11 +13,10 @@ from pipeline.config.load import read_resolved
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import RunState
 from pipeline.supervisor.joining.home import MAX_ENTRY_BYTES
-from pipeline.supervisor.joining.join import JoinRequest
+from pipeline.supervisor.joining.join import JoinRequest, join_and_stay
 from pipeline.supervisor.joining.joined_folder import JoinedFolder
 from pipeline.supervisor.joining.joined_supervisor import JoinOutcome
 from pipeline.supervisor.joining.manifest import Manifest, encode_manifest
-from pipeline.supervisor.joining.stay import join_and_stay
 from protocol.ids import Role
 from tests.pipeline.supervisor.joining.meeting import Meeting, meeting, until
 

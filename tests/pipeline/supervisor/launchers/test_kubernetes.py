@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from pipeline.config.operations import KubernetesSection, LaunchSection, ResourcesSection
-from pipeline.supervisor.launchers import kubernetes_objects as objects
+from pipeline.supervisor.launchers import kubernetes as objects
 from pipeline.supervisor.launchers.kubernetes import KubernetesLauncher, manifests
 from pipeline.supervisor.launchers.seam import JobState, LaunchFailed
 from protocol.errors import ConfigError

@@ -12,9 +12,8 @@ from pipeline.config.operations import LaunchSection, RaySection
 from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers.join_command import JoinCommand
 from pipeline.supervisor.launchers.ray_actors import RayLauncher, namespace, refuse_open
-from pipeline.supervisor.launchers.ray_states import HeldWorker, NodeResources, why_waiting
-from pipeline.supervisor.launchers.ray_words import HolderReport, RayJob
-from pipeline.supervisor.launchers.seam import JobState
+from pipeline.supervisor.launchers.ray_states import HeldWorker, HolderReport, NodeResources, why_waiting
+from pipeline.supervisor.launchers.seam import Job, JobState
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -44,7 +43,7 @@ def test_an_actor_that_ray_has_placed_again_gets_a_token_by_a_new_order_alone() 
     held.order()
     held.answered(report(has_begun=True, token="t1"))
     held.answered(report("k2"))
-    assert held.job("") == RayJob(
+    assert held.job("") == Job(
         role=Role.GENERATOR, state=JobState.ENDED, place="Ray", reason="its Ray actor or node was lost"
     )
     assert not held.wants_token("t1") and not held.begins

@@ -5,28 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pipeline.config.operations import RecoverySection
 from pipeline.supervisor.recovery.escalation import Escalation, IncidentSign
 from pipeline.supervisor.recovery.levels import (
     LEVELS,
     Abilities,
-    EscalationLimits,
     Member,
     RepairLevel,
     RepairOrder,
-    RepairPolicy,
     RepairStep,
     StepOutcome,
 )
 from protocol.ids import Role
 
-LIMITS = EscalationLimits(
-    tolerate_s=10.0, restart_timeout_s=60.0, steady_s=100.0, settle_s=150.0, max_repairs=3, incident_restarts=2,
+RepairPolicy = Literal["act", "own_signs", "advise"]
+POLICIES: tuple[RepairPolicy, ...] = ("act", "own_signs", "advise")
+RESTART_TIMEOUT_S, SELF_CHECK_S = 60.0, 90.0
+LIMITS = RecoverySection(
+    policy="act", tolerate_s=10.0, steady_s=100.0, settle_s=150.0, max_repairs=3, incident_restarts=2,
     max_evictions=1, window_s=1000.0,
 )  # fmt: skip
 
@@ -44,8 +47,8 @@ STANDBY = Abilities(standby_roles=frozenset({Role.GENERATOR}))
 CHECKING = Abilities(no_self_check="")
 
 
-def escalation(policy: RepairPolicy = RepairPolicy.ACT, limits: EscalationLimits = LIMITS) -> Escalation:
-    made = Escalation(policy, limits)
+def escalation(policy: RepairPolicy = "act", limits: RecoverySection = LIMITS) -> Escalation:
+    made = Escalation(limits.model_copy(update={"policy": policy}), RESTART_TIMEOUT_S)
     assert made.tick(0.0, FLEET) == []
     return made
 
@@ -196,7 +199,7 @@ def given_up(made: Escalation, worker: str = "generator-1", *, own: bool = True)
 
 
 def test_a_worker_that_a_restart_does_not_repair_is_evicted_while_another_works():
-    made = escalation(RepairPolicy.OWN_SIGNS)
+    made = escalation("own_signs")
     made.lost(5.0, "generator-1", Role.GENERATOR, "failure")
     assert given_up(made) and given_up(made)
     assert [order.level for order in made.tick(6.0, FLEET)] == [RepairLevel.EVICT]
@@ -223,7 +226,7 @@ def test_the_run_ends_where_an_eviction_would_not_help(at_work: tuple[str, ...],
 
 
 def test_a_run_does_not_end_for_one_worker_while_another_of_its_role_works():
-    made = escalation(limits=replace(LIMITS, max_evictions=0))
+    made = escalation(limits=LIMITS.model_copy(update={"max_evictions": 0}))
     lose(made, 0.0)
     orders = [order for now in range(1, 1000, 20) for order in made.tick(float(now), FLEET)]
     assert [order.level for order in orders] == [RepairLevel.ROLE_RESTART]
@@ -257,7 +260,7 @@ def test_a_peer_that_is_down_is_no_reason_to_evict():
 
 
 def test_a_worker_that_a_self_check_proves_faulty_is_evicted_where_another_works():
-    for policy in (RepairPolicy.ACT, RepairPolicy.OWN_SIGNS):
+    for policy in ("act", "own_signs"):
         made = escalation(policy)
         made.checked(5.0, "generator-1", "its answer differs")
         (order,) = made.tick(5.0, FLEET)
@@ -268,7 +271,7 @@ def test_a_worker_that_a_self_check_proves_faulty_is_evicted_where_another_works
 
 
 def test_a_proven_fault_only_advises_under_advise_and_evicts_no_last_worker():
-    advised = escalation(RepairPolicy.ADVISE)
+    advised = escalation("advise")
     advised.checked(5.0, "generator-1", "its answer differs")
     assert advised.tick(5.0, FLEET) == [] and advised.cases == ()
     assert levels(advised.taken_steps()) == [("self_check", "done"), ("evict", "advised")]
@@ -279,7 +282,7 @@ def test_a_proven_fault_only_advises_under_advise_and_evicts_no_last_worker():
     assert levels(last.taken_steps()) == [("self_check", "done"), ("evict", "refused")]
 
 
-def checking(policy: RepairPolicy = RepairPolicy.ACT) -> Escalation:
+def checking(policy: RepairPolicy = "act") -> Escalation:
     """An escalation whose generator-1 is under a self-check."""
     made = escalation(policy)
     made.see_incidents(0.0, suspected(kind="mismatch"))
@@ -288,14 +291,14 @@ def checking(policy: RepairPolicy = RepairPolicy.ACT) -> Escalation:
     return made
 
 
-@pytest.mark.parametrize("policy", RepairPolicy)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_wrong_tokens_are_checked_under_each_policy_before_anything_is_done(policy: RepairPolicy):
     made = checking(policy)
     made.checked(30.0, "generator-1", "its answer differs")
     orders = made.tick(30.0, FLEET, CHECKING)
     taken = levels(made.taken_steps())
     assert taken[:3] == [("tolerate", "begun"), ("self_check", "begun"), ("self_check", "done")]
-    if policy is RepairPolicy.ADVISE:
+    if policy == "advise":
         assert orders == [] and taken[3:] == [("evict", "advised"), ("restart", "advised")]
     else:
         assert [order.level for order in orders] == [RepairLevel.EVICT] and taken[3:] == [("evict", "begun")]
@@ -326,7 +329,7 @@ def test_a_self_check_that_proves_nothing_leads_to_the_restart(
     made.started(15.0, "generator-1")
     assert made.tick(30.0, FLEET, CHECKING) == [], "it is no repair, and has its own time"
     end(made, order)
-    orders = [one for now in (30.0, 10.0 + LIMITS.self_check_s) for one in made.tick(now, FLEET, CHECKING)][:1]
+    orders = [one for now in (30.0, 10.0 + SELF_CHECK_S) for one in made.tick(now, FLEET, CHECKING)][:1]
     assert [(one.level, one.reason) for one in orders] == [(RepairLevel.RESTART, order.reason)]
     assert levels(made.taken_steps())[2:5] == [("self_check", outcome), ("isolate", "begun"), ("restart", "begun")]
 
@@ -491,7 +494,7 @@ def test_incidents_alone_never_end_a_run():
     assert made.cases == ()
 
 
-@pytest.mark.parametrize("policy", [RepairPolicy.OWN_SIGNS, RepairPolicy.ADVISE])
+@pytest.mark.parametrize("policy", ["own_signs", "advise"])
 def test_without_act_an_incident_leads_to_advice_alone(policy: RepairPolicy):
     made = escalation(policy)
     made.see_incidents(0.0, suspected())
@@ -506,7 +509,7 @@ def test_without_act_an_incident_leads_to_advice_alone(policy: RepairPolicy):
 
 
 def test_advice_on_a_flapping_worker_is_given_once_and_its_restarts_are_followed():
-    made = escalation(RepairPolicy.ADVISE)
+    made = escalation("advise")
     for number in range(20):
         lose(made, 10.0 * number)
         assert made.tick(10.0 * number + 5.0, FLEET) == []
@@ -518,7 +521,7 @@ def test_advice_on_a_flapping_worker_is_given_once_and_its_restarts_are_followed
 
 
 def test_a_loss_after_advice_is_followed_like_any_other():
-    made = escalation(RepairPolicy.OWN_SIGNS)
+    made = escalation("own_signs")
     made.see_incidents(0.0, suspected())
     made.tick(10.0, FLEET)
     lose(made, 20.0)
@@ -531,7 +534,7 @@ def test_a_loss_after_advice_is_followed_like_any_other():
 
 
 def test_a_standby_takes_over_before_anything_is_evicted():
-    made = Escalation(RepairPolicy.ACT, LIMITS)
+    made = Escalation(LIMITS, RESTART_TIMEOUT_S)
     made.tick(0.0, FLEET, STANDBY)
     for number in range(4):
         lose(made, float(2 * number))
@@ -691,10 +694,10 @@ class Process:
 class LadderMachine(RuleBasedStateMachine):
     """A fleet whose workers are lost, suspected, start and work in any order."""
 
-    @initialize(policy=st.sampled_from(RepairPolicy))
+    @initialize(policy=st.sampled_from(POLICIES))
     def begin(self, policy: RepairPolicy) -> None:
         self.policy, self.now = policy, 0.0
-        self.escalation = Escalation(policy, LIMITS)
+        self.escalation = Escalation(LIMITS.model_copy(update={"policy": policy}), RESTART_TIMEOUT_S)
         self.there = {name: Process() for name in WORKERS}
         self.open: dict[int, IncidentSign] = {}
         self.next_incident = 1
@@ -723,7 +726,7 @@ class LadderMachine(RuleBasedStateMachine):
         for order in self.escalation.tick(self.now, members, CHECKING):
             if order.level is RepairLevel.SELF_CHECK:
                 continue
-            assert self.policy is not RepairPolicy.ADVISE
+            assert self.policy != "advise"
             for name in order.workers:
                 self.carry_out(order, name, members, cases.get(name, set()))
 
@@ -774,7 +777,7 @@ class LadderMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(WORKERS), own=st.booleans())
     def is_given_up(self, name: str, own: bool) -> None:
         process = self.there.get(name)
-        if process is None or not process.is_down or self.policy is RepairPolicy.ADVISE:
+        if process is None or not process.is_down or self.policy == "advise":
             return
         case = next((case for case in self.escalation.cases if case.worker == name), None)
         if case is not None and case.is_final:
@@ -822,7 +825,7 @@ class LadderMachine(RuleBasedStateMachine):
             assert len({case.worker for case in cases}) == len(cases)
             for case in cases:
                 assert case.waits or case.is_final or (case.is_advised and case.incidents and not case.is_own)
-                longest = max(LIMITS.restart_timeout_s, LIMITS.settle_s, LIMITS.self_check_s)
+                longest = max(RESTART_TIMEOUT_S, LIMITS.settle_s, SELF_CHECK_S)
                 assert not case.waits or case.deadline_s <= self.now + longest
 
     @invariant()

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.operations import RecoverySection
 from pipeline.observability.repairs import StepRow, add_steps, read_steps
+from pipeline.supervisor.recovery.budgets import past_repairs
 from pipeline.supervisor.recovery.escalation import Escalation, IncidentSign
-from pipeline.supervisor.recovery.levels import EscalationLimits, Member, RepairLevel, RepairPolicy, StepOutcome
-from pipeline.supervisor.recovery.past import past_repairs
+from pipeline.supervisor.recovery.levels import Member, RepairLevel, StepOutcome
 from protocol.ids import Role
 
 WALL_S = 1_700_000_000.0
-LIMITS = EscalationLimits(
-    tolerate_s=10.0, restart_timeout_s=60.0, steady_s=100.0, settle_s=150.0, max_repairs=3, incident_restarts=2,
+LIMITS = RecoverySection(
+    policy="act", tolerate_s=10.0, steady_s=100.0, settle_s=150.0, max_repairs=3, incident_restarts=2,
     max_evictions=1, window_s=1000.0,
 )  # fmt: skip
 FLEET = {
@@ -35,7 +36,7 @@ class Host:
     def begin(self, now_s: float) -> None:
         """Start the next supervisor, whose monotonic clock is another."""
         rows = read_steps(self._run_dir)
-        self.escalation = Escalation(RepairPolicy.ACT, LIMITS, next_case=max((row.case for row in rows), default=0) + 1)
+        self.escalation = Escalation(LIMITS, 60.0, next_case=max((row.case for row in rows), default=0) + 1)
         self.escalation.recall(now_s, past_repairs(rows, WALL_S + now_s, LIMITS.window_s))
         assert self.escalation.tick(now_s, FLEET) == []
 

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.process.standby_files import StandbyReport, read_reports, write_report
+from pipeline.process.records import StandbyReport, read_reports, write_report
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.standbys import keeper as keeping
 from pipeline.supervisor.standbys.keeper import StandbyKeeper, standby_roles
-from pipeline.supervisor.standbys.memory import standby_bytes
-from pipeline.supervisor.standbys.pool import StandbyKind
+from pipeline.supervisor.standbys.pool import StandbyKind, standby_bytes
 from protocol.ids import Incarnation, Role
 from tests.pipeline.op_config import op_config
 
@@ -53,7 +52,7 @@ def beats(pids: dict[str, int], *, version: int = 3) -> list[Heartbeat]:
 
 
 def keep(made: StandbyKeeper, processes: Processes, now_s: float, *, is_over: bool = False) -> None:
-    made.keep(now_s, beats(processes.pids), WORKERS, is_over=is_over)
+    made.reconcile(now_s, beats(processes.pids), WORKERS, is_over=is_over)
 
 
 def start_took(made: StandbyKeeper, processes: Processes, seconds: float) -> None:
@@ -99,7 +98,7 @@ def test_no_standby_is_started_while_a_worker_starts_and_none_is_kept_at_the_end
     tmp_path: Path, processes: Processes
 ) -> None:
     made = keeper(tmp_path, processes, "fleet.standby=1")
-    made.keep(1.0, [], WORKERS, is_over=False)
+    made.reconcile(1.0, [], WORKERS, is_over=False)
     assert not processes.standbys
     keep(made, processes, 2.0)
     held = processes.standbys["standby-1"]
@@ -120,7 +119,7 @@ def test_a_worker_that_never_comes_up_holds_refills_up_for_the_time_of_a_start_a
     processes.standbys["standby-1"].wait()
     for now_s in range(100, 180):
         without = [beat for beat in beats(processes.pids) if beat.who.worker != "generator-0"]
-        made.keep(float(now_s), without, WORKERS, is_over=False)
+        made.reconcile(float(now_s), without, WORKERS, is_over=False)
         # a start takes 30 s: twice that, and 10 s
         assert bool(processes.standbys) == (now_s > 170), now_s
 
@@ -128,12 +127,12 @@ def test_a_worker_that_never_comes_up_holds_refills_up_for_the_time_of_a_start_a
 def test_a_worker_that_was_back_holds_refills_up_anew(tmp_path: Path, processes: Processes) -> None:
     made = keeper(tmp_path, processes, "fleet.standby=1", "supervisor.start_timeout_s=20")
     for now_s in (0.0, 15.0):
-        made.keep(now_s, [], WORKERS, is_over=False)
+        made.reconcile(now_s, [], WORKERS, is_over=False)
     keep(made, processes, 19.0)
     processes.standbys["standby-1"].kill()
     processes.standbys["standby-1"].wait()
     for now_s, is_there in ((21.0, False), (40.0, False), (42.0, True)):
-        made.keep(now_s, [], WORKERS, is_over=False)
+        made.reconcile(now_s, [], WORKERS, is_over=False)
         assert bool(processes.standbys) == is_there, now_s
 
 
@@ -160,8 +159,8 @@ def test_standbys_that_do_not_fit_into_memory_are_left_out_and_it_is_said_once(
     for name in ("standby-1", "standby-2"):
         report(tmp_path, processes, name)
     keep(made, processes, 4.0)
-    made.take(5.0, Role.REWARD, "reward-0")
-    made.take(5.0, Role.GENERATOR, "generator-0")
+    made.take_over(5.0, Role.REWARD, "reward-0")
+    made.take_over(5.0, Role.GENERATOR, "generator-0")
     with capture_logs() as logs:
         for now_s in (5.0, 6.0):
             keep(made, processes, now_s)
@@ -251,11 +250,11 @@ def test_a_standby_is_taken_once_it_has_weights_and_is_then_a_worker_of_its_proc
     keep(made, processes, 1.0)
     report(tmp_path, processes, "standby-1", version=None)
     keep(made, processes, 2.0)
-    assert made.take(2.0, Role.GENERATOR, "generator-0") is None
+    assert made.take_over(2.0, Role.GENERATOR, "generator-0") is None
     report(tmp_path, processes, "standby-1", turn=2)
     keep(made, processes, 3.0)
     pid = processes.standbys["standby-1"].pid
-    assert made.take(3.0, Role.GENERATOR, "generator-0") == "standby-1"
+    assert made.take_over(3.0, Role.GENERATOR, "generator-0") == "standby-1"
     assert processes.pids == {"generator-0": pid} and not processes.standbys
     assert [found.worker for found in Processes(tmp_path).find()] == ["generator-0"], "a later supervisor adopts it"
 
@@ -267,7 +266,7 @@ def test_a_process_that_does_not_obey_its_order_is_ended_and_the_worker_starts_a
     keep(made, processes, 1.0)
     report(tmp_path, processes, "standby-1")
     keep(made, processes, 2.0)
-    made.take(2.0, Role.REWARD, "reward-0")
+    made.take_over(2.0, Role.REWARD, "reward-0")
     keep(made, processes, 6.0)
     assert "reward-0" in processes.pids and not processes.reap()
     keep(made, processes, 7.5)
@@ -282,7 +281,7 @@ def test_a_dead_standby_is_replaced_by_another_one_and_never_taken(tmp_path: Pat
     keep(made, processes, 2.0)
     processes.standbys["standby-1"].kill()
     processes.standbys["standby-1"].wait()
-    assert made.take(2.5, Role.GENERATOR, "generator-0") is None
+    assert made.take_over(2.5, Role.GENERATOR, "generator-0") is None
     for now_s in (3.0, 9.0):
         keep(made, processes, now_s)
     assert list(processes.standbys) == ["standby-2"]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.supervisor.standbys.pool import (
+    DAY_S,
     PoolLimits,
     StandbyAction,
     StandbyKind,
     StandbyPhase,
     StandbyPool,
     StandbyVerb,
+    chances,
+    measured_rate,
+    num_standbys,
 )
 from protocol.ids import Role
 
@@ -43,8 +50,8 @@ def test_a_used_standby_is_refilled_by_another_name():
     made = pool()
     first = ready(made, 0.0)
     assert made.roles == ROLES
-    assert made.take(NOW_S, Role.REWARD) == first
-    assert made.take(NOW_S, Role.REWARD) is None and made.roles == frozenset()
+    assert made.take_ready(NOW_S, Role.REWARD) == first
+    assert made.take_ready(NOW_S, Role.REWARD) is None and made.roles == frozenset()
     (second,) = started(made, 2.0)
     assert second != first
 
@@ -52,12 +59,12 @@ def test_a_used_standby_is_refilled_by_another_name():
 def test_only_a_ready_standby_is_taken_and_only_for_a_role_that_it_prepared():
     made = pool()
     (name,) = started(made, 0.0)
-    assert made.take(NOW_S, Role.GENERATOR) is None
+    assert made.take_ready(NOW_S, Role.GENERATOR) is None
     made.reported(1.0, name, frozenset(), None)
-    assert made.take(NOW_S, Role.GENERATOR) is None
+    assert made.take_ready(NOW_S, Role.GENERATOR) is None
     made.reported(2.0, name, ROLES, None)
-    assert made.take(NOW_S, Role.VALUE) is None
-    assert made.take(NOW_S, Role.GENERATOR) == name
+    assert made.take_ready(NOW_S, Role.VALUE) is None
+    assert made.take_ready(NOW_S, Role.GENERATOR) == name
 
 
 def test_the_standby_with_the_newest_weights_is_taken_but_none_that_loads_some():
@@ -66,7 +73,7 @@ def test_the_standby_with_the_newest_weights_is_taken_but_none_that_loads_some()
     for name, version, is_taking in zip(names, (3, 4, 5), (False, False, True), strict=True):
         made.reported(1.0, name, ROLES, version, is_taking=is_taking)
     behind, newest, busy = names
-    assert [made.take(NOW_S, Role.GENERATOR) for _ in range(3)] == [newest, behind, busy]
+    assert [made.take_ready(NOW_S, Role.GENERATOR) for _ in range(3)] == [newest, behind, busy]
 
 
 def test_all_that_lack_start_side_by_side():
@@ -75,7 +82,7 @@ def test_all_that_lack_start_side_by_side():
     assert started(made, 1.0) == []
     for name in (first, second):
         made.reported(2.0, name, ROLES, None)
-        made.take(3.0, Role.REWARD)
+        made.take_ready(3.0, Role.REWARD)
     assert len(started(made, 3.0)) == 2, "the third still starts"
 
 
@@ -89,7 +96,7 @@ def test_two_standbys_that_load_for_90_s_are_there_for_a_fault_every_62_s():
         for name, ready_s in readies.items():
             made.reported(float(now_s), name, ROLES if ready_s <= now_s else frozenset(), None, progress=now_s)
         if now_s in faults:
-            taken = made.take(float(now_s), Role.GENERATOR)
+            taken = made.take_ready(float(now_s), Role.GENERATOR)
             assert taken is not None, now_s
             del readies[taken]
 
@@ -129,8 +136,8 @@ def test_a_refill_lasts_from_a_use_to_the_next_readiness_by_kind():
     made.reported(9.0, second, ROLES, None)
     made.reported(30.0, learner, frozenset({Role.LEARNER}), None)
     assert (made.refill_s(GENERIC), made.refill_s(LEARNER)) == (9.0, 30.0)
-    made.take(100.0, Role.GENERATOR)
-    made.take(103.0, Role.GENERATOR)
+    made.take_ready(100.0, Role.GENERATOR)
+    made.take_ready(103.0, Role.GENERATOR)
     # the keeper has waited for the workers' return
     third, fourth = started(made, 120.0)
     made.reported(128.0, third, ROLES, None)
@@ -143,7 +150,7 @@ def test_uses_that_are_not_refilled_since_fewer_are_wanted_count_for_no_refill()
     made = pool(2)
     for name in started(made, 0.0):
         made.reported(1.0, name, ROLES, None)
-        made.take(2.0, Role.REWARD)
+        made.take_ready(2.0, Role.REWARD)
     made.want({GENERIC: 0})
     made.tick(3.0)
     made.want({GENERIC: 1})
@@ -165,7 +172,7 @@ def test_a_standby_that_does_not_follow_the_weights_is_replaced_after_a_pause():
     (end,) = made.tick(41.0, 3)
     assert (end.verb, end.name) == (StandbyVerb.END, name)
     assert end.reason == "it does not follow the weights: it has version 2, the newest is 3"
-    assert made.take(NOW_S, Role.GENERATOR) is None
+    assert made.take_ready(NOW_S, Role.GENERATOR) is None
     made.ended(42.0, name, "killed by SIGKILL")
     assert started(made, 45.0) == []
     assert len(started(made, 46.0)) == 1
@@ -229,7 +236,7 @@ def test_fewer_wanted_standbys_end_the_surplus_without_counting_failures():
     made.ended(5.0, second, "killed")
     made.want({GENERIC: 2})
     assert len(started(made, 5.0)) == 1
-    assert made.take(NOW_S, Role.REWARD) == first
+    assert made.take_ready(NOW_S, Role.REWARD) == first
 
 
 EVENTS = st.lists(
@@ -263,7 +270,7 @@ def test_no_standby_is_ever_given_to_two_workers(events: list[tuple[str, int, Ro
                 alive = [one for one in alive if one != name]
             case "take":
                 was_ready = {one.name for one in made.standbys if one.phase is StandbyPhase.READY and role in one.roles}
-                if (taken := made.take(now_s, role)) is not None:
+                if (taken := made.take_ready(now_s, role)) is not None:
                     assert taken in was_ready and taken in alive
                     given_away.append(taken)
             case "want":
@@ -282,10 +289,10 @@ def test_outdated_standbys_end_are_not_taken_meanwhile_and_count_as_no_failure()
     made = pool(2)
     first, second = started(made, 0.0)
     made.reported(1.0, first, ROLES, None)
-    made.renew("other code")
-    assert made.take(NOW_S, Role.REWARD) is None and made.roles == frozenset()
+    made.replace_all("other code")
+    assert made.take_ready(NOW_S, Role.REWARD) is None and made.roles == frozenset()
     made.reported(3.0, second, ROLES, None)
-    assert made.take(NOW_S, Role.REWARD) is None
+    assert made.take_ready(NOW_S, Role.REWARD) is None
     actions = made.tick(3.0)
     assert [(one.verb, one.name, one.reason) for one in actions if one.verb is StandbyVerb.END] == [
         (StandbyVerb.END, first, "other code"),
@@ -295,3 +302,47 @@ def test_outdated_standbys_end_are_not_taken_meanwhile_and_count_as_no_failure()
     for name in (first, second):
         made.ended(4.0, name, "ended")
     assert not any(one.verb is StandbyVerb.END for one in made.tick(5.0)) and not made.given_up
+
+
+@pytest.mark.parametrize(
+    ("refill_s", "numbers"), [(DAY_S, (1, 1, 2, 7, 35)), (3600.0, (0, 0, 1, 1, 4))], ids=["a day", "an hour"]
+)
+def test_the_number_is_that_of_the_published_table(refill_s: float, numbers: tuple[int, ...]):
+    rate_per_day = 2.3 / 1000
+    fleets = (8, 32, 128, 1024, 10000)
+    assert tuple(num_standbys(workers, rate_per_day, refill_s) for workers in fleets) == numbers
+
+
+@pytest.mark.parametrize(("workers", "number"), [(128, 2), (256, 2), (512, 3), (1024, 4)])
+def test_the_number_is_that_of_the_paper_at_its_failure_probability(workers: int, number: int):
+    assert num_standbys(workers, -math.log1p(-0.0012), DAY_S) == number
+
+
+@given(st.integers(0, 60), st.floats(1e-6, 0.999), st.sampled_from([0.5, 0.9, 0.99]))
+def test_the_number_is_the_least_that_suffices(workers: int, p: float, confidence: float):
+    k = num_standbys(workers, -math.log1p(-p), DAY_S, confidence=confidence)
+
+    def within(most: int) -> float:
+        return math.fsum(math.comb(workers, i) * p**i * (1 - p) ** (workers - i) for i in range(most + 1))
+
+    assert 0 <= k <= workers
+    assert within(k) >= confidence - 1e-9
+    assert k == 0 or within(k - 1) < confidence + 1e-9
+
+
+def test_the_chances_are_those_of_the_binomial_distribution():
+    rate = -math.log1p(-0.25)
+    assert list(chances(3, rate, DAY_S)) == pytest.approx([27 / 64, 27 / 64, 9 / 64, 1 / 64])
+    assert list(chances(2, 0.0, DAY_S)) == [1.0, 0.0, 0.0] and list(chances(2, 1e9, DAY_S)) == [0.0, 0.0, 1.0]
+    assert math.fsum(chances(10_000, 0.1, DAY_S)) == pytest.approx(1.0)
+
+
+def test_a_rate_of_nothing_needs_none_and_a_certain_one_all():
+    assert (num_standbys(100, 0.0, DAY_S), num_standbys(0, 1.0, DAY_S)) == (0, 0)
+    assert num_standbys(100, 1e9, DAY_S) == 100
+
+
+def test_the_run_s_own_rate_counts_from_three_repairs_on_and_never_lowers_the_number():
+    assert measured_rate(0.002, 2, 8, 600.0) == 0.002
+    assert measured_rate(0.002, 4, 8, 3600.0) == pytest.approx(4 * 24 / 8)
+    assert measured_rate(0.002, 3, 1000, 1e9) == 0.002

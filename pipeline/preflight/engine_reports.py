@@ -1,8 +1,10 @@
-"""How each engine computes a model: what ``workers.engines.comparison`` reports, as a table."""
+"""Reports of ``workers.engines``: how each engine computes a model (``comparison``), as a table, and
+whether this machine's devices compute right (``device_check``)."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -57,7 +59,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_model(path: Path, device: str, *, timeout_s: float) -> ModelReport:
-    """Compare the engines on a folder's model, in a process of its own. Raises DataError for a
+    """Compare the engines on a folder's model, in a subprocess. Raises DataError for a
     folder that holds no whole model, ConfigError with the reason for one that cannot be loaded."""
     read_model_config(path)
     try:
@@ -99,3 +101,37 @@ def remarks_of(report: ModelReport) -> list[str]:
         if "local engine" in wrong:
             lines.append("set generation.engine = 'vllm': the local engine cannot serve it")
     return lines
+
+
+LIMIT: Final = 1e-4
+"""Largest distance from float64 that float32's rounding explains, as a share of the result's
+length."""
+
+
+class CheckedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One device: several passes of a small model, forward and backward."""
+
+    device: str
+    num_passes: int
+    num_unlike: int
+    """Passes that differ from the first in a bit."""
+    error: float
+    """Largest distance of a pass from the same in float64, as a share of the result's length."""
+    limit: float = LIMIT
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the passes are the same, and right."""
+        return self.num_unlike == 0 and self.error <= self.limit
+
+
+def check_devices(timeout_s: float) -> list[CheckedDevice]:
+    """Check each device that torch sees, in a subprocess. Raises ConfigError when that
+    ends, or takes too long."""
+    try:
+        answer = run("workers.engines.device_check", timeout_s=timeout_s)
+    except TimeoutError as error:
+        raise ConfigError(f"{error}; give it longer by --timeout") from None
+    if answer.refusal is not None:
+        raise ConfigError(answer.refusal)
+    return msgspec.json.decode(answer.notes.splitlines()[-1], type=list[CheckedDevice])

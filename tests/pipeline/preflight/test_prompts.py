@@ -9,7 +9,7 @@ import pytest
 from pipeline.config.data_sets import EvaluationSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.preflight.stop_strings import check_stop_strings
+from pipeline.preflight.prompts import check_stop_strings
 from protocol.errors import ConfigError
 from tests.byte_tokenizer import write_byte_tokenizer
 from tests.pipeline.runtime.fakes import small_config

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from pipeline.preflight.checks import preflight
-from pipeline.preflight.reward_model import check_reward_model, longest_input
+from pipeline.preflight.model_folder import check_reward_model, longest_input
 from protocol.errors import ConfigError, DataError
 from tests.pipeline.op_config import MODEL, op_config
 from tests.workers.engines.tiny_reward import tiny_reward_model, write_reward_model

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.preflight.findings import CheckFinding, Gravity, worst
-from pipeline.preflight.host import Disk, Gpu, HostFacts, TorchBuild
-from pipeline.preflight.host_rules import (
+from pipeline.preflight.doctor import (
     FIRST_DRIVERS,
     judge_clock,
     judge_disk,
@@ -20,6 +18,8 @@ from pipeline.preflight.host_rules import (
     judge_ports,
     judge_ranks,
 )
+from pipeline.preflight.findings import CheckFinding, Gravity, worst
+from pipeline.preflight.host import Disk, Gpu, HostFacts, TorchBuild
 from pipeline.preflight.memory_needs import Need, Room
 from pipeline.runtime.machine import Machine
 from protocol.ids import Role

@@ -1,0 +1,167 @@
+"""Optional packages that a run needs (DeepSpeed, bitsandbytes, peft), and their versions, without
+importing them. pyproject.toml alone declares the versions.
+
+An installed Headrace has the declaration in its metadata. A source tree has the file, which counts:
+the metadata of an editable install are as old as the install."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from pipeline.config.schema import RANKED_BACKENDS, RunConfig
+from pipeline.preflight.model_folder import tensor_shapes
+from protocol.errors import ConfigError
+
+_PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def installed(distribution: str) -> str | None:
+    """Return the installed version of a distribution; None when it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def declared(extra: str) -> SpecifierSet:
+    """Return the versions of the one package that an extra of Headrace names."""
+    if _PYPROJECT.is_file():
+        project = tomllib.loads(_PYPROJECT.read_text("utf-8"))["project"]
+        (requirement,) = map(Requirement, project["optional-dependencies"][extra])
+    else:
+        named = [each for each in map(Requirement, metadata.requires("headrace") or ()) if each.marker is not None]
+        (requirement,) = (each for each in named if each.marker and each.marker.evaluate({"extra": extra}))
+    return requirement.specifier
+
+
+def fits(version: str, versions: SpecifierSet) -> bool:
+    """Return whether a version is among those; a local build and a release candidate count too."""
+    try:
+        return versions.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def require(package: str, version: str | None, extra: str, need: str, instead: str, *, to_change: str = "") -> str:
+    """Return ``version`` of a package that ``need`` takes. Raises ConfigError without one that an
+    extra declares. ``to_change``: what to do about another version; else the extra's install."""
+    versions, install = declared(extra), f"pip install 'headrace[{extra}]'"
+    if version is None:
+        state = f"{need}, but {package} is not installed here"
+    elif not fits(version, versions):
+        state, install = f"{need}, and {package} {version} is installed", to_change or install
+    else:
+        return version
+    raise ConfigError(f"{state}; Headrace works with {span(versions)}: {install}, or set {instead}")
+
+
+def span(versions: SpecifierSet) -> str:
+    """Return versions in words: ``0.20 up to, not including, 0.33``."""
+    bounds = {each.operator: each.version for each in versions}
+    return f"{bounds['>=']} up to, not including, {bounds['<']}"
+
+
+# Checks that ranks can train a run, before anything is started, without importing DeepSpeed.
+#
+# **Versions.** The extra ``deepspeed`` declares them. Besides its documented API the learner depends
+# on the place of ZeRO's flat shares, which another version may have moved.
+
+
+def check_ranks(config: RunConfig, version: str | None = None) -> list[str]:
+    """Check the requirements of learner and value worker, with ``version`` of DeepSpeed or the
+    installed one; return lines for the operator. Raises ConfigError: it is absent or has another
+    version."""
+    lines: list[str] = []
+    sections = [("learner", config.learner), *([("value", config.value)] if config.has_critic else [])]
+    for name, section in sections:
+        if section.backend == "deepspeed":
+            need, instead = f"{name}.backend is deepspeed", f"{name}.backend to fsdp2"
+            given, change = version or installed("deepspeed"), "install one of those"
+            found = require("DeepSpeed", given, "deepspeed", need, instead, to_change=change)
+            lines.append(f"{name}: DeepSpeed {found}, ZeRO {section.deepspeed.stage}, {_ranks(section.ranks)}")
+        elif section.backend in RANKED_BACKENDS:
+            lines.append(f"{name}: FSDP2, {_ranks(section.ranks)}")
+    return lines
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
+
+
+# Checks of the learner's optimiser before anything is started, without importing torch.
+#
+# **Versions.** The extra ``bitsandbytes`` declares them: checkpoints hold the 8-bit state by its
+# names and shapes, which another version may have changed.
+
+
+def check_optimizer(config: RunConfig, version: str | None = None) -> list[str]:
+    """Check the optimiser's package, ``version`` or the installed one; return lines for the
+    operator. Raises ConfigError: it is absent or has another version."""
+    learner = config.learner
+    if learner.has_own_engine:
+        return []
+    found = learner.optimizer
+    if learner.optimizer == "adamw-8bit":
+        need, instead = "learner.optimizer is adamw-8bit", "learner.optimizer to adamw-fused"
+        version = require("bitsandbytes", version or installed("bitsandbytes"), "bitsandbytes", need, instead)
+        found = f"adamw-8bit by bitsandbytes {version}"
+    if learner.optimizer == "adamw-fused" and learner.schedule == "constant":
+        return []
+    return [f"learner: {found}, schedule {learner.schedule}"]
+
+
+# Checks that a run can train a LoRA adapter, before anything is started, without importing peft.
+#
+# **Versions.** The extra ``lora`` declares them: merged weights are read through peft's layers, which
+# another version may have changed.
+
+_IN_BLOCK: Final = re.compile(r"(^|\.)\d+\.")
+"""A block's number in the name of a tensor of it."""
+
+
+def check_lora(config: RunConfig, version: str | None = None) -> list[str]:
+    """Check the learner's requirements of peft, ``version`` or the installed one; return lines for
+    the operator. Raises ConfigError: peft is not here, has another version, or a target is no
+    linear layer of the model's blocks."""
+    lora = config.learner.lora
+    if not lora.rank:
+        return []
+    need, instead = "learner.lora.rank is above 0", "learner.lora.rank to 0"
+    version = require("peft", version or installed("peft"), "lora", need, instead)
+    _check_targets(lora.target_modules, config.model.path)
+    targets = ", ".join(lora.target_modules) or "all linear layers of the blocks"
+    return [f"learner: LoRA by peft {version}, rank {lora.rank}, alpha {lora.alpha:g}, on {targets}"]
+
+
+def _check_targets(targets: tuple[str, ...], model: Path) -> None:
+    """Refuse targets that are no linear layers inside the model's blocks, and a model without any."""
+    shapes = tensor_shapes(model)
+    is_linear = {
+        name.removesuffix(".weight"): len(shape) == 2 and _IN_BLOCK.search(name) is not None
+        for name, shape in shapes.items()
+        if name.endswith(".weight")
+    }
+    usable = sorted({layer.rpartition(".")[2] for layer, fits in is_linear.items() if fits})
+    if not usable:
+        raise ConfigError(
+            f"learner.lora.rank is above 0, but {model} has no linear layer in a numbered block, which an adapter could be put "
+            "on; expected such as model.layers.0.self_attn.q_proj.weight: set learner.lora.rank to 0"
+        )
+    instead = f"expected some of {', '.join(usable)}: correct it, or leave it out for all linear layers of the blocks"
+    for target in targets:
+        named = [fits for layer, fits in is_linear.items() if layer == target or layer.endswith(f".{target}")]
+        if not named:
+            raise ConfigError(f"learner.lora.target_modules names {target!r}, but {model} has no such layer; {instead}")
+        if not all(named):
+            raise ConfigError(
+                f"learner.lora.target_modules names {target!r}, which in {model} is not only linear layers inside the blocks; "
+                f"{instead}"
+            )

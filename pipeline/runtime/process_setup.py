@@ -1,0 +1,102 @@
+"""Signals that end a process, its terminals, and the threads of its numeric libraries."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+
+from pipeline.config.schema import RunConfig
+from protocol.ids import Role
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that drain: SIGTERM, SIGINT, and SIGHUP unless ignored (``nohup``)."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return (signal.SIGTERM, signal.SIGINT)
+    return (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def own_terminals() -> tuple[int, ...]:
+    """Return the standard descriptors that are terminals; read this before a terminal hangs up."""
+    return tuple(descriptor for descriptor in range(3) if os.isatty(descriptor))
+
+
+@contextmanager
+def obeying(obey: Callable[[signal.Signals, tuple[int, ...]], None]) -> Generator[None]:
+    """Call ``obey`` with each stop signal and this process's terminals, on the running loop, while
+    the block runs."""
+    loop = asyncio.get_running_loop()
+    numbers, terminals = stop_signals(), own_terminals()
+    for number in numbers:
+        loop.add_signal_handler(number, obey, number, terminals)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def leave_terminals(terminals: tuple[int, ...]) -> None:
+    """Point them to the null device: a write to a closed terminal is an error."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in terminals:
+        with suppress(OSError):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+# Limits the threads of this process's numeric libraries.
+#
+# OpenMP, MKL and OpenBLAS read the environment once, when they are loaded. So call ``limit_threads``
+# before any import of torch or numpy. Two processes with two spinning OpenMP threads each, on two
+# cores, run about forty times slower than with one thread each.
+
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+def limit_threads(num_threads: int) -> None:
+    """Give this process and its children ``num_threads`` numeric threads.
+
+    Engines also call ``torch.set_num_threads``, which limits torch's own pool. A call that changes
+    nothing is allowed at any time.
+
+    Raises:
+        RuntimeError: torch was imported under another limit.
+        ValueError: the number is not positive."""
+    if num_threads < 1:
+        raise ValueError(f"threads is {num_threads}; expected at least 1")
+    wanted = thread_environment(num_threads)
+    if "torch" in sys.modules and not wanted.items() <= os.environ.items():
+        raise RuntimeError("limit_threads was called after torch was imported; call it first in the process")
+    os.environ.update(wanted)
+
+
+def thread_environment(num_threads: int) -> dict[str, str]:
+    """Return the environment that limits a child process's numeric threads."""
+    values: dict[str, str] = {name: str(num_threads) for name in _VARIABLES}
+    # An idle thread sleeps instead of spinning.
+    values["OMP_WAIT_POLICY"] = "PASSIVE"
+    values["TOKENIZERS_PARALLELISM"] = "false"
+    return values
+
+
+def threads_of(config: RunConfig, role: Role) -> int:
+    """Return the numeric threads that the configuration gives a worker of this role."""
+    by_role = {
+        Role.GENERATOR: config.generation.threads,
+        Role.REWARD: 1 if config.reward.model is None else config.reward.model.threads,
+        Role.REFERENCE: config.reference.threads,
+        Role.VALUE: config.value.threads,
+        Role.LEARNER: config.learner.threads,
+    }
+    return by_role.get(role, 1)
