@@ -196,7 +196,7 @@ def test_emulated_weights_travel_as_a_safetensors_file_and_other_bytes_are_refus
     path.write_bytes(data.tobytes())
     np.testing.assert_array_equal(load_file(path)[TENSOR], weights(3)[TENSOR])
     np.testing.assert_array_equal(view_weights(data)[TENSOR], weights(3)[TENSOR])
-    with pytest.raises(WeightsDamaged, match="no safetensors file"):
+    with pytest.raises(WeightsDamaged, match="not a safetensors file"):
         view_weights(np.frombuffer(b"no", np.uint8))
 
 

@@ -99,7 +99,7 @@ def test_a_part_of_a_group_is_refused() -> None:
 
 
 def test_missing_reference_log_probs_are_refused_when_they_are_needed() -> None:
-    with pytest.raises(LedgerError, match="lacks reference log-probs"):
+    with pytest.raises(LedgerError, match="has no reference log-probs"):
         WITH_REFERENCE.prepare([group_unit([1.0, -1.0, 1.0, -1.0])])
 
 
