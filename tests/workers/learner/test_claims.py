@@ -196,7 +196,7 @@ async def test_claims_without_a_finite_response_make_no_version_and_in_a_row_end
     with pytest.raises(BaseExceptionGroup) as caught:
         await world.live(Reaper(None))
     [error] = caught.value.exceptions
-    assert isinstance(error, Diverged) and "3 claims in a row came to nothing" in str(error)
+    assert isinstance(error, Diverged) and "3 claims in a row led to no step" in str(error)
     assert set(world.published) == {0} and world.rows() == []
     audit = await world.ledger.audit()
     assert audit.balances and audit.trajectories.dropped["non_finite"] == 3 * BATCH
