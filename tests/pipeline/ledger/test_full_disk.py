@@ -85,7 +85,7 @@ async def test_calls_wait_for_room_and_the_server_is_not_taken_for_dead(small_di
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(patient.set_run_status(RunStatus(RunState.FINISHED)))
             for now_s in range(5):
-                sight = await asyncio.to_thread(server.keep, watch, float(now_s))
+                sight = await asyncio.to_thread(server.supervise, watch, float(now_s))
                 assert (sight.state, sight.refuses_writes, sight.pid) == (ServerState.SERVES, True, pid)
                 await asyncio.sleep(0.1)
             assert not waiting.done()

@@ -65,7 +65,7 @@ def arguments(scripts: Scripts, name: str) -> set[str]:
 @pytest.mark.parametrize(
     ("scripts", "files"),
     [
-        (LEDGER, [f"pipeline/ledger/redis/{name}.py" for name in ("ledger", "admin", "audit", "inspection")]),
+        (LEDGER, [f"pipeline/ledger/redis/{name}.py" for name in ("ledger", "admin", "audit")]),
         (REGISTRY, [f"pipeline/runtime/registry/{name}.py" for name in ("redis", "redis_heartbeats", "redis_keys")]),
     ],
     ids=["ledger", "registry"],
