@@ -84,7 +84,7 @@ async def test_the_command_waits_for_supervisor_and_learner_and_for_no_other(run
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(updating.wait_until_taken(at(run), change, 60.0, run.clock))
         await run.clock.advance(1.0)
-        await SettingsKeeper(run.config, run.run_dir).keep(run.registry, [])
+        await SettingsKeeper(run.config, run.run_dir).apply_changes(run.registry, [])
         await run.clock.advance(1.0)
         assert not waiting.done()
         beat = await run.beat(Role.LEARNER, "learner", updates=2)
@@ -251,7 +251,7 @@ async def test_code_is_refused_when_a_host_joins_while_it_is_checked(
 async def test_a_lazy_change_is_taken_once_the_supervisor_has_written_it(judged: SmallRun, tmp_path: Path) -> None:
     change = await updating.update_code(at(judged), version(tmp_path / "new", GOOD), is_lazy=True)
     assert await updating.taken(at(judged), change) == [updating.TakenChange("supervisor", is_taken=False)]
-    await SettingsKeeper(judged.config, judged.run_dir).keep(judged.registry, [])
+    await SettingsKeeper(judged.config, judged.run_dir).apply_changes(judged.registry, [])
     assert await updating.taken(at(judged), change) == [updating.TakenChange("supervisor", is_taken=True)]
 
 
@@ -271,7 +271,7 @@ async def test_code_is_taken_once_each_reward_worker_runs_it_also_those_being_re
     await judged.registry.set_fleet(Fleet({Role.REWARD: 2, Role.LEARNER: 1}))
     source = version(tmp_path / "new", GOOD)
     change = await updating.update_code(at(judged), source)
-    await SettingsKeeper(judged.config, judged.run_dir).keep(judged.registry, [])
+    await SettingsKeeper(judged.config, judged.run_dir).apply_changes(judged.registry, [])
     code = SettingsTaken(number=1, code={"code.rewards": change.sets["code.rewards"].strip('"')})
     beat = await judged.beat(Role.REWARD, "reward-0")
     assert judged.registry.beat(msgspec.structs.replace(beat, settings=code))
@@ -298,7 +298,7 @@ async def test_another_headrace_is_taken_once_the_workers_of_all_roles_run_it(ju
     value = change.sets[key].strip('"')
     assert key == "code.workers" and change.former == {key: '""'}
     assert {path.name for path in (judged.run_dir / "code" / value).iterdir()} == set(PACKAGES)
-    await SettingsKeeper(judged.config, judged.run_dir).keep(judged.registry, [])
+    await SettingsKeeper(judged.config, judged.run_dir).apply_changes(judged.registry, [])
     for name, role in (("reward-0", Role.REWARD), ("learner", Role.LEARNER)):
         found = {one.worker: one.is_taken for one in await updating.taken(at(judged), change)}
         assert not found[name]
