@@ -139,16 +139,16 @@ def _patch_training(module: Any, orders: OrderReader) -> None:
 
 def _patch_weight_receiver(module: Any, orders: OrderReader) -> None:
     """``stale``: announcements of weights are not read."""
-    look = module.WeightReceiver.look
+    poll = module.WeightReceiver.poll
 
-    async def deaf_look(self: Any) -> None:
+    async def deaf_poll(self: Any) -> None:
         if orders.get("stale"):
             # still set, it would end each next wait at once, and the main loop would spin
             self._announced.clear()
         else:
-            await look(self)
+            await poll(self)
 
-    module.WeightReceiver.look = deaf_look
+    module.WeightReceiver.poll = deaf_poll
 
 
 PATCHES: Final[Mapping[str, Callable[[Any, OrderReader], None]]] = {

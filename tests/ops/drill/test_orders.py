@@ -98,15 +98,15 @@ def test_a_refused_step_has_no_number_as_its_loss_and_changes_nothing() -> None:
 
 
 def test_a_deaf_receiver_reads_no_announcement() -> None:
-    looked = list[str]()
+    polled = list[str]()
 
     class Receiver:
         def __init__(self) -> None:
             self._announced = asyncio.Event()
             self._announced.set()
 
-        async def look(self) -> None:
-            looked.append("looked")
+        async def poll(self) -> None:
+            polled.append("polled")
 
         async def wait(self) -> bool:
             return self._announced.is_set()
@@ -115,16 +115,16 @@ def test_a_deaf_receiver_reads_no_announcement() -> None:
     module = SimpleNamespace(WeightReceiver=Receiver)
     PATCHES["workers.generator.weight_receiver"](module, orders)  # type: ignore[arg-type]
 
-    async def looks() -> bool:
+    async def polls() -> bool:
         receiver = Receiver()
-        await receiver.look()
+        await receiver.poll()
         return await receiver.wait()
 
-    assert not asyncio.run(looks()), "the next wait would end at once, and the main loop would hang"
-    assert not looked
+    assert not asyncio.run(polls()), "the next wait would end at once, and the main loop would hang"
+    assert not polled
     orders.given = {}
-    asyncio.run(Receiver().look())
-    assert looked
+    asyncio.run(Receiver().poll())
+    assert polled
 
 
 def context(orders: Orders) -> tuple[Any, list[str]]:
