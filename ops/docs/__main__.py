@@ -14,7 +14,7 @@ from pathlib import Path
 from ops.docs import nav
 from ops.docs.site import ROOT, problems, tracked, write_source
 
-_SPHINX_S = 300.0
+_SPHINX_S = 900.0
 _REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url={0}"><a href="{0}">Headrace</a>\n'
 
 
