@@ -29,7 +29,8 @@ class VllmSection(Section):
     """vLLM, when ``generation.engine`` is vllm; versions: pipeline/preflight/vllm.py."""
 
     mode: Literal["auto", "in-process", "background"] = setting(
-        "auto", "auto: in-process on a CPU, background (vLLM's async engine) on GPUs."
+        "auto",
+        "auto: in-process on a CPU, background (in processes that decode while the worker does other things) on GPUs.",
     )
     tensor_parallel_size: Positive = setting(1, "GPUs that share each layer; divides the heads.")
     data_parallel_size: Positive = setting(1, "Copies of the model behind one generator.")

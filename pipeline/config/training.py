@@ -304,8 +304,7 @@ class RewardSection(Section):
     wait_s: float | None = setting(
         None,
         "Longest wait for a verifier call, not counting time when the machine stood still. Beyond it there is no "
-        "verdict. Absent: three "
-        "times timeout_s.",
+        "verdict. Absent: three times timeout_s.",
         gt=0.0,
     )
     late: Literal["retry", "wrong"] = setting(

@@ -120,7 +120,7 @@ class BackgroundCore:
     def step(self, timeout_s: float) -> list[CoreSample]:
         """Wait up to ``timeout_s`` for a request to end; return all ended. Raises EngineDied."""
         deadline = time.monotonic() + timeout_s
-        while self._take(0.0 if self._ended else deadline - time.monotonic()):
+        while self._take(0.0 if self._ended else deadline - time.monotonic()) and time.monotonic() < deadline:
             pass
         ended, self._ended = self._ended, []
         return ended
@@ -222,8 +222,9 @@ class BackgroundCore:
         return True
 
     def _take_all(self) -> None:
-        while self._take(0.0):
-            pass
+        """Take what has come by now."""
+        for _ in range(self._outputs.qsize()):
+            self._take(0.0)
 
     def _take_step(self, step: Any) -> None:
         """Take ``EngineCoreOutputs``: the new tokens of all requests in a step."""
