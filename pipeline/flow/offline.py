@@ -15,7 +15,7 @@ from protocol.errors import DataError
 
 
 @dataclass(slots=True)
-class FlowHindsight:
+class OfflineFlow:
     """Causes, and notes on their sources."""
 
     incidents: list[FlowIncident] = field(default_factory=list[FlowIncident])
@@ -23,14 +23,14 @@ class FlowHindsight:
     """Sentences on files and columns that were not read, and on words that are not known."""
 
 
-def causes_in_tables(paths: Sequence[Path]) -> FlowHindsight:
+def causes_in_tables(paths: Sequence[Path]) -> OfflineFlow:
     """Name the causes in tables of states and links. Raises DataError."""
     tables, watch = read_flow_tables(paths), FlowWatch()
     incidents = replay(tables, watch)
-    return FlowHindsight(incidents, [*tables.notes, *_unknown_words(watch)])
+    return OfflineFlow(incidents, [*tables.notes, *_unknown_words(watch)])
 
 
-def causes_in_run(run_dir: Path) -> FlowHindsight:
+def causes_in_run(run_dir: Path) -> OfflineFlow:
     """Name the causes in what a run's observer has recorded, two minutes at a time.
 
     Raises DataError: it has recorded no states."""
@@ -40,7 +40,7 @@ def causes_in_run(run_dir: Path) -> FlowHindsight:
             f"{run_dir} has no recorded states of workers: the observer writes them every two minutes and at the "
             f"end of the run; `headrace why` reads the current state"
         )
-    found, watch, from_s, num_damaged = FlowHindsight(), FlowWatch(least_slow=LEAST_SLOW_LIVE), float("-inf"), 0
+    found, watch, from_s, num_damaged = OfflineFlow(), FlowWatch(least_slow=LEAST_SLOW_LIVE), float("-inf"), 0
     for at_s in sorted(set(map(begin_s, files))):
         tables = FlowTables()
         for file in files:

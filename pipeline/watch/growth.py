@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.frame import Frame
 from pipeline.watch.groups import Floats, Groups
-from pipeline.watch.sightings import Columns, Sighting, of_peers
+from pipeline.watch.sightings import Columns, RuleResult, of_peers
 from pipeline.watch.tuning import Tuning
 
 _NUM = 12
@@ -57,8 +57,8 @@ class MemoryGrowth:
         self._num_ended = 0
         self._begun_s = math.nan
 
-    def look(self, column: Columns, frame: Frame, groups: Groups) -> Sighting | None:
-        """Take a frame; return a sighting at the end of a block."""
+    def look(self, column: Columns, frame: Frame, groups: Groups) -> RuleResult | None:
+        """Take a frame; return a result at the end of a block."""
         if (size := column.get("rss_bytes")) is None:
             return None
         state, tuning = self._state, self._tuning
@@ -79,7 +79,7 @@ class MemoryGrowth:
         self._num_ended += 1
         return self._judge(groups, block_s)
 
-    def _judge(self, groups: Groups, block_s: float) -> Sighting:
+    def _judge(self, groups: Groups, block_s: float) -> RuleResult:
         state, tuning = self._state, self._tuning
         num = min(_NUM, max(_NUM // 2, 3 * math.ceil(tuning.leak_s / block_s / 3.0)))
         now, late, early, then = (
@@ -125,7 +125,7 @@ class MemoryGrowth:
 
         lasted: Floats = np.full(len(growth), long_s, np.float32)
         score = np.nan_to_num(excess / limit)
-        return Sighting(
+        return RuleResult(
             "leak", "rss_bytes", is_bad, is_known, score, words, is_near=is_large, lasted_s=lasted
         )  # fmt: skip
 

@@ -23,7 +23,7 @@ _PIECE_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Hindsight:
+class OfflineWatch:
     """The findings in one table."""
 
     findings: list[Finding]
@@ -34,7 +34,7 @@ class Hindsight:
 
 def watch_table(
     paths: Sequence[Path], kind: TableForm, tuning: Tuning | None = None, thresholds: Thresholds | None = None
-) -> Hindsight:
+) -> OfflineWatch:
     """Watch a table of one file or several, from first moment to last. Raises DataError."""
     rows, table = read_rows(paths, kind)
     path = paths[0] if len(paths) == 1 else paths[0].parent
@@ -49,7 +49,7 @@ def watch_table(
         tuning = replace(tuning, filled_s=_PIECE_S)
     watch = Watch(tuning, thresholds)
     findings = [one for frame in frames(rows) for one in watch.tick(frame)]
-    return Hindsight(findings, notes, len(rows.workers))
+    return OfflineWatch(findings, notes, len(rows.workers))
 
 
 _METRICS = (
@@ -64,7 +64,7 @@ _METRICS = (
 
 def watch_run(
     run_dir: Path, progress: Callable[[int, int], None] = lambda *_: None, thresholds: Thresholds | None = None
-) -> Hindsight:
+) -> OfflineWatch:
     """Watch what a run's observer has recorded, two minutes at a time. Incidents that are open and
     that the observer found later than that are findings, too.
 
@@ -93,7 +93,7 @@ def watch_run(
         found.append(
             Finding(one.component, one.role, one.since_s, one.opened_s, one.kind, "", last.score, one.sentence)
         )
-    return Hindsight(found, notes, len(workers))
+    return OfflineWatch(found, notes, len(workers))
 
 
 def recorded_frames(file: Path) -> Iterator[Frame]:

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.frame import Frame
 from pipeline.watch.groups import TINY, Floats, Groups
-from pipeline.watch.sightings import Columns, Sighting, of_peers
+from pipeline.watch.sightings import Columns, RuleResult, of_peers
 from pipeline.watch.tuning import Tuning
 
 _NEW_S, _OLD_S = 60.0, 600.0
@@ -52,7 +52,7 @@ class RewardTest:
         ):
             state.add(name, 0.0)
 
-    def look(self, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+    def look(self, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
         """Take a frame; return what is seen. Rewards are of any scale."""
         if (reward := column.get("reward_mean")) is None or step_s <= 0.0:
             return None
@@ -92,7 +92,7 @@ class RewardTest:
                 f" standard errors; the limit is {self._tuning.reward_z:g}"
             )
 
-        return Sighting("reward", "reward_mean", score > 1.0, np.isfinite(reward), score, words, _HOLD_S)
+        return RuleResult("reward", "reward_mean", score > 1.0, np.isfinite(reward), score, words, _HOLD_S)
 
     def _is_new_work(self, column: Columns, before: Floats, reward: Floats, last: Floats) -> np.ndarray:
         """Return where a sample is of new work: more is done, or without that count the reward is

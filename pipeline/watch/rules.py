@@ -17,7 +17,7 @@ from pipeline.watch.gaps import LONGER, Gaps, Stillness
 from pipeline.watch.groups import Floats, Groups, medians
 from pipeline.watch.growth import MemoryGrowth
 from pipeline.watch.rewards import RewardTest
-from pipeline.watch.sightings import Columns, Sighting, first_of_each, of_peers
+from pipeline.watch.sightings import Columns, RuleResult, first_of_each, of_peers
 from pipeline.watch.tuning import Tuning
 
 
@@ -68,9 +68,9 @@ class Rules:
         ]
         sightings.append(self._growth.look(column, frame, groups))
         sightings.append(self._rewards.look(column, frame, groups, step_s))
-        for sighting in sightings:
-            if sighting is not None:
-                found += self._hold(sighting, frame, groups, step_s)
+        for result in sightings:
+            if result is not None:
+                found += self._hold(result, frame, groups, step_s)
         return found
 
     def is_on(self, kind: str, worker: str) -> bool:
@@ -79,40 +79,40 @@ class Rules:
             return False
         return bool(self._held["is_on"][_KINDS.index(kind)][self._workers.index(worker)])
 
-    def _hold(self, sighting: Sighting, frame: Frame, groups: Groups, step_s: float) -> list[Finding]:
+    def _hold(self, result: RuleResult, frame: Frame, groups: Groups, step_s: float) -> list[Finding]:
         """Apply hysteresis and the common-mode gate to a rule."""
-        held, at = self._held, _KINDS.index(sighting.kind)
-        bad, known = sighting.is_bad & sighting.is_known, sighting.is_known
-        near = bad if sighting.is_near is None else sighting.is_near & sighting.is_known
+        held, at = self._held, _KINDS.index(result.kind)
+        bad, known = result.is_bad & result.is_known, result.is_known
+        near = bad if result.is_near is None else result.is_near & result.is_known
         if not (near.any() or held["frames"][at].any() or held["is_on"][at].any()):
             held["good"][at] += known
             return []
-        counts, sizes = groups.shares(first_of_each(near, sighting.shared)[None, :])
+        counts, sizes = groups.shares(first_of_each(near, result.shared)[None, :])
         allowed = np.maximum(np.ceil(self._tuning.common_share * sizes), 1)
         is_common = (counts[0] > allowed)[groups.of]
-        if sighting.kind == "silent" or sighting.shared is not None:
+        if result.kind == "silent" or result.shared is not None:
             is_common |= np.count_nonzero(near) > max(1, math.ceil(self._tuning.common_share * len(bad)))
         known = known & ~is_common
         bad_s, frames, good = held["bad_s"][at], held["frames"][at], held["good"][at]
         started = bad & known & (frames == 0)
         since_s = held["since_s"][at]
-        lasted_s = sighting.lasted_s if sighting.lasted_s is not None else np.float32(step_s)
+        lasted_s = result.lasted_s if result.lasted_s is not None else np.float32(step_s)
         np.copyto(since_s, frame.time_s - np.asarray(lasted_s, np.float64), where=started)
         bad_s[:] = np.where(known, np.where(bad, bad_s + np.float32(step_s), 0.0), bad_s)
         frames[:] = np.where(known, np.where(bad, frames + 1, 0.0), frames)
         good[:] = np.where(known, np.where(bad, 0.0, good + 1), good)
-        least_frames = 3 if sighting.hold_s > 0 else 1
-        alarms = bad & known & (bad_s >= sighting.hold_s) & (frames >= least_frames) & (held["is_on"][at] == 0)
+        least_frames = 3 if result.hold_s > 0 else 1
+        alarms = bad & known & (bad_s >= result.hold_s) & (frames >= least_frames) & (held["is_on"][at] == 0)
         was_on = held["is_on"][at] > 0
         held["is_on"][at][alarms] = 1.0
-        if sighting.shared is not None:
-            alarms &= ~np.isin(sighting.shared, sighting.shared[was_on])
-            alarms = first_of_each(alarms, sighting.shared)
+        if result.shared is not None:
+            alarms &= ~np.isin(result.shared, result.shared[was_on])
+            alarms = first_of_each(alarms, result.shared)
         held["is_on"][at][(good >= _GOOD_FRAMES) & (held["is_on"][at] > 0)] = 0.0
         return [
             Finding(
-                frame.workers[one], frame.roles[one], float(since_s[one]), frame.time_s, sighting.kind, sighting.metric,
-                max(1.0, min(float(sighting.score[one]), _MOST_SCORE)), sighting.sentence(one),
+                frame.workers[one], frame.roles[one], float(since_s[one]), frame.time_s, result.kind, result.metric,
+                max(1.0, min(float(result.score[one]), _MOST_SCORE)), result.sentence(one),
             )
             for one in np.flatnonzero(alarms).tolist()
         ]  # fmt: skip
@@ -155,7 +155,7 @@ _GOOD_FRAMES = 5
 _MOST_SCORE = 1000.0
 
 
-def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
     """The last heartbeat is too old, for this fleet's usual interval."""
     if (age_s := column.get("heartbeat_age_s")) is None:
         return _ceased(rules, column, frame, groups, step_s)
@@ -164,7 +164,7 @@ def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
     limit = max(rules.tuning.silent_s, 4.0 * usual if math.isfinite(usual) else 0.0)
     words = lambda at: f"no heartbeat for {age_s[at]:.1f} s; the limit is {limit:.1f} s"  # noqa: E731
     with np.errstate(invalid="ignore"):
-        return Sighting(
+        return RuleResult(
             "silent",
             "heartbeat_age_s",
             age_s > limit,
@@ -176,7 +176,7 @@ def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
         )
 
 
-def _ceased(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+def _ceased(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
     """In a table of finished work: its pieces cease while those of its peers go on."""
     if (age_s := column.get("finished_age_s")) is None:
         return None
@@ -197,12 +197,12 @@ def _ceased(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
         f"has finished no piece of work for {age_s[at]:.0f} s, while its peers have; the limit is {limit[at]:.0f} s"
     )
     bad = (age_s > limit) & (groups.sizes() > 1)
-    return Sighting(
+    return RuleResult(
         "silent", "finished_age_s", bad, known, age_s / limit, words, is_near=age_s > 0.6 * limit, lasted_s=age_s
     )
 
 
-def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
     """It holds work, and neither finishes any nor moves. A main loop that stands still, too, is
     judged by the usual pauses of both, which are shorter."""
     counters = [name for name in ("progress", "steps", "done") if name in column]
@@ -237,10 +237,10 @@ def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: f
         held = "" if in_flight is None else f" with {in_flight[at]:.0f} pieces of work in flight{age}"
         return f"no progress for {stood_s[at]:.0f} s{held}; the limit of this role is {limit[at]:.0f} s"
 
-    return Sighting("hung", counters[0], bad, known, stood_s / limit, words, is_near=near, lasted_s=stood_s)
+    return RuleResult("hung", counters[0], bad, known, stood_s / limit, words, is_near=near, lasted_s=stood_s)
 
 
-def _errors(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+def _errors(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
     """Wald's sequential test: this worker's error rate against the usual one of its role.
 
     The evidence is log-likelihood of Poisson counts; one frame counts ``error_clip`` at most."""
@@ -268,10 +268,10 @@ def _errors(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
             f" evidence {evidence[at]:.0f} of {bound:.0f}"
         )
 
-    return Sighting("errors", "errors", evidence > bound, known, evidence / np.float32(bound), words)
+    return RuleResult("errors", "errors", evidence > bound, known, evidence / np.float32(bound), words)
 
 
-def _refused(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+def _refused(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
     """Messages of its links were refused by checksum or schema."""
     if "refused" not in column:
         return None
@@ -285,10 +285,10 @@ def _refused(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s
     words = lambda at: (  # noqa: E731
         f"about {recent[at]:.0f} messages refused in 10 s, by checksum or schema; the limit is {limit[at]:.0f}"
     )
-    return Sighting("refused", "refused", recent >= limit, known, recent / limit, words)
+    return RuleResult("refused", "refused", recent >= limit, known, recent / limit, words)
 
 
-def _stale(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+def _stale(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
     """The served policy version is too far behind, for the limit and for its role."""
     if (lag := column.get("version_lag")) is None:
         return None
@@ -296,10 +296,10 @@ def _stale(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: 
     limit = np.fmax(np.float32(rules.tuning.max_version_lag), usual + np.float32(2.0))
     words = lambda at: f"serves a policy {lag[at]:.0f} versions old; the limit is {limit[at]:.0f}"  # noqa: E731
     with np.errstate(invalid="ignore"):
-        return Sighting("stale", "version_lag", lag > limit, np.isfinite(lag), lag / limit, words, 5.0)
+        return RuleResult("stale", "version_lag", lag > limit, np.isfinite(lag), lag / limit, words, 5.0)
 
 
-def _disk(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+def _disk(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
     """Little is free, or it falls so fast that it is full soon."""
     share, free = column.get("disk_free_share"), column.get("disk_free_bytes")
     num = len(frame.workers)
@@ -337,7 +337,7 @@ def _disk(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: f
         return None
     name = "disk_free_share" if share is not None else "disk_free_bytes"
     shared = None if free is None else _alike(free, bad, _SAME_DISK)
-    return Sighting("disk", name, bad, known, score.astype(np.float32), words, 5.0, shared=shared)
+    return RuleResult("disk", name, bad, known, score.astype(np.float32), words, 5.0, shared=shared)
 
 
 def _alike(values: Floats, bad: NDArray[np.bool_], share: float) -> NDArray[np.intp]:
@@ -350,7 +350,7 @@ def _alike(values: Floats, bad: NDArray[np.bool_], share: float) -> NDArray[np.i
     return numbers
 
 
-def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
     """Its clock differs from those of most of the fleet.
 
     An old heartbeat counts no more: after a stopped ledger it looks like a slow clock."""
@@ -375,10 +375,10 @@ def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: 
     # workers of a host have one clock; a reader that many find wrong may be wrong itself
     is_host = np.count_nonzero(bad) <= _HOST_SHARE * len(bad)
     shared = _alike(ahead_ms - np.float32(usual), bad, _SAME_CLOCK) if is_host else None
-    return Sighting("clock", "clock_ahead_ms", bad, np.isfinite(off_ms), score, words, 5.0, shared=shared)
+    return RuleResult("clock", "clock_ahead_ms", bad, np.isfinite(off_ms), score, words, 5.0, shared=shared)
 
 
-def _numeric(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+def _numeric(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
     """The loss or gradient norm is no finite number, or the norm is far above its usual one."""
     names = [name for name in ("loss", "grad_norm") if name in column]
     if not names:
@@ -414,7 +414,7 @@ def _numeric(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s
 
     score = np.where(infinite, _MOST_SCORE, 2.0).astype(np.float32)
     name = "grad_norm" if norm is not None else names[0]
-    return Sighting("numeric", name, bad, known, score.astype(np.float32), words)
+    return RuleResult("numeric", name, bad, known, score.astype(np.float32), words)
 
 
 _FRESH_STEPS = 1.5

@@ -1,4 +1,4 @@
-"""A sighting: the result of one explicit rule at one moment, for all workers."""
+"""A result: the result of one explicit rule at one moment, for all workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sentence = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class RuleResult:
     """The result of one rule at one moment."""
 
     kind: str

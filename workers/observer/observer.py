@@ -33,7 +33,7 @@ from pipeline.watch.segments import SegmentWriter
 from pipeline.watch.thresholds import read_thresholds
 from protocol.errors import DataError, LedgerError
 from protocol.ids import Role
-from workers.observer.stands import HANGS, Stands
+from workers.observer.stands import HANGS, HangStacks
 from workers.observer.suspicions import FleetSuspicions
 
 EVERY_S = 1.0
@@ -59,7 +59,7 @@ class Observer(Actor):
         self._segments = SegmentWriter(ctx.run_dir, keep_bytes=ctx.config.observer.keep_mb << 20)
         self._records = HostRecordReader(flow_folder(ctx.run_dir))
         self._is_refused = False
-        self._stands = Stands(ctx, self._add_stands)
+        self._stands = HangStacks(ctx, self._add_stands)
 
     async def setup(self) -> None:
         """Read the thresholds, and the incidents of earlier observers of this run."""

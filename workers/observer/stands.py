@@ -25,7 +25,7 @@ Told = Callable[[str, tuple[str, ...]], Awaitable[None]]
 """Takes a component and its lines."""
 
 
-class Stands:
+class HangStacks:
     """The examinations of one observer, one after another."""
 
     def __init__(self, ctx: ActorContext, tell: Told) -> None:

@@ -15,7 +15,7 @@ LATE_US: Final = 32_000_000
 _LOOK_HOLDS_US: Final = 3_000_000
 
 
-class Stretch(NamedTuple):
+class Interval(NamedTuple):
     """A word of a main loop."""
 
     begin_us: int
@@ -27,33 +27,33 @@ class WaitTrack:
     """One worker's stretches, in order, without overlap. It holds about half a minute of them."""
 
     def __init__(self) -> None:
-        self._waits: deque[Stretch] = deque()
+        self._waits: deque[Interval] = deque()
         self._looks: deque[tuple[int, str]] = deque()
         self._drawn_us = -1
-        self._present: Stretch | None = None
+        self._present: Interval | None = None
         """The newest stretch, which may grow."""
 
     def wait(self, begin_us: int, end_us: int, word: str) -> None:
         """Take a wait. They come in the order of their ends."""
-        self._waits.append(Stretch(begin_us, end_us, word))
+        self._waits.append(Interval(begin_us, end_us, word))
 
     def look(self, at_us: int, word: str) -> None:
         """Take a look. They come in the order of time; a repeat changes nothing."""
         if not self._looks or at_us > self._looks[-1][0]:
             self._looks.append((at_us, word))
 
-    def until(self, now_us: int) -> Iterator[Stretch]:
+    def until(self, now_us: int) -> Iterator[Interval]:
         """Yield the stretches that are certain at ``now_us``: all that begin ``LATE_US`` before."""
         yield from self._settled(now_us - LATE_US)
 
-    def rest(self) -> Iterator[Stretch]:
+    def rest(self) -> Iterator[Interval]:
         """Yield all that are left."""
         yield from self._settled(None)
         if self._present is not None:
             yield self._present
             self._present = None
 
-    def _settled(self, limit_us: int | None) -> Iterator[Stretch]:
+    def _settled(self, limit_us: int | None) -> Iterator[Interval]:
         while (begin_us := self._next_us()) is not None and (limit_us is None or begin_us < limit_us):
             if self._waits and begin_us == self._waits[0].begin_us:
                 yield from self._draw(self._waits.popleft())
@@ -62,14 +62,14 @@ class WaitTrack:
             ends = [at_us + _LOOK_HOLDS_US]
             ends += [self._looks[0][0]] if self._looks else []
             ends += [self._waits[0].begin_us] if self._waits else []
-            yield from self._draw(Stretch(at_us, max(at_us, min(ends)), word))
+            yield from self._draw(Interval(at_us, max(at_us, min(ends)), word))
 
     def _next_us(self) -> int | None:
         begins = [self._waits[0].begin_us] if self._waits else []
         begins += [self._looks[0][0]] if self._looks else []
         return min(begins, default=None)
 
-    def _draw(self, found: Stretch) -> Iterator[Stretch]:
+    def _draw(self, found: Interval) -> Iterator[Interval]:
         begin_us = max(found.begin_us, self._drawn_us)
         if found.end_us <= begin_us:
             return
@@ -80,4 +80,4 @@ class WaitTrack:
             return
         if before is not None:
             yield before
-        self._present = Stretch(begin_us, found.end_us, found.word)
+        self._present = Interval(begin_us, found.end_us, found.word)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.observability.timeline.lanes import MAX_LANES, Lanes
-from pipeline.observability.timeline.waits import LATE_US, Stretch, WaitTrack
+from pipeline.observability.timeline.waits import LATE_US, Interval, WaitTrack
 
 S = 1_000_000
 
@@ -41,10 +41,10 @@ def test_without_a_lane_left_a_stretch_has_none() -> None:
 def test_a_main_loop_has_one_word_at_each_moment_in_order(
     waits: list[tuple[int, int, str]], looks: list[tuple[int, str]]
 ) -> None:
-    track, at, drawn = WaitTrack(), 0, list[Stretch]()
-    known = list[Stretch]()
+    track, at, drawn = WaitTrack(), 0, list[Interval]()
+    known = list[Interval]()
     for gap, length, word in waits:
-        known.append(Stretch((at + gap) * S // 10, (at + gap + length) * S // 10, word))
+        known.append(Interval((at + gap) * S // 10, (at + gap + length) * S // 10, word))
         at += gap + length
     for at_ds, word in sorted(looks):
         track.look(at_ds * S // 10, word)
