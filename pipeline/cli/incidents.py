@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.common import aligned, answer, json_option, run_among, run_argument, titled
-from pipeline.cli.looking_again import Picture, keep_looking, watch_option
+from pipeline.cli.watch_option import Picture, keep_looking, watch_option
 from protocol.errors import ConfigError
 from protocol.printable import printable_line
 
@@ -80,7 +80,7 @@ def show(number: tuple[str, ...], run: Path | None, as_json: bool) -> None:
 
 
 def _read(run_dir: Path) -> tuple[Sequence[Incident], int]:
-    from pipeline.incidents.file import RunIncidents
+    from pipeline.incidents.records import RunIncidents
 
     reader = RunIncidents(run_dir)
     return reader.read(), reader.num_skipped

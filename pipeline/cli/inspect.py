@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.common import answer, echo_json, json_option, on_run, run_argument
-from pipeline.cli.looking_again import Picture, looking
+from pipeline.cli.watch_option import Picture, looking
 from pipeline.operator.attached import Attached, look_at
 from pipeline.operator.status_report import read_status
 from protocol.printable import printable_line

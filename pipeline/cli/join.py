@@ -1,7 +1,16 @@
 """``headrace fleet join``: this host's workers for a run of another host.
 
 *Consumes* the ledger's address and a token. *Produces* workers, until the run ends. *Waits for* the
-run and its files. *Unblocked by* the run's host, or by Ctrl-C."""
+run and its files. *Unblocked by* the run's host, or by Ctrl-C.
+
+``headrace fleet place``: start, stop and list joins of this host, for a launcher on another one.
+
+It reads one request from standard input and prints one answer. People have no use for it.
+
+``headrace fleet probe``: whether a supervisor's loop turns, for the probes of a container.
+
+It reads one small file, and imports neither the configuration nor a client of the ledger.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +25,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import PATH, echo_json, json_option
+from pipeline.supervisor.pulse import NAME, trouble
 from protocol.errors import ConfigError
 from protocol.ids import Role, is_worker_name
 from protocol.printable import printable
@@ -191,3 +201,50 @@ def _report(folder: JoinedFolder, outcome: JoinOutcome, *, as_json: bool) -> int
         click.echo(f"its log: {folder.path / 'logs' / f'{outcome.worker}.jsonl'}", err=True)
     sys.stdout.flush()
     return outcome.exit_code
+
+
+_MAX_BYTES = 1 << 20
+
+
+@click.command()
+def place() -> int:
+    """Serve one request of a launcher, read from standard input."""
+    return serve()
+
+
+def serve(*program: str) -> int:
+    """Serve a request. ``program``: command of Headrace; absent: this installation's."""
+    import msgspec
+
+    from pipeline.supervisor.launchers.host_jobs import HostRequest, answer
+
+    try:
+        request = msgspec.json.decode(sys.stdin.buffer.read(_MAX_BYTES), type=HostRequest)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"no launcher's request on standard input: {error}; this command is only used by launchers"
+        ) from None
+    click.echo(msgspec.json.encode(answer(request, program)).decode())
+    return 0
+
+
+@click.command(epilog="\b\nExamples:\n  headrace fleet probe live\n  headrace fleet probe ready /runs/demo")
+@click.argument("question", type=click.Choice(["live", "ready"]))
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+def probe(question: str, folder: Path | None) -> int:
+    """Check the supervisor of a folder; by default that of this account's join.
+
+    live: its loop runs, or has ended. ready: a worker is working. Exit code 0, or 1 with the
+    reason."""
+    if folder is None:
+        base = os.environ.get("XDG_STATE_HOME")
+        joined = (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "joined"
+        found = sorted(joined.glob(f"*/*/{NAME}"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            click.echo(f"no join has begun in {joined}", err=True)
+            return 1
+        folder = found[-1].parent
+    wrong = trouble(folder, needs_ready=question == "ready")
+    if wrong:
+        click.echo(wrong, err=True)
+    return 1 if wrong else 0

@@ -71,7 +71,7 @@ def trace(
     if words:
         if perfetto:
             raise click.UsageError(f"--perfetto draws a whole run: leave out {' '.join(words)}")
-        from pipeline.cli.trajectory import trajectory
+        from pipeline.cli.samples import trajectory
         from protocol.ids import TrajectoryId
 
         try:

@@ -14,7 +14,7 @@ from protocol.errors import DataError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.watch.calibration import Strengths
+    from pipeline.watch.offline import Strengths
     from pipeline.watch.tables import TableForm
     from pipeline.watch.thresholds import Thresholds
 
@@ -103,7 +103,7 @@ def calibrate(runs: tuple[Path, ...], target: Path) -> None:
     size needs 500 worker-windows: 63 windows of 8 workers, or 10 of 50.
 
     `headrace fleet watch --thresholds` and the setting observer.thresholds read the file."""
-    from pipeline.watch.calibration import calibrated, strengths_of_tables
+    from pipeline.watch.offline import calibrated, strengths_of_tables
 
     fleets: list[Strengths] = []
     for run in runs:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import echo_json, json_option, run_argument
-from pipeline.cli.looking_again import Connected, Picture, keep_looking, watch_option
+from pipeline.cli.watch_option import Connected, Picture, keep_looking, watch_option
 from pipeline.operator.attached import find_run
 from protocol.errors import LedgerRefused, LedgerUnavailable
 from protocol.printable import printable_line

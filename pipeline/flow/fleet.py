@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from math import isnan
 from statistics import median
 
+from pipeline.flow.format import Awaited, is_unknown, read_wait
 from pipeline.flow.links import LinkTrack, PairTrack
 from pipeline.flow.rows import LinkRow, StateRow
-from pipeline.flow.words import Awaited, is_unknown, read_wait
 from pipeline.flow.workers import RoleTrack, WorkerTrack
 
 FORGOTTEN_S = 600.0

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from pipeline.flow.fleet import FleetTracks
-from pipeline.flow.words import Awaited
+from pipeline.flow.format import Awaited
 from pipeline.flow.workers import WorkerTrack
 
 Graph = Mapping[str, AbstractSet[str]]

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Final
 
+from pipeline.flow.format import FleetNames, fleet_names, wait_word
 from pipeline.flow.rows import LinkRow, StateRow
-from pipeline.flow.wait_words import FleetNames, fleet_names, wait_word
 from pipeline.process.work import ServiceSums
 from pipeline.runtime.registry.contract import (
     MAX_LINK_NAME_CHARS,

@@ -13,13 +13,12 @@ from math import isnan
 from statistics import median
 
 from pipeline.flow import service
-from pipeline.flow.errors import bound
 from pipeline.flow.fleet import FleetTracks
+from pipeline.flow.format import Awaited
 from pipeline.flow.graph import circle, other_end
-from pipeline.flow.limits import FLOOR_S
+from pipeline.flow.limits import FLOOR_S, bound
 from pipeline.flow.links import LinkSign, LinkTrack
 from pipeline.flow.rows import GRAVITY, Symptom
-from pipeline.flow.words import Awaited
 from pipeline.flow.workers import WorkerTrack
 
 SILENT_S = 5.0

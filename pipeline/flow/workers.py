@@ -10,11 +10,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import isnan, log
 
-from pipeline.flow.errors import ErrorTest
-from pipeline.flow.limits import UsualLimit
+from pipeline.flow.format import Awaited, read_wait
+from pipeline.flow.limits import ErrorTest, UsualLimit
 from pipeline.flow.rows import StateRow
 from pipeline.flow.service import SETTLED_S, RoleService, ServiceSum
-from pipeline.flow.words import Awaited, read_wait
 
 _OWN_WORK = frozenset({Awaited.NOTHING, Awaited.UNKNOWN, Awaited.LOCK, Awaited.DISK, Awaited.ENDPOINT, Awaited.START})
 _BESIDE = frozenset({Awaited.DISK, Awaited.ENDPOINT, Awaited.START})

@@ -1,15 +1,124 @@
-"""Charts of a run's report: its history, by heading. Absent figures make no chart."""
+"""Charts of a run's report: its history, by heading. Absent figures make no chart.
+
+Drawing of charts as inline SVG, for the pages of runs.
+
+matplotlib draws them; it comes with the extra ``charts``.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pipeline.observability.drawing import COLOURS, Draw, svg
-from pipeline.observability.drawing import lines as draw_lines
-from pipeline.observability.drawing import marker as marker_of
+from pipeline.observability.fleet_history import IN_WORDS, FleetRow, RoleUse, at_most, in_order, role_uses
 from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0b6e99", "#d9730d", "#8a63c7", "#1a7f5a", "#b3261e", "#7a6a00")
+"""Of lines. A page names each anew for a dark screen (``--c0`` ...)."""
+WIDE = (
+    "#1a7f5a", "#7fc8a9", "#0b6e99", "#d9730d", "#8a63c7", "#c2427a", "#9c6b30", "#4b8fd6", "#b8a100", "#6b7f8a", "#a8b6bd",
+    "#c9a0dc", "#d5dde1", "#b3261e", "#6e2c1f",
+)  # fmt: skip
+"""Of many areas beside one another; they stay as they are on a dark screen."""
+_INK, _SOFT, _GRID = "#1c2b33", "#5c6f7a", "#e6ecef"
+_VARIABLES = {_INK: "--ink", _SOFT: "--soft", _GRID: "--grid"} | {
+    colour: f"--c{number}" for number, colour in enumerate(COLOURS)
+}
+"""A colour's name on a page, which gives it another value on a dark screen."""
+
+_LARGEST = 1e100
+"""Above, matplotlib's arithmetic of an axis overflows."""
+
+Draw = Callable[["Axes"], None]
+
+
+def can_draw() -> bool:
+    """Return whether matplotlib is installed. It comes with the extra ``charts``."""
+    return find_spec("matplotlib") is not None
+
+
+def draw_lines(
+    axes: Axes, at: Sequence[float], found: Mapping[str, Sequence[float]], *, from_zero: bool = False
+) -> None:
+    """Draw one line a name; ``from_zero`` begins the axis at 0. Numbers that an axis cannot hold leave
+    a gap."""
+    found = {name: [value if abs(value) < _LARGEST else math.nan for value in values] for name, values in found.items()}
+    for (name, values), colour in zip(found.items(), COLOURS, strict=False):
+        axes.plot(at, values, marker=marker_for(at), color=colour, lw=1.2, label=name)
+    if from_zero:
+        largest = max((value for values in found.values() for value in values if value == value), default=0.0)
+        axes.set_ylim(0, 1.25 * largest or 1.0)
+
+
+def marker_for(at: Sequence[float]) -> str | None:
+    """Return the marker of a line."""
+    # A line of one point would be invisible.
+    return "o" if len(at) == 1 else None
+
+
+def svg(
+    title: str,
+    draw: Draw,
+    *,
+    x_label: str = "update",
+    only: int | None = None,
+    is_bars: bool = False,
+    whole: bool = True,
+) -> str:
+    """Return one chart as inline SVG with text as text. ``only``: the single update's number.
+    ``is_bars``: bars that lie. ``whole``: the x axis has whole numbers."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        # Equal runs give equal pages; ids differ between charts.
+        "svg.hashsalt": title,
+        "font.size": 10,
+        "font.family": "sans-serif",
+        "axes.axisbelow": True,
+        "axes.edgecolor": _SOFT,
+        "xtick.color": _SOFT,
+        "ytick.color": _SOFT,
+    }
+    with rc_context(settings):
+        figure = Figure(figsize=(6, 3.2), layout="constrained", facecolor="none")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots()
+        axes.set_facecolor("none")
+        draw(axes)
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
+        axes.set_xlabel(x_label, color=_SOFT)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x" if is_bars else "y", color=_GRID)
+        axes.margins(x=0.02)
+        if only is not None:
+            axes.set_xlim(only - 1, only + 1)
+        if len(axes.get_legend_handles_labels()[0]) > 1:
+            figure.legend(loc="outside upper right", frameon=False, fontsize=9, ncols=3, labelcolor=_INK)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return _with_variables(text[text.index("<svg") :])
+
+
+def _with_variables(text: str) -> str:
+    for colour, name in _VARIABLES.items():
+        text = text.replace(f": {colour}", f": var({name}, {colour})")
+    return text
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +159,7 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
     def staleness(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        marker = marker_of(numbers)
+        marker = marker_for(numbers)
         oldest = [row.staleness_max for row in updates]
         axes.plot(numbers, oldest, marker=marker, color=COLOURS[1], drawstyle="steps-mid", label="oldest token")
         axes.plot(numbers, [r.staleness_mean for r in updates], marker=marker, color=COLOURS[0], label="mean")
@@ -117,7 +226,7 @@ def draw_critic(rows: Sequence[ValueRow]) -> dict[str, list[str]]:
     if not rows:
         return {}
     steps = [row.step for row in rows]
-    marker = marker_of(steps)
+    marker = marker_for(steps)
     opened = next((row.step for row in rows if row.gate_open), None)
 
     def explained(axes: Axes) -> None:
@@ -164,3 +273,124 @@ def _times(axes: Axes, updates: Sequence[UpdateRow]) -> None:
         # One stall does not flatten the rest.
         ceiling = statistics.quantiles(sums, n=50)[-1]
     axes.set_ylim(0, 1.35 * ceiling + 1e-9)
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_ROWS = 240
+_WAIT_COLOURS = dict(zip(IN_WORDS, WIDE, strict=True))
+
+
+def draw_fleet(rows: Sequence[FleetRow]) -> dict[str, list[str]]:
+    """Return the charts of a fleet, by heading; none without a row."""
+    if not rows:
+        return {}
+    few = at_most(rows, _MOST_ROWS)
+    ends_s = list(accumulate(row.span_s for row in few))
+    unit_s, unit = (3600.0, "hours") if ends_s[-1] > 3 * 3600 else (60.0, "minutes")
+    at = [(end - row.span_s / 2) / unit_s for end, row in zip(ends_s, few, strict=True)]
+    roles = in_order({name for row in few for name in row.roles})
+
+    def each(value: str) -> dict[str, list[float]]:
+        return {name: [_rate(row, name, value) for row in few] for name in roles}
+
+    label = f"{unit} of running"
+    tokens = {name: values for name, values in each("tokens").items() if any(values)}
+    charts: dict[str, Draw] = {
+        "Tokens a second: written, scored, trained": lambda axes: draw_lines(axes, at, tokens, from_zero=True),
+        "Groups dropped, by reason": lambda axes: _dropped(axes, at, few),
+        "Ready units, at the learner's claim": lambda axes: draw_lines(
+            axes, at, {"ready": [float(row.num_ready_units) for row in few]}, from_zero=True
+        ),
+        "Resident memory, GB": lambda axes: draw_lines(axes, at, each("memory"), from_zero=True),
+        "Workers": lambda axes: draw_lines(axes, at, each("workers"), from_zero=True),
+    }
+    if all(len(set(values)) == 1 for values in each("workers").values()):
+        del charts["Workers"]
+    if not tokens:
+        del charts["Tokens a second: written, scored, trained"]
+    if not any(row.num_groups_dropped for row in few):
+        del charts["Groups dropped, by reason"]
+    uses = role_uses(rows)
+    drawn = [svg("Share of time, by role", lambda axes: _uses(axes, uses), x_label="%", is_bars=True)]
+    drawn += [svg(f"{name}: share of time, %", _course(at, few, name), x_label=label, whole=False) for name in roles]
+    return {
+        "Where the time went": drawn,
+        "The fleet": [svg(name, draw, x_label=label, whole=False) for name, draw in charts.items()],
+    }
+
+
+def _rate(row: FleetRow, name: str, value: str) -> float:
+    span = row.roles.get(name)
+    if span is None:
+        return 0.0
+    return {"tokens": span.tokens / row.span_s, "memory": span.rss_bytes / 1e9, "workers": span.workers}[value]
+
+
+def _uses(axes: Axes, uses: Sequence[RoleUse]) -> None:
+    """Draw one bar a role, of its time at each wait."""
+    names = [use.role for use in uses]
+    shares = [{"compute": use.compute_share} | use.waits for use in uses]
+    left = [0.0] * len(uses)
+    for wait in IN_WORDS:
+        values = [100 * of_role.get(wait, 0.0) for of_role in shares]
+        if any(value >= 0.05 for value in values):
+            axes.barh(names, values, 0.62, left=left, color=_WAIT_COLOURS[wait], label=_word(wait))
+            left = [begin + value for begin, value in zip(left, values, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+
+
+def _course(at: Sequence[float], rows: Sequence[FleetRow], name: str) -> Draw:
+    shares = [row.roles[name].shares if name in row.roles else {} for row in rows]
+    parts = {wait: [100 * each.get(wait, 0.0) for each in shares] for wait in IN_WORDS}
+    return lambda axes: _stack(axes, at, {wait: values for wait, values in parts.items() if any(values)})
+
+
+def _stack(axes: Axes, at: Sequence[float], parts: Mapping[str, Sequence[float]]) -> None:
+    colours = [_WAIT_COLOURS[wait] for wait in parts]
+    names = [_word(wait) for wait in parts]
+    if len(at) == 1:
+        below = 0.0
+        for name, colour, values in zip(names, colours, parts.values(), strict=True):
+            axes.bar(at, values[0], 0.1, bottom=below, label=name, color=colour)
+            below += values[0]
+    else:
+        axes.stackplot(at, *parts.values(), labels=names, colors=colours)
+    axes.set_ylim(0, 100)
+
+
+def _word(wait: str) -> str:
+    word = IN_WORDS.get(wait, wait)
+    return word if wait in ("compute", "compile", "stopped", "silent") else f"waits for {word}"
+
+
+def _dropped(axes: Axes, at: Sequence[float], rows: Sequence[FleetRow]) -> None:
+    reasons = dict.fromkeys(reason for row in rows for reason in row.num_groups_dropped)
+    found = {
+        reason.replace("_", " "): [float(row.num_groups_dropped.get(reason, 0)) for row in rows] for reason in reasons
+    }
+    for (name, values), colour in zip(found.items(), COLOURS * 4, strict=False):
+        axes.plot(at, values, color=colour, lw=1.4, label=name, marker="o" if len(at) == 1 else None)
+    axes.set_ylim(0, 1.25 * max(max(values) for values in found.values()) + 1e-9)
+
+
+def render_page(template: str, **values: Any) -> str:
+    """Return a page of a template; an absent value is an error."""
+    # Deferred: only a finished run needs it.
+    import jinja2
+
+    from protocol.printable import printable
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
+    environment.filters["printable"] = printable
+    return environment.get_template(template).render(values)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one step: a reader never sees half a page."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

@@ -7,12 +7,115 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.observability import comparison_rows as rows
-from pipeline.observability.compared_run import CurvePoint, RunFigures
-from pipeline.observability.comparison import Comparison
-from pipeline.observability.drawing import COLOURS, Draw, can_draw, svg
+from pipeline.observability.charts import COLOURS, Draw, can_draw, render_page, svg, write_whole
+from pipeline.observability.comparison import Basis, Comparison, Configuration, CurvePoint, RunFigures
 from pipeline.observability.history import UpdateRow
-from pipeline.observability.pages import render_page, write_whole
+
+BASES = {"updates": "equal updates", "tokens": "equal trained tokens", "seconds": "equal time of the learner"}
+
+
+def run_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return a head, and a row of figures for each run."""
+    letters = {place: one.name for one in comparison.configurations for place in one.runs}
+    head = ("run", "configuration", "algorithm", "seed", "updates", "accuracy, last", "best", "trained tokens", "tokens/s",
+            "learner waits", "staleness", "dropped")  # fmt: skip
+    return [head, *(_run_row(run, letters[place]) for place, run in enumerate(comparison.runs))]
+
+
+def _run_row(run: RunFigures, letter: str) -> tuple[str, ...]:
+    dropped = sum(run.dropped.values()) if run.records.fleet else None
+    stale = "–" if run.staleness_mean is None else f"{run.staleness_mean:.2f}, at most {run.staleness_max}"
+    return (
+        run.name,
+        letter,
+        run.algorithm or "–",
+        "–" if run.seed is None else str(run.seed),
+        f"{run.num_updates:,}",
+        accuracy(run.curve[-1] if run.curve else None),
+        percent(max((point.accuracy.value for point in run.curve), default=None)),
+        f"{run.num_tokens:,}",
+        "–" if run.tokens_per_s is None else f"{run.tokens_per_s:,.0f}",
+        percent(run.wait_share),
+        stale,
+        percent(dropped),
+    )
+
+
+def basis_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return a head, and a row for each equal cost: the accuracy of each run."""
+    head = ("at", "up to", *(run.name for run in comparison.runs))
+    return [head, *(_basis_row(basis) for basis in comparison.bases)]
+
+
+def _basis_row(basis: Basis) -> tuple[str, ...]:
+    unit = {"updates": "", "tokens": " tokens", "seconds": " s"}[basis.name]
+    return (BASES[basis.name], f"{basis.limit:,.0f}{unit}", *(accuracy(point, where=True) for point in basis.points))
+
+
+def configuration_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return a head, and a row for each configuration."""
+    rows = [("configuration", "runs", "seeds", "accuracy at equal updates", "interval over")]
+    return rows + [_configuration_row(comparison.runs, one) for one in comparison.configurations]
+
+
+def _configuration_row(runs: Sequence[RunFigures], one: Configuration) -> tuple[str, ...]:
+    names = ", ".join(runs[place].name for place in one.runs)
+    seeds = ", ".join("–" if runs[place].seed is None else str(runs[place].seed) for place in one.runs)
+    found = one.accuracy
+    if found is None:
+        return (one.name, names, seeds, "no interval on record", "–")
+    value = f"{100 * found.value:.1f} % ({100 * found.low:.1f} to {100 * found.high:.1f})"
+    of_prompts = "the prompts of one run" if len(one.runs) == 1 else "the prompts of one run, the widest"
+    return (one.name, names, seeds, value, f"{len(one.runs)} runs" if one.is_of_seeds else of_prompts)
+
+
+def setting_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return a head, and a row for each setting that differs."""
+    head = ("setting", *(run.name for run in comparison.runs))
+    return [head, *((key, *values) for key, values in comparison.differing.items())]
+
+
+def role_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return a head, and a row for each role of each run: throughput and use of time."""
+    rows = [("run", "role", "workers", "computing", "tokens/s", "waits for")]
+    for run in comparison.runs:
+        for use in run.uses:
+            share = f"{100 * use.compute_share:.0f} %"
+            waits = use.waits_in_words(2)
+            rows.append((run.name, use.role, f"{use.workers:.1f}", share, f"{use.tokens_per_s:,.0f}", waits))
+    return rows
+
+
+def drop_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return a head, and a row for each reason: the share of admitted groups that each run
+    dropped."""
+    reasons = dict.fromkeys(reason for run in comparison.runs for reason in run.dropped)
+    head = ("groups dropped", *(run.name for run in comparison.runs))
+    return [
+        head,
+        *(
+            (
+                reason.replace("_", " "),
+                *(percent(run.dropped.get(reason, 0.0)) if run.records.fleet else "–" for run in comparison.runs),
+            )
+            for reason in reasons
+        ),
+    ]
+
+
+def accuracy(point: CurvePoint | None, *, where: bool = False) -> str:
+    """Return an accuracy with its interval; ``where``: and the update that it is of."""
+    if point is None:
+        return "–"
+    found = point.accuracy
+    around = f" ({100 * found.low:.1f} to {100 * found.high:.1f})" if point.has_interval else ""
+    return f"{100 * found.value:.1f} %{around}" + (f", update {point.update:,}" if where else "")
+
+
+def percent(value: float | None) -> str:
+    """Return a share in words."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +137,12 @@ def write_comparison(comparison: Comparison, path: Path) -> Path:
         comparison=comparison,
         can_draw=can_draw(),
         charts=draw_comparison(comparison) if can_draw() else {},
-        rows=rows,
+        run_rows=run_rows,
+        basis_rows=basis_rows,
+        configuration_rows=configuration_rows,
+        setting_rows=setting_rows,
+        role_rows=role_rows,
+        drop_rows=drop_rows,
     )
     write_whole(path, page)
     return path

@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.incidents.file import RunIncidents
-from pipeline.incidents.records import Incident
+from pipeline.incidents.records import Incident, RunIncidents
 from pipeline.observability.log_lines import LogLine, LogReader
 from protocol.printable import printable_line
 

@@ -23,11 +23,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.observability.bottleneck import bottleneck
 from pipeline.observability.history import HISTORY_NAME, HistoryTail
 from pipeline.observability.progress import RunProgress, course, interval, sparkline
 from pipeline.observability.status import RunSnapshot, WorkerRow, in_minutes, worker_rows
 from pipeline.observability.tables import groups_line, tokens_line
+from pipeline.observability.wait_graph import bottleneck
 from pipeline.runtime.registry.contract import RunState
 from protocol.printable import printable_line
 

@@ -16,12 +16,9 @@ import tomli_w
 from pipeline.config import RESOLVED_NAME
 from pipeline.config.public import without_secrets
 from pipeline.ledger.types import Audit
-from pipeline.observability.best import BestEvaluation
-from pipeline.observability.charts import draw_critic, draw_updates
-from pipeline.observability.drawing import can_draw
-from pipeline.observability.fleet_charts import draw_fleet
+from pipeline.observability.charts import can_draw, draw_critic, draw_fleet, draw_updates, render_page, write_whole
+from pipeline.observability.estimates import BestEvaluation
 from pipeline.observability.history import EvaluationRow, UpdateRow
-from pipeline.observability.pages import render_page, write_whole
 from pipeline.observability.report_data import RunRecords, read_records
 from pipeline.observability.samples import spread
 from pipeline.observability.settings_changes import effect_figures

@@ -14,8 +14,7 @@ from typing import Any
 from pipeline.config.public import public_tree
 from pipeline.observability.effective_reader import run_effective_time
 from pipeline.observability.effective_time import EffectiveTime
-from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetRow, read_fleet_history
-from pipeline.observability.fleet_use import RoleUse, role_uses
+from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetRow, RoleUse, read_fleet_history, role_uses
 from pipeline.observability.history import (
     HISTORY_NAME,
     VALUE_HISTORY_NAME,

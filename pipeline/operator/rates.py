@@ -1,16 +1,41 @@
 """Rates from counters that are read again and again. Pure: the time is an argument.
 
 A counter of a process begins at 0 with each of its incarnations. A counter of the ledger goes back
-when its server has lost its last writes, or the learner went back to an older checkpoint."""
+when its server has lost its last writes, or the learner went back to an older checkpoint.
+
+A run's queues, with what comes in and goes out a second.
+
+Rates of a queue. Counters that only grow give one side; the other follows from the depth, since
+``in - out = change of depth``. So the second is net of what moves otherwise: work that leaves
+without being scored, leases that are given back.
+
+    queue                    in                        out
+    credit, evaluation_open, parked, again, dead, bytes   neither is counted
+    open                     trajectories admitted     in less the growth of its depth
+    leased                   out and the growth        the reward queue's in: a finished response
+    reward, reference, value out and the growth        ``scored`` of the role's heartbeats
+    guidance                 out and the growth        ``guided`` of the reference workers'
+    ready                    out and the growth        what the claimed queue receives
+    claimed                  out and the growth        credit trained, at checkpoints
+    finished                 finished admitted         in less the growth
+    finished_claimed         out and the growth        finished trained, at checkpoints
+    mailboxes of a role      ``sent`` of the links     ``received`` of the links
+
+Messages sent to a role of more than eight workers are not known: a sender names eight links.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.ledger.types import QueueStat, Totals
+from pipeline.observability.status import queue_rows
+from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, Heartbeat, link_name
+from protocol.ids import Role
+from protocol.printable import printable_line
 
 WINDOW_S = 10.0
 """A rate is the mean over the readings of this many last seconds."""
@@ -122,3 +147,156 @@ class Meters:
     def rate(self, name: str, total: float, now_s: float) -> float | None:
         """Return a total's growth a second."""
         return self.rates.setdefault(name, Rate()).see(total, now_s)
+
+
+_UNITS: Final = {"open": "trajectories", "parked": "trajectories", "leased": "trajectories", "again": "prompts"} | {
+    "evaluation_open": "trajectories",
+    "finished": "trajectories",
+    "finished_claimed": "trajectories",
+    "reward": "chunks",
+    "reference": "chunks",
+    "value": "chunks",
+    "guidance": "chunks",
+    "credit": "credits",
+    "ready": "credits",
+    "claimed": "credits",
+    "dead": "letters",
+    "bytes": "bytes",
+}
+_SCORED: Final = (
+    ("reward", Role.REWARD, "scored"),
+    ("reference", Role.REFERENCE, "scored"),
+    ("value", Role.VALUE, "scored"),
+    ("guidance", Role.REFERENCE, "guided"),
+)
+"""Each scoring queue with the role that empties it, and the counter of what left it."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOverview:
+    """A queue of the ledger, or the mailboxes of a role together."""
+
+    name: str
+    kind: str
+    """``ledger`` or ``mailbox``."""
+    unit: str
+    """Of depth and rates: chunks, trajectories, credits, prompts, letters, bytes."""
+    depth: int
+    """In a mailbox: messages on their way and not yet received."""
+    limit: int | None
+    oldest_age_s: float | None
+    """Seconds since its first entry came; None where that is not known."""
+    waiting_for: str
+    """The role that empties it."""
+    in_per_s: float | None
+    """Entries a second over the last ten; None where it is not counted, and at the first reading.
+    """
+    out_per_s: float | None
+    num_refused: int = 0
+    """Messages of a mailbox that could not be read."""
+    num_gaps: int = 0
+    """Messages of a mailbox that were lost on the way, and came again by the ledger."""
+
+
+def ledger_queues(
+    meters: Meters, totals: Totals, queues: Sequence[QueueStat], beats: Sequence[Heartbeat], now_s: float
+) -> list[QueueOverview]:
+    """Return the ledger's queues with their rates, at ``now_s``, monotonic."""
+    depth = {queue.name: queue.depth for queue in queues}
+    came: dict[str, float] = {}
+    went: dict[str, float] = {}
+    for queue, role, counter in _SCORED:
+        if queue in depth:
+            went[queue] = meters.of_processes(f"scored {queue}", of_role(beats, role), counter)
+            came[queue] = went[queue] + depth[queue]
+    came["open"] = meters.of_ledger("trajectories", totals.num_trajectories_admitted)
+    went["open"] = came["open"] - depth.get("open", 0)
+    if Role.REWARD in came:
+        went["leased"] = came[Role.REWARD]
+        came["leased"] = went["leased"] + depth.get("leased", 0)
+    went["claimed"] = meters.of_ledger("credit trained", totals.credit_trained)
+    came["claimed"] = went["ready"] = went["claimed"] + depth.get("claimed", 0)
+    came["ready"] = went["ready"] + depth.get("ready", 0)
+    came["finished"] = meters.of_ledger("finished", totals.num_finished_admitted)
+    went["finished"] = came["finished"] - depth.get("finished", 0)
+    went["finished_claimed"] = meters.of_ledger("finished trained", totals.num_finished_trained)
+    came["finished_claimed"] = went["finished_claimed"] + depth.get("finished_claimed", 0)
+    return [
+        QueueOverview(
+            name=queue.name,
+            kind="ledger",
+            unit=_UNITS.get(queue.name, "entries"),
+            depth=queue.depth,
+            limit=queue.limit,
+            oldest_age_s=queue.oldest_age_s,
+            waiting_for=queue.waiting_for,
+            in_per_s=_flow(meters, f"in {queue.name}", came.get(queue.name), now_s),
+            out_per_s=_flow(meters, f"out {queue.name}", went.get(queue.name), now_s),
+        )
+        for queue in queues
+    ]
+
+
+def mailboxes(meters: Meters, beats: Sequence[Heartbeat], now_s: float) -> list[QueueOverview]:
+    """Return a row for the mailboxes of each role together."""
+    role_of = {beat.who.worker: str(beat.who.role) for beat in beats}
+    num_of = Counter(role_of.values())
+    sent: dict[str, dict[str, ProcessCount]] = {}
+    received: dict[str, dict[str, ProcessCount]] = {}
+    for beat in beats:
+        who, is_from = beat.who, link_name(beat.who.worker, "")
+        for link in beat.links:
+            receiver = link.name.partition(">")[2]
+            is_own = link.name.startswith(is_from)
+            if is_own and receiver == OTHER_LINKS:
+                continue
+            role = _role_of(receiver, role_of) if is_own else str(who.role)
+            readings = (sent if is_own else received).setdefault(role, {})
+            so_far = readings.get(who.worker, ProcessCount(who.epoch, 0.0)).value
+            readings[who.worker] = ProcessCount(who.epoch, so_far + (link.sent if is_own else link.received))
+    links = queue_rows(beats, ())
+    rows: list[QueueOverview] = []
+    for role in sorted(sent.keys() | received.keys()):
+        own = [row for row in links if _role_of(row.name.partition(">")[2], role_of) == role]
+        came = went = None
+        # Of more receivers a sender names some, and not always the same.
+        if role in sent and num_of[role] <= MAX_NAMED_LINKS:
+            came = meters.sums(f"sent {role}", sent[role])
+        else:
+            meters.forget(f"sent {role}")
+        if role in received:
+            went = meters.sums(f"received {role}", received[role])
+        rows.append(
+            QueueOverview(
+                name=role,
+                kind="mailbox",
+                unit="messages",
+                depth=sum(row.depth for row in own),
+                limit=None,
+                oldest_age_s=None,
+                waiting_for=role,
+                in_per_s=_flow(meters, f"sent {role}", came, now_s),
+                out_per_s=_flow(meters, f"received {role}", went, now_s),
+                num_refused=sum(row.num_refused for row in own),
+                num_gaps=sum(row.num_gaps for row in own),
+            )
+        )
+    return rows
+
+
+def _flow(meters: Meters, name: str, total: float | None, now_s: float) -> float | None:
+    if total is None:
+        return None
+    rate = meters.rate(name, total, now_s)
+    # More can be given back, or dropped, than moved on.
+    return None if rate is None else max(0.0, rate)
+
+
+def of_role(beats: Iterable[Heartbeat], role: Role) -> list[Heartbeat]:
+    """Return the heartbeats of a role."""
+    return [beat for beat in beats if beat.who.role is role]
+
+
+def _role_of(receiver: str, role_of: Mapping[str, str]) -> str:
+    """Return a receiver's role: that of its heartbeat, or the beginning of its name."""
+    return role_of.get(receiver) or printable_line(receiver.partition("-")[0])

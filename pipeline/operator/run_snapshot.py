@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def snapshot_of(at: Attached) -> Snapshot:
     """Return an attached run's present state."""
     from pipeline.observability.status import eviction_words, worker_rows
-    from pipeline.observability.why.exits import read_exits
+    from pipeline.observability.why.silence import read_exits
     from pipeline.observability.why.types import CriticNeeds, Snapshot
     from pipeline.supervisor.fleet_plan import wanted_names
     from pipeline.supervisor.run_folder import supervisor_pid
@@ -54,7 +54,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
 
 
 def _open_incidents(run_dir: Path) -> list[Incident]:
-    from pipeline.incidents.file import RunIncidents
+    from pipeline.incidents.records import RunIncidents
 
     try:
         return [incident for incident in RunIncidents(run_dir).read() if incident.is_open]

@@ -55,8 +55,8 @@ class StatusReport:
 
 async def read_status(at: Attached) -> StatusReport:
     """Read workers, progress and waits of a connected run."""
-    from pipeline.observability.bottleneck import bottleneck
     from pipeline.observability.status import clock_words, eviction_words, role_rows, worker_rows
+    from pipeline.observability.wait_graph import bottleneck
     from pipeline.supervisor.run_folder import supervisor_pid
 
     beats = await at.registry.heartbeats()

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from pipeline.config.schema import RunConfig
-from pipeline.observability.sinks.remote import REMOTE
+from pipeline.observability.sinks.seam import REMOTE
 from pipeline.preflight.findings import CheckFinding, fine, warn
 from protocol.errors import ConfigError
 

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from pipeline.config.schema import RunConfig
-from pipeline.incidents.file import RunIncidents
+from pipeline.incidents.records import RunIncidents
 from pipeline.observability.repairs import StepRow, add_steps, read_steps
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.liveness import is_silent

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.frame import Frame
-from pipeline.watch.groups import Floats, Groups, medians
-from pipeline.watch.tuning import Tuning
+from pipeline.watch.groups import Floats, Groups, WorkerArrays, medians
+from pipeline.watch.thresholds import Tuning
 
 LONGER = 1.5
 """By which a hang exceeds the longest standstill that its role has had."""

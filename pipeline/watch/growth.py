@@ -11,11 +11,10 @@ import math
 
 import numpy as np
 
-from pipeline.watch.arrays import WorkerArrays
+from pipeline.watch.findings import Columns, RuleResult, of_peers
 from pipeline.watch.frame import Frame
-from pipeline.watch.groups import Floats, Groups
-from pipeline.watch.sightings import Columns, RuleResult, of_peers
-from pipeline.watch.tuning import Tuning
+from pipeline.watch.groups import Floats, Groups, WorkerArrays
+from pipeline.watch.thresholds import Tuning
 
 _NUM = 12
 """Blocks over which growth is measured; 6 where samples are rare."""

@@ -12,11 +12,10 @@ import math
 
 import numpy as np
 
-from pipeline.watch.arrays import WorkerArrays
+from pipeline.watch.findings import Columns, RuleResult, of_peers
 from pipeline.watch.frame import Frame
-from pipeline.watch.groups import TINY, Floats, Groups
-from pipeline.watch.sightings import Columns, RuleResult, of_peers
-from pipeline.watch.tuning import Tuning
+from pipeline.watch.groups import TINY, Floats, Groups, WorkerArrays
+from pipeline.watch.thresholds import Tuning
 
 _NEW_S, _OLD_S = 60.0, 600.0
 """Time constants of a worker's newest rewards, and of all its rewards."""

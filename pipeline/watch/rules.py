@@ -10,15 +10,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.watch.arrays import WorkerArrays
-from pipeline.watch.findings import Finding
+from pipeline.watch.findings import Columns, Finding, RuleResult, first_of_each, of_peers
 from pipeline.watch.frame import Frame
 from pipeline.watch.gaps import LONGER, Gaps, Stillness
-from pipeline.watch.groups import Floats, Groups, medians
+from pipeline.watch.groups import Floats, Groups, WorkerArrays, medians
 from pipeline.watch.growth import MemoryGrowth
 from pipeline.watch.rewards import RewardTest
-from pipeline.watch.sightings import Columns, RuleResult, first_of_each, of_peers
-from pipeline.watch.tuning import Tuning
+from pipeline.watch.thresholds import Tuning
 
 
 class Rules:

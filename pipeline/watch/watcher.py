@@ -6,13 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.watch.findings import Finding
-from pipeline.watch.frame import Frame
+from pipeline.watch.frame import Frame, metric
 from pipeline.watch.groups import Groups
-from pipeline.watch.metrics import metric
 from pipeline.watch.rules import Rules
 from pipeline.watch.similarity import Similarity
-from pipeline.watch.thresholds import Thresholds, shipped
-from pipeline.watch.tuning import Tuning
+from pipeline.watch.thresholds import Thresholds, Tuning, shipped
 
 
 class Watch:

@@ -33,7 +33,7 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import Claim, ClaimRefused, ClaimWait, Restart
 from pipeline.ledger.version_history import VersionHistory
-from pipeline.observability.best import BestEvaluation
+from pipeline.observability.estimates import BestEvaluation
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow, read_history
 from pipeline.observability.samples import Samples
 from pipeline.process.exit_codes import ExitCode

@@ -3,7 +3,7 @@ not the policy's.
 
 The chunks are of claimed units, before their update, under the present weights. The check trains on
 nothing and changes no sample. The observer names a bad generator by the counters here
-(``workers.observer.mismatches``).
+(``workers.observer.signals``).
 
 The *gap* of a chunk is the mean of |log p of the learner - log p of the generator| over its tokens,
 in nats. A token counts 3 nats at most: a policy that moves makes few tokens very unlikely, and

@@ -5,7 +5,7 @@ finds faults in the heartbeats (``workers.observer.suspicions``). It writes inci
 (``pipeline.incidents``) and files of metrics, states, links and messages
 (``pipeline.watch.segments``) into the run's folder. It waits for the next second, and for the
 registry's answer, for two seconds. The incident of a hung worker gets the stacks of its role
-(``workers.observer.stands``).
+(``workers.observer.observer``).
 
 The run goes on without it. It holds nothing that a restart cannot rebuild: open incidents are read
 again from their file. A registry without an answer is itself an incident, of the ledger.
@@ -13,19 +13,28 @@ again from their file. A registry without an answer is itself an incident, of th
 Counters in the heartbeat: ``moments`` (looks at the fleet), ``missed_moments`` (without an answer
 of the registry), ``incidents`` (opened), ``incidents_open``. ``moments_left_out`` counts moments
 that never came to the disk, since it refused them. ``records_lost`` counts flow records that were
-overwritten before they were read."""
+overwritten before they were read.
+
+Where the workers of a hung worker's role stand, for its incident.
+
+It consumes the components of new incidents, and produces a few lines for each: its stacks beside
+those of its role. It waits for the workers of this host to write their stacks, two looks of
+``STACKS_ANSWER_S`` at most. Meanwhile the observer goes on. Components that come meanwhile are examined
+next, all at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pipeline.flow.host_records import HostRecordReader
 from pipeline.incidents.book import IncidentBook
-from pipeline.incidents.file import IncidentFile, RunIncidents
-from pipeline.incidents.records import IncidentRecord, IncidentStep
+from pipeline.incidents.records import IncidentFile, IncidentRecord, IncidentStep, RunIncidents
+from pipeline.process.stacks.request import stands_of
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.flow_ring import flow_folder
 from pipeline.runtime.registry.contract import WaitingFor
@@ -33,7 +42,6 @@ from pipeline.watch.segments import SegmentWriter
 from pipeline.watch.thresholds import read_thresholds
 from protocol.errors import DataError, LedgerError
 from protocol.ids import Role
-from workers.observer.stands import HANGS, HangStacks
 from workers.observer.suspicions import FleetSuspicions
 
 EVERY_S = 1.0
@@ -158,3 +166,42 @@ class Observer(Actor):
             self._is_refused = True
         else:
             self._is_refused = False
+
+
+HANGS: Final = frozenset({"hung", "stuck", "deadlock"})
+"""Kinds of incidents whose workers are examined."""
+STACKS_ANSWER_S: Final = 1.5
+_LOOKS = 2
+"""Of one look every worker seems to stand."""
+
+Told = Callable[[str, tuple[str, ...]], Awaitable[None]]
+"""Takes a component and its lines."""
+
+
+class HangStacks:
+    """The examinations of one observer, one after another."""
+
+    def __init__(self, ctx: ActorContext, tell: Told) -> None:
+        self._ctx, self._tell = ctx, tell
+        self._wanted: dict[str, None] = {}
+        self._is_examining = False
+
+    def examine(self, components: Iterable[str]) -> None:
+        """Examine components: workers, or those of a circle, joined by ``>``."""
+        self._wanted |= dict.fromkeys(components)
+        if self._wanted and not self._is_examining:
+            self._is_examining = True
+            self._ctx.spawn("stacks", self._examine(), endless=False)
+
+    async def _examine(self) -> None:
+        while self._wanted:
+            wanted, self._wanted = self._wanted, {}
+            workers = sorted({worker for component in wanted for worker in component.split(">")})
+            read = partial(stands_of, self._ctx.run_dir, workers, num_looks=_LOOKS, answer_s=STACKS_ANSWER_S)
+            stands = await asyncio.to_thread(read)
+            for component in wanted:
+                known = [stands[worker] for worker in component.split(">") if worker in stands]
+                lines = known[0] if len(known) == 1 else tuple(of[0] for of in known)
+                if lines:
+                    await self._tell(component, lines)
+        self._is_examining = False

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.flow.heartbeats import RowMaker
-from pipeline.flow.recorded import recorded
+from pipeline.flow.offline import recorded
 from pipeline.flow.rows import GRAVITY, FlowCause, FlowIncident, Symptom
 from pipeline.flow.watcher import LEAST_SLOW_LIVE, FlowWatch
 from pipeline.incidents.book import Suspicion
@@ -29,15 +29,17 @@ from pipeline.watch.frame import Frame
 from pipeline.watch.heartbeats import FrameMaker
 from pipeline.watch.thresholds import Thresholds
 from pipeline.watch.watcher import Watch
-from workers.observer.failures import Failures
 from workers.observer.ledger_pace import LEDGER, LedgerPace
-from workers.observer.main_loops import MainLoops
-from workers.observer.mismatches import Mismatches
-from workers.observer.own_reports import OwnReports
-from workers.observer.refusals import Refusals
-from workers.observer.replacements import Replacements
-from workers.observer.standing_work import StandingWork
-from workers.observer.verdicts import MissingVerdicts, SameVerdicts
+from workers.observer.signals import (
+    Failures,
+    Mismatches,
+    MissingVerdicts,
+    OwnReports,
+    Refusals,
+    Replacements,
+    SameVerdicts,
+)
+from workers.observer.stalls import MainLoops, StandingWork
 
 AWAY_S: Final = 3.0
 """A registry without an answer for so long is an incident."""

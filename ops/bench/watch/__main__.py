@@ -24,7 +24,7 @@ from ops.bench.watch.fleet import SyntheticFleet
 from ops.bench.watch.scoring import Alarm, Outcome, is_decided, judge, summarise
 from ops.ending import exit_code
 from pipeline.process.progress_bar import tracked
-from pipeline.watch.calibration import fitted, largest_strengths
+from pipeline.watch.offline import fitted, largest_strengths
 from pipeline.watch.thresholds import SHIPPED, Thresholds, merged, read_thresholds
 from pipeline.watch.watcher import Watch
 

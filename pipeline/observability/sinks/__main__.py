@@ -22,9 +22,7 @@ from typing import IO, Final
 from pipeline.files import keep_private
 from pipeline.observability.sinks.pump import Pump
 from pipeline.observability.sinks.record import FOLDER
-from pipeline.observability.sinks.remote import REMOTE, RUN_ENDED
-from pipeline.observability.sinks.seam import Sink
-from pipeline.observability.sinks.spec import spec_of
+from pipeline.observability.sinks.seam import REMOTE, RUN_ENDED, Sink, spec_of
 from pipeline.process.exit_codes import ExitCode
 
 _TURN_S: Final = 2.0

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from pipeline.ledger.url import hide_password
 from pipeline.observability.sinks.points import Point
-from pipeline.observability.sinks.seam import SinkFailed
-from pipeline.observability.sinks.spec import SinkSpec
+from pipeline.observability.sinks.seam import SinkFailed, SinkSpec
 
 _MAX_METRICS: Final = 1000
 _MAX_PARAMETERS: Final = 100

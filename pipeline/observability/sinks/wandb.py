@@ -15,8 +15,7 @@ from typing import Any, Final
 from pipeline.ledger.url import hide_password
 from pipeline.observability.sinks.points import Axis, Point
 from pipeline.observability.sinks.record import FOLDER
-from pipeline.observability.sinks.seam import SinkFailed
-from pipeline.observability.sinks.spec import SinkSpec
+from pipeline.observability.sinks.seam import SinkFailed, SinkSpec
 
 _INIT_S: Final = 60.0
 _GROUPS: Final = {

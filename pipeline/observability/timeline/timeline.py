@@ -23,7 +23,7 @@ import numpy as np
 
 from pipeline.files import GrowingFile
 from pipeline.files.columns import Cell, Column, read_columns
-from pipeline.incidents.file import RunIncidents
+from pipeline.incidents.records import RunIncidents
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
 from pipeline.observability.timeline.drawing import Drawing, MessageRow, StateLook, TimelineReport
 from pipeline.observability.timeline.trace_events import TraceEventWriter, microseconds

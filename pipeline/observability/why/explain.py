@@ -8,7 +8,6 @@ from pipeline.incidents.records import Incident
 from pipeline.ledger.admin import Waits
 from pipeline.ledger.types import LatePolicy, Totals, Unit
 from pipeline.observability.status import Health, WorkerRow, pause_words
-from pipeline.observability.why.admission import admission_chain
 from pipeline.observability.why.silence import no_ledger_chain
 from pipeline.observability.why.types import (
     Cause,
@@ -22,7 +21,7 @@ from pipeline.observability.why.types import (
     seconds,
     worst,
 )
-from pipeline.observability.why.work import evaluation_chain, unit_chain
+from pipeline.observability.why.work import admission_chain, evaluation_chain, unit_chain
 from pipeline.observability.why.workers import (
     absent_chain,
     how_far,

@@ -17,9 +17,20 @@ from textual.containers import Container, VerticalScroll
 from textual.widgets import Static
 
 from pipeline.operator.overview import RunOverview
-from pipeline.operator.top import inspected, words
-from pipeline.operator.top.feed import Feed
-from pipeline.operator.top.inspected import InspectionView
+from pipeline.operator.top.feed import Feed, InspectionView, drop_lines, version_lines
+from pipeline.operator.top.format import (
+    INCIDENT_COLUMNS,
+    QUEUE_COLUMNS,
+    ROLE_COLUMNS,
+    WORKER_COLUMNS,
+    TableRow,
+    fitted,
+    head_lines,
+    incident_rows,
+    queue_rows,
+    role_rows,
+    worker_rows,
+)
 from pipeline.operator.top.screens import (
     CTRL_C_DRAINS,
     CTRL_C_LEAVES,
@@ -126,12 +137,12 @@ class TopApp(App[int]):
         yield Static(id="views")
         with Container(id="body"):
             with Container(id="parts"):
-                yield LiveTable(words.ROLE_COLUMNS, (9, 5, 12), name="roles", shares=(2,))
-                yield LiveTable(words.QUEUE_COLUMNS, (12, 9, 5, 5, 6), name="queues", shares=(0,))
-            yield LiveTable(words.WORKER_COLUMNS, (16, 4, 5, 22, 14), name="workers", shares=(3, 4))
+                yield LiveTable(ROLE_COLUMNS, (9, 5, 12), name="roles", shares=(2,))
+                yield LiveTable(QUEUE_COLUMNS, (12, 9, 5, 5, 6), name="queues", shares=(0,))
+            yield LiveTable(WORKER_COLUMNS, (16, 4, 5, 22, 14), name="workers", shares=(3, 4))
         with VerticalScroll(id="pages"):
             yield Static(id="page")
-        yield LiveTable(words.INCIDENT_COLUMNS, (8, 13, 20), name="incidents", shares=(2,))
+        yield LiveTable(INCIDENT_COLUMNS, (8, 13, 20), name="incidents", shares=(2,))
         yield Static(id="said")
         yield Static(Text(_KEYS, style="reverse", no_wrap=True, overflow="ellipsis"), id="keys")
 
@@ -155,23 +166,23 @@ class TopApp(App[int]):
         """Show a picture. Hidden tables are left as they are."""
         self.picture = picture
         screen = self.screen_stack[0]
-        lines = words.fitted(words.head(picture), self.size.width, num_wrapped=2)
+        lines = fitted(head_lines(picture), self.size.width, num_wrapped=2)
         head = Text("\n").join(Text(line, style=style) for line, style in lines)
         # A new layout costs as much as all the rest.
         screen.query_one("#head", Static).update(head, layout=len(lines) != self._num_lines)
         self._num_lines = len(lines)
         for name, rows in (
-            ("roles", words.role_rows),
-            ("workers", words.worker_rows),
-            ("incidents", words.incident_rows),
+            ("roles", role_rows),
+            ("workers", worker_rows),
+            ("incidents", incident_rows),
         ):
             self._fill(name, lambda rows=rows: rows(picture))
-        self._fill("queues", lambda: words.queue_rows(picture.queues))
+        self._fill("queues", lambda: queue_rows(picture.queues))
         if self._view in ("versions", "drops"):
-            page = inspected.version_lines if self._view == "versions" else inspected.drop_lines
+            page = version_lines if self._view == "versions" else drop_lines
             screen.query_one("#page", Static).update(Text("\n".join(page(picture, self._inspected))))
 
-    def _fill(self, name: str, rows: Callable[[], list[words.TableRow]]) -> None:
+    def _fill(self, name: str, rows: Callable[[], list[TableRow]]) -> None:
         table = self.screen_stack[0].query_one(f"#{name}", LiveTable)
         if table.display and all(parent.display for parent in table.ancestors if hasattr(parent, "display")):
             table.show(rows())

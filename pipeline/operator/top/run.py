@@ -17,7 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.operator.overview import RunOverview
 from pipeline.operator.top.feed import RunFeed
+from pipeline.operator.top.format import plain_line
+from pipeline.runtime.clock import Clock, RealClock
 
 if TYPE_CHECKING:
     from pipeline.operator.attached import Attached
@@ -79,3 +82,40 @@ def let_signals() -> None:
         for name in (termios.VSUSP, termios.VQUIT):
             attributes[6][name] = b"\x00"
         termios.tcsetattr(sys.__stdin__.fileno(), termios.TCSANOW, attributes)  # type: ignore[union-attr]
+
+
+FIRST_S = 1.0
+"""Between the two readings that the first rates need."""
+
+
+async def one_picture(feed: RunFeed, clock: Clock) -> RunOverview:
+    """Return a picture with rates, after a second."""
+    await feed.read()
+    await clock.sleep(FIRST_S)
+    return await feed.read()
+
+
+async def print_lines(
+    feed: RunFeed, write: Callable[[str], object], *, every_s: float, clock: Clock | None = None
+) -> None:
+    """Write a line every ``every_s`` seconds; return after the line of a run that has ended."""
+    clock = clock or RealClock()
+    picture = await one_picture(feed, clock)
+    while True:
+        write(plain_line(picture))
+        if picture.is_over:
+            return
+        await clock.sleep(every_s)
+        picture = await feed.read()
+
+
+def run_plain(feed: RunFeed, write: Callable[[str], object], *, every_s: float) -> None:
+    """Write lines until the run has ended."""
+
+    async def follow() -> None:
+        try:
+            await print_lines(feed, write, every_s=every_s)
+        finally:
+            await feed.aclose()
+
+    asyncio.run(follow())

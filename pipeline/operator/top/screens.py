@@ -16,8 +16,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, RichLog, Static
 
+from pipeline.operator.top.format import TableRow, in_short
 from pipeline.operator.top.table import LiveTable
-from pipeline.operator.top.words import TableRow, in_short
 from protocol.errors import HeadraceError
 from protocol.printable import printable, printable_line
 

@@ -17,7 +17,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from pipeline.operator.top.words import RIGHT, TableRow
+from pipeline.operator.top.format import RIGHT, TableRow
 from protocol.printable import printable_line
 
 _LEAST_WIDTH = 4

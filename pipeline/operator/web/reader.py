@@ -6,7 +6,17 @@ loop of its own. So a large ledger whose copy is being loaded holds up no other 
 a few seconds after the last page that shows the run; then nothing of the run is read.
 
 A question's answer serves all pages for 200 times the time that it took, a minute at most. So
-however many pages ask a question, the ledger works for it half a percent of the time."""
+however many pages ask a question, the ledger works for it half a percent of the time.
+
+The newest message about one run, for any number of pages.
+
+A page that is slow misses messages and receives the newest one: nothing is queued.
+
+A run's feed as server-sent events, to one page.
+
+A page that does not read is dropped: each write has a deadline, and nothing is queued for it beyond
+the system's buffers. The stream also ends when the page goes or the feed closes.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +31,65 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
+from starlette.types import Receive, Scope, Send
 
 from pipeline.operator.attached import Attached, look_at
-from pipeline.operator.web.feed import PageFeed
 from pipeline.supervisor.run_folder import supervisor_pid
 from protocol.errors import DeadlineExceeded, HeadraceError, LedgerUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class FeedMessage:
+    """One message, numbered from 1."""
+
+    number: int
+    body: bytes
+
+
+class PageFeed:
+    """Hands the newest message to all that wait for it, in one event loop."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._newest: FeedMessage | None = None
+        self._came = asyncio.Event()
+        self._is_closed = False
+
+    def publish(self, body: bytes) -> None:
+        """Replace the newest message."""
+        self._number += 1
+        self._newest = FeedMessage(self._number, body)
+        self._came.set()
+        self._came = asyncio.Event()
+
+    def forget(self) -> None:
+        """Have later readers wait for the next message: the newest is of an earlier time."""
+        self._newest = None
+
+    def close(self) -> None:
+        """End all waits for good."""
+        self._is_closed = True
+        self._came.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no message will come."""
+        return self._is_closed
+
+    async def after(self, number: int, *, timeout_s: float) -> FeedMessage | None:
+        """Return the newest message once it has a number above ``number``; None at the deadline
+        and after the close."""
+        if self._newest is None or self._newest.number <= number:
+            if self._is_closed:
+                return None
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._came.wait()
+            except TimeoutError:
+                return None
+        found = self._newest
+        return found if found is not None and found.number > number else None
+
 
 _EVERY_S: Final = 1.0
 _PICTURE_COST: Final = 20.0
@@ -237,3 +301,54 @@ class RunReader:
 def _fields(answer: object) -> dict[str, Any]:
     found = msgspec.to_builtins(answer, enc_hook=str)
     return found if isinstance(found, dict) else {"rows": found}
+
+
+SEND_S: Final = 10.0
+"""A page that takes no more bytes for this long is dropped."""
+_SIGN_S: Final = 15.0
+"""Without a picture for this long, a comment keeps the connection open."""
+_START = (b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")
+
+
+class EventStream:
+    """An answer that goes on until one end goes."""
+
+    def __init__(self, reader: RunReader, *, send_s: float = SEND_S) -> None:
+        self._reader = reader
+        self._send_s = send_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send pictures."""
+        with self._reader.used():
+            async with asyncio.TaskGroup() as group:
+                gone = group.create_task(_until_gone(receive))
+                try:
+                    await self._write(send, gone)
+                except TimeoutError:
+                    _log.warning("page_dropped", run=self._reader.run_dir.name, reason="it does not read")
+                finally:
+                    gone.cancel()
+
+    async def _write(self, send: Send, gone: asyncio.Task[None]) -> None:
+        async def within(message: dict[str, object]) -> None:
+            async with asyncio.timeout(self._send_s):
+                await send(message)
+
+        await within({"type": "http.response.start", "status": 200, "headers": list(_START)})
+        number, feed = 0, self._reader.feed
+        while not gone.done() and not feed.is_closed:
+            message = await feed.after(number, timeout_s=_SIGN_S)
+            if message is None:
+                body = b": no news\n\n"
+            else:
+                number = message.number
+                # JSON as it is encoded here has no line break.
+                body = b"event: picture\nid: %d\ndata: %b\n\n" % (number, message.body)
+            if not gone.done():
+                await within({"type": "http.response.body", "body": body, "more_body": True})
+        await within({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.config import RESOLVED_NAME
 from pipeline.incidents.book import IncidentBook, Suspicion
-from pipeline.incidents.file import IncidentFile, RunIncidents
-from pipeline.incidents.records import FoundCause
+from pipeline.incidents.records import FoundCause, IncidentFile, RunIncidents
 from pipeline.observability.repairs import RepairRow, add_repair
 
 

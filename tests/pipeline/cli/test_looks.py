@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.cli.looks import drops_lines, drops_table
+from pipeline.cli.ledger_views import drops_lines, drops_table
 from pipeline.cli.top import life
 from pipeline.ledger.inspection import DropsView, EndedRow, ResponseTally
 from pipeline.ledger.server.embedded import open_ledger
@@ -314,7 +314,7 @@ def test_watch_refuses_what_is_no_number_of_seconds(word: str) -> None:
 def test_a_worker_with_a_hostile_name_acts_on_no_terminal() -> None:
     from rich.console import Console
 
-    from pipeline.cli.looks import groups_table
+    from pipeline.cli.ledger_views import groups_table
     from pipeline.ledger.admin import Place, WaitedTrajectory
     from pipeline.ledger.inspection import GroupsView, OpenGroup
     from pipeline.ledger.types import Unit

@@ -18,8 +18,7 @@ from pipeline.cli import headrace
 from pipeline.config import RESOLVED_NAME
 from pipeline.flow.host_records import MESSAGES
 from pipeline.flow.rows import StateRow
-from pipeline.incidents.file import IncidentFile
-from pipeline.incidents.records import IncidentRecord, IncidentStep
+from pipeline.incidents.records import IncidentFile, IncidentRecord, IncidentStep
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.watch.frame import Frame
 from pipeline.watch.segments import SegmentWriter

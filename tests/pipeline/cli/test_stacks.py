@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from pipeline.cli import headrace, stacks
+from pipeline.cli import headrace
 from pipeline.config.load import write_resolved
 from pipeline.process import records
 from pipeline.process.records import Started
@@ -93,7 +93,7 @@ def py_spy(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 def test_native_stacks_are_py_spys_or_the_reason_why_it_prints_none(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
 ) -> None:
-    monkeypatch.setattr(stacks, "_NATIVE_S", 0.5 if "sleep" in script else 20.0)
+    monkeypatch.setattr("pipeline.cli.logs._NATIVE_S", 0.5 if "sleep" in script else 20.0)
     py_spy(tmp_path, monkeypatch, script)
     workers.start("generator-0")
     identity = records.identify(workers.processes["generator-0"].pid)

@@ -19,12 +19,12 @@ from rich.console import Console
 from pipeline.cli import headrace, main, requeue, why
 from pipeline.cli.peek import as_text, show
 from pipeline.ledger.types import DeadLetter, QueueStat
-from pipeline.observability.bottleneck import bottleneck
 from pipeline.observability.live_view import Notices, last_picture
 from pipeline.observability.progress import RunProgress
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
 from pipeline.observability.status import RunSnapshot, queue_rows, worker_rows
 from pipeline.observability.tables import fleet_table, queue_table
+from pipeline.observability.wait_graph import bottleneck
 from pipeline.observability.why.explain import explain
 from pipeline.observability.why.types import Cause, Chain, Explanation, Outlook, Snapshot
 from pipeline.runtime.log import open_log

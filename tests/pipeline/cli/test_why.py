@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.cli.why import render
-from pipeline.observability.why.exits import read_exits
 from pipeline.observability.why.explain import explain
+from pipeline.observability.why.silence import read_exits
 from pipeline.operator.attached import Attached
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId

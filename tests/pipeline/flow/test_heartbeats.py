@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from pipeline.flow.format import Awaited, read_wait
 from pipeline.flow.heartbeats import STEP_SHARE, RowMaker
 from pipeline.flow.rows import LinkRow, StateRow
-from pipeline.flow.words import Awaited, read_wait
 from pipeline.ledger.types import REFUSAL_WORDS, Refusal
 from pipeline.process.work import ServiceSums, WorkReport
 from pipeline.runtime.registry.contract import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name

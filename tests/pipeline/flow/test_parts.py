@@ -7,15 +7,14 @@ from math import log
 
 import pytest
 
-from pipeline.flow.errors import ErrorTest, bound
 from pipeline.flow.fleet import FleetTracks, role_by_name
+from pipeline.flow.format import Awaited, is_unknown, read_wait
 from pipeline.flow.graph import reached, wait_graph, waiters
-from pipeline.flow.limits import UsualLimit
+from pipeline.flow.limits import ErrorTest, UsualLimit, bound
 from pipeline.flow.rows import GRAVITY, LinkRow, StateRow, Symptom
 from pipeline.flow.service import BOUND, RoleService, ServiceSum, slow_workers
 from pipeline.flow.suspects import FlowSuspect
 from pipeline.flow.watcher import rank
-from pipeline.flow.words import Awaited, is_unknown, read_wait
 from pipeline.runtime.registry.contract import WaitingFor
 
 

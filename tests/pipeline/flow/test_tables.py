@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli.trace import trace
+from pipeline.flow.offline import read_flow_tables, replay, replay_piece
 from pipeline.flow.rows import FlowIncident, LinkRow, StateRow
-from pipeline.flow.tables import read_flow_tables, replay, replay_piece
 from pipeline.flow.watcher import FlowWatch
 from protocol.errors import DataError
 from tests.pipeline.flow.made_fleet import MadeFleet, blamed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.incidents.book import IncidentBook, Suspicion
-from pipeline.incidents.file import INCIDENTS_NAME, OLD_INCIDENTS_NAME, IncidentFile, RunIncidents
+from pipeline.incidents.records import INCIDENTS_NAME, OLD_INCIDENTS_NAME, IncidentFile, RunIncidents
 
 
 def suspicion(component: str) -> Suspicion:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.observability.bottleneck import bottleneck
 from pipeline.observability.status import Health
-from pipeline.observability.wait_graph import graph_of
+from pipeline.observability.wait_graph import bottleneck, graph_of
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import WaitingFor
 from tests.pipeline.observability.test_status import NOW, beat, rows

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.observability.device_time import device_share
-from pipeline.observability.effective_reader import EffectiveTimeReader
+from pipeline.observability.effective_reader import EffectiveTimeReader, device_share
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
 from pipeline.observability.history import HISTORY_NAME, UpdateRow
 from pipeline.observability.start_record import StartRow, add_row

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from pipeline.observability.best import BestEvaluation
-from pipeline.observability.estimates import average, pass_at
+from pipeline.observability.estimates import BestEvaluation, average, pass_at
 from tests.pipeline.observability.rows import evaluation_row
 
 

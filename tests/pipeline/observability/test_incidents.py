@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pipeline.incidents.book import IncidentBook, Suspicion
-from pipeline.incidents.file import IncidentFile
+from pipeline.incidents.records import IncidentFile
 from pipeline.observability.incidents import IncidentReader
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.observability.estimates import Estimate
-from pipeline.observability.intervals import difference_of, mean_of, overlap, paired_difference, t_quantile
+from pipeline.observability.estimates import Estimate, difference_of, mean_of, overlap, paired_difference, t_quantile
 
 
 @pytest.mark.parametrize(

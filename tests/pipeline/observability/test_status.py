@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.ledger.types import QueueStat
-from pipeline.observability.demand import LearnerWaits
+from pipeline.observability.metrics import LearnerWaits
 from pipeline.observability.status import Health, clock_words, doing, queue_rows, role_rows, worker_rows
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor

@@ -19,7 +19,7 @@ from pipeline.observability.why.types import Snapshot
 from pipeline.operator import evicting
 from pipeline.operator.attached import Attached
 from pipeline.operator.status_report import read_status
-from pipeline.operator.top.words import head
+from pipeline.operator.top.format import head_lines
 from pipeline.runtime.registry.contract import Eviction, Fleet, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.run_folder import run_lock
@@ -116,7 +116,7 @@ async def test_status_top_and_why_name_the_evicted_with_the_reason_and_the_way_b
     assert list((await read_status(at)).evicted) == [words]
     picture = await run.reader().read()
     assert picture.evicted == (words,) and picture.absent == ()
-    assert words in [line for line, _ in head(picture)]
+    assert words in [line for line, _ in head_lines(picture)]
     snapshot = Snapshot(str(run.run_dir), RunState.RUNNING, "", has_supervisor=True, evicted=(words,))
     assert explain(snapshot).also == (words,)
 

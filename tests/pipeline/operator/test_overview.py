@@ -11,9 +11,8 @@ import pytest
 
 from pipeline.cli.common import echo_json
 from pipeline.observability.history import HISTORY_NAME, History
-from pipeline.operator.overview import RunOverview
-from pipeline.operator.progress_reader import MAX_UPDATES
-from pipeline.operator.queue_rates import QueueOverview
+from pipeline.operator.overview import MAX_UPDATES, RunOverview
+from pipeline.operator.rates import QueueOverview
 from pipeline.runtime.registry.contract import LinkReport, RunState, RunStatus, WaitingFor
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role, TrajectoryId

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.observability.history import HISTORY_NAME, History, Row
 from pipeline.observability.start_record import EndRow, StartRow, add_row
-from pipeline.operator import run_course
 from pipeline.operator.runs import KeptFiles, ListedRun, list_runs
 from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.run_folder import run_lock
@@ -229,7 +228,7 @@ def test_a_history_that_was_replaced_cut_short_or_removed_is_read_anew(tmp_path:
 def test_a_list_made_again_and_again_is_the_list_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr(run_course, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("pipeline.operator.runs._PIECE_BYTES", piece_bytes)
     run = made(tmp_path / "a", accuracies=(0.25,))
     damaged = b'{"kind": "update", "upd\n', b'{"kind": "evaluation", "accuracy":\n', b'{"kind": "update"'
     kept = KeptFiles()

@@ -14,7 +14,7 @@ import pytest
 from pipeline.config.load import write_resolved
 from pipeline.files.code_copies import shared_digests
 from pipeline.observability.start_record import StartRow, add_row
-from pipeline.operator import code_update, updating
+from pipeline.operator import updating
 from pipeline.operator.attached import Attached
 from pipeline.runtime.registry.contract import Fleet, Heartbeat
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken, after
@@ -236,13 +236,13 @@ async def test_code_is_refused_while_another_host_has_reward_workers(judged: Sma
 async def test_code_is_refused_when_a_host_joins_while_it_is_checked(
     judged: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = code_update.check_rewards
+    check = updating.check_rewards
 
     async def slow(*arguments: Any) -> None:
         await check(*arguments)
         await judged.beat(Role.REWARD, "reward-hostb-x-0")
 
-    monkeypatch.setattr(code_update, "check_rewards", slow)
+    monkeypatch.setattr(updating, "check_rewards", slow)
     with pytest.raises(ConfigError, match=r"reward-hostb-x-0 is on host, which the new code would not reach"):
         await updating.update_code(at(judged), version(tmp_path / "new", GOOD))
     assert await judged.registry.settings_changes() == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.observability.sinks import remote
+from pipeline.observability.sinks import seam
 from pipeline.preflight.findings import Gravity
 from pipeline.preflight.sinks import check_sinks
 from protocol.errors import ConfigError
@@ -17,7 +17,7 @@ from tests.pipeline.op_config import op_config
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
     """The packages that seem to be installed; there is no login."""
     found: set[str] = set()
-    monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: object() if name in found else None)
+    monkeypatch.setattr(seam.importlib.util, "find_spec", lambda name: object() if name in found else None)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
         monkeypatch.delenv(name, raising=False)

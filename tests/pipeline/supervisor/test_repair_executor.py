@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from pipeline.incidents.book import IncidentBook, Suspicion
-from pipeline.incidents.file import IncidentFile
-from pipeline.incidents.records import IncidentRecord, IncidentStep
+from pipeline.incidents.records import IncidentFile, IncidentRecord, IncidentStep
 from pipeline.observability.repairs import StepRow, read_repairs, read_steps
 from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode

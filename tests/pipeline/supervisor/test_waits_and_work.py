@@ -16,7 +16,7 @@ from pipeline.runtime.worker_state import WorkerState
 from pipeline.supervisor.watchdog import Timeouts, Watchdog
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
-from workers.observer.standing_work import StandingWork
+from workers.observer.stalls import StandingWork
 
 LIMITS = Timeouts(
     stuck_after_s=60.0,

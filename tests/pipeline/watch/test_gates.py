@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.watch.evidence import Evidence
-from pipeline.watch.frame import Frame
+from pipeline.watch.frame import Frame, metric
 from pipeline.watch.groups import Groups
-from pipeline.watch.metrics import metric
 from pipeline.watch.past import Deviations, Floors, Past, believed
-from pipeline.watch.thresholds import NO_THRESHOLDS
-from pipeline.watch.tuning import Tuning
+from pipeline.watch.similarity import Evidence
+from pipeline.watch.thresholds import NO_THRESHOLDS, Tuning
 from pipeline.watch.watcher import Watch
 from tests.pipeline.watch.fleets import fleet, named
 

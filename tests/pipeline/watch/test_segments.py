@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.flow.recorded import recorded
+from pipeline.flow.offline import recorded
 from pipeline.flow.rows import LinkRow, StateRow
 from pipeline.watch import segments
 from pipeline.watch.frame import Frame

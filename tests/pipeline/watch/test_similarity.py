@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.watch.frame import Frame
 from pipeline.watch.groups import medians_and_nearer
-from pipeline.watch.thresholds import NO_THRESHOLDS
-from pipeline.watch.tuning import Tuning
+from pipeline.watch.thresholds import NO_THRESHOLDS, Tuning
 from pipeline.watch.watcher import Watch
 from tests.pipeline.watch.fleets import LEVELS, findings, fleet, named
 

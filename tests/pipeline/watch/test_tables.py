@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace, main
-from pipeline.watch.tables import TableForm, frames, interval_s, read_rows, table_kind
-from pipeline.watch.work import expected_s
+from pipeline.watch.tables import TableForm, expected_s, frames, interval_s, read_rows, table_kind
 from tests.pipeline.watch.fleets import fleet
 
 HEADER = "time_s,worker,role,metric,value"

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace, main
-from pipeline.watch.calibration import calibrated, largest_strengths, missing, size_of
+from pipeline.watch.offline import calibrated, largest_strengths, missing, size_of
 from pipeline.watch.thresholds import (
     ALPHA,
     FEWEST,

@@ -21,7 +21,7 @@ import torch
 from ops.emulated.generation import EmulatedEngine
 from ops.emulated.law import LengthLaw, TokenLaw
 from ops.emulated.weights import TENSOR, make_tensor, publish_tensors
-from pipeline.cli.selfcheck import _words
+from pipeline.cli.doctor import _words
 from pipeline.ledger.types import Unit
 from pipeline.operator.attached import Attached
 from pipeline.operator.fleet_check import check_fleet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.runtime.registry.contract import FailureReport
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
-from workers.observer.failures import TOLD_S, Failures
+from workers.observer.signals import TOLD_S, Failures
 from workers.observer.suspicions import FleetSuspicions
 
 

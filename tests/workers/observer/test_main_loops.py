@@ -12,7 +12,7 @@ from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.entries import Vitals
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
-from workers.observer.main_loops import MainLoops
+from workers.observer.stalls import MainLoops
 
 NAMES = ("reward-0", "reward-1", "reward-2", "reward-3")
 

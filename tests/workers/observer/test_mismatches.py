@@ -8,7 +8,7 @@ from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.runtime.registry.entries import LOGPROB_GAP, LOGPROB_USUAL_GAP
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
-from workers.observer.mismatches import MOST_NATS, MOST_TIMES, Mismatches
+from workers.observer.signals import MOST_NATS, MOST_TIMES, Mismatches
 from workers.observer.suspicions import FleetSuspicions
 
 

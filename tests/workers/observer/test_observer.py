@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config.operations import ObserverSection
-from pipeline.incidents.file import INCIDENTS_NAME, RunIncidents
-from pipeline.incidents.records import Incident
+from pipeline.incidents.records import INCIDENTS_NAME, Incident, RunIncidents
 from pipeline.runtime.flow_ring import Completion, FlowRingWriter, MessageOutcome, flow_folder
 from pipeline.runtime.registry.contract import FailureReport, Heartbeat, WaitingFor
 from pipeline.runtime.registry.entries import Vitals
@@ -26,7 +25,6 @@ from tests.manual_clock import ManualClock
 from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
-from workers.observer import stands
 from workers.observer.observer import Observer
 from workers.observer.suspicions import AWAY_S, FleetSuspicions
 
@@ -147,7 +145,7 @@ async def test_the_incident_of_a_hung_worker_gets_stacks_while_the_observer_goes
         assert answers.wait(LIMIT_S)
         return {worker: (f"{worker} stands in main: spin", "reference-0 moves") for worker in workers}
 
-    monkeypatch.setattr(stands, "stands_of", stands_of)
+    monkeypatch.setattr("workers.observer.observer.stands_of", stands_of)
     async with observed(tmp_path) as site:
         await site.add(Role.REFERENCE, *(f"reference-{n}" for n in range(6)))
         for second in range(1, 13):

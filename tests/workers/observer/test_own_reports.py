@@ -10,7 +10,7 @@ from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.entries import LONGEST_STANDSTILL, STANDSTILL
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
-from workers.observer.own_reports import OwnReports
+from workers.observer.signals import OwnReports
 from workers.observer.suspicions import FleetSuspicions
 
 

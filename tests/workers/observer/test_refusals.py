@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport
 from tests.workers.observer.live_fleet import BREAKS_S, LiveFleet
-from workers.observer.refusals import Refusals
+from workers.observer.signals import Refusals
 
 
 def refusing(fleet: LiveFleet, receiver: str, senders: tuple[str, ...], each_s: int) -> None:

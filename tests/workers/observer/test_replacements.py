@@ -9,7 +9,7 @@ from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
 from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.registries import beat_of
-from workers.observer.replacements import KEPT_S, Replacements
+from workers.observer.signals import KEPT_S, Replacements
 from workers.observer.suspicions import FleetSuspicions
 
 

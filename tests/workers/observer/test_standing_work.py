@@ -14,7 +14,7 @@ from pipeline.runtime.registry.entries import Vitals
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
 from tests.workers.observer.live_fleet import BREAKS_S, LiveFleet
-from workers.observer.standing_work import KNOWN, StandingWork
+from workers.observer.stalls import KNOWN, StandingWork
 
 LEARNER = Incarnation(Role.LEARNER, "learner", 1)
 HANGS_S = 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
+from workers.observer.signals import SAME_VERDICTS, MissingVerdicts, SameVerdicts
 from workers.observer.suspicions import FleetSuspicions
-from workers.observer.verdicts import SAME_VERDICTS, MissingVerdicts, SameVerdicts
 
 
 def beat(judged: float, failed: float, late: float = 0.0, role: Role = Role.REWARD) -> Heartbeat:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.observability.sinks.event_file import crc32c
+from pipeline.observability.sinks.tensorboard import crc32c
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from pipeline.observability.sinks.event_file import EventFile, crc32c
+from pipeline.observability.sinks.tensorboard import EventFile, crc32c
 from tests.pipeline.observability.sinks.event_reader import read_events
 
 

@@ -14,8 +14,7 @@ from pipeline.observability.sinks import pump as pump_module
 from pipeline.observability.sinks.points import Point
 from pipeline.observability.sinks.pump import Pump
 from pipeline.observability.sinks.record import read_record, record_path
-from pipeline.observability.sinks.seam import SinkFailed
-from pipeline.observability.sinks.spec import SinkSpec
+from pipeline.observability.sinks.seam import SinkFailed, SinkSpec
 from pipeline.observability.sinks.tensorboard import TensorBoardSink
 from tests.pipeline.observability.rows import evaluation_row, update_row, value_row
 from tests.pipeline.observability.sinks.event_reader import read_events, standing

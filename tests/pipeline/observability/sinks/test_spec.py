@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.config import RESOLVED_NAME
 from pipeline.config.load import write_resolved
-from pipeline.observability.sinks.seam import SinkFailed
-from pipeline.observability.sinks.spec import spec_of
+from pipeline.observability.sinks.seam import SinkFailed, spec_of
 from tests.pipeline.op_config import op_config
 
 SECRET = "of-a-test"

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from pipeline.flow.host_records import MESSAGES, WAITS
-from pipeline.incidents.file import IncidentFile
-from pipeline.incidents.records import IncidentRecord, IncidentStep
+from pipeline.incidents.records import IncidentFile, IncidentRecord, IncidentStep
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.timeline import drawing
-from pipeline.observability.timeline.lanes import MAX_LANES
+from pipeline.observability.timeline.drawing import MAX_LANES
 from pipeline.observability.timeline.timeline import write_timeline
 from pipeline.watch.frame import Frame
 from pipeline.watch.segments import SegmentWriter

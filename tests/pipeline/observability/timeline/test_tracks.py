@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.observability.timeline.lanes import MAX_LANES, Lanes
-from pipeline.observability.timeline.waits import LATE_US, Interval, WaitTrack
+from pipeline.observability.timeline.drawing import LATE_US, MAX_LANES, Interval, Lanes, WaitTrack
 
 S = 1_000_000
 

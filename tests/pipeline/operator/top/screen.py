@@ -14,7 +14,7 @@ from pipeline.ledger.admin import StoredChunk
 from pipeline.observability.log_lines import LogReader
 from pipeline.operator.overview import OverviewReader, RunOverview
 from pipeline.operator.top.app import TopApp
-from pipeline.operator.top.inspected import InspectionView
+from pipeline.operator.top.feed import InspectionView
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.oracle.ledger.inspection import MemoryInspection

@@ -18,7 +18,7 @@ from pipeline.observability import log_lines
 from pipeline.observability.history import HISTORY_NAME
 from pipeline.observability.samples import SAMPLES_NAME
 from pipeline.operator.attached import attach
-from pipeline.operator.web import actions, figures, views
+from pipeline.operator.web import app, figures, views
 from pipeline.operator.web import app as web_app
 from pipeline.operator.web.app import ServedRuns, build_app
 from pipeline.operator.web.guard import HEADERS, RequestRules, own_names
@@ -340,4 +340,4 @@ async def test_a_change_never_goes_to_a_copy(what: str, served: ServedRun) -> No
     async with attach(served.run_dir) as at:
         copy = replace(at, is_copy=True)
         with pytest.raises(ConfigError, match="still reads a copy"):
-            await actions.ACTIONS[what](copy, values)
+            await app.ACTIONS[what](copy, values)

@@ -14,10 +14,8 @@ import pytest
 
 from pipeline.operator.attached import Attached
 from pipeline.operator.web import reader as web_reader
-from pipeline.operator.web.feed import PageFeed
-from pipeline.operator.web.picture import painter, trouble_picture
-from pipeline.operator.web.reader import RunReader
-from pipeline.operator.web.stream import EventStream
+from pipeline.operator.web.reader import EventStream, PageFeed, RunReader
+from pipeline.operator.web.views import painter, trouble_picture
 from tests.pipeline.operator.web.served import ServedRun
 
 Message = dict[str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[4]))
 
-from pipeline.cli.place import serve
+from pipeline.cli.join import serve
 from tests.pipeline.supervisor.launchers import stand_in
 
 if __name__ == "__main__":

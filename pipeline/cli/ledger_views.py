@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.common import run_argument
-from pipeline.cli.looking_again import Picture, looking
+from pipeline.cli.watch_option import Picture, looking
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:

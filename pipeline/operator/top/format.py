@@ -15,7 +15,7 @@ from pipeline.observability.progress import course, interval, sparkline
 from pipeline.observability.status import Health, WorkerRow, doing, in_minutes
 from pipeline.observability.tables import work_done
 from pipeline.operator.overview import RunOverview
-from pipeline.operator.queue_rates import QueueOverview
+from pipeline.operator.rates import QueueOverview
 from pipeline.runtime.registry.contract import RunState
 from protocol.printable import printable_line
 
@@ -45,7 +45,7 @@ class TableRow:
     """A rich style, for terminals with colours."""
 
 
-def head(run: RunOverview) -> list[tuple[str, str]]:
+def head_lines(run: RunOverview) -> list[tuple[str, str]]:
     """Return the lines at the top, each with a style. Troubles come first."""
     progress, rates, totals = run.progress, run.rates, run.totals
     lines = [(words, _TROUBLE) for words in troubles(run)]

@@ -18,8 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from pipeline.cli.common import Command, echo_json, json_option
-from pipeline.cli.lean import be_lean
+from pipeline.cli.common import Command, be_lean, echo_json, json_option
 from pipeline.operator.attached import Attached, find_run, look_at
 from protocol.errors import LedgerError, LedgerUnavailable
 from protocol.printable import printable

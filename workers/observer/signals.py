@@ -1,0 +1,334 @@
+"""Faults that workers report of themselves. Pure; time is an argument.
+
+They are a disk that refuses, weights that are not as they were published, and an engine without
+tokens. An optimiser step that was refused twice is one, too.
+
+All are facts and need no comparison. Damaged weights of most generators are the learner's. An
+engine may stand for 8 s, and longer than it has stood before by half.
+
+Reward workers whose verifiers often give no verdict, since they are late or fail, or give the
+same one for hundreds of responses. Pure; times are arguments.
+
+A response without a verdict is tried again, and then left out of its group. A few are no fault; when
+many tries fail, the verifier or what it asks is at fault, and training loses what it leaves out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.incidents.book import Suspicion
+from pipeline.runtime.registry.contract import OTHER_LINKS, FailureReport, Heartbeat, WaitingFor
+from pipeline.runtime.registry.entries import LOGPROB_GAP, LOGPROB_USUAL_GAP, LONGEST_STANDSTILL, STANDSTILL
+from protocol.errors import StepDiffered
+from protocol.ids import Incarnation, Role
+
+QUARANTINED_S: Final = 2.0
+"""A version that was read while it was replaced is refused for a moment alone."""
+STANDSTILL_S: Final = 8.0
+"""Turns of a generator's engine without a token that are never a fault."""
+_LONGER: Final = 1.5
+"""By which a standstill exceeds the longest one that ended by itself."""
+_MOST: Final = 0.5
+"""Share of generators above which damaged weights are the learner's."""
+
+
+class OwnReports:
+    """Remembers how long each worker reports. The workers of the last moment bound its memory."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+
+    def look(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+        """Return what workers report at this moment.
+
+        Args:
+            now_s: monotonic seconds.
+            at_s: the same moment by the wall clock.
+            beats: the last heartbeat of each worker."""
+        refusing = [beat for beat in beats if beat.waiting_for is WaitingFor.QUARANTINE]
+        self._since_s = {beat.who.worker: self._since_s.get(beat.who.worker, now_s) for beat in refusing}
+        lasting = [beat for beat in refusing if now_s - self._since_s[beat.who.worker] >= QUARANTINED_S]
+        found = [
+            _reported(beat, "disk", at_s, f"its disk refuses it: {beat.refused}") for beat in beats if beat.refused
+        ]
+        found += [_reported(beat, "numeric", at_s, beat.not_committed) for beat in beats if beat.not_committed]
+        found += [_without_tokens(beat, at_s) for beat in beats if beat.counters.get(STANDSTILL, 0.0) > _limit_s(beat)]
+        num = sum(beat.who.role is Role.GENERATOR for beat in beats)
+        if len(lasting) > 1 and len(lasting) > _MOST * num:
+            return [*found, _published_damaged(lasting, at_s)]
+        for beat in lasting:
+            since_s = at_s - (now_s - self._since_s[beat.who.worker])
+            found.append(_reported(beat, "quarantine", since_s, f"it refuses the weights that came: {beat.detail}"))
+        return found
+
+
+def _reported(beat: Heartbeat, kind: str, since_s: float, sentence: str) -> Suspicion:
+    return Suspicion(beat.who.worker, kind, since_s, sentence, role=str(beat.who.role), score=1.0)
+
+
+def _limit_s(beat: Heartbeat) -> float:
+    return max(STANDSTILL_S, _LONGER * beat.counters.get(LONGEST_STANDSTILL, 0.0))
+
+
+def _without_tokens(beat: Heartbeat, at_s: float) -> Suspicion:
+    stood_s = beat.counters[STANDSTILL]
+    sentence = (
+        f"its engine has returned no token for {stood_s:.0f} s, and no error; the limit is {_limit_s(beat):.0f} s"
+    )
+    return _reported(beat, "hung", at_s - beat.silent_s - stood_s, sentence)
+
+
+def _published_damaged(beats: Sequence[Heartbeat], at_s: float) -> Suspicion:
+    names = ", ".join(beat.who.worker for beat in beats)
+    sentence = f"{len(beats)} generators refuse the weights that it published: {names}"
+    evidence = (f"{beats[0].who.worker}: {beats[0].detail}",)
+    return Suspicion(
+        str(Role.LEARNER), "quarantine", at_s, sentence, role=str(Role.LEARNER), score=1.0, evidence=evidence
+    )
+
+
+_KINDS: Final = {StepDiffered.__name__: "machine"}
+"""Errors that have a kind of incident of their own."""
+TOLD_S: Final = 60.0
+"""An older failure, when an observer first reads it, was an earlier observer's to report."""
+
+
+class Failures:
+    """Remembers which failures it has reported. The registry's list bounds its memory."""
+
+    def __init__(self) -> None:
+        self._reported: frozenset[Incarnation] = frozenset()
+
+    def look(self, at_s: float, failures: Sequence[FailureReport]) -> list[Suspicion]:
+        """Return the failures that are new. ``at_s``: the wall-clock time of the reading."""
+        new = [one for one in failures if one.who not in self._reported and one.ago_s < TOLD_S]
+        self._reported = frozenset(one.who for one in failures)
+        return [_failed(one, at_s) for one in new]
+
+
+def _failed(one: FailureReport, at_s: float) -> Suspicion:
+    sentence = f"incarnation {one.who.epoch} ended by an error of its own, {one.error}: {one.message}"
+    kind = _KINDS.get(one.error, "failed")
+    return Suspicion(one.who.worker, kind, at_s - one.ago_s, sentence, role=str(one.who.role), score=1.0)
+
+
+MOST_NATS: Final = 0.3
+"""Gap above the peers', in nats a token, that two healthy engines may have."""
+MOST_TIMES: Final = 3.0
+"""The same as a multiple of the peers' gap."""
+
+
+class Mismatches:
+    """Remembers since when each generator differs. The learner's report bounds its memory."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+
+    def look(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+        """Return the generators whose gaps are too large at this moment.
+
+        Args:
+            now_s: monotonic seconds.
+            at_s: the same moment by the wall clock.
+            beats: the last heartbeat of each worker."""
+        there = {beat.who.worker for beat in beats}
+        found = dict[str, tuple[float, float]]()
+        for beat in beats:
+            for name, gap in beat.counters.items():
+                worker = name.removeprefix(LOGPROB_GAP)
+                usual = beat.counters.get(LOGPROB_USUAL_GAP + worker)
+                if worker == name or worker not in there or usual is None:
+                    continue
+                if gap - usual > MOST_NATS and gap > MOST_TIMES * usual:
+                    found[worker] = gap, usual
+        self._since_s = {worker: self._since_s.get(worker, now_s) for worker in found}
+        return [_mismatched(worker, *found[worker], at_s - (now_s - self._since_s[worker])) for worker in found]
+
+
+def _mismatched(worker: str, gap: float, usual: float, since_s: float) -> Suspicion:
+    sentence = (
+        f"its log-probs differ from the learner's by {gap:.2g} nats a token, those of its peers by {usual:.2g}; "
+        f"the limit is {MOST_NATS:g} more, and {MOST_TIMES:g} times theirs"
+    )
+    score = (gap - usual) / MOST_NATS
+    return Suspicion(worker, "mismatch", since_s, sentence, role=str(Role.GENERATOR), score=score)
+
+
+_MEMORY_S: Final = 10.0
+_MOST_SHARE: Final = 0.8
+_FEWEST: Final = 2.0
+
+
+class Refusals:
+    """Recent refusals of each link, fading within ten seconds. The last heartbeats bound it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._recent: dict[str, float] = {}
+        self._now_s = math.nan
+
+    def look(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
+        """Take in the heartbeats of a moment. ``now_s``: monotonic seconds."""
+        fading = math.exp(-(now_s - self._now_s) / _MEMORY_S) if now_s > self._now_s else 1.0
+        self._now_s = now_s
+        counts = {
+            link.name: link.refused
+            for beat in beats
+            for link in beat.links
+            if link.name.partition(">")[2] == beat.who.worker
+        }
+        self._recent = {
+            name: fading * self._recent.get(name, 0.0) + max(0, count - self._counts.get(name, count))
+            for name, count in counts.items()
+        }
+        self._counts = counts
+
+    def link_to(self, receiver: str) -> str:
+        """Return the link by which nearly all recent refusals of a receiver came; "" for none."""
+        of = {name: recent for name, recent in self._recent.items() if name.partition(">")[2] == receiver}
+        best = max(of, key=lambda name: of[name], default="")
+        if not best or best.startswith(OTHER_LINKS) or of[best] < _FEWEST:
+            return ""
+        return best if of[best] >= _MOST_SHARE * sum(of.values()) else ""
+
+
+KEPT_S = 600.0
+"""A worker that is away for so long is forgotten."""
+
+
+@dataclass(slots=True)
+class _LastEpoch:
+    epoch: int
+    seen_s: float
+    """Time of the last moment with it."""
+    beat_s: float
+    """Of its last heartbeat."""
+
+
+class Replacements:
+    """Remembers the epoch of each worker. The fleet of the last ten minutes bounds its memory."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _LastEpoch] = {}
+
+    def look(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+        """Return the ends that this moment's heartbeats show.
+
+        Args:
+            now_s: monotonic seconds.
+            at_s: the same moment by the wall clock.
+            beats: the last heartbeat of each worker."""
+        found: list[Suspicion] = []
+        for beat in beats:
+            worker, epoch = beat.who.worker, beat.who.epoch
+            before = self._seen.get(worker)
+            if before is not None and epoch - before.epoch > 1:
+                since_s = at_s - (now_s - before.beat_s)
+                found.append(_replaced(beat, before.epoch, since_s))
+            self._seen[worker] = _LastEpoch(epoch, now_s, now_s - beat.silent_s)
+        for worker, seen in list(self._seen.items()):
+            if now_s - seen.seen_s > KEPT_S:
+                del self._seen[worker]
+        return found
+
+
+def _replaced(beat: Heartbeat, epoch: int, since_s: float) -> Suspicion:
+    return Suspicion(
+        component=beat.who.worker,
+        kind="replaced",
+        since_s=since_s,
+        sentence=f"incarnation {epoch} ended without a drain and was fenced; {beat.who.epoch} is in its place",
+        role=str(beat.who.role),
+        score=1.0,
+    )
+
+
+MOST_SHARE: Final = 0.1
+"""Of the newest tries, that may give no verdict."""
+FEWEST: Final = 5.0
+"""Failed tries below which nothing is named."""
+_VERDICT_MEMORY_S: Final = 60.0
+SAME_VERDICTS: Final = 512
+"""Responses in a row that were all wrong, or that were all right since the worker's start."""
+
+
+class MissingVerdicts:
+    """The newest tries of each reward worker, fading within a minute. The last heartbeats bound it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Incarnation, tuple[float, float, float]] = {}
+        self._recent: dict[Incarnation, tuple[float, float, float]] = {}
+        self._since_s: dict[Incarnation, float] = {}
+        self._now_s = math.nan
+
+    def look(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+        """Return the reward workers too many of whose tries failed.
+
+        Args:
+            now_s: monotonic seconds.
+            at_s: the same moment by the wall clock.
+            beats: the last heartbeat of each worker."""
+        fading = math.exp(-(now_s - self._now_s) / _VERDICT_MEMORY_S) if now_s > self._now_s else 1.0
+        self._now_s = now_s
+        counts = {beat.who: _counts(beat) for beat in beats if beat.who.role is Role.REWARD}
+        recent = dict[Incarnation, tuple[float, float, float]]()
+        for who, now in counts.items():
+            before, old = self._counts.get(who, now), self._recent.get(who, (0.0, 0.0, 0.0))
+            grown = [max(0.0, new - last) for new, last in zip(now, before, strict=True)]
+            judged, failed, late = (fading * past + more for past, more in zip(old, grown, strict=True))
+            recent[who] = judged, failed, late
+        self._counts, self._recent = counts, recent
+        bad = {who: one for who, one in recent.items() if one[1] >= FEWEST and one[1] > MOST_SHARE * (one[0] + one[1])}
+        self._since_s = {who: self._since_s.get(who, at_s) for who in bad}
+        return [_missing(who, *bad[who], self._since_s[who]) for who in bad]
+
+
+class SameVerdicts:
+    """Reward workers that find everything wrong, or everything right. A model that has learned its
+    task is right all the time, but was not from the start."""
+
+    def __init__(self) -> None:
+        self._last_right: dict[Incarnation, tuple[float, float]] = {}
+        """Sum of accuracies, and the responses judged when it last grew."""
+        self._since_s: dict[Incarnation, float] = {}
+
+    def look(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+        """Return the reward workers with ``SAME_VERDICTS`` equal verdicts; ``at_s`` by the wall
+        clock."""
+        found: dict[Incarnation, str] = {}
+        last_right: dict[Incarnation, tuple[float, float]] = {}
+        for beat in beats:
+            if beat.who.role is not Role.REWARD:
+                continue
+            judged, accuracy = (beat.counters.get(name, 0.0) for name in ("judged", "judged_accuracy"))
+            before = self._last_right.get(beat.who, (0.0, 0.0))
+            last_right[beat.who] = before = before if accuracy == before[0] else (accuracy, judged)
+            if judged - before[1] >= SAME_VERDICTS:
+                found[beat.who] = f"each of the last {judged - before[1]:,.0f} responses was wrong"
+            elif judged >= SAME_VERDICTS and accuracy == judged:
+                found[beat.who] = f"each of {judged:,.0f} responses was right"
+        self._last_right = last_right
+        self._since_s = {who: self._since_s.get(who, at_s) for who in found}
+        hint = "look at `headrace samples`, and mend data.verifier or take other prompts"
+        return [
+            Suspicion(who.worker, "verdicts", self._since_s[who], f"{words}: {hint}", role=str(Role.REWARD), score=1.0)
+            for who, words in found.items()
+        ]
+
+
+def _counts(beat: Heartbeat) -> tuple[float, float, float]:
+    judged, failed, late = (beat.counters.get(name, 0.0) for name in ("judged", "failed", "late"))
+    return judged, failed, late
+
+
+def _missing(who: Incarnation, judged: float, failed: float, late: float, since_s: float) -> Suspicion:
+    share = failed / (judged + failed)
+    sentence = (
+        f"{share:.0%} of its newest tries gave no verdict, {late / failed:.0%} of these for want of time; the limit is "
+        f"{MOST_SHARE:.0%}: such responses are left out of their groups"
+    )
+    return Suspicion(who.worker, "verdicts", since_s, sentence, role=str(Role.REWARD), score=share / MOST_SHARE)
