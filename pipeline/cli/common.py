@@ -1,12 +1,7 @@
 """Shared by the commands: arguments and options, a connected run, tables and JSON.
 
 Reading commands connect by ``look_at``, changing ones by ``attach``, both of
-``pipeline.operator.attached``.
-
-Leaves threads and packages out of commands that look at a run or change it.
-
-Such a command never uses them, and a quarter of its time would go into them.
-"""
+``pipeline.operator.attached``."""
 
 from __future__ import annotations
 
@@ -106,7 +101,7 @@ def on_run(connect: Callable[[Path | None], AbstractAsyncContextManager[Attached
         def with_connection(run: Path | None, **others: Any) -> Any:
             import asyncio
 
-            be_lean()
+            trim_imports()
 
             async def call() -> Any:
                 async with connect(run) as at:
@@ -174,9 +169,11 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def be_lean() -> None:
-    """Have this process start no numeric threads, and its libraries do without what is optional.
-    Imports before and after this call are as ever."""
+def trim_imports() -> None:
+    """Start no numeric threads in this process, and import libraries without their optional packages.
+
+    Commands on a run never use them, and would spend a quarter of their time on them. Imports before and
+    after this call are not affected."""
     # numpy's library starts a thread for each core when it is loaded
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Commands log to standard error without its tracebacks.

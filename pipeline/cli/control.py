@@ -1,4 +1,4 @@
-"""``headrace scale``, ``fleet drain``, ``run pause``, ``run resume`` and ``down``: steer a run, or end it."""
+"""Commands that steer a run: ``scale``, ``down``, ``run pause|resume`` and ``fleet drain|evict|readmit``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``headrace doctor``: whether this machine can run Headrace, and a configuration on it."""
+"""``headrace doctor``: can this machine run Headrace, and a configuration on it? ``headrace fleet
+selfcheck``: does this machine compute right, and do all generators of a run compute the same?"""
 
 from __future__ import annotations
 

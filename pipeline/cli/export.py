@@ -1,13 +1,9 @@
-"""``headrace run export``: a checkpoint's model as a Hugging Face folder with a model card, or what the
-run has recorded as tables.
+"""``headrace run export``: a checkpoint's model as a Hugging Face folder with a model card, or the run's
+records as tables.
 
-The run may go on meanwhile, or be elsewhere: no process of it is needed.
-
-The model card of an exported policy: data, algorithm, versions, settings and curve.
-
-Its figures are those of the run's history up to the exported version. Folders of this machine are
-not named: a path becomes the last part of it.
-"""
+The run may be going on, or be on another host: none of its processes is needed. The model card's
+figures are those of the history up to the exported version. It does not name this machine's folders:
+only the last part of a path."""
 
 from __future__ import annotations
 

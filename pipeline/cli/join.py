@@ -1,16 +1,12 @@
-"""``headrace fleet join``: this host's workers for a run of another host.
+"""``headrace fleet join``: this host's workers for a run on another host; and the two commands that
+launchers and containers call.
 
 *Consumes* the ledger's address and a token. *Produces* workers, until the run ends. *Waits for* the
 run and its files. *Unblocked by* the run's host, or by Ctrl-C.
 
-``headrace fleet place``: start, stop and list joins of this host, for a launcher on another one.
-
-It reads one request from standard input and prints one answer. People have no use for it.
-
-``headrace fleet probe``: whether a supervisor's loop turns, for the probes of a container.
-
-It reads one small file, and imports neither the configuration nor a client of the ledger.
-"""
+``fleet place`` starts, stops and lists joins of this host for a launcher: one request on standard
+input, one answer on standard output. ``fleet probe`` tells whether a supervisor's loop turns: it reads
+one small file, and imports neither the configuration nor a client of the ledger."""
 
 from __future__ import annotations
 

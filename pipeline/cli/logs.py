@@ -1,4 +1,5 @@
-"""``headrace run logs``: what workers have logged, on whichever host they are."""
+"""``headrace run logs`` shows workers' logs from every host; ``headrace fleet stacks`` shows the stacks of
+this host's workers, and which differ."""
 
 from __future__ import annotations
 

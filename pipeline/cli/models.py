@@ -1,8 +1,9 @@
-"""``headrace dev pretrain-value``: train a value model that a run can start from.
+"""``headrace dev check-model`` compares the engines on a model; ``headrace dev pretrain-value`` trains a
+value model that a run can start from.
 
-The output folder (``value.path``) is a Hugging Face token classifier, with ``pretraining.json``
-beside it. The command is a run without updates. The start policy samples, the value worker learns,
-and units that are ready for the learner are dropped as ``value_warmup``."""
+Its output folder (``value.path``) is a Hugging Face token classifier with ``pretraining.json`` in it.
+It is a run without updates: the start policy samples, the value worker learns, and units that are
+ready for the learner are dropped as ``value_warmup``."""
 
 from __future__ import annotations
 

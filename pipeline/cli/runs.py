@@ -1,10 +1,7 @@
-"""``headrace run list``: the runs of a folder, one on each line, from files alone.
+"""``headrace run list``, ``compare`` and ``replay``: the runs of a folder, runs side by side, and a run's
+updates repeated from its update log. All read run folders alone.
 
-``headrace run replay``: repeat the learner's part of a run from its update log, and compare bits.
-
-*Consumes* a run's folder. *Produces* the output of ``workers.replay``, a process of its own, since
-commands import no torch. *Waits for* that process.
-"""
+``replay`` prints the output of ``workers.replay``, a separate process, since commands import no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``headrace samples``: prompts with responses, rewards and verdicts, from ``samples.jsonl``."""
+"""``headrace samples`` shows prompts with responses, rewards and verdicts, from ``samples.jsonl``;
+``headrace ledger trajectory`` shows the life of one trajectory, with its text where it was kept."""
 
 from __future__ import annotations
 

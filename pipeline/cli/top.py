@@ -1,4 +1,5 @@
-"""``headrace top``: a run on a full screen, with keys that change it; or as lines."""
+"""``headrace top`` shows a run on a full screen, with keys that change it, or as lines; ``headrace run
+dashboard`` shows the runs of a folder in a browser."""
 
 from __future__ import annotations
 

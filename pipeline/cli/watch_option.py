@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from pipeline.cli.common import Command, be_lean, echo_json, json_option
+from pipeline.cli.common import Command, echo_json, json_option, trim_imports
 from pipeline.operator.attached import Attached, find_run, look_at
 from protocol.errors import LedgerError, LedgerUnavailable
 from protocol.printable import printable
@@ -74,7 +74,7 @@ def looking(command: Command) -> Command:
 
         import asyncio
 
-        be_lean()
+        trim_imports()
 
         async def once() -> Picture:
             async with look_at(run_dir) as at:

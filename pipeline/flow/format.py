@@ -1,8 +1,10 @@
-"""Words of ``waiting_for``: what a worker's main loop waits for, and of which worker.
+"""Words of ``waiting_for``: what a worker's main loop waits for, and for which worker.
 
 ``room:reward-0``, ``input:generator-1`` and ``credit(a>b)`` name a worker or link after the word.
-Letters' case does not matter. A word that is not known may be work, or a healthy wait. The role's
-own past decides."""
+Case does not matter. An unknown word may be work, or a healthy wait: the role's own past decides.
+
+A heartbeat names the kind of its main loop's wait and describes it for people. The worker that can
+end the wait follows from the role, that description and the published version."""
 
 from __future__ import annotations
 

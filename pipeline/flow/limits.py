@@ -1,8 +1,16 @@
-"""How long something may usually take: limits that a role's, or a kind of link's, own past sets.
+"""How long something may usually take, and how often an attempt may fail.
 
-A limit is at least ``FLOOR_S``, and twice the 99th percentile of what was seen. With few figures
-the factor is larger, since their largest one is no percentile. The reader's interval is added: a
-row cannot show what happened since the row before."""
+A limit of time comes from the past of a role, or of a kind of link. It is at least ``FLOOR_S``, and
+twice the 99th percentile of what was seen. With few figures the factor is larger, since their largest
+one is no percentile. The reader's interval is added: a row cannot show what happened since the row
+before.
+
+Attempts fail too often by a sequential probability ratio test on counts:
+
+    S <- max(0, S + failed ln(p1/p0) + finished ln((1-p1)/(1-p0)))
+
+Here p0 is the role's median share of failures, at least 3 %, and p1 is four times p0, from 40 to
+90 %. One row counts at most 5. A worker errs at S >= 14 + ln(max(workers / 32, 1))."""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""The causes of stalls after the fact: in tables of any fleet, and in what a run has recorded."""
+"""The causes of stalls after the fact: in tables of any fleet (CSV or Parquet), and in what a run has
+recorded.
+
+A table with the columns sender and receiver is one of links; one with worker and any column of a
+state is one of states. Only ``time_s`` and the names are needed: what is absent or empty is
+unknown. Rows may come in any order and twice. A replay advances in ticks of a second, or of the rows'
+own interval where that is longer, up to five seconds.
+
+A row counts from its ``time_s``, or from ``given_s`` where a table has that column. An observer
+gives the old row of a silent worker again at each moment: that is how silence is recorded."""
 
 from __future__ import annotations
 

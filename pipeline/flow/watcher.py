@@ -2,7 +2,13 @@
 
 Each tick takes the rows in, looks for suspects, and ranks them on the wait-for graph. A cause is
 named when it leads in two ticks one after another. A named cause is not named again while it
-lasts, and what may follow from it is not named at all."""
+lasts, and what may follow from it is not named at all.
+
+An analysis begins at the first sign of a stall, before a cause is known. *Open operation*: a spell of
+a worker, or a message on a link, longer than max(3 s, twice the 99th percentile). *Rate*: a role
+finished less than half as many pieces in the last seconds as in the median of five minutes.
+*Interval*: a worker with regular pieces is two intervals late. *Rule*: a suspect of any class.
+*Watch*: a finding from outside."""
 
 from __future__ import annotations
 

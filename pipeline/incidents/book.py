@@ -82,7 +82,7 @@ class IncidentBook:
         """The open incidents, by number."""
         return tuple(entry.incident for entry in self._followed.values() if entry.incident.is_open)
 
-    def look(self, now_s: float, suspicions: Iterable[Suspicion]) -> list[IncidentRecord]:
+    def update(self, now_s: float, suspicions: Iterable[Suspicion]) -> list[IncidentRecord]:
         """Return the records that this moment adds. Among several suspicions of a component each
         may add its kind."""
         records: list[IncidentRecord] = []

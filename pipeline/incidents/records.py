@@ -2,7 +2,11 @@
 
 An incident is about one component: a worker, a link ``sender>receiver``, or the ledger. Its records
 have its number. They are only appended: the incident is opened, grows, and ends. It may open again
-soon after its end, under the same number. ``fold`` makes incidents of records."""
+soon after its end, under the same number. ``fold`` makes incidents of records.
+
+One writer appends whole lines and flushes them. A full file is renamed to ``incidents.1.jsonl``,
+replacing an older one, and the new file begins with the open incidents. Readers skip damaged lines
+and count them."""
 
 from __future__ import annotations
 

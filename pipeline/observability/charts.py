@@ -1,9 +1,6 @@
-"""Charts of a run's report: its history, by heading. Absent figures make no chart.
+"""Charts of a run's report and of a comparison, as inline SVG. Missing figures make no chart.
 
-Drawing of charts as inline SVG, for the pages of runs.
-
-matplotlib draws them; it comes with the extra ``charts``.
-"""
+matplotlib draws them; it comes with the extra ``charts``."""
 
 from __future__ import annotations
 

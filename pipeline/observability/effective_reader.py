@@ -1,17 +1,14 @@
 """Reads a run's effective training time from its folder, again and again.
 
 The files are the learner's history, the supervisor's starts and repairs, and the fleet's history.
-Of the first, a reading takes the new lines alone, and keeps three numbers a row.
+Each reading takes only the new lines of the first, and keeps three numbers a row.
 
-How much of the workers' time became trained tokens: the effective time ratio by device. Pure.
-
-A generator's and a scorer's computing counts with the share of written tokens that entered an
-update. A learner's counts with the share of trained tokens whose update stands. All is over the
+By device, a generator's and a scorer's computing counts with the share of written tokens that entered
+an update, and a learner's with the share of trained tokens whose update was kept. The whole is the
 time in which workers were wanted, their restarts and waits included. Tokens in flight at the end
-count as not used.
+count as unused.
 
-Source: ByteRobust (arXiv 2509.16293) has ETTR by the job's time; this is by each worker's.
-"""
+Source: ByteRobust (arXiv 2509.16293) has ETTR by the job's time; this is by each worker's."""
 
 from __future__ import annotations
 

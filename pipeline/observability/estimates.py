@@ -1,13 +1,10 @@
-"""Estimates from an evaluation's responses: avg@k and pass@k, each with a 95 % interval.
+"""Estimates from an evaluation's responses: avg@k and pass@k with 95 % intervals, their differences, and
+the best evaluation so far.
 
 The prompts are the sample: the responses of one prompt depend on one another, and so count as one
 observation. The interval is Wilson's (1927), with as many observations as give the variance between
-the prompts. It is good for few prompts too, and never empty.
-
-Which evaluation of the main set is the best so far, and for how many none was better.
-
-A pure fold over the rows of a history, so a resumed learner and a reader after the run agree.
-"""
+the prompts. It is good for few prompts too, and never empty. Means of few runs have intervals by
+Student's t (1908), and Welch's (1947)."""
 
 from __future__ import annotations
 

@@ -17,10 +17,6 @@ Every metric has the label ``run``, but ``headrace_build_info``. Those of a work
     headrace_registry_unreadable_entries  what the supervisor cannot read there, and leaves out
     headrace_repair_seconds{part}       workers under repair: detect, localise, replace, reload, repeat
     headrace_run_info, headrace_build_info
-
-How much of its time the learner waits for units: the measure by which generators are scaled.
-
-Pure; time is an argument. Older time counts less: by half after 42 s.
 """
 
 from __future__ import annotations
@@ -60,7 +56,9 @@ _MAX_STEP_S = 10.0
 
 
 class LearnerWaits:
-    """Share of the learner's recent time at input, 0 to 1; 0 before the learner has begun."""
+    """The share of its time that the learner waits for units: the measure by which generators are scaled.
+
+    Pure; time is an argument. Older time counts less: by half after 42 s."""
 
     def __init__(self) -> None:
         self.share = 0.0

@@ -1,15 +1,10 @@
-"""The wait-for graph of ``pipeline.flow`` at one moment, from the workers of a snapshot.
+"""The wait-for graph of ``pipeline.flow`` at one moment, from the workers of a snapshot, and in one
+sentence the worker that everything waits for.
 
-The observer looks at the same graph second by second. A moment has no counters of links: a link is
-taken for full when the words of a wait name its receiver. An empty input waits for any worker of
-the roles that feed it. ``why`` does not follow waits for input, since the ledger's view names the
-work that is waited for. The sentence of ``status`` has no such view, and does.
-
-The worker that everything waits for, in one sentence, for ``status``, ``top`` and the live view.
-
-It reads the wait-for graph that ``why`` reads, from the learner on. ``why`` knows the ledger's view
-besides, and names the unit, the trajectory and the next step.
-"""
+The observer reads the same graph every second. One moment has no counters of links, so a link counts
+as full when a wait names its receiver. An empty input waits for any worker of the roles that feed it.
+``why`` does not follow waits for input, since the ledger's view names the unit and the trajectory that
+are waited for. The sentence has no such view, and follows them."""
 
 from __future__ import annotations
 

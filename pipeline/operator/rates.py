@@ -3,11 +3,9 @@
 A counter of a process begins at 0 with each of its incarnations. A counter of the ledger goes back
 when its server has lost its last writes, or the learner went back to an older checkpoint.
 
-A run's queues, with what comes in and goes out a second.
-
-Rates of a queue. Counters that only grow give one side; the other follows from the depth, since
-``in - out = change of depth``. So the second is net of what moves otherwise: work that leaves
-without being scored, leases that are given back.
+Counters that only grow give one side of a queue; the other follows from the depth, since
+``in - out = change of depth``. So it is net of work that leaves without being scored, and of leases
+that are given back.
 
     queue                    in                        out
     credit, evaluation_open, parked, again, dead, bytes   neither is counted

@@ -1,13 +1,9 @@
 """All runs of a folder, each in a row: state, updates, accuracy, when, how long.
 
-Reads files alone, a few of each run, so that hundreds of runs take a moment. A list that is made
-again reads only what is new of each history. No server is needed: the state comes from the
-supervisor's lock, its pulse and ``starts.jsonl``.
-
-The part of a run's history that the list of runs shows, read as the history grows.
-
-Lines are read once, and few are parsed: the first, evaluations, and the last update.
-"""
+Reads a few files of each run, so that hundreds of runs take a moment. A list that is made again reads
+only what is new in each history, and parses few lines of it: the first, evaluations, and the last
+update. No server is needed: the state comes from the supervisor's lock, its pulse and
+``starts.jsonl``."""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
-"""Changes of a running run's settings by an operator (``pipeline.config.changing`` has the rules).
+"""Changes of a running run's settings and code by an operator (``pipeline.config.changing`` has the rules).
 
-A change is a numbered entry of the run's registry. Workers take it where it may have its effect,
+A change is a numbered entry of the run's registry. Workers apply it where it may have its effect,
 and report it in their heartbeats.
 
-Another version of a running run's code: copied, checked, then a change of its settings
-(``pipeline.operator.updating``).
-
-A folder with Headrace's own packages is code of the workers; any other has reward functions. The
-check imports it in a process of its own, reward functions with the sandbox's limits. A version that
-fails there never reaches the run.
-"""
+Another version of the code is copied and checked, and then is a change of settings. A folder with
+Headrace's own packages is code of the workers; any other has reward functions. The check imports it in
+a separate process, reward functions with the sandbox's limits. A version that fails there never
+reaches the run."""
 
 from __future__ import annotations
 

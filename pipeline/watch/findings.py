@@ -1,4 +1,4 @@
-"""A finding: one worker that is odd, since when, and the evidence in a sentence."""
+"""What the watch finds: the result of one rule for all workers, and the finding about one worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A frame: the metrics of all workers of a fleet at one moment."""
+"""A frame: the metrics of all workers of a fleet at one moment; and the catalogue of known metrics.
+
+A metric that is not in the catalogue is compared too: in both directions, with a floor relative to
+its role."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Stillness:
         state.add("moved_at_s", np.nan, np.float64)
         state.add("seen_at_s", np.nan, np.float64)
 
-    def look(
+    def evaluate(
         self,
         frame: Frame,
         groups: Groups,

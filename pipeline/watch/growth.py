@@ -56,7 +56,7 @@ class MemoryGrowth:
         self._num_ended = 0
         self._begun_s = math.nan
 
-    def look(self, column: Columns, frame: Frame, groups: Groups) -> RuleResult | None:
+    def evaluate(self, column: Columns, frame: Frame, groups: Groups) -> RuleResult | None:
         """Take a frame; return a result at the end of a block."""
         if (size := column.get("rss_bytes")) is None:
             return None

@@ -1,4 +1,4 @@
-"""The watch over a table of the past, and over what a run has recorded."""
+"""The watch over tables and over what a run has recorded, and thresholds fitted to healthy ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,12 @@
 """How far each worker is from its peers, less how far it usually is.
 
+Readings become comparable values first: counters become rates, and a missing sample is filled for a
+while. The catalogue knows which metrics are counters, but the data may show otherwise: a counter that
+falls again and again is a level, and an unknown metric that never falls is a counter.
+
 A worker's deviation is the smallest that four explanations leave. It is usually that much above its
-peers. It is usually that share above them. It stands where many peers stand. It has not moved
-itself. A worker is odd only when none of them explains it."""
+peers. It is usually that share above them. It is where many peers are. It has not moved itself. A
+worker is odd only when none of them explains it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class RewardTest:
         ):
             state.add(name, 0.0)
 
-    def look(self, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
+    def evaluate(self, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
         """Take a frame; return what is seen. Rewards are of any scale."""
         if (reward := column.get("reward_mean")) is None or step_s <= 0.0:
             return None

@@ -64,8 +64,8 @@ class Rules:
             rule(self, column, frame, groups, step_s)
             for rule in (_silent, _hung, _errors, _refused, _stale, _disk, _clock, _numeric)
         ]
-        sightings.append(self._growth.look(column, frame, groups))
-        sightings.append(self._rewards.look(column, frame, groups, step_s))
+        sightings.append(self._growth.evaluate(column, frame, groups))
+        sightings.append(self._rewards.evaluate(column, frame, groups, step_s))
         for result in sightings:
             if result is not None:
                 found += self._hold(result, frame, groups, step_s)
@@ -216,10 +216,10 @@ def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: f
     in_flight, oldest_s = column.get("in_flight"), column.get("oldest_age_s")
     with np.errstate(invalid="ignore"):
         holds = np.ones(len(frame.workers), bool) if in_flight is None else in_flight > 0
-    stood_s, limit = rules.standstill.look(frame, groups, moved, known, holds)
+    stood_s, limit = rules.standstill.evaluate(frame, groups, moved, known, holds)
     if (turns := column.get("turns")) is not None:
         stirred = moved | (np.isfinite(turns) & ~(rules.increase("turns", turns) == 0))
-        still_s, shorter = rules.stillness.look(frame, groups, stirred, known, holds)
+        still_s, shorter = rules.stillness.evaluate(frame, groups, stirred, known, holds)
         is_still = still_s > shorter
         stood_s, limit = np.where(is_still, still_s, stood_s), np.where(is_still, shorter, limit)
     if frame.expected_s is not None:

@@ -1,7 +1,11 @@
 """Layer 2: which worker differs from its peers, and from its own past, for long enough.
 
 Every metric has two views. The fast one is an exponential mean of the samples. The slow one is a
-running median of the deviations of blocks, which ignores bursts of less than half its length."""
+running median of the deviations of blocks, which ignores bursts of less than half its length.
+
+In each view a deviation is scored in robust deviations of the role and of the worker's own noise.
+Evidence adds up while the score is high (CUSUM) and must persist. It must also exceed the fleet's
+oddities that ended by themselves, whose length and height are usual here."""
 
 from __future__ import annotations
 

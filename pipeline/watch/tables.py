@@ -1,15 +1,12 @@
 """Tables of a fleet to frames: of metrics, or of finished work.
 
 The order of rows and repeated rows change nothing. A worker is in the frames from its first row to
-a few intervals after its last one: joining and leaving are no oddity. A table is recognised by its
+a few intervals after its last one, so joining and leaving are no oddity. A table is recognised by its
 columns.
 
-Finished pieces of work to metrics of their workers.
-
-A piece's service ratio is its duration over the one that its size lets expect. Expected is the
-median duration of pieces of its kind and about its size, over all workers and the whole table. A
-long piece on a healthy worker is no oddity.
-"""
+In a table of finished work a piece's service ratio is its duration over the expected one: the median
+of pieces of its kind and about its size, over all workers and the whole table. So a long piece on a
+healthy worker is no oddity."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""How much more evidence a larger fleet needs: the more workers, the higher the largest by chance.
+"""The constants of the watch, and how much more evidence a larger fleet needs.
 
-In a window of 15 minutes each healthy worker has a largest strength: evidence over the need of a
-single worker. Above ``start`` lies a share of them, with an exponential tail. A fleet of N workers
-then has one above ``start + slope ln(share N / alpha)`` in a share alpha of windows.
+The more workers, the higher the largest strength by chance. In a window of 15 minutes each healthy
+worker has a largest strength: evidence over the need of a single worker. A share of them lies above
+``start``, with an exponential tail. A fleet of N workers then has one above ``start + slope ln(share N
+/ alpha)`` in a share alpha of windows.
 
 A strength counts the persistence of an oddity by its third power. So a doubled limit needs twice
 the evidence, and a quarter more time: bursts are bounded, and alarms must not wait."""

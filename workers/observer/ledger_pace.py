@@ -45,7 +45,7 @@ class LedgerPace:
         """When they were slow for the last time."""
         self._num_slow = 0
 
-    def look(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
         """Take in the heartbeats of a moment; return the suspicion of the ledger, or nothing.
 
         Args:

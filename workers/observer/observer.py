@@ -3,25 +3,15 @@
 Once a second it reads the registry's heartbeats, and the flow records of its host's workers. It
 finds faults in the heartbeats (``workers.observer.suspicions``). It writes incidents
 (``pipeline.incidents``) and files of metrics, states, links and messages
-(``pipeline.watch.segments``) into the run's folder. It waits for the next second, and for the
-registry's answer, for two seconds. The incident of a hung worker gets the stacks of its role
-(``workers.observer.observer``).
+(``pipeline.watch.segments``) into the run's folder. It waits for the next second, and at most two
+seconds for the registry's answer. The incident of a hung worker gets the stacks of its role.
 
-The run goes on without it. It holds nothing that a restart cannot rebuild: open incidents are read
-again from their file. A registry without an answer is itself an incident, of the ledger.
+The run continues without it. It holds nothing that a restart cannot rebuild: open incidents are read
+again from their file. A registry that does not answer is itself an incident, of the ledger.
 
-Counters in the heartbeat: ``moments`` (looks at the fleet), ``missed_moments`` (without an answer
-of the registry), ``incidents`` (opened), ``incidents_open``. ``moments_left_out`` counts moments
-that never came to the disk, since it refused them. ``records_lost`` counts flow records that were
-overwritten before they were read.
-
-Where the workers of a hung worker's role stand, for its incident.
-
-It consumes the components of new incidents, and produces a few lines for each: its stacks beside
-those of its role. It waits for the workers of this host to write their stacks, two looks of
-``STACKS_ANSWER_S`` at most. Meanwhile the observer goes on. Components that come meanwhile are examined
-next, all at once.
-"""
+Counters in the heartbeat: ``moments`` (readings of the fleet), ``missed_moments`` (the registry did
+not answer), ``incidents`` (opened), ``incidents_open``, ``moments_left_out`` (never written, since the
+disk refused them) and ``records_lost`` (flow records overwritten before they were read)."""
 
 from __future__ import annotations
 
@@ -87,7 +77,7 @@ class Observer(Actor):
         """Look at the fleet once a second until the drain."""
         next_s = self.ctx.clock.monotonic()
         while not self.ctx.draining.is_set():
-            await self._look()
+            await self._observe()
             self.ctx.progress()
             self.ctx.waiting_for(WaitingFor.INPUT, "the next second")
             # After a pause of the process the missed seconds are not made up for.
@@ -101,7 +91,7 @@ class Observer(Actor):
         await self._write_segment()
         self._records.close()
 
-    async def _look(self) -> None:
+    async def _observe(self) -> None:
         clock = self.ctx.clock
         asked_s = clock.monotonic()
         try:
@@ -118,11 +108,11 @@ class Observer(Actor):
             published = -1 if weights is None else weights.policy_version
             others = [beat for beat in beats if beat.who.role is not Role.OBSERVER]
             records = await self.ctx.compute(self._records.read, now_s, at_s)
-            frame, suspicions = self._fleet.look(now_s, at_s, others, published, failures)
+            frame, suspicions = self._fleet.observe(now_s, at_s, others, published, failures)
             self._segments.add(at_s, frame, self._fleet.tables | records)
             self.ctx.counters["records_lost"] = self._records.num_lost
             is_missed = False
-        await self._record(self._book.look(clock.time(), suspicions))
+        await self._record(self._book.update(clock.time(), suspicions))
         if self._segments.is_due():
             await self._write_segment()
         # at the end: a counted moment has its incidents in their file
@@ -179,7 +169,10 @@ Told = Callable[[str, tuple[str, ...]], Awaitable[None]]
 
 
 class HangStacks:
-    """The examinations of one observer, one after another."""
+    """Adds to a new incident of a hung worker its stacks and those of its role.
+
+    Workers of this host have ``STACKS_ANSWER_S`` for each of two samples; the observer continues
+    meanwhile. Components that are added meanwhile are examined next, all at once."""
 
     def __init__(self, ctx: ActorContext, tell: Told) -> None:
         self._ctx, self._tell = ctx, tell

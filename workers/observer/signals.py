@@ -1,17 +1,5 @@
-"""Faults that workers report of themselves. Pure; time is an argument.
-
-They are a disk that refuses, weights that are not as they were published, and an engine without
-tokens. An optimiser step that was refused twice is one, too.
-
-All are facts and need no comparison. Damaged weights of most generators are the learner's. An
-engine may stand for 8 s, and longer than it has stood before by half.
-
-Reward workers whose verifiers often give no verdict, since they are late or fail, or give the
-same one for hundreds of responses. Pure; times are arguments.
-
-A response without a verdict is tried again, and then left out of its group. A few are no fault; when
-many tries fail, the verifier or what it asks is at fault, and training loses what it leaves out.
-"""
+"""Faults that show without comparing workers: their own reports, failures, refused messages, epochs,
+log-prob gaps and verdicts. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -37,12 +25,16 @@ _MOST: Final = 0.5
 
 
 class OwnReports:
-    """Remembers how long each worker reports. The workers of the last moment bound its memory."""
+    """What workers report about themselves: a disk that refuses, damaged weights, an engine without
+    tokens, an optimiser step that was refused twice.
+
+    Weights that are damaged at most generators are the learner's fault. An engine may pause for 8 s, and
+    for half again as long as its longest pause so far. Memory is bounded by the present workers."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
-    def look(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
         """Return what workers report at this moment.
 
         Args:
@@ -98,12 +90,15 @@ TOLD_S: Final = 60.0
 
 
 class Failures:
-    """Remembers which failures it has reported. The registry's list bounds its memory."""
+    """Workers that ended with an error of their own, as they reported when they left.
+
+    Such a worker leaves in order and is not fenced, so its successor's epoch shows nothing. Memory is
+    bounded by the registry's list."""
 
     def __init__(self) -> None:
         self._reported: frozenset[Incarnation] = frozenset()
 
-    def look(self, at_s: float, failures: Sequence[FailureReport]) -> list[Suspicion]:
+    def observe(self, at_s: float, failures: Sequence[FailureReport]) -> list[Suspicion]:
         """Return the failures that are new. ``at_s``: the wall-clock time of the reading."""
         new = [one for one in failures if one.who not in self._reported and one.ago_s < TOLD_S]
         self._reported = frozenset(one.who for one in failures)
@@ -123,12 +118,17 @@ MOST_TIMES: Final = 3.0
 
 
 class Mismatches:
-    """Remembers since when each generator differs. The learner's report bounds its memory."""
+    """Generators whose tokens do not come from the policy, by the learner's check of log-probs.
+
+    The learner computes the log-probs of a share of all chunks again (``workers.learner.sampler_gaps``).
+    It reports the mean gap of each generator's newest chunks, and that of its peers at the same lags. A
+    gap must exceed both limits: in nats above the peers', and as a multiple of theirs. Memory is bounded
+    by the learner's report."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
-    def look(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
         """Return the generators whose gaps are too large at this moment.
 
         Args:
@@ -171,7 +171,7 @@ class Refusals:
         self._recent: dict[str, float] = {}
         self._now_s = math.nan
 
-    def look(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
+    def observe(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
         """Take in the heartbeats of a moment. ``now_s``: monotonic seconds."""
         fading = math.exp(-(now_s - self._now_s) / _MEMORY_S) if now_s > self._now_s else 1.0
         self._now_s = now_s
@@ -210,12 +210,16 @@ class _LastEpoch:
 
 
 class Replacements:
-    """Remembers the epoch of each worker. The fleet of the last ten minutes bounds its memory."""
+    """Workers that were replaced after a bad end, found by their successors' epochs.
+
+    Each registration takes one epoch, and fencing a worker that crashed, froze or hung takes one more.
+    So a successor whose epoch is two higher shows such an end, however quickly it came. A worker that
+    drained was not fenced: its successor has the next epoch."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _LastEpoch] = {}
 
-    def look(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
         """Return the ends that this moment's heartbeats show.
 
         Args:
@@ -265,7 +269,7 @@ class MissingVerdicts:
         self._since_s: dict[Incarnation, float] = {}
         self._now_s = math.nan
 
-    def look(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
         """Return the reward workers too many of whose tries failed.
 
         Args:
@@ -296,7 +300,7 @@ class SameVerdicts:
         """Sum of accuracies, and the responses judged when it last grew."""
         self._since_s: dict[Incarnation, float] = {}
 
-    def look(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
         """Return the reward workers with ``SAME_VERDICTS`` equal verdicts; ``at_s`` by the wall
         clock."""
         found: dict[Incarnation, str] = {}

@@ -1,21 +1,4 @@
-"""A worker without peers whose computation stands while its heartbeats go on. Pure; time is an
-argument.
-
-A worker counts the pieces inside its work, such as the layers of a pass, and its heartbeat has the
-time of the last one. The learner has no peers with whom it could be compared, so its own past sets
-the limit: 6 s, twice its longest standstill that was no finding, and 1.5 times the third of those
-that were. A tenth of its longest work is one, too: to repair it costs all of that work.
-
-Five pieces of progress come first, in which whatever is usual is seen: a piece may take long in
-every update. A first computation has a wait of its own, and does not count. Neither does the time
-in which the ledger gives the worker no answer.
-
-Workers whose main loop stands still while their heartbeats go on. Pure; time is an argument.
-
-A heartbeat's thread measures the loop's timer, and names the time of the loop's last turn. Both
-must be old: a loop that turns again reports its late timer once more. That is a fact, and needs no
-comparison. Loops of many workers that stand at once are the host's, and no worker is blamed.
-"""
+"""Work and event loops that stall while the worker's heartbeats continue. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -99,7 +82,7 @@ class StandingWork:
     def __init__(self) -> None:
         self._of: dict[str, _Computation] = {}
 
-    def look(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
         """Return the workers whose computation stands at this moment.
 
         Args:
@@ -191,7 +174,7 @@ class MainLoops:
     def __init__(self) -> None:
         self._loops: dict[str, _MainLoop] = {}
 
-    def look(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
         """Return the workers whose main loop stands at this moment.
 
         Args:

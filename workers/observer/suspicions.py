@@ -91,7 +91,7 @@ class FleetSuspicions:
         """Use these thresholds of the watch from now on; it begins anew."""
         self._watch = Watch(thresholds=thresholds)
 
-    def look(
+    def observe(
         self,
         now_s: float,
         at_s: float,
@@ -110,17 +110,17 @@ class FleetSuspicions:
         self.tables = {}
         frame = self._frames.frame(now_s, beats, published)
         certain = [
-            *self._failures.look(at_s, failures),
-            *self._replacements.look(now_s, at_s, beats),
-            *self._reports.look(now_s, at_s, beats),
-            *self._loops.look(at_s, beats),
-            *self._mismatches.look(now_s, at_s, beats),
-            *self._verdicts.look(now_s, at_s, beats),
-            *self._same.look(at_s, beats),
-            *self._work.look(at_s, beats),
+            *self._failures.observe(at_s, failures),
+            *self._replacements.observe(now_s, at_s, beats),
+            *self._reports.observe(now_s, at_s, beats),
+            *self._loops.observe(at_s, beats),
+            *self._mismatches.observe(now_s, at_s, beats),
+            *self._verdicts.observe(now_s, at_s, beats),
+            *self._same.observe(at_s, beats),
+            *self._work.observe(at_s, beats),
         ]
-        self._refusals.look(now_s, beats)
-        slow_ledger = self._pace.look(now_s, at_s, beats)
+        self._refusals.observe(now_s, beats)
+        slow_ledger = self._pace.observe(now_s, at_s, beats)
         if self._comes_back(now_s, beats):
             return frame, certain
         told = {(one.component, one.kind) for one in certain}

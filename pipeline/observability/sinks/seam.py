@@ -1,4 +1,5 @@
-"""The seam of a sink: a place where metrics are written besides the history."""
+"""The seam of a sink, a place besides the history where metrics are written: its methods, its arguments,
+and the sinks that need a package and a network."""
 
 from __future__ import annotations
 

@@ -3,15 +3,12 @@
 Updates and evaluations are in the folder itself. The critic's steps and the fleet's seconds are in
 the folders ``value`` and ``fleet``, since they count another thing.
 
-TensorBoard's event files, written.
-
-The packages that write them import torch (tensorboardX: 1.3 s, 220 MB) or bring a web server with
-gRPC (tensorboard). The format is small and frozen: a framed record for each event, and seven
+The packages that write event files import torch (tensorboardX: 1.3 s, 220 MB) or bring a web server
+with gRPC (tensorboard). The format is small and frozen: a framed record for each event, and seven
 messages in protocol buffers. TensorBoard itself reads these files in the tests.
 
 Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/util/event.proto,
-framework/summary.proto and framework/tensor.proto, for the numbers of the fields.
-"""
+framework/summary.proto and framework/tensor.proto, for the numbers of the fields."""
 
 from __future__ import annotations
 

@@ -1,15 +1,7 @@
 """Draws workers, messages, updates, versions and incidents as trace events.
 
 Everything comes in the order of time, and messages of one worker in the order of their ends. The
-ends of arrows that are remembered are bounded.
-
-A worker's main loop in time: one word at each moment, from two sources. Pure.
-
-*Waits* are stretches, exact to a tenth of a second, and known while the worker has something open.
-*Looks* are the words of heartbeats, one a second. A look counts where no wait is known, until the
-next look. Waits become known up to ``LATE_US`` after their begin, so looks are held back for as
-long.
-"""
+number of arrows that are remembered is bounded."""
 
 from __future__ import annotations
 
@@ -37,7 +29,11 @@ class Interval(NamedTuple):
 
 
 class WaitTrack:
-    """One worker's stretches, in order, without overlap. It holds about half a minute of them."""
+    """A worker's main loop in time: one word at each moment, from two sources.
+
+    *Waits* are intervals, exact to a tenth of a second, and known while the worker has something open.
+    *Looks* are the words of heartbeats, one a second, and count until the next one where no wait is
+    known. Waits become known up to ``LATE_US`` after their start, so looks are held back for as long."""
 
     def __init__(self) -> None:
         self._waits: deque[Interval] = deque()

@@ -1,7 +1,8 @@
-"""Why an embedded ledger server does not answer, from the run's folder and the process table.
+"""Why an embedded ledger server does not answer, from the run's folder and the process table; and how
+workers' processes ended, from the supervisor's log.
 
-This comes before any request to the ledger, whose connections and retries would take many times the
-time. Here it takes a second, and two more when the server's process is not stopped."""
+The first comes before any request to the ledger, whose connections and retries would take far longer.
+It takes a second, and two more when the server's process is not stopped."""
 
 from __future__ import annotations
 

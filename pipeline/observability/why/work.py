@@ -1,4 +1,5 @@
-"""From work that is not ready to the worker that has it: units, trajectories, evaluations."""
+"""From work that is not ready to the worker that has it: units, trajectories, evaluations; and the roots
+when too little is in flight: credit, memory, data, paused or closed admission."""
 
 from __future__ import annotations
 

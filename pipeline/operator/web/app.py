@@ -14,12 +14,7 @@
     POST /api/runs/RUN/pause              {"reason": TEXT}; resume: {}
     POST /api/runs/RUN/drain              {"worker": NAME}
 
-A refused request is answered with ``{"error": SENTENCE}``.
-
-Changes that the page requests, by the functions of the commands.
-
-Each takes a connected run and a request's values, and returns what is now wanted.
-"""
+A refused request is answered with ``{"error": SENTENCE}``. Changes are made by the functions of the commands."""
 
 from __future__ import annotations
 

@@ -4,10 +4,8 @@ Blocking, and bounded: a long history comes as evenly chosen updates, a long log
 Text of models, prompts and logs is made printable: nothing in it acts on a terminal or runs
 backwards. The page shows it as text.
 
-The text of each token of a response, so that tokens can be coloured one by one.
-
-The model's own tokenizer decodes them. It is read once a model folder, when answers are shown.
-"""
+The model's own tokenizer gives the text of each token, so that tokens can be coloured one by one. It is
+read once for each model folder, when answers are first shown."""
 
 from __future__ import annotations
 

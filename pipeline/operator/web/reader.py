@@ -8,15 +8,9 @@ a few seconds after the last page that shows the run; then nothing of the run is
 A question's answer serves all pages for 200 times the time that it took, a minute at most. So
 however many pages ask a question, the ledger works for it half a percent of the time.
 
-The newest message about one run, for any number of pages.
-
-A page that is slow misses messages and receives the newest one: nothing is queued.
-
-A run's feed as server-sent events, to one page.
-
-A page that does not read is dropped: each write has a deadline, and nothing is queued for it beyond
-the system's buffers. The stream also ends when the page goes or the feed closes.
-"""
+Each page follows the feed as server-sent events. A slow page misses messages and receives the newest
+one: nothing is queued for it beyond the system's buffers. Each write has a deadline, and a page that
+does not read is dropped. The stream also ends when the page is closed or the feed ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions of the page to a run's ledger, besides its picture."""
+"""What the page shows of a run's ledger and fleet: its picture, and answers to questions."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ def run_dir(tmp_path: Path) -> Path:
     first = Suspicion(
         "reward-0", "hung", 1e9, "holds 3 chunks\x1b[2J for 9 s, 8 s are allowed", "reward", causes=(cause,)
     )
-    file.append(book.look(1e9 + 9.0, [first]))
+    file.append(book.update(1e9 + 9.0, [first]))
     file.append(
         book.stood("reward-0", ("reward-0 stands in compute\x1b: judge (rules.py:3)", "reward-1 stands in main"))
     )
-    file.append(book.look(1e9 + 60.0, [Suspicion("generator-1", "slow", 1e9 + 50.0, "takes 4 times as long")]))
+    file.append(book.update(1e9 + 60.0, [Suspicion("generator-1", "slow", 1e9 + 50.0, "takes 4 times as long")]))
     log = {"event": "worker_replaced", "at": "2001-09-09T01:46:55Z", "level": "error", "worker": "reward-0"}
     (folder / "logs" / "supervisor.jsonl").write_text(
         json.dumps(log | {"reason": "stuck for 12 s", "stands": ["reward-0 stands in main: spin"]}) + "\n"
@@ -54,7 +54,7 @@ def test_the_list_has_a_line_an_incident_with_its_cause(run_dir: Path) -> None:
 
 def test_an_open_incident_that_is_not_found_now_is_called_quiet(run_dir: Path) -> None:
     book = IncidentBook(RunIncidents(run_dir).read(), 1e9 + 60.0)
-    IncidentFile(run_dir).append(book.look(1e9 + 63.0, []))
+    IncidentFile(run_dir).append(book.update(1e9 + 63.0, []))
     assert command("list", str(run_dir), "--open")[1].splitlines()[1].split()[1:2] == ["quiet"]
     assert "open, and not found at this moment" in command("show", "2", str(run_dir))[1]
 

@@ -15,19 +15,19 @@ def suspicion(component: str) -> Suspicion:
 def test_what_was_appended_is_read_once_and_later_records_change_it(tmp_path: Path) -> None:
     book, file, reader = IncidentBook(), IncidentFile(tmp_path), RunIncidents(tmp_path)
     assert reader.read() == ()
-    file.append(book.look(10.0, [suspicion("reward-0")]))
+    file.append(book.update(10.0, [suspicion("reward-0")]))
     assert [(one.component, one.is_open) for one in reader.read()] == [("reward-0", True)]
-    file.append(book.look(60.0, []))
+    file.append(book.update(60.0, []))
     (only,) = reader.read()
     assert (only.is_open, only.ended_s, only.records[0].evidence) == (False, 10.0, ("a", "b"))
 
 
 def test_a_torn_or_damaged_line_is_skipped_and_counted(tmp_path: Path) -> None:
     book, file = IncidentBook(), IncidentFile(tmp_path)
-    file.append(book.look(10.0, [suspicion("reward-0")]))
+    file.append(book.update(10.0, [suspicion("reward-0")]))
     with (tmp_path / INCIDENTS_NAME).open("ab") as raw:
         raw.write(b'{"number": "one"}\nnot json\n{"number": 7, "ste')
-    file.append(book.look(11.0, [suspicion("reward-0"), suspicion("reward-1")]))
+    file.append(book.update(11.0, [suspicion("reward-0"), suspicion("reward-1")]))
     reader = RunIncidents(tmp_path)
     assert [one.component for one in reader.read()] == ["reward-0", "reward-1"]
     assert reader.num_skipped == 3
@@ -35,10 +35,10 @@ def test_a_torn_or_damaged_line_is_skipped_and_counted(tmp_path: Path) -> None:
 
 def test_a_full_file_gives_way_to_a_new_one_that_still_has_what_is_open(tmp_path: Path) -> None:
     book, file, early = IncidentBook(), IncidentFile(tmp_path, max_bytes=2000), RunIncidents(tmp_path)
-    file.append(book.look(1.0, [suspicion("learner")]), book.open)
+    file.append(book.update(1.0, [suspicion("learner")]), book.open)
     for number in range(30):
         now_s = 2.0 + number
-        file.append(book.look(now_s, [suspicion("learner"), suspicion(f"reward-{number}")]), book.open)
+        file.append(book.update(now_s, [suspicion("learner"), suspicion(f"reward-{number}")]), book.open)
         early.read()
     assert (tmp_path / INCIDENTS_NAME).stat().st_size < 8000
     assert (tmp_path / OLD_INCIDENTS_NAME).exists()
@@ -50,6 +50,6 @@ def test_a_full_file_gives_way_to_a_new_one_that_still_has_what_is_open(tmp_path
 
 def test_the_end_of_an_incident_is_kept_when_its_file_gives_way(tmp_path: Path) -> None:
     book, file = IncidentBook(), IncidentFile(tmp_path, max_bytes=200)
-    file.append(book.look(1.0, [suspicion("learner")]), book.open)
-    file.append(book.look(50.0, []), book.open)
+    file.append(book.update(1.0, [suspicion("learner")]), book.open)
+    file.append(book.update(50.0, []), book.open)
     assert [one.is_open for one in RunIncidents(tmp_path).read()] == [False]

@@ -130,7 +130,7 @@ def test_a_fault_that_passes_is_left_alone_under_act_though_its_incident_is_open
             return
         now_s = time.time()
         is_found = now_s - begun_s[0] < 1.0
-        file.append(book.look(now_s, [Suspicion("generator-1", "hung", now_s, "no progress")] if is_found else []))
+        file.append(book.update(now_s, [Suspicion("generator-1", "hung", now_s, "no progress")] if is_found else []))
         if now_s - begun_s[0] > 8.0:
             assert book.open, "it ends only when all was calm for long"
             assert pids == first
@@ -191,7 +191,7 @@ async def test_the_time_for_which_an_incident_was_found_counts_when_it_is_found_
     for second in range(14):
         is_found = second <= 8 or second >= 12
         suspicions = [Suspicion("generator-1", "hung", begun_s, "no progress")] if is_found else []
-        file.append(book.look(begun_s + second, suspicions))
+        file.append(book.update(begun_s + second, suspicions))
         steps = await desk.look(100.0 + second, beat("generator-0"), beat("generator-1"), observer)
         assert ("restart", "begun") not in steps
     # eight seconds and two, of ten
@@ -201,7 +201,7 @@ async def test_the_time_for_which_an_incident_was_found_counts_when_it_is_found_
 async def test_without_its_observer_an_incident_restarts_no_worker(tmp_path: Path) -> None:
     desk = Desk(tmp_path, "recovery.policy=act")
     found = [Suspicion("generator-1", "hung", time.time(), "no progress")]
-    IncidentFile(desk.run_dir).append(IncidentBook().look(time.time() + 1.0, found))
+    IncidentFile(desk.run_dir).append(IncidentBook().update(time.time() + 1.0, found))
     generators = beat("generator-0"), beat("generator-1")
     await desk.look(99.0, *generators, beat("observer"))
     assert ("tolerate", "begun") in await desk.look(100.0, *generators, beat("observer"))

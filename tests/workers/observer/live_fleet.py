@@ -108,7 +108,7 @@ class LiveFleet:
         """Return the first suspicion of each component, in the order of time."""
         finder, found = finder or FleetSuspicions(), dict[str, Suspicion]()
         for second in range(until_s):
-            _, suspicions = finder.look(second + 0.3, 1e9 + second, list(self.at(second)), self.published(second))
+            _, suspicions = finder.observe(second + 0.3, 1e9 + second, list(self.at(second)), self.published(second))
             for one in suspicions:
                 found.setdefault(one.component, one)
         return list(found.values())

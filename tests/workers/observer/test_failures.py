@@ -16,30 +16,30 @@ def failure(epoch: int = 2, ago_s: float = 0.5) -> FailureReport:
 
 def test_a_failure_is_told_once_with_the_error_and_the_time_of_the_end() -> None:
     failures = Failures()
-    (only,) = failures.look(1000.0, [failure()])
+    (only,) = failures.observe(1000.0, [failure()])
     assert (only.component, only.kind, only.role, only.since_s) == ("reference-1", "failed", "reference", 999.5)
     assert "incarnation 2" in only.sentence and "RuntimeError: a task was lost" in only.sentence
-    assert not failures.look(1001.0, [failure(ago_s=1.5)])
-    (again,) = failures.look(1002.0, [failure(3, 0.1), failure(ago_s=2.5)])
+    assert not failures.observe(1001.0, [failure(ago_s=1.5)])
+    (again,) = failures.observe(1002.0, [failure(3, 0.1), failure(ago_s=2.5)])
     assert "incarnation 3" in again.sentence, "its successor ended the same way"
 
 
 def test_an_observer_that_starts_later_tells_no_old_failure() -> None:
-    assert not Failures().look(1000.0, [failure(ago_s=TOLD_S + 1.0)])
-    assert Failures().look(1000.0, [failure(ago_s=TOLD_S - 1.0)])
+    assert not Failures().observe(1000.0, [failure(ago_s=TOLD_S + 1.0)])
+    assert Failures().observe(1000.0, [failure(ago_s=TOLD_S - 1.0)])
 
 
 def test_a_failed_worker_is_named_although_its_successor_has_the_next_epoch() -> None:
     finder = FleetSuspicions()
-    finder.look(1.0, 1.0, [beat_of(Incarnation(Role.REFERENCE, "reference-1", 2))], -1)
+    finder.observe(1.0, 1.0, [beat_of(Incarnation(Role.REFERENCE, "reference-1", 2))], -1)
     successor = beat_of(Incarnation(Role.REFERENCE, "reference-1", 3))
-    _, found = finder.look(2.0, 2.0, [successor], -1)
+    _, found = finder.observe(2.0, 2.0, [successor], -1)
     assert found == [], "so far it looks like a drain"
-    _, found = finder.look(3.0, 3.0, [successor], -1, [failure()])
+    _, found = finder.observe(3.0, 3.0, [successor], -1, [failure()])
     assert [(one.component, one.kind) for one in found] == [("reference-1", "failed")]
 
 
 def test_a_step_that_differed_when_it_was_made_again_blames_the_machine() -> None:
     who = Incarnation(Role.LEARNER, "learner", 1)
-    (only,) = Failures().look(9.0, [FailureReport(who=who, error="StepDiffered", message="loss nan, then 0.5")])
+    (only,) = Failures().observe(9.0, [FailureReport(who=who, error="StepDiffered", message="loss nan, then 0.5")])
     assert (only.component, only.kind) == ("learner", "machine")

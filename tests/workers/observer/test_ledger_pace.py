@@ -24,7 +24,7 @@ def fleet(waits_ms: list[float]) -> list[Heartbeat]:
 def looks(waits_ms: list[list[float]], answers: LedgerPace | None = None) -> list[int]:
     """Return the seconds in which the ledger is suspected."""
     answers = answers or LedgerPace()
-    return [second for second, now in enumerate(waits_ms) if answers.look(second, 1e9 + second, fleet(now))]
+    return [second for second, now in enumerate(waits_ms) if answers.observe(second, 1e9 + second, fleet(now))]
 
 
 def test_a_ledger_that_most_workers_wait_for_is_named_and_one_worker_is_not() -> None:
@@ -49,9 +49,9 @@ def test_what_is_slow_becomes_usual_within_an_hour() -> None:
 def test_silent_workers_and_fleets_of_two_show_nothing() -> None:
     answers = LedgerPace()
     for second in range(30):
-        answers.look(second, second, fleet([2.0, 2.0, 2.0, 2.0]))
+        answers.observe(second, second, fleet([2.0, 2.0, 2.0, 2.0]))
     old = [msgspec.structs.replace(beat, silent_s=30.0) for beat in fleet([900.0] * 4)]
-    assert [answers.look(second, second, old) for second in range(30, 60)] == [[]] * 30
+    assert [answers.observe(second, second, old) for second in range(30, 60)] == [[]] * 30
     assert looks([[2.0] * 2] * 30 + [[900.0] * 2] * 30) == []
 
 
@@ -90,7 +90,7 @@ def test_a_clock_that_differs_on_while_the_ledger_was_slow_is_named_afterwards()
         live.change(role, late)
     named = dict[str, int]()
     for second in range(BREAKS_S + 60):
-        _, found = finder.look(second + 0.3, 1e9 + second, list(live.at(second)), live.published(second))
+        _, found = finder.observe(second + 0.3, 1e9 + second, list(live.at(second)), live.published(second))
         for one in found:
             named.setdefault(one.component, second - BREAKS_S)
     assert named.keys() == {LEDGER, "reward-1"}
@@ -112,6 +112,6 @@ def test_clocks_that_are_read_late_after_an_outage_are_not_blamed() -> None:
         if BREAKS_S <= second < BREAKS_S + 12:
             found = finder.away(second + 0.3, 1e9 + second, second, "no answer")
         else:
-            _, found = finder.look(second + 0.3, 1e9 + second, list(live.at(second)), live.published(second))
+            _, found = finder.observe(second + 0.3, 1e9 + second, list(live.at(second)), live.published(second))
         named |= {one.component for one in found}
     assert named == {LEDGER}

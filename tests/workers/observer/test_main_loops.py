@@ -34,7 +34,7 @@ def seen(standing: dict[str, tuple[int, int]], seconds: int = 40, **more: Any) -
     loops, found = MainLoops(), dict[int, list[Suspicion]]()
     for second in range(seconds):
         still = {name: float(second - since) for name, (since, until) in standing.items() if since < second < until}
-        if one := loops.look(2000.0 + second, beats(second, still, **more)):
+        if one := loops.observe(2000.0 + second, beats(second, still, **more)):
             found[second] = one
     return found
 
@@ -58,7 +58,7 @@ def test_a_pause_is_no_hang_and_neither_is_its_late_report() -> None:
             msgspec.structs.replace(beat, vitals=Vitals(loop_lag_ms=8000.0 * (beat.who.worker in late)))
             for beat in beats(second, {})
         ]
-        assert loops.look(second, one) == []
+        assert loops.observe(second, one) == []
 
 
 def test_loops_that_stand_at_once_are_the_hosts() -> None:
@@ -72,7 +72,7 @@ def test_a_start_and_a_loop_that_often_stands_as_long_are_no_hang() -> None:
         # sixteen of each fifty seconds; then it hangs
         into = second % 50 if second < 250 else second - 250
         still = {"reward-1": float(into)} if second >= 250 or into <= 16 else {}
-        if loops.look(second, beats(second, still)):
+        if loops.observe(second, beats(second, still)):
             named.append(second)
     assert {second // 50 for second in named if second < 250} == {0, 1, 2}, "then it is usual"
     assert [second for second in named if second >= 250] == [*range(275, 300)]
@@ -84,12 +84,12 @@ def test_a_process_that_was_stopped_is_named_when_its_loop_hangs_later() -> None
         # stopped for nine seconds, three times: one heartbeat shows it, before the loop turns
         stopped = second in (10, 20, 30)
         still = {"reward-1": 9.0} if stopped else {"reward-1": second - 60.0} if second > 60 else {}
-        if loops.look(second, beats(second, still)):
+        if loops.observe(second, beats(second, still)):
             named.append(second)
     assert named == [*range(66, 100)]
 
 
 def test_a_heartbeat_that_is_read_twice_and_a_new_process_count_anew() -> None:
     loops, old = MainLoops(), beats(7, {"reward-1": 6.0})
-    assert [loops.look(second, old) for second in range(7, 20)] == [[]] * 13
-    assert loops.look(20, beats(20, {"reward-1": 19.0}, epoch=2)) == []
+    assert [loops.observe(second, old) for second in range(7, 20)] == [[]] * 13
+    assert loops.observe(20, beats(20, {"reward-1": 19.0}, epoch=2)) == []

@@ -50,7 +50,7 @@ def test_recorded_rows_name_the_cause_that_the_live_ones_named(
     live = set[str]()
     for second in range(UNTIL_S):
         now_s = second + 0.3
-        _, found = finder.look(now_s, now_s + AHEAD_S, list(fleet.at(second)), fleet.published(second))
+        _, found = finder.observe(now_s, now_s + AHEAD_S, list(fleet.at(second)), fleet.published(second))
         live |= {cause.component for one in found for cause in one.causes[:1]}
         segments.add(now_s + AHEAD_S, NO_FRAME, finder.tables)
         if second % PIECE_S == PIECE_S - 1:
@@ -73,7 +73,7 @@ def test_a_refused_step_is_found_in_a_finished_run_and_in_its_exported_tables(tm
     segments = SegmentWriter(tmp_path, keep_bytes=1 << 30)
     for second in range(BREAKS_S + 10):
         now_s = second + 0.3
-        frame, _ = finder.look(now_s, now_s + AHEAD_S, list(fleet.at(second)), fleet.published(second))
+        frame, _ = finder.observe(now_s, now_s + AHEAD_S, list(fleet.at(second)), fleet.published(second))
         segments.add(now_s + AHEAD_S, frame, {})
     segments.take()()
     export_tables(tmp_path, tmp_path / "tables", as_csv=True)

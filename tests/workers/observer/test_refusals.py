@@ -41,11 +41,11 @@ def test_old_refusals_fade_and_a_restarted_count_adds_none() -> None:
     def at(count: int) -> list[Heartbeat]:
         return [msgspec.structs.replace(beat, links=(LinkReport(name="generator-0>reward-0", refused=count),))]
 
-    refusals.look(1.0, at(100))
+    refusals.observe(1.0, at(100))
     assert refusals.link_to("reward-0") == "", "refusals from before are not recent"
-    refusals.look(2.0, at(105))
+    refusals.observe(2.0, at(105))
     assert refusals.link_to("reward-0") == "generator-0>reward-0"
-    refusals.look(3.0, at(2))
-    refusals.look(60.0, at(2))
+    refusals.observe(3.0, at(2))
+    refusals.observe(60.0, at(2))
     assert refusals.link_to("reward-0") == ""
     assert refusals.link_to("reward-1") == ""

@@ -43,7 +43,7 @@ def test_a_frozen_generator_is_the_only_component_and_has_a_cause() -> None:
     assert (only.component, only.kind, only.role) == ("generator-1", "silent", "generator")
     finder = FleetSuspicions()
     fleet.suspected(BREAKS_S + 9, finder)
-    _, (later,) = finder.look(BREAKS_S + 9.3, 0.0, list(fleet.at(BREAKS_S + 9)), fleet.published(BREAKS_S + 9))
+    _, (later,) = finder.observe(BREAKS_S + 9.3, 0.0, list(fleet.at(BREAKS_S + 9)), fleet.published(BREAKS_S + 9))
     assert later.causes[0].component == "generator-1"
     assert any("no heartbeat" in words for words in later.evidence), "the watch's finding is kept as evidence"
 
@@ -69,7 +69,7 @@ def test_a_stall_that_a_single_piece_interrupts_is_suspected_again() -> None:
     fleet.suspected(BREAKS_S + 9, finder)
     seen = dict[int, list[tuple[str, str]]]()
     for second in range(BREAKS_S + 9, BREAKS_S + 29):
-        _, found = finder.look(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
+        _, found = finder.observe(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
         seen[second - BREAKS_S] = blamed(found)
     assert ("generator-2", "stuck") not in seen[11], "it was interrupted"
     assert ("generator-2", "stuck") in seen[28]
@@ -197,7 +197,7 @@ def test_slowness_that_has_ended_is_not_named_by_a_mean_of_minutes() -> None:
         if second == BREAKS_S + 200:
             # it is healthy again, and its counters go on
             fleet.changes["generator-1"] = recovered(1.9, 200)
-        _, found = finder.look(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
+        _, found = finder.observe(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
         named += [second - BREAKS_S for one in found if one.component == "generator-1"]
     assert named and named[0] < 140 and named[-1] < 210
 
@@ -225,7 +225,7 @@ def test_an_outage_of_the_registry_names_the_ledger_and_no_worker_afterwards() -
     last = {name: BREAKS_S + 20 + place for place, name in enumerate(fleet.names)}
     fleet.silent = {name: (BREAKS_S - 1, back) for name, back in last.items()}
     for second in range(BREAKS_S + 20, BREAKS_S + 60):
-        _, found = finder.look(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
+        _, found = finder.observe(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
         assert found == [], second
 
 

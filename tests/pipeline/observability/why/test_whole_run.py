@@ -142,7 +142,7 @@ def test_every_moment_has_an_answer_with_a_beginning_an_end_and_a_next_step(data
 
 def test_open_incidents_are_told_with_their_age_and_cause_and_many_are_counted():
     cause = FoundCause(component="reward-0", kind="hung")
-    records = IncidentBook().look(
+    records = IncidentBook().update(
         100.0,
         [Suspicion(f"generator-{n}", "stalled", 88.0, "3 chunks wait for 12 s", causes=(cause,)) for n in range(7)],
     )
