@@ -3,7 +3,7 @@
 The functions here are those of the commands, so both give the same answers. An error is an
 exception of ``protocol.errors``, with the sentence that the command prints.
 
-*Consumes* a configuration or a run's folder. *Produces* a run, which a process of its own carries
+*Consumes* a configuration or a run's folder. *Produces* a run, which a separate process carries
 out and which outlives this one. *Waits for* the start (``Run.start``) and the end (``Run.wait``,
 ``Run.stop``), each with a deadline. *Unblocked by* the run's supervisor."""
 
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 
 class Run:
-    """A run, known by its folder. Each call reads the run anew.
+    """A run, known by its folder. Each call reads the run again.
 
     Attributes:
         folder: the run's folder."""
@@ -222,7 +222,7 @@ def _start(files: list[Path], overrides: list[str], timeout_s: float) -> Run:
         raise ConfigError(f"{folder} cannot be made: {error.strerror}; choose another place by run.dir") from error
     words = ["up", *map(str, files), *(word for text in overrides for word in ("--set", text)), "--plain"]
     with os.fdopen(output, "r+b", buffering=0) as file:
-        # A session of its own: an interrupted notebook cell does not stop the run.
+        # A separate session: an interrupted notebook cell does not stop the run.
         child = subprocess.Popen(
             headrace.command("pipeline.cli", *words),
             stdin=subprocess.DEVNULL,
@@ -313,7 +313,7 @@ def _overrides(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _apart(work: Callable[[], _T]) -> _T:
-    """Return the result of blocking work with an event loop of its own. A thread that has one
+    """Return the result of blocking work with its own event loop. A thread that has one
     already, as a notebook's, lets another thread do it."""
     try:
         asyncio.get_running_loop()

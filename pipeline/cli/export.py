@@ -313,7 +313,7 @@ def push_model(folder: Path, repository: str) -> str:
         code = error.response.status_code
         token = "; give a token that may write, by HF_TOKEN or `hf auth login`" if code in (401, 403) else ""
         raise ConfigError(f"--push {repository}: the hub refused with status {code}{token}; {left}") from error
-    # The package's errors of large files have no class of their own.
+    # The package has no error class for files that are too large.
     except (RuntimeError, ValueError) as error:
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         raise HeadraceError(f"--push {repository}: the upload failed ({reason}); try again; {left}") from error

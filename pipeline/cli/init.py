@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 _RUN, _FLEET = "run.toml", "fleet.toml"
 _MODEL: Final = "hf://Qwen/Qwen2.5-0.5B"
 _LARGEST_CONTEXT: Final = 32768
-"""Tokens that a model without a limit of its own is taken to read."""
+"""Assumed context of a model that states none, in tokens."""
 
 
 @click.command(epilog=_EPILOG)

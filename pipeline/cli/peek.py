@@ -90,7 +90,7 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
 
 
 def show(message: dict[str, Any], console: Console) -> None:
-    """Print a message, cut. Text stands as its ``repr``, so that none of it acts on a terminal."""
+    """Print a shortened message. Text is printed as its ``repr``, so that none of it acts on a terminal."""
     from rich.pretty import Pretty
 
     console.print(Pretty(message, max_string=200, max_length=40))

@@ -269,7 +269,7 @@ def in_lines(found: Comparison) -> list[str]:
 
 
 def _turned(table: list[tuple[str, ...]]) -> list[str]:
-    """Return a table with a column for each row: runs stand side by side."""
+    """Return the table turned, with one run in each column."""
     return aligned(list(zip(*table, strict=True)))
 
 

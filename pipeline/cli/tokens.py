@@ -192,7 +192,7 @@ def _shown(token: Token, path: Path) -> dict[str, object]:
 
 
 def _place(at: Attached, name: str, out: Path | None) -> Path:
-    """Return the file's path; its folder is there and writable. Raises ConfigError."""
+    """Return the file's path. Raises ConfigError when its folder is missing or not writable."""
     from protocol.private import ensure_private_folder
 
     if out is None:

@@ -102,7 +102,7 @@ async def life(at: Attached, name: str) -> list[str]:
 
 
 def main() -> int:
-    """Show a run beside its supervisor: ``FOLDER DESCRIPTOR``, as ``headrace up`` starts it."""
+    """Show a run for its supervisor: ``FOLDER DESCRIPTOR``, as ``headrace up`` starts it."""
     from pipeline.operator.top.run import run_beside
 
     return run_beside(Path(sys.argv[1]), life, int(sys.argv[2]))

@@ -179,7 +179,7 @@ class FleetTracks:
         if not track.row.output_depth > 0:
             return False
         outgoing = self.outgoing(name)
-        # Without credit under way there is room: then its own sending stands.
+        # Without outstanding credit there is room, so its own sending is what stalls.
         return not outgoing or any(
             link.row.produced > link.row.sent and link.row.sent > link.row.done for link in outgoing
         )

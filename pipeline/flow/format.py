@@ -70,7 +70,7 @@ def read_wait(waiting_for: str) -> tuple[Awaited, str]:
 
 
 def is_unknown(waiting_for: str) -> bool:
-    """Return whether a word is there and is not known."""
+    """Return whether there is a word that is unknown."""
     return waiting_for.strip().lower() not in _UNSAID and read_wait(waiting_for)[0] is Awaited.UNKNOWN
 
 
@@ -83,7 +83,7 @@ _SAME: Final = {
     WaitingFor.STOPPED: "stopped",
 }
 _RESTING: Final = "paused"
-"""Nothing is expected of the worker. A start has a limit of its own (``pipeline.supervisor``)."""
+"""Nothing is expected of the worker. The supervisor limits the time of a start."""
 _NOTHING_LEFT: Final = frozenset(
     REFUSAL_WORDS[refusal] for refusal in (Refusal.PAUSED, Refusal.EXHAUSTED, Refusal.CLOSED)
 )
@@ -153,7 +153,7 @@ def _room(detail: str, names: FleetNames) -> str:
 
 
 def _weights(names: FleetNames, is_behind: bool) -> str:
-    """Return the wait for weights. A version that is there is fetched: that is the worker's own
+    """Return the wait for weights. A version that exists is fetched: that is the worker's own
     work."""
     return "loading" if is_behind else _of("weights", names.learner)
 

@@ -6,7 +6,7 @@ Three kinds of links:
   is never ahead of S merely since the two report at different moments. All count from the moment at
   which both ends have been there for a while: what a dead process had is no message under way.
   Neither is a message that the receiver refused, or knows to be lost by a later one's number. A
-  receiver whose main loop stands, or stood just now, explains its links itself.
+  receiver whose main loop is blocked, or was just now, explains its links itself.
 * scorer > learner: the ledger carries scores, and has each at once. The link only shows who waits.
 * learner > generator: versions as counts. A version is sent when the generator should have it
   (``weights.max_generator_lag``) and has had two turns to take it; received when it serves it.
@@ -41,7 +41,7 @@ from protocol.ids import Role
 STEP_SHARE: Final = 1e-3
 """A finished step of long work is so much of a piece: it is progress, and hardly a piece."""
 _STILL_MS: Final = 1000.0
-"""A main loop whose timer is late by so much stands still, whatever its last word was."""
+"""A main loop whose timer is this late is blocked, whatever its last word was."""
 _SETTLES_S: Final = 5.0
 """A new process at either end has its links and its first messages after so long."""
 _KEPT_REPORTS: Final = 4
@@ -77,9 +77,9 @@ class _LastBeats:
     began_s: float
     """When its present incarnation was first seen."""
     still_from_s: float | None = None
-    """Since when its main loop stands; None while it turns."""
+    """Since when its main loop is blocked; None while it runs."""
     backlog_until_s: float = -inf
-    """Its mailbox is as old as its main loop stood, for as long."""
+    """Until then its mailbox is as old as the time for which its main loop was blocked."""
     reports: deque[tuple[float, Reports]] = field(default_factory=lambda: deque(maxlen=_KEPT_REPORTS))
     work_s: float = 0.0
     """Longest time of one work."""

@@ -42,7 +42,7 @@ _COUNTERS = ("produced", "sent", "received", "done", "acknowledged")
 _WIDTH = len(_COUNTERS)
 _counters = attrgetter(*_COUNTERS)
 _MOST_COUNT = float(1 << 22)
-"""Growth since the row from which counters are counted; beyond it they are counted anew."""
+"""Growth since the reference row; beyond it counting starts again."""
 _SPACINGS = 15
 """Times between two rows, of which the usual one is the median."""
 _ORDER_S = 10.0
@@ -198,7 +198,7 @@ class LinkTrack:
             return
         is_restarted, self._raw = _is_restarted(self._raw, row), row
         if is_restarted:
-            # One end counts anew, and the other goes on: from now on both count from this row.
+            # One end restarted its counters and the other did not: from now on both count from this row.
             self._base = row
         if self._base is not None:
             row = _since_base(row, self._base)

@@ -40,7 +40,7 @@ class StateRow:
     service_size: float = nan
     """Size of finished pieces, such as tokens, cumulative; optional."""
     expected_s: float = nan
-    """How long its present work may stand, by its own past; optional."""
+    """How long its present work may pause, by its own past; optional."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

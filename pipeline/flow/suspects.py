@@ -28,7 +28,7 @@ _SILENT_SHARE = 0.5
 _MISSED_EVENTS = 4.0
 """Events that a silent worker's links would have had."""
 _FELL_SHARE = 0.5
-"""Of the time since a worker's end: others that stand because of it stand for so long at least."""
+"""Share of the time since a worker's end for which others that wait because of it have stalled, at least."""
 _STALLED_PART = 0.6
 """Of a limit, that is enough while a rate has halved."""
 _SAME_TIME_S = 5.0
@@ -191,7 +191,7 @@ def _stuck_words(track: WorkerTrack, spell_s: float, limit_s: float) -> str:
 
 
 def _is_unsure_source(fleet: FleetTracks, track: WorkerTrack) -> bool:
-    """Return whether only counters of links show that a source stands, and no other one moves."""
+    """Return whether only link counters show that a source has stalled, and no other source moves."""
     if track.worker not in fleet.derived or track.wait is not Awaited.UNKNOWN:
         return False
     members = fleet.members(fleet.role_of(track.worker))
@@ -201,7 +201,7 @@ def _is_unsure_source(fleet: FleetTracks, track: WorkerTrack) -> bool:
 
 
 def _is_common(num_members: int, spells: list[float]) -> bool:
-    """Return whether more than half of a role, and two at least, stand since the same moment."""
+    """Return whether more than half of a role, at least two, stalled at the same moment."""
     if len(spells) < 2 or len(spells) <= 0.5 * num_members:
         return False
     center = median(spells)
@@ -384,7 +384,7 @@ def _not_taken(fleet: FleetTracks, live: list[WorkerTrack]) -> Iterator[FlowSusp
 
 
 def _weights_link(fleet: FleetTracks, track: WorkerTrack) -> str:
-    """Return the link that brings weights, where links show one that stands; else the worker."""
+    """Return the link that brings weights when it has stalled; else the worker."""
     for link in fleet.incoming(track.worker):
         if link.row.sent > link.row.received and link.undelivered_s() > FLOOR_S:
             return link.name

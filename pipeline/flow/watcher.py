@@ -29,7 +29,7 @@ _LEAST_EXPECTED = 4.0
 """Pieces that the window must let expect, so that half of them is no chance."""
 _LEAST_PAST = 20
 REMEMBERED_S = 30.0
-"""A sign that led to no cause for so long is none of a later one."""
+"""After this long without a cause, a sign no longer counts for a later one."""
 _GONE_S = 3.0
 _WATCH = "watch "
 
@@ -50,7 +50,7 @@ class Triggers:
         return any(sign.startswith("rate ") for sign in self._since)
 
     def notice(self, now_s: float, fleet: FleetTracks, found: Iterable[FlowSuspect], told: Iterable[str]) -> None:
-        """Take one tick's signs in; ``told`` are findings of Watch."""
+        """Record one tick's signs; ``told`` are findings of Watch."""
         signs = {f"{suspect.component} {suspect.symptom}" for suspect in found}
         signs |= {f"open {track.worker}" for track in fleet.live() if track.work_s() > track.limit_s()}
         signs |= {f"{_WATCH}{words}" for words in told}
@@ -99,7 +99,7 @@ _BASE = (0.95, 0.9, 0.85, 0.75)
 _RIVAL = 0.6
 _OTHER_END = 0.1
 _LASTS_S = 30.0
-"""A cause that was not seen for so long may be named anew."""
+"""A cause that was not seen for this long may be named again."""
 _FOLLOWS_S = 10.0
 """After a cause was seen for the last time: slowness, errors and old weights may follow from it."""
 

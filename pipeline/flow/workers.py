@@ -1,6 +1,6 @@
 """The memory of one worker: its progress by its own clock, its waits, errors and versions.
 
-A *spell* is a time in which the worker has work of its own, waits for no other worker and finishes
+A *spell* is a time in which the worker has work, waits for no other worker and finishes
 nothing. Its length is the sign of a stuck worker. A spell ends with a finished or failed piece, or
 with a wait for others. Lengths of spells that ended with progress are the role's usual ones."""
 
@@ -177,7 +177,7 @@ class WorkerTrack:
             self.spell_since_s = None
 
     def follow_version(self, newest: float) -> None:
-        """Note how long a newer version than its own is there; ``newest`` is the fleet's."""
+        """Record for how long a newer version than its own has existed; ``newest`` is the fleet's."""
         row = self.row
         if row.policy_version > self._behind_version:
             # without a begin it was quicker than its rows show
@@ -277,7 +277,7 @@ class WorkerTrack:
 
 
 def grown(before: float, after: float) -> float:
-    """Return how much a cumulative counter has grown. A smaller one was started anew."""
+    """Return how much a cumulative counter has grown. A smaller one has restarted."""
     if isnan(after):
         return 0.0
     if isnan(before) or after < before:

@@ -38,7 +38,7 @@ class IncidentStep(StrEnum):
     GREW = "grew"
     """Another kind of fault, or another cause, was found."""
     STOOD = "stood"
-    """Stacks of its worker and its role were read. The evidence has where each stood."""
+    """The stacks of its worker and its role were read; the evidence has them."""
     QUIET = "quiet"
     """Nothing was found for a moment; the record's time is that of the last finding."""
     AGAIN = "again"

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#0b6e99", "#d9730d", "#8a63c7", "#1a7f5a", "#b3261e", "#7a6a00")
-"""Of lines. A page names each anew for a dark screen (``--c0`` ...)."""
+"""Colours of lines. A page replaces them on a dark screen (``--c0`` ...)."""
 WIDE = (
     "#1a7f5a", "#7fc8a9", "#0b6e99", "#d9730d", "#8a63c7", "#c2427a", "#9c6b30", "#4b8fd6", "#b8a100", "#6b7f8a", "#a8b6bd",
     "#c9a0dc", "#d5dde1", "#b3261e", "#6e2c1f",
 )  # fmt: skip
-"""Of many areas beside one another; they stay as they are on a dark screen."""
+"""Colours of adjacent areas; the same on a dark screen."""
 _INK, _SOFT, _GRID = "#1c2b33", "#5c6f7a", "#e6ecef"
 _VARIABLES = {_INK: "--ink", _SOFT: "--soft", _GRID: "--grid"} | {
     colour: f"--c{number}" for number, colour in enumerate(COLOURS)

@@ -88,7 +88,7 @@ def device_share(fleet: Sequence[FleetRow], *, num_response_tokens: int, num_tra
 
     Args:
         fleet: How the fleet has spent its time so far.
-        num_response_tokens: Tokens of the responses in all updates that stand.
+        num_response_tokens: Response tokens in all updates that were kept.
         num_trained_tokens: Of these, tokens that carried loss."""
     uses = {use.role: use for use in role_uses(fleet) if use.role in _AT_WORK}
     all_workers = sum(use.workers for use in uses.values())

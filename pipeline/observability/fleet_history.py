@@ -252,7 +252,7 @@ def _line(row: FleetRow) -> str:
 
 
 AT_WORK = (WaitingFor.COMPUTE, WaitingFor.COMPILE)
-"""Waits that are none."""
+"""Words of a loop that is at work."""
 IN_WORDS: dict[str, str] = {
     WaitingFor.COMPUTE: "computing",
     WaitingFor.COMPILE: "first computation",

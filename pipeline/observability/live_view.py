@@ -1,6 +1,6 @@
 """Views of a run for ``headrace up``: lines without a screen, and the picture that stays.
 
-The view on a screen is that of ``headrace top``, in a process of its own
+The view on a screen is that of ``headrace top``, in a separate process
 (``pipeline.operator.top.child``)."""
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ class LogLine:
     level: str
     event: str
     text: str
-    """The line as it stands in the file."""
+    """The line as it is in the file."""
 
     def as_json(self) -> str:
-        """Return the line as it stands in the file, with what acts on a terminal escaped."""
+        """Return the line as it is in the file, with control characters escaped."""
         return json_safe(self.text)
 
     def shown(self) -> str:

@@ -134,7 +134,7 @@ _SERVICE: Final = {
 
 
 class _Families:
-    """The metrics of one scrape. A family is there once it has a value."""
+    """The metrics of one scrape. A family appears once it has a value."""
 
     def __init__(self, run: str) -> None:
         self._run = run

@@ -122,7 +122,7 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
 
 
 def _settings_text(run_dir: Path, records: RunRecords) -> str:
-    """Return every setting as TOML without secrets; of a file that is none, its text."""
+    """Return every setting as TOML without secrets, or the file's text when it cannot be parsed."""
     if records.settings:
         return tomli_w.dumps(records.settings)
     try:
@@ -137,7 +137,7 @@ def _charts(records: RunRecords) -> dict[str, list[str]]:
 
 
 def _figures(summary: Summary, records: RunRecords, missing: list[str]) -> dict[str, Any]:
-    """Return what ``report.json`` has: the summary, and what the page shows besides."""
+    """Return the contents of ``report.json``: the summary, and what else the page shows."""
     return asdict(summary) | {
         "num_wanted": records.num_wanted,
         "seed": records.seed,

@@ -1,6 +1,6 @@
 """The records of a run that its report is made of, and what they lack, in words.
 
-Every file may be absent, cut or damaged: what is there is read, and damaged lines are counted."""
+Every file may be absent, cut or damaged: readable lines are used, and damaged ones counted."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RunRecords:
     effects: Sequence[Effect]
     """Changes of the settings while the run went on, each with the updates around it."""
     has_log: bool
-    """Whether the supervisor's log is there."""
+    """Whether the supervisor's log exists."""
     samples: list[ResponseSample]
     skipped: Mapping[str, int]
     """Damaged lines by file, of those that have any."""

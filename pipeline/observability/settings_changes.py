@@ -40,7 +40,7 @@ class Effect:
 
     change: SettingsChange
     first_update: int | None
-    """The first that was made with it; None where there is none."""
+    """The first that was made with it, if any."""
     before: Means | None
     after: Means | None
 

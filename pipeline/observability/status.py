@@ -35,7 +35,7 @@ ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VA
 
 _LONG = {WaitingFor.COMPILE, WaitingFor.DISK, WaitingFor.QUARANTINE, WaitingFor.STARTING}
 _PATIENT = _LONG | {WaitingFor.DRAINING, WaitingFor.STOPPED}
-"""Waits with time limits of their own (``pipeline.supervisor.watchdog``)."""
+"""Waits with separate time limits (``pipeline.supervisor.watchdog``)."""
 
 
 class Health(StrEnum):
@@ -71,7 +71,7 @@ class WorkerRow:
     work: WorkRow | None = None
     """Present work, when it takes longer than a moment."""
     storing: WorkRow | None = None
-    """Present write to the disk, beside ``work``."""
+    """The write to the disk in progress, during ``work``."""
     unreached: str = ""
     """Unreachable mailboxes, in words."""
     refused: str = ""
@@ -246,7 +246,7 @@ def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> 
             for index, value in enumerate((link.sent, link.received, link.refused, link.gaps)):
                 totals[index] += value
     links = [
-        # The difference is negative when one end began anew with its counters at 0.
+        # The difference is negative when one end has restarted with its counters at 0.
         QueueRow(name, "link", _on_its_way(name, sent, got), None, None, name.partition(">")[2], refused, gaps)
         for name, (sent, got, refused, gaps) in sorted(sums.items())
     ] + [

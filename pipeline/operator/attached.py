@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 5.0
 _NAMED_RUNS = 3
-"""Runs beside one that is not there, which its error names."""
+"""Number of other runs that the error about a missing run names."""
 
 _Hold = Callable[[contextlib.ExitStack, Path, int], str | None]
 _T = TypeVar("_T")

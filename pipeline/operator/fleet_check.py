@@ -44,7 +44,7 @@ async def check_fleet(at: Attached, timeout_s: float, clock: Clock | None = None
     clock = clock or RealClock()
 
     def asked(present: Fleet) -> Fleet:
-        # above those of all earlier supervisors, which begin with a fleet of their own
+        # above those of all earlier supervisors, which begin with their own fleets
         return replace(present, check=max(present.check + 1, int(clock.time())))
 
     fleet = await replace_fleet(at, asked)

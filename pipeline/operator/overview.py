@@ -56,7 +56,7 @@ class ProgressReader:
         for row in rows:
             if isinstance(row, UpdateRow):
                 if self._updates and row.update <= self._updates[-1].update:
-                    # A learner that went back has written the file anew.
+                    # A learner that went back has rewritten the file.
                     self._updates = [kept for kept in self._updates if kept.update < row.update]
                 self._updates.append(row)
             elif isinstance(row, EvaluationRow):

@@ -138,7 +138,7 @@ class Meters:
         return meter.see(value)
 
     def forget(self, name: str) -> None:
-        """Begin anew with a counter and its rate."""
+        """Start a counter and its rate again."""
         self.counters.pop(name, None)
         self.rates.pop(name, None)
 

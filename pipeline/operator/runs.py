@@ -45,7 +45,7 @@ class RunCourse:
 
 
 class CourseReader:
-    """Reads one history. A history that was replaced or cut short is read anew."""
+    """Reads one history. A history that was replaced or cut short is read from its start."""
 
     def __init__(self, path: Path) -> None:
         self._file = GrowingFile(path)
@@ -236,7 +236,7 @@ def no_runs_words(folder: Path) -> str:
 
 
 def unknown_run_words(given: Path) -> str:
-    """Return a sentence on a path that is no run, with the runs that exist beside it."""
+    """Return a sentence saying that a path is not a run, with the runs that exist next to it."""
     for place in (given.parent, Path("runs")):
         if near := run_folders(place):
             return f"{given} is not a run; {place} has the runs {_some(near)}"

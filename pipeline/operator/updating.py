@@ -119,7 +119,7 @@ def _own_packages(source: Path) -> list[str]:
 
 
 def _check_workers(run_dir: Path, folder: Path, source: Path) -> None:
-    """Import a version's workers in a process of their own, with the run's settings. Raises
+    """Import a version's workers in a separate process, with the run's settings. Raises
     ConfigError."""
     import subprocess
 
@@ -198,7 +198,7 @@ class ChangeOutcome:
     taken: list[TakenChange]
     """Of the supervisor, and of every worker that the change concerns."""
     undone_by: SettingsChange | None = None
-    """The rollback of a version of code; None while it stands."""
+    """The rollback of a version of code; None while it is in force."""
 
     @property
     def is_taken(self) -> bool:
@@ -242,8 +242,8 @@ async def update_code(at: Attached, source: Path, reason: str = "", *, is_lazy: 
 
 
 async def roll_back(at: Attached, reason: str = "") -> SettingsChange:
-    """Set what held before the newest change that stands; return the change that does so. Raises
-    ConfigError: the run does not run, or no change stands."""
+    """Undo the newest change in force; return the change that does so. Raises
+    ConfigError: the run does not run, or no change is in force."""
     from pipeline.config.changing import checked
     from pipeline.files.code_copies import checked_code
     from pipeline.runtime.registry.settings_change import standing, undoing
@@ -298,7 +298,7 @@ async def wait_until_taken(
 
 
 async def undone_by(at: Attached, change: SettingsChange) -> SettingsChange | None:
-    """Return the rollback of a change; None while it stands."""
+    """Return the rollback of a change; None while it is in force."""
     return next((one for one in await at.registry.settings_changes() if one.rolls_back(change.number)), None)
 
 

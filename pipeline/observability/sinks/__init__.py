@@ -1,4 +1,4 @@
-"""Where a run's metrics are written besides its history: TensorBoard, Weights & Biases, MLflow.
+"""Where a run's metrics are written in addition to its history: TensorBoard, Weights & Biases, MLflow.
 
     history.jsonl, value-history.jsonl, fleet-history.jsonl  ->  points  ->  pump  ->  a sink
 

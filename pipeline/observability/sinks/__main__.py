@@ -34,7 +34,7 @@ _OPENERS: Final = {"wandb": "WandbSink", "mlflow": "MlflowSink"}
 
 
 class SupervisorWord:
-    """Reads the input on a thread of its own, until it ends."""
+    """Reads the input on a thread, until it ends."""
 
     def __init__(self) -> None:
         self.has_failed = True

@@ -90,13 +90,13 @@ def plain(name: str) -> str:
 
 @dataclass(slots=True)
 class RowNames:
-    """Turns rows into points. An evaluation stands at the update that made its version."""
+    """Turns rows into points. An evaluation is placed at the update that made its version."""
 
     _versions: list[int] = field(default_factory=list[int])
     _updates: list[int] = field(default_factory=list[int])
 
     def clear(self) -> None:
-        """Forget the updates: the history begins anew."""
+        """Forget the updates: the history starts again."""
         self._versions.clear()
         self._updates.clear()
 

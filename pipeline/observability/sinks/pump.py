@@ -39,7 +39,7 @@ class HistoryPoints:
         self._fleet = GrowingFile(run_dir / FLEET_HISTORY_NAME)
 
     def read(self) -> list[Point]:
-        """Return about a megabyte's points of each file. A history that was replaced begins anew.
+        """Return about a megabyte's points of each file. A history that was replaced is read from its start.
         Raises OSError."""
         points: list[Point] = []
         for number, (file, names) in enumerate(zip(self._files, self._names, strict=True)):

@@ -60,7 +60,7 @@ def record_path(run_dir: Path, sink: str) -> Path:
 
 
 def read_record(run_dir: Path, sink: str) -> SinkRecord:
-    """Return a sink's record; an empty one where there is none, or none that can be read."""
+    """Return a sink's record; an empty one if it is missing or cannot be read."""
     try:
         return msgspec.json.decode(record_path(run_dir, sink).read_bytes(), type=SinkRecord)
     except (OSError, msgspec.MsgspecError):

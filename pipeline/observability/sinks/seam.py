@@ -95,7 +95,7 @@ def _flat(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Plain]]:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSink:
-    """A sink that has a process of its own."""
+    """A sink that runs in its own process."""
 
     name: str
     """Also its setting in ``[sinks]``, and its extra."""

@@ -3,7 +3,7 @@
 Each worker is a process of the picture. Its first track has the words of its main loop. A learner's
 second track has its updates, a generator's the versions that it serves. The other tracks have
 messages at this end of their link, each until a link took it, or until the ledger has its result.
-Incidents have a process of their own. Arrows are:
+Incidents are shown as a separate process. Arrows are:
 
 * *chunk*: from the sender's end of a link to the receiver's;
 * *claim*: from the last scorer of a chunk to the update that trained on it;

@@ -106,7 +106,7 @@ class TraceEventWriter:
     def slice(
         self, pid: int, tid: int, name: str, kind: str, begin_us: int, end_us: int, told: Mapping[str, Any] = _NONE
     ) -> Slice:
-        """Write a stretch of a track. ``kind``: its category. ``told``: shown when it is chosen."""
+        """Write an interval of a track. ``kind``: its category. ``told``: shown when it is chosen."""
         end_us = max(end_us, begin_us + LEAST_US)
         event = {"ph": "X", "name": name, "cat": kind, "pid": pid, "tid": tid, "ts": begin_us}
         # JSON has no NaN: a loss may be one

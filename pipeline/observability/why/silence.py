@@ -32,23 +32,23 @@ def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
         return None
     socket, password = Path(address.socket), unquote(urlsplit(address.url).password or "")
     pid, waited_s = _process(run_dir, address), FIRST_S
-    sight = probe(socket, password, timeout_s=FIRST_S)
-    if sight.state is ServerState.SILENT and pid and not _is_stopped(pid):
-        sight, waited_s = probe(socket, password, timeout_s=SECOND_S), FIRST_S + SECOND_S
-    match sight.state:
+    probed = probe(socket, password, timeout_s=FIRST_S)
+    if probed.state is ServerState.SILENT and pid and not _is_stopped(pid):
+        probed, waited_s = probe(socket, password, timeout_s=SECOND_S), FIRST_S + SECOND_S
+    match probed.state:
         case ServerState.SERVES:
             return None
         case ServerState.LOADING:
-            return f"its server (process {sight.pid}) reads its file, {sight.loaded_bytes >> 20} MB so far"
+            return f"its server (process {probed.pid}) reads its file, {probed.loaded_bytes >> 20} MB so far"
         case ServerState.STRANGE:
-            return f"another program answers at {socket}: {sight.words}"
+            return f"another program answers at {socket}: {probed.words}"
         case _ if pid:
             how = state_words(pid)
             return f"its server (process {pid}) is there and gave no answer within {waited_s:g} s{how}"
         case _ if is_locked(run_dir / "ledger"):
-            return f"its server is being started or is ending: {sight.words}"
+            return f"its server is being started or is ending: {probed.words}"
         case _:
-            return f"its server has ended ({sight.words})" if is_supervised else None
+            return f"its server has ended ({probed.words})" if is_supervised else None
 
 
 def no_ledger_chain(s: Snapshot) -> Chain:

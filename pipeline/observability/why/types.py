@@ -106,7 +106,7 @@ class Ended:
 
     @property
     def is_worth_a_word(self) -> bool:
-        """Whether it matters although the worker is there again."""
+        """Whether it matters although the worker is back."""
         return bool(self.error) or self.num > 1
 
     def __str__(self) -> str:

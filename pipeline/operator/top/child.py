@@ -1,4 +1,4 @@
-"""The view of ``headrace up``: that of ``headrace top``, in a process of its own.
+"""The view of ``headrace up``: that of ``headrace top``, in a separate process.
 
 *Consumes* the terminal, and the supervisor's snapshots. *Produces* one child, which reads the run
 as any other view does. *Waits for* nothing while the run goes on; afterwards for the child's end,
@@ -33,7 +33,7 @@ _LEAVE_SCREEN: Final = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1
 
 
 class ChildView(View):
-    """The full screen beside the supervisor."""
+    """The full-screen view of a supervisor's own terminal."""
 
     def __init__(self, config: RunConfig, run_dir: Path, *, command: Sequence[str] | None = None) -> None:
         """``command``: of the child; the descriptor of the pipe's end is appended."""

@@ -1,7 +1,7 @@
 """The connection of ``headrace top`` to a run: pictures, and changes of the run.
 
 Each of the ledger's answers has a limit. The run need not be there yet, may end, and may come back:
-the feed connects anew. It never starts a copy of the ledger for a run that has ended while it was
+the feed reconnects. It never starts a copy of the ledger for a run that has ended while it was
 shown."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from protocol.ids import Role
 from protocol.printable import printable_line
 
 _MAX_COLUMNS = 8
-"""Values of staleness with a column of their own; larger ones share the last."""
+"""Values of staleness with a separate column; larger ones share the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 8.0
 _RECONNECT_AFTER_S = 10.0
-"""Of silence while a supervisor is there: its ledger may be at another place now."""
+"""Silence after which a supervisor's ledger may have moved."""
 _ACT_S = 8.0
 MAX_RECENT = 200
 
@@ -246,7 +246,7 @@ class RunFeed:
         return LogReader(self.run_dir, workers=(worker,))
 
     async def aclose(self) -> None:
-        """End the connection; the next reading connects anew."""
+        """End the connection; the next reading reconnects."""
         self._at = self._reader = None
         held, self._held = self._held, AsyncExitStack()
         await held.aclose()

@@ -1,6 +1,6 @@
 """An overview in words: the lines and tables of ``headrace top``, as plain text.
 
-Pure. Every text is safe for a terminal, and each colour has a word beside it."""
+Pure. Every text is safe for a terminal, and each colour comes with a word."""
 
 from __future__ import annotations
 

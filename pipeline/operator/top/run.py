@@ -1,6 +1,6 @@
-"""Runs the view: on a terminal of its own, or on that of ``headrace up``, beside the supervisor.
+"""Runs the view: on its own terminal, or on that of ``headrace up``, which the supervisor shares.
 
-Beside the supervisor it is a process of its own, so that it can neither slow nor end the
+There it is a separate process, so that it can neither slow nor end the
 supervisor. Ctrl-C stays the terminal's signal: the kernel sends it to the supervisor, and this
 process ignores it. It ends with the pipe that the supervisor holds, so also when the supervisor is
 killed."""

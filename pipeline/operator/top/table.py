@@ -149,7 +149,7 @@ class LiveTable(Widget, can_focus=True):
         self.action_move(-_WHEEL_ROWS)
 
     def on_resize(self) -> None:
-        """Keep the cursor in sight."""
+        """Scroll so that the cursor is visible."""
         self._go(self._cursor)
 
     def on_focus(self) -> None:
@@ -162,7 +162,7 @@ class LiveTable(Widget, can_focus=True):
 
     @property
     def _room(self) -> int:
-        """Rows that are in sight."""
+        """Number of visible rows."""
         return max(1, self.size.height - 1)
 
     def _go(self, place: int) -> None:

@@ -127,7 +127,7 @@ class Guard:
 
 
 def own_names(host: str) -> frozenset[str]:
-    """Return the names that a server at ``host`` answers to, besides addresses."""
+    """Return the host names that a server at ``host`` accepts, in addition to addresses."""
     machine = socket.gethostname().lower()
     return frozenset(
         {*_LOOPBACK, host.lower()} | (set[str]() if is_loopback(host) else {machine, socket.getfqdn().lower()})
