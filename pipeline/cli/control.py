@@ -148,10 +148,8 @@ def evict(workers: tuple[str, ...], host: str, reason: str, run: Path | None, as
 
     It is fenced and stopped, and others continue its work. It stays out across restarts of
     supervisor and run. The last worker of a role cannot be evicted."""
-    from pipeline.operator import evicting
-
     worker = _one(workers, host)
-    fleet = _changed(run, lambda at: evicting.evict(at, worker=worker, host=host, reason=reason))
+    fleet = _changed(run, lambda at: steering.evict(at, worker=worker, host=host, reason=reason))
     answer(as_json, fleet, f"{_named(worker, host)} is evicted, until `headrace fleet readmit`; {_wanted(fleet)}")
 
 
@@ -164,10 +162,8 @@ def evict(workers: tuple[str, ...], host: str, reason: str, run: Path | None, as
 @json_option
 def readmit(workers: tuple[str, ...], host: str, run: Path | None, as_json: bool) -> None:
     """Let an evicted worker or joined host work again."""
-    from pipeline.operator import evicting
-
     worker = _one(workers, host)
-    fleet = _changed(run, lambda at: evicting.readmit(at, worker=worker, host=host))
+    fleet = _changed(run, lambda at: steering.readmit(at, worker=worker, host=host))
     answer(as_json, fleet, f"{_named(worker, host)} is readmitted; {_wanted(fleet)}")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import PATH, echo_json, json_option, moment, run_argument
-from pipeline.watch.findings import Finding
+from pipeline.watch.frame import Finding
 from protocol.errors import DataError
 from protocol.printable import printable_line
 

@@ -22,8 +22,7 @@ import structlog
 from pipeline.config.schema import RunConfig
 from pipeline.files.urls import without_store_credentials
 from pipeline.ledger.url import without_ledger_password
-from pipeline.observability.sinks.pump import Pump
-from pipeline.observability.sinks.record import forget_trouble, read_record
+from pipeline.observability.sinks.pump import Pump, forget_trouble, read_record
 from pipeline.observability.sinks.seam import REMOTE, RUN_ENDED, spec_of
 from pipeline.observability.sinks.tensorboard import NAME as TENSORBOARD
 from pipeline.observability.sinks.tensorboard import TensorBoardSink

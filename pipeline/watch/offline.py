@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.files.columns import Cell, Column, read_columns
 from pipeline.incidents.records import RunIncidents
-from pipeline.watch.findings import Finding
-from pipeline.watch.frame import Frame
+from pipeline.watch.frame import Finding, Frame
 from pipeline.watch.segments import observed_files
 from pipeline.watch.tables import MOST_PHASES, TableForm, frames, read_rows
 from pipeline.watch.thresholds import FEWEST, NO_THRESHOLDS, Tail, Thresholds, Tuning, fit

@@ -12,8 +12,7 @@ import math
 
 import numpy as np
 
-from pipeline.watch.findings import Columns, RuleResult, of_peers
-from pipeline.watch.frame import Frame
+from pipeline.watch.frame import Columns, Frame, RuleResult, of_peers
 from pipeline.watch.groups import TINY, Floats, Groups, WorkerArrays
 from pipeline.watch.thresholds import Tuning
 

@@ -10,8 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.watch.findings import Columns, Finding, RuleResult, first_of_each, of_peers
-from pipeline.watch.frame import Frame
+from pipeline.watch.frame import Columns, Finding, Frame, RuleResult, first_of_each, of_peers
 from pipeline.watch.gaps import LONGER, Gaps, Stillness
 from pipeline.watch.groups import Floats, Groups, WorkerArrays, medians
 from pipeline.watch.growth import MemoryGrowth

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.watch.findings import Finding
-from pipeline.watch.frame import Frame, metric
+from pipeline.watch.frame import Finding, Frame, metric
 from pipeline.watch.groups import Groups
 from pipeline.watch.rules import Rules
 from pipeline.watch.similarity import Similarity

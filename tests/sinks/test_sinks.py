@@ -21,7 +21,7 @@ import pytest
 from pipeline.config.load import write_resolved
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow
 from pipeline.observability.history import HISTORY_NAME, History, Row
-from pipeline.observability.sinks.record import read_record
+from pipeline.observability.sinks.pump import read_record
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.supervisor.sink_runner import SinkRunner
 from tests.own_server import free_ports

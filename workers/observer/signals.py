@@ -1,14 +1,16 @@
 """Faults that show without comparing workers: their own reports, failures, refused messages, epochs,
-log-prob gaps and verdicts. Pure; time is an argument."""
+log-prob gaps, verdicts, and the pace of the ledger. Pure; time is an argument."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from pipeline.incidents.book import Suspicion
+from pipeline.runtime.liveness import is_recent
 from pipeline.runtime.registry.contract import OTHER_LINKS, FailureReport, Heartbeat, WaitingFor
 from pipeline.runtime.registry.entries import LOGPROB_GAP, LOGPROB_USUAL_GAP, LONGEST_STANDSTILL, STANDSTILL
 from protocol.errors import StepDiffered
@@ -120,7 +122,7 @@ MOST_TIMES: Final = 3.0
 class Mismatches:
     """Generators whose tokens do not come from the policy, by the learner's check of log-probs.
 
-    The learner computes the log-probs of a share of all chunks again (``workers.learner.sampler_gaps``).
+    The learner computes the log-probs of a share of all chunks again (``workers.learner.logprob_check``).
     It reports the mean gap of each generator's newest chunks, and that of its peers at the same lags. A
     gap must exceed both limits: in nats above the peers', and as a multiple of theirs. Memory is bounded
     by the learner's report."""
@@ -164,7 +166,10 @@ _FEWEST: Final = 2.0
 
 
 class Refusals:
-    """Recent refusals of each link, fading within ten seconds. The last heartbeats bound it."""
+    """Which link recently refused messages came by, fading within ten seconds.
+
+    A receiver counts refusals by checksum or schema. When they come from one sender alone, the link or
+    its sender is at fault, not the receiver. Memory is bounded by the last heartbeats."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -261,7 +266,11 @@ SAME_VERDICTS: Final = 512
 
 
 class MissingVerdicts:
-    """The newest tries of each reward worker, fading within a minute. The last heartbeats bound it."""
+    """Reward workers whose verifiers often give no verdict, since they are late or fail.
+
+    A response without a verdict is tried again, and then left out of its group. A few are no fault. When
+    many tries fail, the verifier or what it calls is at fault, and training loses these responses. Tries
+    fade within a minute; memory is bounded by the last heartbeats."""
 
     def __init__(self) -> None:
         self._counts: dict[Incarnation, tuple[float, float, float]] = {}
@@ -336,3 +345,83 @@ def _missing(who: Incarnation, judged: float, failed: float, late: float, since_
         f"{MOST_SHARE:.0%}: such responses are left out of their groups"
     )
     return Suspicion(who.worker, "verdicts", since_s, sentence, role=str(Role.REWARD), score=share / MOST_SHARE)
+
+
+LEDGER: Final = "ledger"
+"""Its name as a component."""
+SLOW_MS: Final = 40.0
+"""An answer that takes less is never slow."""
+SLOW_TIMES: Final = 4.0
+"""Usual times of an answer from which on it is slow."""
+HOLD_S: Final = 3.0
+"""Answers are slow for so long before the ledger is named."""
+FOLLOWS_S: Final = 10.0
+"""After the last slow answers: measurements over a while still contain them."""
+_FEWEST_LOOKS: Final = 3
+_FEWEST_WORKERS: Final = 3
+_USUAL_S, _SLOW_USUAL_S = 60.0, 1800.0
+"""Time constants of the usual time of an answer, and of that while answers are slow."""
+
+
+class LedgerPace:
+    """The usual and the present time of the ledger's answers.
+
+    One worker's long wait is its own. When the middle worker's wait is several times the usual one, the
+    ledger is slow, or the way to it. Other signs of slowness follow from that: heartbeats come late, so
+    clocks seem to differ, and work that includes a write takes longer. Memory is a few numbers."""
+
+    def __init__(self) -> None:
+        self._usual_ms = math.nan
+        self._now_ms = math.nan
+        self._time_s = math.nan
+        self._since_s: float | None = None
+        """Since when they are slow, by the reader's clock."""
+        self._last_s = -math.inf
+        """When they were slow for the last time."""
+        self._num_slow = 0
+
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+        """Take in the heartbeats of a moment; return the suspicion of the ledger, or nothing.
+
+        Args:
+            now_s: monotonic seconds.
+            at_s: the same moment by the wall clock.
+            beats: the last heartbeat of each worker."""
+        waits_ms = [
+            beat.vitals.ledger_rtt_ms
+            for beat in beats
+            if beat.vitals is not None and beat.vitals.ledger_rtt_ms > 0.0 and is_recent(beat.silent_s)
+        ]
+        passed_s = now_s - self._time_s
+        self._time_s = now_s
+        if len(waits_ms) < _FEWEST_WORKERS:
+            return []
+        self._now_ms = median(waits_ms)
+        if math.isnan(self._usual_ms):
+            self._usual_ms = self._now_ms
+        is_slow = self._now_ms > max(SLOW_MS, SLOW_TIMES * self._usual_ms)
+        if passed_s > 0.0:
+            share = -math.expm1(-passed_s / (_SLOW_USUAL_S if is_slow else _USUAL_S))
+            self._usual_ms += share * (self._now_ms - self._usual_ms)
+        if not is_slow:
+            if now_s - self._last_s > HOLD_S:
+                self._since_s, self._num_slow = None, 0
+        else:
+            self._since_s = now_s if self._since_s is None else self._since_s
+            self._last_s, self._num_slow = now_s, self._num_slow + 1
+        if self._since_s is None or now_s - self._since_s < HOLD_S or self._num_slow < _FEWEST_LOOKS:
+            return []
+        sentence = (
+            f"most workers wait {self._now_ms:.0f} ms or longer for an answer of it; "
+            f"usual are {self._usual_ms:.1f} ms, and {max(SLOW_MS, SLOW_TIMES * self._usual_ms):.0f} ms the limit"
+        )
+        score = self._now_ms / max(SLOW_MS, SLOW_TIMES * self._usual_ms)
+        return [Suspicion(LEDGER, "ledger", at_s - (now_s - self._since_s), sentence, score=score)]
+
+    def away(self, now_s: float) -> None:
+        """Note that the ledger gives no answer at all."""
+        self._last_s = now_s
+
+    def explain(self, now_s: float) -> bool:
+        """Return whether slow answers may be the cause of other slowness of this moment."""
+        return now_s - self._last_s <= FOLLOWS_S

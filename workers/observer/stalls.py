@@ -77,7 +77,16 @@ class _Computation:
 
 
 class StandingWork:
-    """Remembers the computations of workers without peers. The last moment bounds its memory."""
+    """Work that stalls on a worker without peers while its heartbeats continue.
+
+    A worker counts the pieces inside its work, such as the layers of a pass, and its heartbeat has the
+    time of the last one. The learner has no peers to compare it with, so its own past sets the limit: 6 s,
+    twice its longest pause that was not a finding, 1.5 times the third longest that was one, and a tenth
+    of its longest work, since a repair costs all of that work.
+
+    Five pieces of progress come first, to see what is usual: a piece may take long in every update. A
+    first computation has a separate wait and does not count, nor does time in which the ledger does not
+    answer. Memory is bounded by the workers of the last moment."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Computation] = {}
@@ -169,7 +178,12 @@ class _MainLoop:
 
 
 class MainLoops:
-    """Remembers each worker's main loop. The workers of the last moment bound its memory."""
+    """Workers whose main loop is blocked while their heartbeats continue.
+
+    A heartbeat's thread measures how late the loop's timer is, and names the time of its last turn. Both
+    must be old, since a loop that turns again reports its late timer once more. This is a fact and needs
+    no comparison. When many workers' loops are blocked at once the host is the cause, and no worker is
+    blamed. Memory is bounded by the workers of the last moment."""
 
     def __init__(self) -> None:
         self._loops: dict[str, _MainLoop] = {}

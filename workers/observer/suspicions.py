@@ -24,14 +24,14 @@ from pipeline.incidents.book import Suspicion
 from pipeline.incidents.records import FoundCause
 from pipeline.runtime.liveness import is_recent
 from pipeline.runtime.registry.contract import FailureReport, Heartbeat
-from pipeline.watch.findings import Finding
-from pipeline.watch.frame import Frame
+from pipeline.watch.frame import Finding, Frame
 from pipeline.watch.heartbeats import FrameMaker
 from pipeline.watch.thresholds import Thresholds
 from pipeline.watch.watcher import Watch
-from workers.observer.ledger_pace import LEDGER, LedgerPace
 from workers.observer.signals import (
+    LEDGER,
     Failures,
+    LedgerPace,
     Mismatches,
     MissingVerdicts,
     OwnReports,

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from pipeline.files import keep_private
-from pipeline.observability.sinks.pump import Pump
-from pipeline.observability.sinks.record import FOLDER
+from pipeline.observability.sinks.pump import FOLDER, Pump
 from pipeline.observability.sinks.seam import REMOTE, RUN_ENDED, Sink, spec_of
 from pipeline.process.exit_codes import ExitCode
 

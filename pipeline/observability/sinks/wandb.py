@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pipeline.ledger.url import hide_password
 from pipeline.observability.sinks.points import Axis, Point
-from pipeline.observability.sinks.record import FOLDER
+from pipeline.observability.sinks.pump import FOLDER
 from pipeline.observability.sinks.seam import SinkFailed, SinkSpec
 
 _INIT_S: Final = 60.0

@@ -35,12 +35,12 @@ from pipeline.operator.top.screens import (
     CTRL_C_DRAINS,
     CTRL_C_LEAVES,
     HELP,
+    LiveTable,
     LogScreen,
     QuestionScreen,
     TextScreen,
     TrajectoriesScreen,
 )
-from pipeline.operator.top.table import LiveTable
 from protocol.errors import HeadraceError
 from protocol.ids import Role
 from protocol.printable import printable_line

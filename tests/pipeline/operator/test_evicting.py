@@ -16,7 +16,7 @@ from pipeline.ledger.server.embedded import read_ledger_url
 from pipeline.observability.status import eviction_words
 from pipeline.observability.why.explain import explain
 from pipeline.observability.why.types import Snapshot
-from pipeline.operator import evicting
+from pipeline.operator import steering
 from pipeline.operator.attached import Attached
 from pipeline.operator.status_report import read_status
 from pipeline.operator.top.format import head_lines
@@ -35,7 +35,7 @@ async def beat_of_guest(run: SmallRun) -> None:
 
 
 async def evict(run: SmallRun, worker: str = "", *, host: str = "", reason: str = "") -> Fleet:
-    return await evicting.evict(cast("Attached", run), worker=worker, host=host, reason=reason)
+    return await steering.evict(cast("Attached", run), worker=worker, host=host, reason=reason)
 
 
 async def refusal(run: SmallRun, worker: str = "", *, host: str = "", reason: str = "") -> str:
@@ -52,7 +52,7 @@ async def test_an_evicted_worker_is_out_with_who_when_and_why(run: SmallRun) -> 
     assert (one.worker, one.reason, one.is_counted) == ("generator-1", "ECC errors", True) and "@" in one.by
     assert fleet.counts == {**COUNTS, Role.GENERATOR: 1}
     assert await evict(run, "generator-1", reason="again") == fleet
-    back = await evicting.readmit(cast("Attached", run), worker="generator-1")
+    back = await steering.readmit(cast("Attached", run), worker="generator-1")
     assert back == Fleet(COUNTS)
 
 
@@ -68,7 +68,7 @@ async def test_a_guest_at_work_lets_the_runs_own_last_worker_go_but_not_an_evict
     await beat_of_guest(run)
     assert (await evict(run, "reward-0")).counts[Role.REWARD] == 0
     assert "run's last reward" in await refusal(run, host="hostb")
-    await evicting.readmit(cast("Attached", run), worker="reward-0")
+    await steering.readmit(cast("Attached", run), worker="reward-0")
     await evict(run, host="hostb")
     assert "run's last reward" in await refusal(run, "reward-0")
 
@@ -97,13 +97,13 @@ async def test_unknown_names_long_reasons_and_a_run_that_is_over_are_refused(run
     assert "has no worker generator-9; it has: generator-0" in await refusal(run, "generator-9")
     assert "301 characters; expected at most 300" in await refusal(run, "generator-1", reason="x" * 301)
     with pytest.raises(ConfigError, match="generator-1 is not evicted; none is"):
-        await evicting.readmit(cast("Attached", run), worker="generator-1")
+        await steering.readmit(cast("Attached", run), worker="generator-1")
     await evict(run, "generator-1")
     with pytest.raises(ConfigError, match="generator-0 is not evicted; evicted are: generator-1"):
-        await evicting.readmit(cast("Attached", run), worker="generator-0")
+        await steering.readmit(cast("Attached", run), worker="generator-0")
     await run.registry.set_run_status(RunStatus(RunState.FAILED))
     assert "is failed, not running" in await refusal(run, "generator-0")
-    assert await evicting.readmit(cast("Attached", run), worker="generator-1") == Fleet(COUNTS), "for the next start"
+    assert await steering.readmit(cast("Attached", run), worker="generator-1") == Fleet(COUNTS), "for the next start"
 
 
 async def test_status_top_and_why_name_the_evicted_with_the_reason_and_the_way_back(run: SmallRun) -> None:

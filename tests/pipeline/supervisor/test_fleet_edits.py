@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.observability.status import RunSnapshot
-from pipeline.operator import evicting, steering
+from pipeline.operator import steering
 from pipeline.operator.attached import attach
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, Heartbeat, WaitingFor
@@ -96,7 +96,7 @@ def test_whatever_is_evicted_scaled_and_readmitted_the_counts_hold(data: st.Data
 def _steer(run: Run, **how: str) -> None:
     async def change() -> None:
         async with attach(run.run_dir) as at:
-            await (evicting.readmit(at, worker=how["back"]) if "back" in how else evicting.evict(at, **how))
+            await (steering.readmit(at, worker=how["back"]) if "back" in how else steering.evict(at, **how))
 
     asyncio.run(change())
 

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from pipeline.config.load import write_resolved
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow
 from pipeline.observability.history import HISTORY_NAME, History
-from pipeline.observability.sinks.record import read_record
+from pipeline.observability.sinks.pump import read_record
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.exit_codes import ExitCode
 from pipeline.supervisor.sink_runner import SinkRunner

@@ -128,15 +128,15 @@ def test_no_reader_takes_work_for_standing_that_has_just_begun(wait: WaitingFor,
         worker.state.progress()
         worker.state.held = 8
         worker.state.waiting_for(WaitingFor.COMPUTE)
-        found = [standing.look(beat.at_s, [beat]) for beat, _ in worker.beats(2, 1)]
+        found = [standing.observe(beat.at_s, [beat]) for beat, _ in worker.beats(2, 1)]
     worker.state.held = held
     with worker.state.waiting(wait):
-        found = [standing.look(beat.at_s, [beat]) for beat, _ in worker.beats(40, 1, turns=False)]
+        found = [standing.observe(beat.at_s, [beat]) for beat, _ in worker.beats(40, 1, turns=False)]
         worker.state.held = 8
     for beat, _ in worker.beats(3, 1):
         assert beat.waiting_for is WaitingFor.COMPUTE
         assert worker_rows([beat], stuck_after_s=20.0)[0].health is Health.LIVE
-        found += [standing.look(beat.at_s, [beat])]
+        found += [standing.observe(beat.at_s, [beat])]
     assert not any(found)
 
 

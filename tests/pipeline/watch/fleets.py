@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from pipeline.watch.findings import Finding
-from pipeline.watch.frame import Frame
+from pipeline.watch.frame import Finding, Frame
 from pipeline.watch.watcher import Watch
 
 Change = Callable[[float, np.ndarray], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.watch.findings import Finding
+from pipeline.watch.frame import Finding
 from tests.pipeline.watch.fleets import Change, findings, fleet
 
 LEVELS = {"rss_bytes": 8e9}

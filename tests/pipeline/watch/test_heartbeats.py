@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pipeline.process.work import ServiceSums, WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.entries import Vitals
-from pipeline.watch.findings import Finding
-from pipeline.watch.frame import CATALOGUE, Frame
+from pipeline.watch.frame import CATALOGUE, Finding, Frame
 from pipeline.watch.heartbeats import METRICS, FrameMaker
 from pipeline.watch.watcher import Watch
 from pipeline.weights import PARTS

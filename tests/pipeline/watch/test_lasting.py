@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.watch.findings import Finding
-from pipeline.watch.frame import Frame
+from pipeline.watch.frame import Finding, Frame
 from pipeline.watch.watcher import Watch
 
 WORKERS = tuple(f"generator-{number}" for number in range(8))

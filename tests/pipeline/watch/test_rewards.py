@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pipeline.watch.findings import Finding
-from pipeline.watch.frame import Frame
+from pipeline.watch.frame import Finding, Frame
 from pipeline.watch.watcher import Watch
 
 Reward = Callable[[int, float, np.random.Generator], float]

@@ -9,7 +9,7 @@ from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.runtime.registry.entries import Vitals
 from protocol.ids import Role
 from tests.workers.observer.live_fleet import BREAKS_S, LiveFleet
-from workers.observer.ledger_pace import FOLLOWS_S, LEDGER, LedgerPace
+from workers.observer.signals import FOLLOWS_S, LEDGER, LedgerPace
 from workers.observer.suspicions import FleetSuspicions, explained
 
 

@@ -12,8 +12,7 @@ from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetHistor
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row, ValueRow
 from pipeline.observability.sinks import pump as pump_module
 from pipeline.observability.sinks.points import Point
-from pipeline.observability.sinks.pump import Pump
-from pipeline.observability.sinks.record import read_record, record_path
+from pipeline.observability.sinks.pump import Pump, read_record, record_path
 from pipeline.observability.sinks.seam import SinkFailed, SinkSpec
 from pipeline.observability.sinks.tensorboard import TensorBoardSink
 from tests.pipeline.observability.rows import evaluation_row, update_row, value_row

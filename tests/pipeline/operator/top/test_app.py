@@ -12,7 +12,7 @@ from textual.geometry import Region
 from pipeline.ledger.admin import StoredChunk
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.operator.top.format import TableRow
-from pipeline.operator.top.table import LiveTable
+from pipeline.operator.top.screens import LiveTable
 from pipeline.runtime.registry.contract import LinkReport, RunState, RunStatus, WaitingFor
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role

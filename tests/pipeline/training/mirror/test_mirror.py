@@ -20,7 +20,7 @@ from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME
 from pipeline.observability.prompt_accuracies import EVALUATIONS_NAME
 from pipeline.observability.regenerated_tokens import FOLDER
 from pipeline.observability.samples import SAMPLES_NAME
-from pipeline.observability.sinks.record import FOLDER as SINKS
+from pipeline.observability.sinks.pump import FOLDER as SINKS
 from pipeline.observability.sinks.seam import REMOTE
 from pipeline.observability.start_record import STARTS_NAME
 from pipeline.training.checkpoints import latest_checkpoint
