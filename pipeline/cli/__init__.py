@@ -63,7 +63,7 @@ _MEMBERS: Mapping[str, _Table] = {
         "join": ("pipeline.cli.join", "Run workers here for a run on another host."),
         "tokens": ("pipeline.cli.tokens", "Create and revoke tokens for joining hosts."),
         "place": ("pipeline.cli.join", "Start and list this host's joins, for a launcher."),
-        "probe": ("pipeline.cli.join", "Check a supervisor, for a container's probes."),
+        "probe": ("pipeline.cli.probe", "Check a supervisor, for a container's probes."),
         "drain": ("pipeline.cli.control", "Let one worker finish its work, then stop it."),
         "evict": ("pipeline.cli.control", "Remove a worker or a joined host at once."),
         "readmit": ("pipeline.cli.control", "Let an evicted worker or host work again."),

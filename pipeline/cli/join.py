@@ -1,12 +1,11 @@
-"""``headrace fleet join``: this host's workers for a run on another host; and the two commands that
-launchers and containers call.
+"""``headrace fleet join``: this host's workers for a run on another host; and the command that
+launchers call.
 
 *Consumes* the ledger's address and a token. *Produces* workers, until the run ends. *Waits for* the
 run and its files. *Unblocked by* the run's host, or by Ctrl-C.
 
 ``fleet place`` starts, stops and lists joins of this host for a launcher: one request on standard
-input, one answer on standard output. ``fleet probe`` tells whether a supervisor's loop turns: it reads
-one small file, and imports neither the configuration nor a client of the ledger."""
+input, one answer on standard output."""
 
 from __future__ import annotations
 
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import PATH, echo_json, json_option
-from pipeline.supervisor.pulse import NAME, trouble
 from protocol.errors import ConfigError
 from protocol.ids import Role, is_worker_name
 from protocol.printable import printable
@@ -222,25 +220,3 @@ def serve(*program: str) -> int:
         ) from None
     click.echo(msgspec.json.encode(answer(request, program)).decode())
     return 0
-
-
-@click.command(epilog="\b\nExamples:\n  headrace fleet probe live\n  headrace fleet probe ready /runs/demo")
-@click.argument("question", type=click.Choice(["live", "ready"]))
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
-def probe(question: str, folder: Path | None) -> int:
-    """Check the supervisor of a folder; by default that of this account's join.
-
-    live: its loop runs, or has ended. ready: a worker is working. Exit code 0, or 1 with the
-    reason."""
-    if folder is None:
-        base = os.environ.get("XDG_STATE_HOME")
-        joined = (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "joined"
-        found = sorted(joined.glob(f"*/*/{NAME}"), key=lambda path: path.stat().st_mtime)
-        if not found:
-            click.echo(f"no join has begun in {joined}", err=True)
-            return 1
-        folder = found[-1].parent
-    wrong = trouble(folder, needs_ready=question == "ready")
-    if wrong:
-        click.echo(wrong, err=True)
-    return 1 if wrong else 0

@@ -70,6 +70,6 @@ def test_a_probe_finds_the_join_of_its_account(tmp_path: Path) -> None:
 
 
 def test_a_probe_imports_little() -> None:
-    script = "import sys, pipeline.cli.join; print(*sys.modules)"
+    script = "import sys, pipeline.cli.probe; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert not {"pydantic", "redis", "zmq", "structlog", "msgspec", "numpy", "asyncio"} & set(loaded.stdout.split())

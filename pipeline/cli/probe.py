@@ -1,0 +1,34 @@
+"""``headrace fleet probe``: whether a supervisor's loop turns, for the probes of a container.
+
+It reads one small file, and imports neither the configuration nor a client of the ledger."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from pipeline.supervisor.pulse import NAME, trouble
+
+
+@click.command(epilog="\b\nExamples:\n  headrace fleet probe live\n  headrace fleet probe ready /runs/demo")
+@click.argument("question", type=click.Choice(["live", "ready"]))
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+def probe(question: str, folder: Path | None) -> int:
+    """Check the supervisor of a folder; by default that of this account's join.
+
+    live: its loop runs, or has ended. ready: a worker is working. Exit code 0, or 1 with the
+    reason."""
+    if folder is None:
+        base = os.environ.get("XDG_STATE_HOME")
+        joined = (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "joined"
+        found = sorted(joined.glob(f"*/*/{NAME}"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            click.echo(f"no join has begun in {joined}", err=True)
+            return 1
+        folder = found[-1].parent
+    wrong = trouble(folder, needs_ready=question == "ready")
+    if wrong:
+        click.echo(wrong, err=True)
+    return 1 if wrong else 0
