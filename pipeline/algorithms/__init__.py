@@ -1,11 +1,11 @@
-"""Learning rules: from complete units to training samples, and the loss that they are trained with.
+"""Learning rules: they turn complete units into training samples and define the loss on them.
 
-``base.Algorithm`` is the seam. One algorithm is one small file, in the frame ``group_rule`` or
-``critic_rule``, which declares itself too. Shared equations are one file each; README.md leads from
-equation to function to test.
+``base.Algorithm`` is the interface. Each algorithm is one small file that subclasses ``GroupRule``,
+``CriticRule`` or ``ResponseRule`` and declares its unit and defaults. Equations shared by several
+algorithms have a file each; README.md maps every equation to its function and test.
 
-Importing this package does not import torch, nor does ``build``: the losses are in ``loss``, which
-training backends alone import. So roles that only need a rule stay light."""
+Neither this package nor ``build`` imports torch, so that roles which only need a rule start fast.
+Only training backends import the losses (``loss``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ __all__ = ["Algorithm", "NonFiniteUnit", "build"]
 
 
 def build(config: RunConfig) -> Algorithm:
-    """Make the algorithm that a run's configuration names."""
     from pipeline.config.catalogue import rule_class
 
     return rule_class(config.algorithm.name).from_config(config)

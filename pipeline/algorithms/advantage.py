@@ -1,6 +1,6 @@
-"""Advantages from outcomes, the difference between a response and its group; and discounted sums.
+"""Advantages computed from rewards (relative to the group), whitening, and discounted sums.
 
-Numpy only, float64 inside."""
+Numpy only; float64 internally."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Shaped
 
 GROUP_EPSILON = 1e-6
-"""Added to a group's std (verl); TRL and others add 1e-4."""
+"""Added to a group's std (verl); TRL adds 1e-4."""
 WHITEN_EPSILON = 1e-8
 """Added to a batch's variance (verl)."""
 
@@ -22,8 +22,8 @@ def group_advantages(
     """Return ``(R_i - mean_g) / (std_g + 1e-6)`` for each response i of group g, float64.
 
     The std is unbiased. A group of one member has mean 0 and std 1. Without ``normalize_std`` only
-    the mean is taken off (Dr.GRPO, 2503.20783). Groups are any labels, in any order. Sources: GRPO
-    (2402.03300, section 4.1.2), DAPO (2503.14476, eq. 9)."""
+    the mean is subtracted (Dr.GRPO, 2503.20783). Group labels can be any values in any order.
+    Sources: GRPO (2402.03300, section 4.1.2), DAPO (2503.14476, eq. 9)."""
     values = np.asarray(rewards, dtype=np.float64)
     advantages = np.empty_like(values)
     for members in _members(groups):
@@ -39,8 +39,8 @@ def group_advantages(
 def leave_one_out_advantages(
     rewards: Float[np.ndarray, " responses"], groups: Shaped[np.ndarray, " responses"]
 ) -> Float[np.ndarray, " responses"]:
-    """Return ``R_i`` minus the mean of the other members of its group, float64; a group of one
-    keeps its reward. RLOO (2402.14740, section 3.3)."""
+    """Return ``R_i`` minus the mean of the other members of its group, float64. In a group of one
+    the advantage is the reward itself. RLOO (2402.14740, section 3.3)."""
     values = np.asarray(rewards, dtype=np.float64)
     advantages = values.copy()
     for members in _members(groups):
@@ -53,12 +53,12 @@ def leave_one_out_advantages(
 def whiten_rows(
     rows: Sequence[Float[np.ndarray, " _"]], masks: Sequence[Bool[np.ndarray, " _"]], *, min_std: float = 0.0
 ) -> list[Float[np.ndarray, " _"]]:
-    """Return ``(x - mean) / sqrt(var + 1e-8)`` over the tokens of all masks, 0 elsewhere; the
-    variance is unbiased.
+    """Return ``(x - mean) / sqrt(var + 1e-8)`` over the masked-in tokens of all rows, and 0
+    elsewhere. The variance is unbiased.
 
-    Fewer than two tokens have no variance: they become 0. Sums over rows are exact, so that the
-    order of the rows changes no bit of the result. Below ``min_std`` only the mean is taken away: a
-    batch of nearly equal values is noise, and would become noise of unit size."""
+    With fewer than two tokens all become 0. Sums over rows are exact, so the order of the rows does
+    not change a bit of the result. If the std is below ``min_std``, only the mean is subtracted:
+    such a batch is noise, and dividing would blow the noise up to unit size."""
     kept = [np.asarray(row, dtype=np.float64)[mask] for row, mask in zip(rows, masks, strict=True)]
     count = sum(row.size for row in kept)
     if count < 2:
@@ -70,14 +70,14 @@ def whiten_rows(
 
 
 def terminal_rewards(reward: float, num_tokens: int) -> Float[np.ndarray, " tokens"]:
-    """Return a finished response's rewards by token, float64: 0, and all of it at the last."""
+    """Return per-token rewards of a finished response, float64: all of ``reward`` at the last token."""
     rewards = np.zeros(num_tokens, dtype=np.float64)
     rewards[-1:] = reward
     return rewards
 
 
 def discounted_sums(values: Float[np.ndarray, " tokens"], decay: float) -> Float[np.ndarray, " tokens"]:
-    """Return ``S_t = sum_{j >= t} decay^(j - t) x_j``, float64: a return, or GAE's advantage."""
+    """Return ``S_t = sum_{j >= t} decay^(j - t) x_j``, float64: discounted returns, or GAE from its deltas."""
     if decay == 1.0:
         return np.cumsum(values[::-1], dtype=np.float64)[::-1].copy()
     backwards: list[float] = []

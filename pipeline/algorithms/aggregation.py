@@ -1,11 +1,11 @@
 # ruff: noqa: S105  modes and levels named after tokens are not secrets
-"""Aggregation of token losses: one weight a loss token, from the lengths of a whole mini-batch.
+"""Loss aggregation: the weight of each token, from the response lengths of a whole mini-batch.
 
 The loss is ``sum over rows r and tokens t of weight[r] * token_loss[r, t]``. Numpy only.
 
-A weight depends on the whole mini-batch and never on the micro-batch that a row lands in. Any cut
-into micro-batches therefore gives the same gradient. So does any share-out over data-parallel
-ranks, times ``num_ranks`` where gradients are averaged."""
+Weights depend on the whole mini-batch, never on how it is cut into micro-batches or shared among
+data-parallel ranks. Any cut therefore gives the same gradient (times ``num_ranks`` where gradients
+are averaged over ranks)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ROW_EPSILON = 1e-8
 
 
 OwnWeights: TypeAlias = Callable[[np.ndarray, float], Any]
-"""An aggregation of one's own, of ``num_loss_tokens`` and ``norm_length`` (:func:`row_weights`)."""
+"""A user's aggregation: takes ``num_loss_tokens`` and ``norm_length``, as :func:`row_weights` does."""
 
 
 class Aggregation(StrEnum):
-    """How token losses are averaged. Rows without a loss token count in none of these."""
+    """How token losses are averaged. Rows without a loss token never count."""
 
     TOKEN_MEAN = "token-mean"
     """Every token weighs the same, so long responses weigh more: DAPO, VAPO, T-PPO."""
@@ -38,9 +38,8 @@ class Aggregation(StrEnum):
     SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
     """Mean over responses of the sum over tokens: REINFORCE."""
     SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
-    """The same by a constant, usually the longest allowed response: Dr.GRPO (2503.20783)."""
+    """As above, divided by a constant, usually the longest allowed response: Dr.GRPO (2503.20783)."""
     TOKEN_SUM = "token-sum"
-    """Plain sum."""
 
 
 def row_weights(
@@ -48,10 +47,11 @@ def row_weights(
 ) -> Float[np.ndarray, " rows"]:
     """Return the weight of every loss token of each row, float64.
 
-    ``num_loss_tokens`` are those of the whole mini-batch, over all ranks; or what each row shall
-    count for. ``mode`` is an :class:`Aggregation`, or the import path of :data:`OwnWeights`. Raises
-    ValueError for an unknown mode, or a ``norm_length`` that is not positive; ConfigError for
-    weights of your own that are not numbers of that shape."""
+    ``num_loss_tokens`` covers the whole mini-batch over all ranks (a row may be given another count
+    than its number of loss tokens). ``mode`` is an :class:`Aggregation` or the import path of an
+    :data:`OwnWeights`. Raises ValueError for an unknown mode or a ``norm_length`` that is not
+    positive, and ConfigError when a user's function returns anything but finite weights of that
+    shape."""
     if norm_length <= 0:
         raise ValueError(
             f"norm_length is {norm_length}; expected a positive length, such as the longest response allowed"
@@ -78,19 +78,19 @@ def row_weights(
 def _own(path: str) -> OwnWeights:
     found: Any = import_own("algorithm.loss_aggregation", path)
     if not callable(found):
-        expected = "expected a function of num_loss_tokens and norm_length: name one"
+        expected = "expected a function of num_loss_tokens and norm_length: name such a function"
         raise ConfigError(f"algorithm.loss_aggregation {path!r} is {found!r}; {expected}")
     return cast("OwnWeights", found)
 
 
 def _own_weights(path: str, counts: Float[np.ndarray, " rows"], norm_length: float) -> Float[np.ndarray, " rows"]:
     own = _own(path)
-    expected = f"expected {counts.size} finite weights, none below 0: correct it"
+    expected = f"expected {counts.size} finite weights, none below 0: correct the function"
     try:
         weights = np.asarray(own(counts, norm_length), dtype=np.float64)
     except Exception as error:
-        ended = f"ended by {type(error).__name__}: {error}"
-        raise ConfigError(f"algorithm.loss_aggregation {path!r} {ended}; {expected}") from error
+        failed = f"raised {type(error).__name__}: {error}"
+        raise ConfigError(f"algorithm.loss_aggregation {path!r} {failed}; {expected}") from error
     if weights.shape != counts.shape or not np.isfinite(weights).all() or (weights < 0.0).any():
         got = f"returned {weights.tolist()!r:.80}"
         raise ConfigError(f"algorithm.loss_aggregation {path!r} {got}; {expected}")

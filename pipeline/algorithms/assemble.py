@@ -1,9 +1,11 @@
-"""From the chunks of one trajectory to one sequence, with the policy version that sampled each token.
+"""Joins the chunks of one trajectory into one sequence, with the policy version that sampled each
+token.
 
-The ledger's invariants are checked here: a broken one would be trained on silently. Numpy only.
+The ledger's invariants are checked here, because data that breaks one would be trained on silently.
+Numpy only.
 
-Several versions may sample one trajectory. It is still a sample of one well-defined behaviour policy
-as long as each token keeps its own log-prob (2505.24298, proposition 1)."""
+Several versions may sample one trajectory. It is still a sample of one well-defined behaviour
+policy as long as each token keeps its own log-prob (2505.24298, proposition 1)."""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from protocol.trajectory import Field, GuidanceScore, ReferenceScore, RewardScor
 
 
 def join_segments(parts: Iterable[tuple[Sequence[Segment], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Join (segments, log-probs) of consecutive chunks: int32 versions [tokens], and log-probs.
-    Raises ValueError without tokens, or when segments do not cover their log-probs exactly."""
+    """Join the (segments, log-probs) of consecutive chunks into int32 versions [tokens] and
+    log-probs [tokens]. Raises ValueError if there are no tokens, or if segments and log-probs
+    differ in length."""
     versions: list[np.ndarray] = []
     logprobs: list[np.ndarray] = []
     for index, (segments, values) in enumerate(parts):
@@ -29,7 +32,7 @@ def join_segments(parts: Iterable[tuple[Sequence[Segment], np.ndarray]]) -> tupl
         if expanded.shape != values.shape:
             raise ValueError(
                 f"part {index} has segments for {expanded.size} tokens and behavior_logprobs of shape {values.shape}; expected "
-                "one log-prob a token"
+                "one log-prob per token"
             )
         versions.append(expanded)
         logprobs.append(values)
@@ -55,23 +58,24 @@ class AssembledTrajectory:
     reference_logprobs: np.ndarray | None
     """float32 [R]; None unless every chunk has them."""
     values: np.ndarray | None
-    """float32 [R], of the state before each token; None unless every chunk has them."""
+    """float32 [R], value of the state before each token; None unless every chunk has them."""
     score: RewardScore
     guidance: GuidanceScore | None = None
-    """Over the response; None unless its final chunk has it."""
+    """For the whole response; None unless its final chunk has it."""
 
 
 def has_verdict(chunks: Sequence[ScoredChunk]) -> bool:
-    """Return whether a finished trajectory is scored. One without a verdict is a dead letter that its
-    group goes on without."""
+    """Return whether a trajectory has its reward. A finished one without a verdict is a dead
+    letter, and its group is trained without it."""
     return not (chunks and chunks[-1].chunk.finish_reason.is_final and Field.REWARD not in chunks[-1].scores)
 
 
 def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
-    """Join the chunks of a finished trajectory, all of them by index; errors name ``unit``.
+    """Join all chunks of a finished trajectory, given in order; ``unit`` is named in errors.
 
     Raises NonFiniteUnit for NaN or infinity in log-probs, values, reward or accuracy. Raises
-    LedgerError when a chunk or the reward is missing, the last is not final, or chunks disagree."""
+    LedgerError when a chunk or the reward is missing, the last chunk is not final, or chunks
+    disagree."""
     if not chunks:
         raise LedgerError(
             f"unit {unit} has a trajectory without chunks; expected at least 1: run `headrace ledger audit`"
@@ -81,7 +85,7 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
     indices = [scored.chunk.id.index for scored in chunks]
     if indices != list(range(len(chunks))) or {scored.chunk.trajectory for scored in chunks} != {last.trajectory}:
         raise LedgerError(
-            f"unit {unit}: trajectory {name} came as chunks {[str(scored.chunk.id) for scored in chunks]}; expected every "
+            f"unit {unit}: trajectory {name} consists of chunks {[str(scored.chunk.id) for scored in chunks]}; expected every "
             "chunk of one trajectory, from index 0: run `headrace ledger audit`"
         )
     if not last.finish_reason.is_final:
@@ -131,20 +135,19 @@ def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], response:
         if chunk.context_tokens.size != start or not np.array_equal(response[start:end], chunk.tokens):
             raise LedgerError(
                 f"unit {unit}: chunk {chunk.id} holds {chunk.num_tokens} tokens after a context of "
-                f"{chunk.context_tokens.size}, but the last chunk of {name} remembers others at {start}..{end}; expected the "
-                "same tokens: two generators extended one trajectory"
+                f"{chunk.context_tokens.size}, but the last chunk of {name} has different tokens at {start}..{end}; expected "
+                "the same: two generators extended one trajectory"
             )
         start = end
     if start != response.size:
         raise LedgerError(
-            f"unit {unit}: the chunks of {name} hold {start} response tokens; expected the {response.size} that its last chunk "
-            "remembers"
+            f"unit {unit}: the chunks of {name} hold {start} response tokens; expected {response.size}, as in its last chunk"
         )
 
 
 def token_scores(unit: str, scored: ScoredChunk, field: Field) -> np.ndarray | None:
-    """Return what the reference or value worker wrote to a chunk, float32 [tokens]; None for none.
-    Raises LedgerError when there is not one entry a token."""
+    """Return a chunk's reference log-probs or values, float32 [tokens], or None if it has none.
+    Raises LedgerError unless there is one entry per token."""
     match scored.scores.get(field):
         case ReferenceScore(logprobs=found) | ValueScore(values=found):
             pass
@@ -159,10 +162,10 @@ def token_scores(unit: str, scored: ScoredChunk, field: Field) -> np.ndarray | N
 
 
 def guidance_of(unit: str, scored: ScoredChunk) -> GuidanceScore | None:
-    """Return what the reference worker wrote of the response that ends with this chunk; None for
-    none. Its arrays are float32 [response tokens], or empty.
+    """Return the guidance of the response that ends with this chunk, or None if it has none. Its
+    arrays are float32 [response tokens], or empty.
 
-    Raises NonFiniteUnit, and LedgerError when there is not one entry a response token."""
+    Raises NonFiniteUnit; raises LedgerError unless there is one entry per response token."""
     match scored.scores.get(Field.GUIDANCE):
         case GuidanceScore() as found:
             pass
@@ -181,7 +184,7 @@ def guidance_of(unit: str, scored: ScoredChunk) -> GuidanceScore | None:
 
 
 def _join(unit: str, chunks: Sequence[ScoredChunk], field: Field) -> np.ndarray | None:
-    """Join a field's arrays when every chunk has one."""
+    """Concatenate a field's arrays, or return None if a chunk has none."""
     parts: list[np.ndarray] = []
     for scored in chunks:
         part = token_scores(unit, scored, field)

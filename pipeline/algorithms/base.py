@@ -1,7 +1,7 @@
-"""The seam between the learner and a learning rule.
+"""The interface between the learner and a learning rule.
 
-A rule is a pure function of claimed units, complete in every field that it declares. The same claim
-always makes the same samples."""
+A rule is a pure function of claimed units whose declared fields are all present: the same claim
+always gives the same samples."""
 
 from __future__ import annotations
 
@@ -18,45 +18,43 @@ if TYPE_CHECKING:
 
 
 class NonFiniteUnit(HeadraceError, ValueError):
-    """A unit's arrays or scores hold NaN or infinity; the learner drops it and goes on."""
+    """A unit contains NaN or infinity; the learner drops it and goes on."""
 
     def __init__(self, unit: str, what: str) -> None:
         super().__init__(
-            f"unit {unit} holds a value that is not finite in {what}; it must not be trained on: drop it with reason "
+            f"unit {unit} has NaN or infinity in {what}; it must not be trained on: drop it with reason "
             "non_finite, and look at the engine or verifier that wrote it"
         )
         self.unit = unit
-        """Name of the unit, as in the claim."""
 
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A learning rule: its unit, its fields, its loss and its training samples."""
+    """A learning rule: what the learner claims, which scores it needs, its loss and its training samples."""
 
     name: ClassVar[str]
-    """As in the configuration."""
+    """The value of ``algorithm.name`` in the configuration."""
 
     @property
     def unit(self) -> Unit:
-        """The unit that the learner claims at once."""
+        """What the learner claims at a time: chunk, trajectory or group."""
         ...
 
     @property
     def fields(self) -> frozenset[Field]:
-        """The fields that must be written to a chunk before its unit is ready."""
+        """The scores that every chunk of a unit needs before the unit is ready."""
         ...
 
     @property
     def signal_filter(self) -> bool:
-        """Whether groups of equally accurate members are dropped before they are claimed."""
+        """Whether groups whose members all have the same accuracy are dropped before they are claimed."""
         ...
 
     @property
-    def objective(self) -> Objective:
-        """The loss."""
-        ...
+    def objective(self) -> Objective: ...
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make samples, in the order of units and of their members, ``old_logprobs`` still absent.
-        Raises NonFiniteUnit; LedgerError when a chunk or score is missing, or chunks disagree."""
+        """Make samples in the order of units and their members; ``old_logprobs`` are filled in
+        later. Raises NonFiniteUnit; raises LedgerError when a chunk or score is missing, or chunks
+        disagree."""
         ...

@@ -1,11 +1,10 @@
-"""Training samples, mini-batches, micro-batches and packing plans without padding.
+"""Training samples, mini-batches, micro-batches, and packing without padding.
 
-A mini-batch is one optimiser step; a micro-batch under a token budget is one forward. Everything
-here is a pure function on numpy arrays; no torch.
+A mini-batch is one optimiser step; a micro-batch under a token budget is one forward pass.
+Everything here is a pure function of numpy arrays; no torch.
 
-Nothing here decides what a token is worth. Loss weights are made from the lengths of a whole
-mini-batch (``pipeline.algorithms.aggregation``) before it is cut. Every plan that uses each sample
-once therefore gives the same gradient."""
+Loss weights are computed from the whole mini-batch (``pipeline.algorithms.aggregation``) before it
+is cut, so every plan that uses each sample once gives the same gradient."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 _CPU_TOKENS, _CUDA_TOKENS = 1 << 10, 1 << 14
-"""Tokens of a micro-batch that a configuration does not set."""
+"""Default token budget of a micro-batch."""
 ROW_METRICS = (
     "proximal_perplexity", "proximal_log_perplexity", "behavior_perplexity", "behavior_log_perplexity",
     "log_perplexity_gap", "log_perplexity_gap_abs", "perplexity_ratio", "sequence_chi2",
 )  # fmt: skip
-"""The metrics of a step that are means over samples, not over tokens (``divergence``)."""
+"""The step metrics that are averaged over samples rather than tokens (``divergence``)."""
 _TOKEN_ARRAYS = (
     "loss_mask", "advantages", "behavior_logprobs", "versions", "old_logprobs", "reference_logprobs", "nll_mask",
     "standard_logprobs", "judge_logprobs",
@@ -32,7 +31,7 @@ _TOKEN_ARRAYS = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One trajectory, or a window of it, as a training step reads it: R response tokens."""
+    """One trajectory, or a window of it, as the training step reads it, with R response tokens."""
 
     name: str
     """Trajectory or chunk id, for error messages."""
@@ -45,7 +44,7 @@ class TrainingSample:
     advantages: np.ndarray
     """float32 [R]; only read where the mask is set."""
     behavior_logprobs: np.ndarray
-    """float32 [R], when sampled."""
+    """float32 [R], recorded when the tokens were sampled."""
     versions: np.ndarray
     """int32 [R], the policy version that sampled each token."""
     reference_logprobs: np.ndarray | None = None
@@ -53,51 +52,50 @@ class TrainingSample:
     old_logprobs: np.ndarray | None = None
     """float32 [R], the learner's at the start of the update; filled in before its first step."""
     nll_mask: np.ndarray | None = None
-    """bool [R], whatever loss_mask: right responses' tokens with imitation loss (VAPO, 4.3.2)."""
+    """bool [R], independent of loss_mask: tokens of right responses with imitation loss (VAPO, 4.3.2)."""
     standard_logprobs: np.ndarray | None = None
-    """float32 [R], after the prompt with the gold text; None: no guidance."""
+    """float32 [R], given the prompt with the gold text; None without guidance."""
     judge_logprobs: np.ndarray | None = None
-    """float32 [R], after the prompt with the judgment: of wrong responses alone."""
+    """float32 [R], given the prompt with the judgment; only for wrong responses."""
     is_unguided: bool | None = None
-    """Whether guidance is absent that its rule reads; None for a rule that reads none."""
+    """Whether the guidance that the rule reads is absent; None for rules that read none."""
     counted_tokens: float | None = None
-    """Its count in the loss's denominator, where that is not its number of loss tokens (T-PPO)."""
+    """What the sample counts in the loss's denominator, if not its number of loss tokens (T-PPO)."""
     reward: float = 0.0
     accuracy: float = 0.0
     reward_parts: dict[str, float] = field(default_factory=dict)
-    """Summands of the reward by name, for the history."""
+    """The named terms that sum to the reward, for the history."""
     is_finished: bool = True
-    """Whether the response ends here; if not, reward and accuracy are unknown and 0."""
+    """Whether the response ends here; if not, reward and accuracy are still unknown and 0."""
     num_context_tokens: int = 0
-    """Earlier response tokens that ``tokens`` holds as prompt: windows are trained one by one."""
+    """How many earlier response tokens count as prompt here, because windows are trained one by one."""
 
     @property
     def response_length(self) -> int:
-        """R."""
         return int(self.tokens.size - self.prompt_length)
 
     @property
     def trains(self) -> bool:
-        """Whether any of its tokens carries loss, imitation's included."""
+        """Whether any token carries loss, including imitation loss."""
         return bool(self.loss_mask.any()) or (self.nll_mask is not None and bool(self.nll_mask.any()))
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """``num_rows`` samples laid end to end, without padding: N tokens, of which M are scored."""
+    """``num_rows`` samples laid end to end without padding: N tokens, of which M are response tokens."""
 
     tokens: np.ndarray
     """int32 [N]"""
     position_ids: np.ndarray
-    """int32 [N]: restarts at 0 with each sample."""
+    """int32 [N]; restarts at 0 with each sample."""
     cumulative_lengths: np.ndarray
-    """int32 [num_rows + 1]: where each sample begins in ``tokens``, and N."""
+    """int32 [num_rows + 1]: where each sample starts in ``tokens``, then N."""
     predictors: np.ndarray
-    """int64 [M]: place in ``tokens`` of the token before each response token, which predicts it."""
+    """int64 [M]: index of the token before each response token, whose output predicts it."""
     targets: np.ndarray
     """int32 [M]: the response tokens."""
     row_ids: np.ndarray
-    """int64 [M]: the sample of each response token, 0 .. num_rows - 1, ascending."""
+    """int64 [M]: which sample each response token belongs to, 0 .. num_rows - 1, ascending."""
     loss_mask: np.ndarray
     """bool [M]"""
     advantages: np.ndarray
@@ -113,17 +111,16 @@ class PackedBatch:
     nll_mask: np.ndarray
     """bool [M]: tokens that carry imitation loss."""
     standard_logprobs: np.ndarray | None = None
-    """float32 [M], 0 where absent; None unless some sample has them."""
+    """float32 [M], 0 where absent; None if no sample has them."""
     judge_logprobs: np.ndarray | None = None
-    """float32 [M], 0 where absent; None unless some sample has standard log-probs."""
+    """float32 [M], 0 where absent; None if no sample has standard log-probs."""
     has_standard: np.ndarray | None = None
-    """bool [M]: tokens whose standard log-probs are there."""
+    """bool [M]: tokens that have standard log-probs."""
     has_judge: np.ndarray | None = None
-    """bool [M]: tokens whose judge log-probs are there."""
+    """bool [M]: tokens that have judge log-probs."""
 
     @property
     def num_rows(self) -> int:
-        """Samples in the batch."""
         return int(self.cumulative_lengths.size - 1)
 
     @property
@@ -132,7 +129,7 @@ class PackedBatch:
         return int(self.tokens.size)
 
     def split(self, values: np.ndarray) -> list[np.ndarray]:
-        """Cut an array [M] of response-token values into one [R] for each sample, in order."""
+        """Split per-token values [M] into one array [R] per sample, in order."""
         counts = np.bincount(self.row_ids, minlength=self.num_rows)
         return np.split(values, np.cumsum(counts)[:-1])
 
@@ -140,8 +137,8 @@ class PackedBatch:
 def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
     """Lay samples end to end, in the order given.
 
-    Raises ValueError for no sample, and for one without a token before its first response token.
-    Each array must have one entry a response token. The error names the sample."""
+    Raises ValueError, naming the sample, if there are no samples, if one has no prompt token, or if
+    an array does not have one entry per response token."""
     if not samples:
         raise ValueError("a packed batch of 0 samples; expected at least 1; skip the step instead")
     for sample in samples:
@@ -150,7 +147,7 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
     response_lengths = np.array([sample.response_length for sample in samples], dtype=np.int64)
     ends = np.cumsum(lengths)
     row_ids = np.repeat(np.arange(len(samples), dtype=np.int64), response_lengths)
-    # place of every response token: the last `response_lengths[r]` places of each row
+    # index of every response token: the last `response_lengths[r]` positions of each row
     places = np.arange(row_ids.size) + np.repeat(ends - np.cumsum(response_lengths), response_lengths)
     tokens = np.concatenate([sample.tokens for sample in samples]).astype(np.int32, copy=False)
     imitated = [np.zeros(s.response_length, np.bool_) if s.nll_mask is None else s.nll_mask for s in samples]
@@ -173,7 +170,7 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
 
 
 def _guided(samples: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
-    """Return the guided columns of a batch; none where no sample has guidance."""
+    """Return the guidance columns of a batch, or none if no sample has guidance."""
     found = {"standard": [s.standard_logprobs for s in samples], "judge": [s.judge_logprobs for s in samples]}
     if all(array is None for array in found["standard"]):
         return {}
@@ -187,20 +184,21 @@ def _guided(samples: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
 
 
 def tokens_at_once(micro_batch_tokens: int | None, *, on_cpu: bool) -> int:
-    """Return the tokens of one pass of a learning worker: the setting, else the device's default. A
-    CPU gains nothing beyond a thousand, whose activations lie in host memory. A GPU needs many."""
+    """Return the token budget of one forward pass: the setting, else the device's default.
+
+    Beyond a thousand tokens a CPU gets no faster and only uses more memory; a GPU needs many."""
     return micro_batch_tokens or (_CPU_TOKENS if on_cpu else _CUDA_TOKENS)
 
 
 def plan_micro_batches(lengths: Sequence[int], max_tokens: int, prompts: Sequence[bytes] = ()) -> list[list[int]]:
-    """Group samples into micro-batches of at most ``max_tokens`` tokens, every sample whole.
+    """Group whole samples into micro-batches of at most ``max_tokens`` tokens.
 
     Best-fit decreasing: the longest samples first, each into the fullest micro-batch that still has
-    room (at most 11/9 of the fewest possible, plus one). A sample above the budget is alone in its
-    micro-batch, since it cannot be cut. With ``prompts``, one for each sample, neighbours with the
-    same prompt are placed together, as many as the budget holds. The same arguments give the same
-    plan: each index once, ascending within a micro-batch, micro-batches by their first. ValueError
-    for a budget below 1."""
+    room (at most 11/9 of the optimum, plus one). A sample above the budget gets a micro-batch to
+    itself, since it cannot be cut. With ``prompts``, one per sample, adjacent samples with the same
+    prompt stay together as far as the budget allows. Deterministic; each index occurs once,
+    ascending within a micro-batch, and micro-batches are ordered by their first index. Raises
+    ValueError for a budget below 1."""
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; expected at least 1: raise the token budget of a micro-batch")
     pieces = _neighbours(lengths, max_tokens, prompts) if prompts else [[index] for index in range(len(lengths))]
@@ -223,7 +221,7 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int, prompts: Sequenc
 
 
 def _neighbours(lengths: Sequence[int], max_tokens: int, prompts: Sequence[bytes]) -> list[list[int]]:
-    """Cut samples, in their order, where the prompt changes or ``max_tokens`` would be exceeded."""
+    """Split samples, in order, where the prompt changes or ``max_tokens`` would be exceeded."""
     pieces: list[list[int]] = []
     size = 0
     for index, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
@@ -236,11 +234,11 @@ def _neighbours(lengths: Sequence[int], max_tokens: int, prompts: Sequence[bytes
 
 
 def plan_padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group sequences that are padded to their batch's longest, at most ``max_tokens`` in all.
+    """Group sequences into padded batches: the number of sequences times the longest is at most
+    ``max_tokens``.
 
-    Neighbours in length come together, the longest first, so that there is little to pad. A
-    sequence above the budget is alone. Each index is in one batch. ValueError for a budget below 1.
-    """
+    Sequences of similar length come together, longest first, so that little is padded. A sequence
+    above the budget is alone. Raises ValueError for a budget below 1."""
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; expected at least 1: raise the token budget of a batch")
     batches: list[list[int]] = []
@@ -253,12 +251,12 @@ def plan_padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[in
 
 
 def plan_ranks(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
-    """Share samples among ranks by :func:`balance`, and group each share by
+    """Share samples among ranks by :func:`balance`, and split each share by
     :func:`plan_micro_batches`.
 
-    All ranks get the same number of micro-batches, for they compute in step: a rank with fewer gets
-    empty ones. Each has its fullest first, so that micro-batches of the same step are of about the
-    same size. Raises ValueError for ``num_ranks`` or ``max_tokens`` below 1."""
+    Ranks compute in lockstep, so all get the same number of micro-batches; some may be empty. Each
+    rank's fullest comes first, so that micro-batches of the same step have about the same size.
+    Raises ValueError for ``num_ranks`` or ``max_tokens`` below 1."""
     plans: list[list[list[int]]] = []
     for share in balance(lengths, num_ranks):
         plan = plan_micro_batches([lengths[index] for index in share], max_tokens)
@@ -269,8 +267,8 @@ def plan_ranks(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[
 
 
 def split_minibatches(samples: Sequence[TrainingSample], num: int) -> list[list[TrainingSample]]:
-    """Cut samples, in their order, into at most ``num`` mini-batches whose sizes differ by at most
-    one; none is empty. Raises ValueError for ``num`` below 1."""
+    """Split samples, in order, into at most ``num`` non-empty mini-batches whose sizes differ by at
+    most one. Raises ValueError for ``num`` below 1."""
     if num < 1:
         raise ValueError(f"num is {num}; expected at least 1 mini-batch")
     num = min(num, len(samples))
@@ -279,11 +277,11 @@ def split_minibatches(samples: Sequence[TrainingSample], num: int) -> list[list[
 
 
 def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Share samples among ranks so that their token counts are nearly equal: longest first, each to
-    the emptiest rank.
+    """Share samples among ranks with nearly equal token counts: longest first, each to the emptiest
+    rank.
 
-    The fullest rank holds at most 4/3 of the best possible. The same lengths give the same shares,
-    ascending; a rank may get none. Raises ValueError for ``num_ranks`` below 1."""
+    The fullest rank holds at most 4/3 of the optimum. Deterministic; indices ascend within a rank,
+    and a rank may get none. Raises ValueError for ``num_ranks`` below 1."""
     if num_ranks < 1:
         raise ValueError(f"num_ranks is {num_ranks}; expected at least 1")
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -306,7 +304,7 @@ def _check(sample: TrainingSample) -> None:
         values: np.ndarray | None = getattr(sample, name)
         if values is not None and values.shape != (length,):
             raise ValueError(
-                f"sample {sample.name} has {name} of shape {values.shape}; expected ({length},), one entry a response token"
+                f"sample {sample.name} has {name} of shape {values.shape}; expected ({length},), one entry per response token"
             )
 
 

@@ -2,8 +2,8 @@
 
     loss = -sum_{i,t} sg( clip(r_{i,t}, 1 - eps_low, 1 + eps_high) ) A_i logp_{i,t} / sum_i |o_i|
 
-with GRPO's A_i. The weight is clipped, never the token: rare tokens that a ratio clip would silence
-keep their gradient. The paper leaves the lower bound off (``clip_low = 1``) and does not give the
+with GRPO's A_i. The weight is clipped, never the token, so rare tokens that PPO's clip would
+silence keep their gradient. The paper has no lower bound (``clip_low = 1``) and does not give the
 upper one. Meaningless for groups of one response."""
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 
 class Cispo(Dapo):
-    """CISPO's learning rule; its name sets the clipped weight."""
-
     __slots__ = ()
     name: ClassVar[str] = "cispo"
     declaration: ClassVar[Declaration] = Declaration(

@@ -1,15 +1,15 @@
-"""The frame of every rule with a critic: from values and rewards to whitened advantages a token.
+"""Base class of rules with a critic: turns values and rewards into whitened advantages per token.
 
-A span is the whole of a finished response (PPO, VAPO) or one window of a response (T-PPO). Each
-span, with the values that the value process wrote, makes one training sample.
+A span is a whole finished response (PPO, VAPO) or one window of a response (T-PPO). Each span, with
+the values that the value worker computed, makes one training sample.
 
     delta_j = r_j + gamma V_{j+1} - V_j,     A_t = sum_{j >= t} (gamma lambda)^{j-t} delta_j     within the span
-    V after the last token: 0 when the response is finished (by a stop token or at the cap), V_{n-1} again when it is not
-    A <- clamp( (A - mean) / std ) over all tokens that carry loss, in the whole update's batch
+    V after the last token: 0 if the response is finished (by a stop token or at the cap), else V_{n-1} again
+    A <- clamp( (A - mean) / std ) over all loss tokens of the whole update's batch
 
-Values are only a baseline here. The value process makes its own targets (Monte-Carlo, lambda = 1)
-and its own steps, which is VAPO's decoupled GAE. Whole responses and windows go through the same
-lines, so that T-PPO with a window as long as the cap is PPO, bit for bit."""
+Values are only a baseline here. The value worker makes its own targets (Monte-Carlo, lambda = 1)
+and steps, which is VAPO's decoupled GAE. Whole responses and windows share this code, so that T-PPO
+with a window as long as the cap is PPO, bit for bit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Consecutive tokens of one response that train the policy together. N is their number."""
+    """N consecutive tokens of one response that train the policy together."""
 
     name: str
     """Trajectory or chunk id."""
@@ -50,17 +50,16 @@ class TokenSpan:
     versions: np.ndarray
     """int32 [N]"""
     values: np.ndarray
-    """float32 [N], of the state before each token"""
+    """float32 [N], value of the state before each token"""
     reference_logprobs: np.ndarray | None
     """float32 [N]"""
     score: RewardScore | None
-    """Of the whole response, which ends with this span; None for an unfinished one's window."""
+    """Score of the whole response if it ends with this span; None for a window of an unfinished one."""
     guidance: GuidanceScore | None = None
-    """Of the whole response, which ends with this span; None for none."""
+    """Guidance of the whole response if it ends with this span, else None."""
 
     @property
     def num_tokens(self) -> int:
-        """N."""
         return int(self.values.size)
 
 
@@ -76,20 +75,19 @@ class CriticRule(ABC):
     signal_filter: bool = False
     gamma: float = 1.0
     gae_lambda: float = 0.95
-    """Lambda where it does not adapt to the length."""
+    """Lambda when it does not adapt to the length."""
     adaptive_lambda_alpha: float = 0.0
-    """0: lambda does not adapt."""
+    """0 disables the adaptive lambda."""
     adaptive_lambda_floor: float = 0.0
     whiten: bool = True
     whiten_min_std: float = 1e-3
     advantage_clamp: float = 0.0
-    """0: none."""
+    """0 disables the clamp."""
     tail_drop_tokens: int = 8
     window_tokens: int = 512
 
     @classmethod
     def from_config(cls, config: RunConfig) -> CriticRule:
-        """Read the algorithm section of a run's configuration."""
         section = config.algorithm
         return cls(
             unit=config.declaration.unit,
@@ -109,7 +107,7 @@ class CriticRule(ABC):
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """Raise ValueError for a configuration that this rule cannot train; a rule may add."""
+        """Raise ValueError for a configuration that this rule cannot train; subclasses may add checks."""
         if not config.declaration.has_critic:
             raise ValueError(
                 f"{config.algorithm.name} declares no critic, but a CriticRule reads values: set has_critic in its "
@@ -119,11 +117,11 @@ class CriticRule(ABC):
 
     @abstractmethod
     def token_spans(self, unit: ClaimedUnit) -> list[TokenSpan]:
-        """Cut a unit into spans that train the policy. Raises NonFiniteUnit, LedgerError."""
+        """Split a unit into the spans that train the policy. Raises NonFiniteUnit, LedgerError."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample a span, in the order of the units; a changed order changes no bit of
-        any sample. Raises NonFiniteUnit; LedgerError for missing or contradictory chunks."""
+        """Make one sample per span, in the order of the units. That order does not change a bit of
+        any sample. Raises NonFiniteUnit; raises LedgerError for missing or contradictory chunks."""
         spans = [span for unit in units for span in self.token_spans(unit)]
         masks = [self.policy_mask(span) for span in spans]
         advantages = self._normalised([self.advantages(span) for span in spans], masks)
@@ -131,8 +129,8 @@ class CriticRule(ABC):
         return [self._sample(*parts) for parts in zip(spans, masks, advantages, counts, strict=True)]
 
     def policy_lambda(self, span: TokenSpan) -> float:
-        """Return lambda by the response so far; an unfinished one counts half a window more, as in
-        T-PPO's port."""
+        """Return lambda for the response's length so far. An unfinished response counts half a
+        window more, as in T-PPO's port."""
         if not self.adaptive_lambda_alpha:
             return self.gae_lambda
         expected = 0 if span.score is not None else self.window_tokens // 2
@@ -140,32 +138,32 @@ class CriticRule(ABC):
         return adaptive_lambda(length, alpha=self.adaptive_lambda_alpha, floor=self.adaptive_lambda_floor)
 
     def advantages(self, span: TokenSpan) -> np.ndarray:
-        """Return the advantages of a span before they are whitened, float64 [N]."""
+        """Return the advantages of a span before whitening, float64 [N]."""
         rewards = terminal_rewards(0.0 if span.score is None else span.score.reward, span.num_tokens)
         values = span.values.astype(np.float64)
         deltas = window_deltas(rewards, values, is_finished=span.score is not None, gamma=self.gamma)
         return discounted_sums(deltas, self.gamma * self.policy_lambda(span))
 
     def policy_mask(self, span: TokenSpan) -> np.ndarray:
-        """Mark the tokens that train the policy, bool [N]. The tail of an unfinished window does
-        not: its advantages are the most biased. Nor does an over-long response under filtering."""
+        """Mark the tokens that train the policy, bool [N]: not the tail of an unfinished window,
+        whose advantages are the most biased, and no token of an over-long response under filtering."""
         if span.score is not None and span.score.masked:
             return np.zeros(span.num_tokens, dtype=np.bool_)
         is_finished = span.score is not None
         return window_policy_mask(span.num_tokens, is_finished=is_finished, num_ignored=self.tail_drop_tokens)
 
     def _normalised(self, advantages: list[np.ndarray], masks: list[np.ndarray]) -> list[np.ndarray]:
-        """Whiten and clamp over the whole batch."""
         clamp = self.advantage_clamp or np.inf
         if self.whiten:
             return whiten_windows(advantages, masks, clamp=clamp, min_std=self.whiten_min_std)
         return [np.where(mask, np.clip(row, -clamp, clamp), 0.0) for row, mask in zip(advantages, masks, strict=True)]
 
     def _counted_tokens(self, spans: Sequence[TokenSpan]) -> list[float]:
-        """Return each span's count in the loss's denominator: its tokens, dropped tail included.
+        """Return what each span counts in the loss's denominator: its tokens, including the dropped
+        tail.
 
-        For a token mean each counts for the mean over the update's batch: then a token weighs the
-        same in every mini-batch, ``sum / N_batch * num_minibatches`` (T-PPO's port)."""
+        For a token mean every span counts the batch's mean, so that a token weighs the same in
+        every mini-batch: ``sum / N_batch * num_minibatches`` (T-PPO's port)."""
         counts = [float(s.num_tokens) if s.score is None or not s.score.masked else 0.0 for s in spans]
         if self.objective.aggregation != Aggregation.TOKEN_MEAN or not counts:
             return counts
@@ -174,7 +172,7 @@ class CriticRule(ABC):
     def _sample(
         self, span: TokenSpan, mask: np.ndarray, advantages: np.ndarray, counted_tokens: float
     ) -> TrainingSample:
-        """Make a sample. Only an imitated response has earlier tokens as response, not prompt."""
+        """Make a sample. Earlier tokens belong to the prompt, except in an imitated response."""
         imitate = self.objective.imitation_coefficient > 0.0 and span.score is not None and is_right(span.score)
         num_earlier = span.num_earlier if imitate else 0
         reference = span.reference_logprobs
@@ -204,5 +202,5 @@ class CriticRule(ABC):
 
 
 def _after(num_earlier: int, values: np.ndarray, filler: int = 0) -> np.ndarray:
-    """Put ``filler`` before the values, for earlier tokens."""
+    """Prepend ``filler`` for each earlier token."""
     return np.concatenate([np.full(num_earlier, filler, dtype=values.dtype), values])

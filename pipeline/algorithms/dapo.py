@@ -4,10 +4,10 @@
     loss = sum_{i,t} max(-A_i r_{i,t}, -A_i clip(r_{i,t}, 1 - eps_low, 1 + eps_high)) / sum_i |o_i|
     over groups with 0 < #{right} < G
 
-It is meaningless for groups of one response. Groups that are all right or all wrong teach nothing;
-the ledger drops them by their raw accuracy. Two settings are not in the paper, and both
-can be switched off: the dual clip of the authors' recipe, and a truncated importance weight. The
-weight corrects for sampling ahead of learning."""
+Groups that are all right or all wrong teach nothing, and the ledger drops them by their raw
+accuracy. Two defaults are not in the paper and can be switched off: the dual clip of the authors'
+recipe, and a truncated importance weight for sampling ahead of learning. Meaningless for groups of
+one response."""
 
 from __future__ import annotations
 
@@ -21,12 +21,9 @@ from pipeline.config.catalogue import Declaration
 
 
 class Dapo(GroupRule):
-    """DAPO's learning rule."""
-
     __slots__ = ()
     name: ClassVar[str] = "dapo"
     declaration: ClassVar[Declaration] = Declaration(reads=frozenset({"normalize_std"}))
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
-        """Normalise rewards within each group."""
         return responses.spread(group_advantages(responses.rewards, responses.groups, normalize_std=self.normalize_std))

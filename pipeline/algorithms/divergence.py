@@ -1,13 +1,11 @@
-"""Divergences from sampled tokens: of the sampler from the learner, and estimators of
-KL(policy || reference).
+"""Divergence estimates from sampled tokens: sampler from learner, and KL(policy || reference).
 
-The sampler's metrics are made from proximal (``old``) and behaviour log-probs, one entry a token or
-one a row; nothing is differentiated. A mean over tokens is over the loss mask, a mean over rows over
-those with loss.
+Sampler metrics compare proximal (``old``) with behaviour log-probs, per token or per row, without
+gradient. Token means are over the loss mask; row means are over rows with loss.
 
-With ``d = logp - ref``, under samples of the policy k1 and k3 have the right mean and k2 has the
-right gradient; ``k1+`` and ``k3+`` take the value of one and the gradient of the other. Source: J.
-Schulman, "Approximating KL divergence" (2020); the clamps are verl's."""
+With ``d = logp - ref`` and samples from the policy, k1 and k3 have the right mean and k2 has the
+right gradient; ``k1+`` and ``k3+`` combine the value of one with the gradient of the other. Source:
+J. Schulman, "Approximating KL divergence" (2020); the clamps are verl's."""
 
 from __future__ import annotations
 
@@ -19,11 +17,12 @@ from pipeline.algorithms.objective import KLEstimator
 from pipeline.algorithms.surrogate import MAX_LOG_RATIO, Floats, Ints, Mask, Tokens, log_ratio, row_mean, row_sum
 
 MAX_K3 = 10.0
-"""k3 is clamped to +-10, which also ends its gradient for d below about -2.6 or above 11."""
+"""k3 is clamped to +-10, so its gradient is 0 for d below about -2.6 or above 11."""
 
 
 def kl_estimate(logprobs: Floats, reference_logprobs: Floats, estimator: KLEstimator | str) -> Floats:
-    """Estimate KL(policy || reference) a token, differentiable in ``logprobs``, or ValueError."""
+    """Estimate KL(policy || reference) per token, differentiable in ``logprobs``. Raises ValueError
+    for an unknown estimator."""
     difference = logprobs - reference_logprobs
     match KLEstimator(estimator):
         case KLEstimator.K1:
@@ -50,14 +49,15 @@ def _straight_through(*, value: Floats, gradient: Floats) -> Floats:
 
 
 _MAX_EXPONENT = 80.0
-"""The largest exponent whose exponential is finite in float32, in round numbers."""
+"""About the largest exponent whose exponential is finite in float32."""
 
 
 def token_divergence(old_logprobs: Floats, behavior_logprobs: Floats) -> dict[str, Floats]:
-    """Return each token's log-probs, two estimates of KL(behaviour || proximal), and ``rho^2 - 1``.
+    """Return per token: both log-probs, two estimates of KL(behaviour || proximal), and ``rho^2 -
+    1``.
 
-    ``behavior_kl`` is ``behaviour - old`` and may be negative; ``behavior_k3`` is
-    ``rho - 1 - log rho``, which never is."""
+    ``behavior_kl`` is ``behaviour - old`` and may be negative; ``behavior_k3``, ``rho - 1 - log
+    rho``, never is."""
     z = (old_logprobs - behavior_logprobs).detach()
     return {
         "proximal_logprob": old_logprobs,
@@ -71,10 +71,10 @@ def token_divergence(old_logprobs: Floats, behavior_logprobs: Floats) -> dict[st
 def row_divergence(
     old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
 ) -> dict[str, Float[Tensor, " rows"]]:
-    """Return metrics of each row: perplexities, and the squared product of its rho, minus 1.
+    """Return per row: perplexities, and the squared product of its token ratios rho, minus 1.
 
-    A row without a token of the mask counts as one of log-prob 0, as in verl. ``sequence_chi2``
-    saturates at ``exp(+-40)``."""
+    A row without masked-in tokens counts as log-prob 0, as in verl. ``sequence_chi2`` saturates at
+    ``exp(+-40)``."""
     proximal = row_mean(old_logprobs.detach(), mask, row_ids, num_rows)
     behavior = row_mean(behavior_logprobs.detach(), mask, row_ids, num_rows)
     gap = behavior - proximal

@@ -1,8 +1,7 @@
-"""The frame of every rule without a critic: complete groups in, one sample a response out.
+"""Base class of rules without a critic: complete groups in, one sample per response out.
 
-A rule of this kind is one equation, from the rewards of a batch to the advantages of its tokens: a
-subclass that defines ``advantages``. The objective clips and averages tokens, by the settings that
-the rule's name brings (its declaration)."""
+Such a rule is one equation, ``advantages``, from the rewards of a batch to the advantages of its
+tokens. The objective clips and averages, with the defaults that the rule's declaration sets."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """The inputs of an advantage, of all responses of an update."""
+    """All responses of an update: the inputs of an advantage."""
 
     rewards: np.ndarray
     """float64 [responses]"""
     groups: np.ndarray
-    """int64 [responses], which group each belongs to."""
+    """int64 [responses]: the group of each response."""
     masks: tuple[np.ndarray, ...]
-    """bool [tokens] each: those that carry loss; none of an over-long response under filtering."""
+    """bool [tokens] each: the loss tokens. All False for an over-long response under filtering."""
 
     def spread(self, advantages: np.ndarray) -> list[np.ndarray]:
         """Give every token of response i ``advantages[i]``."""
@@ -45,7 +44,7 @@ class Responses:
 
 @dataclass(frozen=True, slots=True)
 class GroupRule(ABC):
-    """A learning rule on complete groups."""
+    """A learning rule on complete groups. Subclasses define ``advantages``."""
 
     name: ClassVar[str] = ""
     declaration: ClassVar[Declaration]
@@ -54,13 +53,12 @@ class GroupRule(ABC):
     group_size: int = 16
     signal_filter: bool = False
     normalize_std: bool = True
-    """Divide by the group's std, where the rule leaves that open."""
+    """Whether to divide by the group's std, in rules that leave this open."""
     gamma: float = 1.0
     unit: Unit = Unit.GROUP
 
     @classmethod
     def from_config(cls, config: RunConfig) -> GroupRule:
-        """Read the algorithm section of a run's configuration."""
         section = config.algorithm
         return cls(
             objective=Objective.from_config(config),
@@ -73,7 +71,7 @@ class GroupRule(ABC):
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """Raise ValueError for a configuration that this rule cannot train; a rule may add."""
+        """Raise ValueError for a configuration that this rule cannot train; subclasses may add checks."""
         declared = config.declaration
         if declared.unit is not Unit.GROUP or declared.has_critic:
             raise ValueError(
@@ -87,9 +85,11 @@ class GroupRule(ABC):
         """Return the advantages of each response's tokens, float64 [tokens]."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample a response that has a verdict. Over-long ones under filtering carry no
-        loss, and count in their group; those without a verdict do neither. Raises
-        NonFiniteUnit; LedgerError for a group that is not whole."""
+        """Make one sample per response that has a verdict.
+
+        Over-long responses under filtering carry no loss but still count in their group; responses
+        without a verdict are left out. Raises NonFiniteUnit; raises LedgerError for an incomplete
+        group."""
         groups = [self._members(unit) for unit in units]
         members = [member for group in groups for member in group]
         responses = Responses(

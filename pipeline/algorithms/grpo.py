@@ -1,12 +1,12 @@
-"""GRPO (2402.03300), and Dr.GRPO (2503.20783), which takes two biases out of it.
+"""GRPO (2402.03300), and Dr.GRPO (2503.20783), which removes two of its biases.
 
     GRPO       A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6), every response weighs the same: mean over i of mean over t
     Dr.GRPO    A_i =  R_i - mean_j R_j,          every token weighs the same: mean over i of sum over t, by a constant L_max
 
-GRPO's mean over a response's tokens makes long wrong responses cheap. Its std gives groups that are
-nearly all right or wrong too much weight. Dr.GRPO does without both. DAPO is GRPO with a token
-mean, a higher upper bound and the group filter. GRPO's paper adds 0.04 times the k3 estimate of
-KL(policy || reference): set ``kl_coefficient``. Meaningless for groups of one response."""
+GRPO's mean over a response's tokens makes long wrong responses cheap, and its std gives too much
+weight to groups that are nearly all right or all wrong. Dr.GRPO drops both. DAPO is GRPO with a
+token mean, a higher upper bound and the group filter. GRPO's paper adds 0.04 times the k3 estimate
+of KL(policy || reference): set ``kl_coefficient``. Meaningless for groups of one response."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 
 class Grpo(Dapo):
-    """GRPO's learning rule: DAPO's advantage under other settings."""
-
     __slots__ = ()
     name: ClassVar[str] = "grpo"
     declaration: ClassVar[Declaration] = Declaration(
@@ -27,8 +25,6 @@ class Grpo(Dapo):
 
 
 class DrGrpo(Dapo):
-    """Dr.GRPO's learning rule; its name switches ``normalize_std`` off."""
-
     __slots__ = ()
     name: ClassVar[str] = "dr-grpo"
     declaration: ClassVar[Declaration] = Declaration(

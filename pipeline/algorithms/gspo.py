@@ -3,9 +3,9 @@
     s_i = exp( mean_t (logp_{i,t} - old_{i,t}) )
     loss = mean over i of max(-A_i s_i, -A_i clip(s_i, 1 - eps_low, 1 + eps_high))
 
-with GRPO's A_i: a whole response is clipped or not, so its bounds are narrow (3e-4 and 4e-4).
-Written per token (``surrogate.sequence_ratio``). Meaningless for groups of one response, and in
-windows of an unfinished response, whose ratio would be that of a part."""
+with GRPO's A_i. A response is clipped as a whole, so the bounds are narrow (3e-4 and 4e-4). The
+code is per token (``surrogate.sequence_ratio``). Meaningless for groups of one response, and for
+windows of an unfinished response, where the ratio would cover only a part."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 
 class Gspo(Dapo):
-    """GSPO's learning rule; its name sets the sequence ratio and its bounds."""
-
     __slots__ = ()
     name: ClassVar[str] = "gspo"
     declaration: ClassVar[Declaration] = Declaration(

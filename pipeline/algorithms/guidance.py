@@ -1,8 +1,8 @@
-"""Guidance of single tokens as learning rules read it: its constants, and its columns. Numpy only.
+"""Token-level guidance as learning rules see it: its constants and columns. Numpy only.
 
-A response has one of three kinds. *Right*: log-probs under the standard prompt alone. *Wrong*:
-those, and log-probs under the judge prompt. *Unguided*: none, which is a state and no error. So the
-columns of a response imply its verdict. The losses are in ``guided_loss``."""
+A response is *right* (it has log-probs under the standard prompt only), *wrong* (it also has
+log-probs under the judge prompt), or *unguided* (it has neither, which is no error). So the columns
+of a response imply its verdict. The losses are in ``guided_loss``."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidanceSettings:
-    """Constants of the guided losses; defaults as published (NLFT, 2412.20382, and its code)."""
+    """Constants of the guided losses. Defaults as published (NLFT, 2412.20382, and its code)."""
 
     standard_threshold: float = 0.95
-    """tau: a token of more standard probability has a weight above 1."""
+    """tau: tokens with a higher standard probability get a weight above 1."""
     standard_power: float = 0.6
     bonus_power: float = 5.0
     judge_ratio: float = 1.5
-    """A token is flagged where its judge probability is above this multiple of the others."""
+    """A token is flagged if its judge probability exceeds its other probabilities by this factor."""
     min_judge_probability: float = 0.01
     max_flagged_share: float = 0.06
-    """Where more of a wrong response is flagged, its other tokens have no loss."""
+    """If more of a wrong response is flagged, its other tokens have no loss."""
     unflagged_power: float = 0.5
     loss_scale: float = 10.0
     nll_coefficient: float = 1.0
-    """Of the plain imitation loss of right responses, beside the weighted one."""
+    """Coefficient of the plain imitation loss of right responses, added to the weighted one."""
     clusters: bool = False
     cluster_power: float = 0.3
     cluster_distance: float = 0.4
-    """Largest cosine distance between a token and the cluster beside it."""
+    """Largest cosine distance between a token and the cluster that it joins."""
     dissimilar_clusters: bool = False
-    """``cluster_distance`` is the smallest distance instead, as in the public code."""
+    """Treat ``cluster_distance`` as the smallest distance instead, as the public code does."""
 
     @classmethod
     def of(cls, section: GuidanceSection) -> GuidanceSettings:
-        """Read a run's guidance section."""
         return cls(
             standard_threshold=section.standard_threshold,
             standard_power=section.standard_power,
@@ -67,21 +66,20 @@ PUBLISHED = GuidanceSettings()
 
 @dataclass(frozen=True, slots=True)
 class GuidedColumns:
-    """The guidance of the last tokens of one response, as a training sample has it."""
+    """The guidance of the last tokens of a response, as stored in a training sample."""
 
     standard_logprobs: np.ndarray | None = None
     """float32 [tokens]; None without guidance."""
     judge_logprobs: np.ndarray | None = None
-    """float32 [tokens], of a wrong response alone."""
+    """float32 [tokens]; only for wrong responses."""
 
     @property
     def is_absent(self) -> bool:
-        """Whether the response has no guidance."""
         return self.standard_logprobs is None
 
     @property
     def is_judged(self) -> bool:
-        """Whether they speak of a wrong response."""
+        """Whether this is a wrong response with a judgment."""
         return self.judge_logprobs is not None
 
 
@@ -89,8 +87,8 @@ UNGUIDED = GuidedColumns()
 
 
 def guided_columns(guidance: GuidanceScore, score: RewardScore, num_tokens: int) -> GuidedColumns:
-    """Return the columns of the last ``num_tokens`` of a response, by its verdict. A wrong response
-    without either log-probs has none."""
+    """Return the guidance of the last ``num_tokens`` of a response, according to its verdict. A
+    wrong response that lacks either kind of log-probs is unguided."""
     if not guidance.standard_logprobs.size or not num_tokens:
         return UNGUIDED
     standard = guidance.standard_logprobs[-num_tokens:].astype(np.float32, copy=False)
@@ -107,6 +105,7 @@ give 0 or 1."""
 
 
 def is_right(score: RewardScore) -> bool:
-    """Whether a finished response is worth imitating: right before any shaping, and not under
-    over-long filtering (VAPO, 2504.05118, 4.3.2). T-PPO's port: the score must be above 0."""
+    """Return whether a response is worth imitating: its accuracy before shaping is above 0.5, and
+    over-long filtering does not mask it (VAPO, 2504.05118, 4.3.2). T-PPO's port wants a score above
+    0."""
     return score.accuracy > RIGHT_ACCURACY and not score.masked

@@ -1,8 +1,8 @@
-"""Losses that guidance in words gives to single tokens: NLFT as published, and a first-error form.
+"""Losses from token-level guidance: NLFT as published, and a first-error variant.
 
-A token of a response has three probabilities. The current policy gives p_b, after the question
-alone. The standard prompt has the gold text and gives p_s; the judge prompt has the judgment and
-gives p_j. Both are frozen. Weights and flags have no gradient.
+Every response token has three probabilities: p_b from the current policy given the question alone,
+and from the frozen reference policy p_s given the standard prompt (with the gold text) and p_j
+given the judge prompt (with the judgment). Weights and flags carry no gradient.
 
     right      w (-log p_b) + c (-log p_b),   w = (p_s / tau)^0.6 up to tau, 1 + ((p_s - tau) / (1 - tau))^5 above
     wrong      u = [p_j / p_b > 1.5] [p_j / p_s > 1.5] [p_j > 0.01]
@@ -10,15 +10,15 @@ gives p_j. Both are frozen. Weights and flags have no gradient.
     first      e: the first token with p_j / p_s > 1.5 and p_j > 0.01
     error      before e p_s^0.5 (-log p_b),   at e 2 sigma(p_j / p_s - 1.5) (-log(1 - p_b)),   after e nothing
 
-With ``clusters``, w is ``(p_s / tau)^0.3`` in a cluster around tokens above tau. The published form
-then leaves out what lies in a cluster around flagged tokens.
+With ``clusters``, w is ``(p_s / tau)^0.3`` in a cluster around tokens above tau, and the published
+form has no loss on unflagged tokens in a cluster around flagged ones.
 
-All are multiplied by ``loss_scale``. The verdict is the sign of the advantage. A right response
-without guidance is imitated with w = 1. A wrong one without a judgment has no loss, nor has one
-without a first error in the first-error form.
+Everything is multiplied by ``loss_scale``. The sign of the advantage is the verdict. A right
+response without guidance is imitated with w = 1. A wrong one without a judgment has no loss, nor,
+in the first-error variant, has one without a flagged token.
 
-Sources: 2412.20382 and its public code. The first-error form is ours: the published test of
-p_j / p_b cannot flag a token with p_b above 2/3, which is a confident error."""
+Sources: 2412.20382 and its public code. The first-error variant is ours: the published test of p_j
+/ p_b cannot flag a token with p_b above 2/3, which is a confident error."""
 
 from __future__ import annotations
 
@@ -47,16 +47,17 @@ from pipeline.algorithms.surrogate import (
 def clusters(
     salient: Mask, states: Float[Tensor, "tokens hidden"], mask: Mask, row_ids: Ints, settings: GuidanceSettings
 ) -> Mask:
-    """Mark the tokens of clusters around ``salient`` ones, without these but where another walk
-    passes them; never off ``mask``, nor in another row.
+    """Mark the clusters around ``salient`` tokens, within ``mask`` and their row.
 
-    ``states`` are last hidden states, of any float type. All walks take a step at once, so the time
-    grows with the longest one."""
+    A cluster grows from its salient token in both directions, one token at a time, while the next
+    token's hidden state is close to the cluster's mean. A salient token itself is marked only if
+    another cluster reaches it. ``states`` are last hidden states of any float type. All clusters
+    grow at the same time, so the run time is that of the longest."""
     found = torch.zeros_like(salient)
     states = states.float()
     for step in (-1, 1):
         at = salient.nonzero().squeeze(1)
-        # the mean's direction is the sum's
+        # sums serve as means: cosine distance only sees the direction
         passed = states[at]
         while at.numel():
             there = (at + step).clamp(0, found.numel() - 1)
@@ -70,11 +71,11 @@ def clusters(
 
 
 _LEAST_REST = 1e-6
-"""``1 - p`` is taken as at least this, so that a certain token has a finite loss and gradient."""
+"""Lower bound of ``1 - p``, so that a token of probability 1 has a finite loss and gradient."""
 
 
 def standard_weights(standard_logprobs: Floats, settings: GuidanceSettings, clustered: Flags | None = None) -> Floats:
-    """Return the weight w of each token of a right response, from 0 to 2; ``clustered`` tokens have
+    """Return the weight w of each token of a right response, from 0 to 2. ``clustered`` tokens use
     ``cluster_power``."""
     tau = settings.standard_threshold
     standard = standard_logprobs.exp()
@@ -87,17 +88,17 @@ def standard_weights(standard_logprobs: Floats, settings: GuidanceSettings, clus
 
 
 def unflagged_weights(standard_logprobs: Floats, settings: GuidanceSettings) -> Floats:
-    """Return the weight of each token of a wrong response that is not flagged, from 0 to 1."""
+    """Return the weights, from 0 to 1, of a wrong response's unflagged tokens."""
     return (standard_logprobs * settings.unflagged_power).exp()
 
 
 def blame(judge_logprobs: Floats, logprobs: Floats, settings: GuidanceSettings) -> Floats:
-    """Return ``2 sigma(p_j / p - judge_ratio)``, the weight of a token flagged against p."""
+    """Return ``2 sigma(p_j / p - judge_ratio)``, the weight of a flagged token of probability p."""
     return 2.0 * torch.sigmoid(log_ratio(judge_logprobs, logprobs).exp() - settings.judge_ratio)
 
 
 def suspicions(standard_logprobs: Floats, judge_logprobs: Floats, settings: GuidanceSettings) -> Flags:
-    """Mark the tokens that the judge prompt makes likely, compared with the standard prompt."""
+    """Mark the tokens that are likely under the judge prompt, and likelier than under the standard prompt."""
     is_likely = judge_logprobs.exp() > settings.min_judge_probability
     return is_likely & (log_ratio(judge_logprobs, standard_logprobs).exp() > settings.judge_ratio)
 
@@ -105,7 +106,7 @@ def suspicions(standard_logprobs: Floats, judge_logprobs: Floats, settings: Guid
 def published_flags(
     logprobs: Floats, standard_logprobs: Floats, judge_logprobs: Floats, settings: GuidanceSettings
 ) -> Flags:
-    """Mark the tokens that the judge prompt makes likely, compared with both other prompts."""
+    """Mark the tokens that are likely under the judge prompt, and likelier than under both other prompts."""
     against_base = log_ratio(judge_logprobs, logprobs).exp() > settings.judge_ratio
     return against_base & suspicions(standard_logprobs, judge_logprobs, settings)
 
@@ -113,15 +114,15 @@ def published_flags(
 def unlikelihood(logprobs: Floats) -> Floats:
     """Return ``-log(1 - p)`` of each token, with its gradient ``p / (1 - p)``.
 
-    ``1 - p`` is at least 1e-6 in both. So a certain token still has a gradient, where float32 would
-    have none or infinity: confident errors are what this loss is for."""
+    ``1 - p`` is at least 1e-6 in both. Without the bound, float32 would give a token of probability
+    1 a gradient of 0 or infinity, and confident errors are what this loss is for."""
     rest = (-torch.expm1(logprobs.detach())).clamp(min=_LEAST_REST)
     slope = logprobs.detach().exp() / rest
     return slope * (logprobs - logprobs.detach()) - rest.log()
 
 
 def first_places(flags: Mask, row_ids: Ints, num_rows: int) -> Ints:
-    """Return for each token the place in the batch of its row's first flag; the batch's size where
+    """Return for each token the index in the batch of its row's first flag, or the batch's size if
     the row has none."""
     none = flags.numel()
     places = torch.arange(none, device=flags.device)
@@ -132,7 +133,7 @@ def first_places(flags: Mask, row_ids: Ints, num_rows: int) -> Ints:
 def published_weights(
     logprobs: Tokens, guided: GuidedLogprobs, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
 ) -> tuple[Mask, Tokens]:
-    """Return the flagged tokens of wrong responses, and the weight of each token of them; 0 off
+    """Return the flagged tokens of wrong responses, and the weight of each of their tokens, 0 off
     ``mask``. ``logprobs`` are the current policy's."""
     standard, judge = guided.standard_logprobs, guided.judge_logprobs
     flagged = mask & published_flags(logprobs, standard, judge, settings)
@@ -146,8 +147,8 @@ def published_weights(
 def first_error_weights(
     guided: GuidedLogprobs, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
 ) -> tuple[Mask, Tokens]:
-    """Return the first error of each wrong response, and the weight of each token of them; 0 off
-    ``mask``, after the error, and in a response without one."""
+    """Return the first error of each wrong response, and the weight of each of their tokens: 0 off
+    ``mask``, after the error, and in responses without one."""
     standard, judge = guided.standard_logprobs, guided.judge_logprobs
     first = first_places(mask & suspicions(standard, judge, settings), row_ids, num_rows)
     places = torch.arange(first.numel(), device=first.device)
@@ -159,15 +160,14 @@ def first_error_weights(
 
 
 def nlft(terms: SurrogateTerms) -> TokenLoss:
-    """Return NLFT's loss of each token as published."""
+    """Return NLFT's loss of each token, as published."""
     guided, wrong = _guided(terms)
     base = terms.logprobs.detach()
     return _loss(terms, guided, *published_weights(base, guided, wrong, terms.row_ids, terms.num_rows, terms.guidance))
 
 
 def nlft_first(terms: SurrogateTerms) -> TokenLoss:
-    """Return the first-error form's loss of each token. At most one token of a response is
-    flagged."""
+    """Return the loss of the first-error variant: at most one token of a response is flagged."""
     guided, wrong = _guided(terms)
     return _loss(terms, guided, *first_error_weights(guided, wrong, terms.row_ids, terms.num_rows, terms.guidance))
 
@@ -181,12 +181,12 @@ def nll(terms: SurrogateTerms) -> TokenLoss:
 def token_credit(
     guided: GuidedLogprobs, advantages: Tokens, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
 ) -> Tokens:
-    """Return the factor c of each token's advantage, 1 on average over a response's loss tokens.
+    """Return the factor of each token's advantage, which averages 1 over a response's loss tokens.
 
-    A right response shares its credit by w, a wrong one by ``2 sigma(p_j / p_s - judge_ratio)``,
-    with 0 for a p_j that is too small. So no token of a wrong response counts more than six times
-    another. c is 1 without guidance. It is also 1 where the advantage has the other sign, since
-    guidance is about the verdict. This factor is our completion; the paper has none."""
+    A right response distributes its credit by w, a wrong one by ``2 sigma(p_j / p_s -
+    judge_ratio)`` with p_j taken as 0 below the minimum; so no token of a wrong response counts
+    more than six times another. The factor is 1 without guidance, and where the advantage's sign
+    contradicts the verdict. This is our addition; the paper has no such factor."""
     is_likely = guided.judge_logprobs.exp() > settings.min_judge_probability
     judge = guided.judge_logprobs.where(is_likely, guided.standard_logprobs.detach() - 20.0)
     weights = torch.where(
@@ -201,8 +201,8 @@ def token_credit(
 
 
 def _guided(terms: SurrogateTerms) -> tuple[GuidedLogprobs, Mask]:
-    """Return the columns, of nothing where no response of the micro-batch has any; and the tokens
-    of the wrong responses that have a judgment."""
+    """Return the guidance columns (all absent if no response of the micro-batch has guidance), and
+    the tokens of the wrong responses that have a judgment."""
     guided = terms.guided
     if guided is None:
         zeros, nothing = torch.zeros_like(terms.advantages), torch.zeros_like(terms.mask)
@@ -214,13 +214,13 @@ def _guided(terms: SurrogateTerms) -> tuple[GuidedLogprobs, Mask]:
 def _states(guided: GuidedLogprobs) -> Tensor:
     if guided.states is None:
         raise ValueError(
-            "the hidden states are None, but guidance.clusters is on; give those of the policy, or turn clusters off"
+            "the hidden states are None, but guidance.clusters is on; pass the policy's hidden states, or turn clusters off"
         )
     return guided.states
 
 
 def _loss(terms: SurrogateTerms, guided: GuidedLogprobs, flagged: Mask, weights: Tokens) -> TokenLoss:
-    """Join the losses of right responses and of wrong ones, which have these weights."""
+    """Combine the loss of right responses with that of wrong ones, whose ``weights`` are given."""
     settings = terms.guidance
     wrong = weights * torch.where(flagged, unlikelihood(terms.logprobs), -terms.logprobs)
     clustered = None

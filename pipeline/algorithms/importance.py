@@ -1,9 +1,10 @@
-"""Weights and masks for the gap between the policy that sampled and that of the update's start.
+"""Weights and masks that correct for the gap between the sampling policy and the learner's at the
+update's start.
 
-``rho = proximal / behaviour`` at each token. It corrects staleness and the numerics of another
-engine. Nothing here is differentiable. Weights multiply the clipped token loss; denominators stay
-unweighted. Token-level weights suit partial rollouts: a product over a row that spans several
-versions saturates at ``exp(+-20)``."""
+``rho = proximal / behaviour`` at each token. It corrects both staleness and numerical differences
+between engines. Nothing here is differentiable. Weights multiply the clipped token loss;
+denominators stay unweighted. Partial rollouts want token-level weights: a product over a row that
+spans several versions saturates at ``exp(+-20)``."""
 
 from __future__ import annotations
 
@@ -29,14 +30,14 @@ from pipeline.algorithms.surrogate import (
 
 
 def importance_ratio(old_logprobs: Floats, behavior_logprobs: Floats) -> Floats:
-    """Return ``rho = exp(clamp(old - behaviour, -20, 20))`` at each token, without gradient."""
+    """Return ``rho = exp(clamp(old - behaviour, -20, 20))`` of each token, without gradient."""
     return log_ratio(old_logprobs, behavior_logprobs).detach().exp()
 
 
 def behavior_ratio(
     level: ImportanceLevel, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
 ) -> Tokens:
-    """Return each token's rho, of itself or its row, without gradient; its log is within +-20."""
+    """Return the rho of each token, or of its row, without gradient. log rho is clamped to +-20."""
     if level is ImportanceLevel.TOKEN:
         return importance_ratio(old_logprobs, behavior_logprobs)
     over_row = row_sum if level is ImportanceLevel.SEQUENCE else row_mean
@@ -45,9 +46,9 @@ def behavior_ratio(
 
 
 def correction_weights(objective: Objective, rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return the factor of the clipped loss where proximal over behaviour policy is ``rho``.
+    """Return the factor of the clipped loss, given rho.
 
-    TIS: ``min(rho, cap)``, verl's cap is 2. IcePop: rho where ``floor <= rho <= cap``, else 0; its
+    TIS: ``min(rho, cap)``; verl's cap is 2. IcePop: rho where ``floor <= rho <= cap``, else 0; its
     usual band is 0.5 to 5."""
     match objective.importance:
         case Importance.NONE | Importance.BYPASS:
@@ -64,8 +65,11 @@ def correction_weights(objective: Objective, rho: Float[Tensor, "*shape"]) -> Fl
 def mean_weight(
     objective: Objective, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
 ) -> float:
-    """Return the mean weight over the mask's tokens, or rows that share one; 1 where that is 0. All
-    of a mini-batch's tokens come in one call: the mean over a part is another estimator."""
+    """Return the mean weight over masked-in tokens (or over rows, if rows share one), or 1 if it is
+    0.
+
+    Needs all tokens of a mini-batch at once: averaging over micro-batches would be another
+    estimator."""
     rho = behavior_ratio(objective.importance_level, old_logprobs, behavior_logprobs, mask, row_ids, num_rows)
     weights = correction_weights(objective, rho)
     if objective.importance_level is ImportanceLevel.TOKEN:
@@ -79,7 +83,7 @@ def mean_weight(
 def rejection_mask(
     objective: Objective, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
 ) -> Mask:
-    """Mark tokens whose divergence, or whose row's, is within bounds; all without a rejection."""
+    """Mark the tokens to keep: those whose divergence, or whose row's, is within the bounds."""
     if objective.rejection is Rejection.NONE:
         return torch.ones_like(mask)
     values = _divergence(log_ratio(old_logprobs, behavior_logprobs).detach(), objective.rejection)
@@ -123,10 +127,11 @@ def approximate_proximal(
     current_version: int,
     linear: bool = False,
 ) -> Floats:
-    """Guess the proximal log-probs between behaviour and current, without another forward pass.
+    """Estimate the proximal log-probs from behaviour and current ones, without another forward
+    pass.
 
-    ``a = clamp((v - 1 - v_b) / (v - v_b), 0, 1)``, 0 where the current version sampled or the
-    version is negative (not sampled); log-linear: ``b + a (theta - b)``; linear:
+    ``a = clamp((v - 1 - v_b) / (v - v_b), 0, 1)``, and 0 where the current version sampled the
+    token or the version is negative (not sampled). Log-linear: ``b + a (theta - b)``; linear:
     ``log((1 - a) e^b + a e^theta + 1e-10)``. As in AReaL (2505.24298)."""
     lag = (current_version - versions).to(logprobs.dtype)
     share = ((lag - 1.0) / lag.where(lag != 0, lag.new_ones(()))).clamp(0.0, 1.0)

@@ -1,7 +1,7 @@
-"""The loss of one step, on packed tokens: surrogate, off-policy weight, KL, entropy, imitation.
+"""The loss of one step on packed tokens: surrogate, off-policy weight, KL, entropy, imitation.
 
-Inputs are response tokens of whole rows, packed end to end [N]. ``pipeline.algorithms.objective``
-has the lines by which a backend uses it."""
+Inputs are the response tokens of whole rows, packed end to end [N].
+``pipeline.algorithms.objective`` shows how a training backend calls it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.algorithms.surrogate import GuidedLogprobs, Ints, Mask, SurrogateT
 
 
 def imitation_loss(logprobs: Tokens, mask: Mask) -> Tokens:
-    """Return ``-logp`` on the mask; loss and gradient are exactly 0 off it."""
+    """Return ``-logp`` on the mask. Loss and gradient are exactly 0 elsewhere."""
     return -logprobs.where(mask, logprobs.new_zeros(()))
 
 
@@ -36,19 +36,19 @@ def token_loss(
     mean_weight: float = 1.0,
     guided: GuidedLogprobs | None = None,
 ) -> tuple[Tokens, dict[str, Tokens]]:
-    """Return the loss of each token, differentiable in ``logprobs`` and ``entropy``, and detached
-    metrics of each.
+    """Return each token's loss, differentiable in ``logprobs`` and ``entropy``, and each token's
+    metrics.
 
-    Loss and gradient are exactly 0 off the mask, for any value there, and on rejected tokens.
-    Multiply by ``token_weights`` and sum for the loss; sum a metric over all micro-batches and
-    divide by the number of mask tokens for its mean.
+    Loss and gradient are exactly 0 on rejected tokens and off the mask, whatever the values there.
+    The loss is the sum of the products with ``token_weights``. A metric's mean is its sum over all
+    micro-batches divided by the number of masked-in tokens.
 
-    The type is that of ``logprobs``, under the current policy. ``old_logprobs`` are the proximal
-    policy's, not read unless ``needs_old``. Required are ``reference_logprobs`` when
-    ``needs_reference``, ``entropy`` when ``needs_entropy``, and ``versions`` when the proximal
-    policy is interpolated: else ValueError. ``row_ids`` are 0 .. num_rows - 1, rows whole.
+    ``logprobs`` are the current policy's and set the float type. ``old_logprobs`` are the proximal
+    policy's, read only if ``needs_old``. ``row_ids`` are 0 .. num_rows - 1, rows whole.
     ``mean_weight`` is ``importance.mean_weight`` of the whole mini-batch, or 1. ``guided`` is None
-    where no row has guidance."""
+    if no row has guidance. Raises ValueError if one of these is missing: ``reference_logprobs`` if
+    ``needs_reference``, ``entropy`` if ``needs_entropy``, ``versions`` if the proximal policy is
+    interpolated."""
     zero = logprobs.new_zeros(())
 
     def on_mask(values: Shaped[Tensor, " tokens"]) -> Tokens:
@@ -106,7 +106,7 @@ def token_loss(
             loss = loss + objective.kl_coefficient * divergence
     elif objective.needs_reference:
         raise ValueError(
-            f"reference_logprobs is None, but kl_coefficient is {objective.kl_coefficient}; give the reference policy's "
+            f"reference_logprobs is None, but kl_coefficient is {objective.kl_coefficient}; pass the reference policy's "
             "log-probs, or set the coefficient to 0"
         )
     if entropy is not None:
@@ -116,7 +116,7 @@ def token_loss(
             loss = loss - objective.entropy_coefficient * entropy
     elif objective.needs_entropy:
         raise ValueError(
-            f"entropy is None, but entropy_coefficient is {objective.entropy_coefficient}; give the policy's entropies, or set "
+            f"entropy is None, but entropy_coefficient is {objective.entropy_coefficient}; pass the policy's entropies, or set "
             "the coefficient to 0"
         )
     return loss.where(trained, zero), {name: on_mask(value.detach()) for name, value in metrics.items()}
@@ -129,10 +129,10 @@ def _proximal(objective: Objective, old: Tokens, behavior: Tokens, current: Toke
         return old
     if versions is None:
         raise ValueError(
-            "versions is None, but the proximal policy is interpolated between versions; give the version of each token, "
+            "versions is None, but the proximal policy is interpolated between versions; pass the version of each token, "
             "or set algorithm.proximal to recompute"
         )
-    # the policy in training is on its way to the next version
+    # the policy being trained becomes the next version
     is_linear = objective.proximal is Proximal.INTERPOLATE_LINEAR
     version = objective.proximal_version + 1
     return approximate_proximal(behavior, current, versions, current_version=version, linear=is_linear)

@@ -1,21 +1,21 @@
-"""NLFT: natural language fine-tuning (2412.20382), and its first-error form.
+"""NLFT: natural language fine-tuning (2412.20382), and its first-error variant.
 
     nlft          right: 10 (w + 1) (-log p_b),   w from p_s
                   wrong: 10 v (-log(1 - p_b)) where p_j > 1.5 p_b, p_j > 1.5 p_s and p_j > 0.01; else 10 p_s^0.5 (-log p_b)
     nlft-first    right: the same.   wrong: up to the first token with p_j > 1.5 p_s and p_j > 0.01, and not after it
     both          mean over responses of the mean over their tokens
 
-The current policy gives a token the probability p_b. The frozen reference policy gives it p_s after
-the gold text, and p_j after the judgment. ``guided_loss`` has the weights. A right response without
+The current policy gives a token the probability p_b; the frozen reference policy gives it p_s after
+the gold text and p_j after the judgment. ``guided_loss`` has the weights. A right response without
 guidance is imitated plainly. A wrong one without a judgment trains nothing, and is counted.
 
-Tens of responses do, sampled by any policy. The published form cannot flag a confident error: its
-ratio p_j / p_b is at most 1 / p_b. The first-error form is ours. It is meaningless where judgments
-do not quote the wrong step, since nothing is flagged then.
+Tens of responses are enough, and any policy may have sampled them. The published form cannot flag a
+confident error, because its ratio p_j / p_b is at most 1 / p_b. The first-error variant is ours; it
+flags nothing, and so is meaningless, if judgments do not quote the wrong step.
 
-Certain, from the public code: weights, flags, constants, the division by each response's length.
-Inferred: that a response without a flag teaches nothing in the first-error form. Not copied: a loss
-on wrong responses that pairs the judge prompt's probabilities with other positions' tokens."""
+Certain, from the public code: weights, flags, constants, division by each response's length.
+Inferred: that in the first-error variant a response without a flag teaches nothing. Not copied: a
+loss on wrong responses that pairs the judge prompt's probabilities with tokens at other positions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from pipeline.ledger.types import Unit
 
 
 class Nlft(ResponseRule):
-    """NLFT as published."""
-
     __slots__ = ()
     name: ClassVar[str] = "nlft"
     declaration: ClassVar[Declaration] = Declaration(
@@ -45,8 +43,6 @@ class Nlft(ResponseRule):
 
 
 class NlftFirst(Nlft):
-    """The first-error form of NLFT."""
-
     __slots__ = ()
     name: ClassVar[str] = "nlft-first"
     declaration: ClassVar[Declaration] = Declaration(

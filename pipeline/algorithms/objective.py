@@ -1,21 +1,20 @@
 # ruff: noqa: S105  levels named after tokens are not secrets
 """Settings of the loss of one optimiser step, and the weight of every token.
 
-Everything here is numpy. The terms of the loss are torch, in ``pipeline.algorithms.loss``: a
-process that only prepares samples, or trains nothing, need not load it. A training backend uses
-both in three lines:
+Numpy only: the terms of the loss need torch and are in ``pipeline.algorithms.loss``, which
+processes that only prepare samples never load. A training backend uses both in three lines:
 
     weights = objective.token_weights(samples)                    # once, from the whole mini-batch
     losses, metrics = token_loss(objective, logprobs=..., ...)    # for each micro-batch
     (losses * weights_of_this_micro_batch).sum().backward()       # times num_ranks where gradients are averaged
 
-Imitation (VAPO's positive-example loss) has a mask and a denominator of its own, made from the
-whole mini-batch in the same way: ``imitation_weights``, and ``loss.imitation_loss``.
+Imitation (VAPO's positive-example loss) has its own mask and denominator, computed from the whole
+mini-batch in the same way: ``imitation_weights`` and ``loss.imitation_loss``.
 
 Three policies (2505.24298, section 5.2). *Behaviour* sampled the token, perhaps some versions ago
 and with other numerics. *Proximal* is the learner at the start of the update; the surrogate clips
-around it. *Current* is being trained. The importance mode sets the correction for the behaviour
-policy; none corrects the same gap twice."""
+around it. *Current* is being trained. The importance mode sets how the gap between the first two is
+corrected; no mode corrects it twice."""
 
 from __future__ import annotations
 
@@ -37,24 +36,24 @@ if TYPE_CHECKING:
 
 
 class Surrogate(StrEnum):
-    """The loss at each token, before weights."""
+    """The loss of each token, before weighting."""
 
     CLIP = "clip"
     """PPO's clipped ratio with decoupled bounds and dual clip: DAPO, GRPO, PPO."""
     GSPO = "gspo"
-    """The clipped ratio of the whole response; no dual clip."""
+    """The clipped ratio of the whole response, without dual clip."""
     CISPO = "cispo"
-    """A clipped weight on the log-prob; the gradient never vanishes."""
+    """Log-probs under a clipped weight; the gradient never vanishes."""
     NLFT = "nlft"
-    """Weights and flags of guidance, as published; the advantage's sign is the verdict."""
+    """Weights and flags from guidance, as published; the advantage's sign is the verdict."""
     NLFT_FIRST = "nlft-first"
-    """The same with one flag a wrong response, on its first error."""
+    """The same, but with one flag per wrong response, on its first error."""
     NLL = "nll"
     """``-logp``, whatever the advantage."""
 
 
 class Importance(StrEnum):
-    """How the gap rho = proximal / behaviour is corrected; rho is never differentiated."""
+    """How the gap rho = proximal / behaviour is corrected. rho carries no gradient."""
 
     NONE = "none"
     """No correction: clip around the proximal policy with weight 1."""
@@ -63,16 +62,15 @@ class Importance(StrEnum):
     ICEPOP = "icepop"
     """Weight rho where floor <= rho <= cap, else 0."""
     DECOUPLED = "decoupled"
-    """Weight rho, unbounded but for its logarithm's clamp: decoupled PPO (2505.24298, 5.2)."""
+    """Weight rho, bounded only by the clamp of its logarithm: decoupled PPO (2505.24298, 5.2)."""
     BYPASS = "bypass"
-    """Clip around the behaviour policy, with no further weight: the ratio holds rho already."""
+    """Clip around the behaviour policy with weight 1: the ratio already contains rho."""
 
 
 class ImportanceLevel(StrEnum):
-    """The tokens that share one rho. A row is a sample: a response, or a window of one."""
+    """Which tokens share one rho. A row is a sample: a response, or a window of one."""
 
     TOKEN = "token"
-    """Each token has its own."""
     SEQUENCE = "sequence"
     """The product over the row's loss tokens."""
     GEOMETRIC = "geometric"
@@ -80,13 +78,13 @@ class ImportanceLevel(StrEnum):
 
 
 class Rejection(StrEnum):
-    """The quantity by which a token or a row trains nothing. z is the logarithm of its rho."""
+    """The quantity that decides whether a token or row is rejected, with z = log rho."""
 
     NONE = "none"
     RATIO = "ratio"
     """``exp(z)``"""
     K1 = "k1"
-    """``-z``, between the logarithms of the bounds: ratios of behaviour to proximal (verl)."""
+    """``-z``, compared with the logarithms of the bounds, which are ratios of behaviour to proximal (verl)."""
     K2 = "k2"
     """``z^2 / 2``"""
     K3 = "k3"
@@ -96,7 +94,7 @@ class Rejection(StrEnum):
 
 
 class RejectionLevel(StrEnum):
-    """Tokens that a rejection's quantity is taken over: each, or a row's, rejected together."""
+    """What the quantity is taken over: each token, or a row, which is rejected as a whole."""
 
     TOKEN = "token"
     SUM = "seq-sum"
@@ -108,15 +106,15 @@ class Proximal(StrEnum):
     """Where the proximal policy's log-probs come from."""
 
     RECOMPUTE = "recompute"
-    """From a forward pass before an update's first step; none is needed when that is the only."""
+    """From a forward pass before an update's first step; skipped if the update has only one step."""
     INTERPOLATE = "interpolate"
-    """Guessed between behaviour and current policy by their versions (AReaL): spares that pass."""
+    """Estimated between behaviour and current policy by their versions (AReaL), which saves that pass."""
     INTERPOLATE_LINEAR = "interpolate-linear"
-    """The same between the probabilities, not between their logarithms."""
+    """The same, between probabilities rather than log-probs."""
 
 
 class KLEstimator(StrEnum):
-    """Which estimate is added to the loss."""
+    """Which KL estimate is added to the loss, with d = logp - ref."""
 
     K1 = "k1"
     """``d``"""
@@ -134,18 +132,16 @@ class KLEstimator(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Settings of the loss."""
-
     clip_low: float = 0.2
     """eps_low"""
     clip_high: float = 0.28
     """eps_high"""
     dual_clip: float = 10.0
-    """c above 1, or 0 for none"""
+    """c > 1; 0 disables it"""
     surrogate: str = Surrogate.CLIP
-    """One of :class:`Surrogate`, or the import path of another one."""
+    """A :class:`Surrogate`, or the import path of your own."""
     aggregation: str = Aggregation.TOKEN_MEAN
-    """One of :class:`Aggregation`, or the import path of another one."""
+    """An :class:`Aggregation`, or the import path of your own."""
     norm_length: float = 1.0
     """Divisor of seq-mean-token-sum-norm."""
     importance: Importance = Importance.TIS
@@ -153,7 +149,7 @@ class Objective:
     importance_floor: float = 0.5
     importance_level: ImportanceLevel = ImportanceLevel.TOKEN
     importance_normalize: bool = False
-    """Divide by the mean weight of the whole mini-batch."""
+    """Divide weights by their mean over the whole mini-batch."""
     rejection: Rejection = Rejection.NONE
     rejection_level: RejectionLevel = RejectionLevel.TOKEN
     rejection_upper: float = math.inf
@@ -172,7 +168,6 @@ class Objective:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Objective:
-        """Read the algorithm section of a run's configuration."""
         section = config.algorithm
         return cls(
             clip_low=section.clip_low,
@@ -200,37 +195,36 @@ class Objective:
         )
 
     def at(self, policy_version: int) -> Objective:
-        """Return the objective of the update that begins with ``policy_version``."""
+        """Return the objective of the update that starts from ``policy_version``."""
         return replace(self, proximal_version=policy_version)
 
     @property
     def reads_versions(self) -> bool:
-        """Whether ``token_loss`` reads versions: their differences, as numbers of updates."""
+        """Whether ``token_loss`` uses policy versions, whose differences it takes as numbers of updates."""
         return self.importance is not Importance.BYPASS and self.proximal is not Proximal.RECOMPUTE
 
     @property
     def needs_reference(self) -> bool:
-        """Whether ``token_loss`` must be given reference log-probs."""
         return self.kl_coefficient > 0.0
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether ``token_loss`` must be given differentiable entropies."""
+        """Whether ``token_loss`` needs differentiable entropies."""
         return self.entropy_coefficient != 0.0
 
     @property
     def needs_states(self) -> bool:
-        """Whether ``token_loss`` reads the policy's hidden states: for clusters."""
+        """Whether ``token_loss`` needs the policy's hidden states, for clusters."""
         return self.guidance.clusters and self.surrogate in (Surrogate.NLFT, Surrogate.NLFT_FIRST)
 
     @property
     def needs_old(self) -> bool:
-        """Whether ``token_loss`` reads the proximal policy's log-probs, so that it needs them."""
+        """Whether ``token_loss`` needs the proximal policy's log-probs."""
         return self.importance is not Importance.BYPASS and self.proximal is Proximal.RECOMPUTE
 
     @property
     def needs_old_first(self) -> bool:
-        """Whether the whole mini-batch needs proximal log-probs before any of its losses."""
+        """Whether the whole mini-batch needs proximal log-probs before the first of its losses."""
         return self.importance_normalize
 
     def row_weights(self, num_loss_tokens: Real[np.ndarray, " rows"]) -> Float[np.ndarray, " rows"]:
@@ -238,8 +232,8 @@ class Objective:
         return row_weights(num_loss_tokens, self.aggregation, norm_length=self.norm_length)
 
     def token_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return the factors of the token losses of each sample of a whole mini-batch, float64 [R];
-        0 off the mask. Its loss is the sum of all products, however it is cut."""
+        """Return the factors of each sample's token losses, float64 [R], from a whole mini-batch; 0
+        off the mask. The mini-batch's loss is the sum of all products, however it is cut."""
         counts = [
             np.count_nonzero(sample.loss_mask) if sample.counted_tokens is None else sample.counted_tokens
             for sample in samples
@@ -248,8 +242,8 @@ class Objective:
         return [weight * sample.loss_mask for weight, sample in zip(weights, samples, strict=True)]
 
     def imitation_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return the factors of the imitation losses of each sample, float64 [R]: ``mu / number of
-        imitation tokens`` on those of the whole mini-batch, 0 elsewhere (VAPO, section 4.3.2)."""
+        """Return the factors of each sample's imitation losses, float64 [R]: ``mu / number of
+        imitation tokens in the mini-batch`` on those tokens, 0 elsewhere (VAPO, section 4.3.2)."""
         masks = [np.zeros(s.response_length, np.bool_) if s.nll_mask is None else s.nll_mask for s in samples]
         weight = self.imitation_coefficient / max(1, sum(int(np.count_nonzero(mask)) for mask in masks))
         return [weight * mask for mask in masks]

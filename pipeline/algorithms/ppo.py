@@ -3,13 +3,13 @@
     A_t = sum_k (gamma lambda)^k delta_{t+k} over the whole response, lambda fixed (0.95), whitened over the batch
     loss = token mean of max(-A r, -A clip(r, 1 - eps, 1 + eps))
 
-Needs no group: one response a prompt will do. Meaningless with an untrained critic. With lambda
-below 1 a reward at the end is worth ``lambda^100`` a hundred tokens before, half a percent at 0.95.
-So the critic must carry it; see the gate of the learner.
+Needs no group: one response per prompt is enough. Meaningless with an untrained critic: with lambda
+below 1 a final reward is worth ``lambda^100`` a hundred tokens earlier, half a percent at 0.95, so
+the critic must carry it. The learner's critic gate waits for that.
 
-The learner may be ahead of the values' versions: values are computed when each chunk is cut. They
-are a baseline, so their age never makes the ratio wrong. It costs variance and, for lambda below 1,
-bias of the order of the critic's own change."""
+Values are computed when each chunk is cut, so they may be older than the learner's version. They
+are only a baseline: their age never makes the ratio wrong, but costs variance and, for lambda below
+1, a bias of the order of the critic's change since."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from protocol.trajectory import Field
 
 
 class Ppo(CriticRule):
-    """PPO's learning rule, on whole responses."""
-
     __slots__ = ()
     name: ClassVar[str] = "ppo"
     declaration: ClassVar[Declaration] = Declaration(

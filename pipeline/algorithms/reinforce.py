@@ -1,12 +1,12 @@
-"""REINFORCE++ and REINFORCE++ with baseline (2501.03262): whitened over the whole batch instead of
-within a group.
+"""REINFORCE++ and REINFORCE++ with baseline (2501.03262): whitened over the whole batch, not within
+groups.
 
     REINFORCE++            A_{i,t} = whiten( sum_{s >= t} gamma^(s - t) r_{i,s} ),   r 0 but at the last token
     with baseline          A_{i,t} = whiten( R_i - mean_j R_j )
 
-Whitening is over the batch's tokens. Its moments then have little noise, and a one-sided group does
-not dominate. The paper puts a KL penalty into the token rewards; here KL is a term of the loss
-(``kl_coefficient``). REINFORCE++ itself needs no group: one response a prompt will do. With a
+Whitening over all tokens of the batch gives moments with little noise, and a one-sided group does
+not dominate. The paper subtracts a KL penalty from token rewards; here KL is a term of the loss
+(``kl_coefficient``). REINFORCE++ itself needs no group: one response per prompt is enough. With the
 baseline, groups of one response are meaningless."""
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 
 class ReinforcePlusPlus(GroupRule):
-    """REINFORCE++: discounted reward to go, whitened."""
-
     __slots__ = ()
     name: ClassVar[str] = "reinforce++"
     declaration: ClassVar[Declaration] = Declaration(
@@ -30,7 +28,6 @@ class ReinforcePlusPlus(GroupRule):
     )
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
-        """Whiten the reward that is still to come at each token."""
         returns = [
             discounted_sums(terminal_rewards(float(reward), mask.size), self.gamma)
             for reward, mask in zip(responses.rewards, responses.masks, strict=True)
@@ -39,13 +36,10 @@ class ReinforcePlusPlus(GroupRule):
 
 
 class ReinforcePlusPlusBaseline(GroupRule):
-    """REINFORCE++ with the mean of the group as baseline."""
-
     __slots__ = ()
     name: ClassVar[str] = "reinforce++-baseline"
     declaration: ClassVar[Declaration] = Declaration(preset=SYMMETRIC)
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
-        """Whiten what each response has over the mean of its group."""
         centred = group_advantages(responses.rewards, responses.groups, normalize_std=False)
         return whiten_rows(responses.spread(centred), responses.masks)

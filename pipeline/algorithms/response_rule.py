@@ -1,10 +1,11 @@
-"""The frame of rules that learn from each response by its verdict: supervised, and by guidance.
+"""Base class of rules that learn from single responses by their verdict: supervised, or with
+guidance.
 
-A rule of this kind has no advantage. It gives a response 1 (imitate it), -1 (learn from what is
-wrong with it) or 0 (train nothing), from its score and its guidance. The surrogate does the rest.
-No token is compared with the policy that sampled it, so responses may come from anywhere, and all
-log-probs are at temperature 1: of imitation, and of guidance, whose thresholds are probabilities of
-the model itself and are compared with the policy's."""
+Such a rule has no advantage. From a response's score and guidance it decides 1 (imitate), -1 (learn
+from what is wrong) or 0 (train nothing), and the surrogate does the rest. Since no token is
+compared with the policy that sampled it, responses may come from anywhere. All log-probs are at
+temperature 1: imitation is of the model itself, and guidance thresholds are probabilities of the
+model itself."""
 
 from __future__ import annotations
 
@@ -34,17 +35,17 @@ BY_RESPONSE: Final = {
     "importance": "none",
     "loss_aggregation": "seq-mean-token-mean",
 }
-"""The preset of all such rules: single responses, each of the same weight."""
+"""The preset of all these rules: single responses of equal weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseRule(ABC):
-    """A learning rule on single responses."""
+    """A learning rule on single responses. Subclasses define ``verdict``."""
 
     name: ClassVar[str] = ""
     declaration: ClassVar[Declaration]
     is_imitation: ClassVar[bool] = True
-    """Log-probs are of the model's own distribution (``RunConfig.training_temperature``)."""
+    """Train at temperature 1, whatever the sampling temperature (``RunConfig.training_temperature``)."""
     objective: Objective
     fields: frozenset[Field] = frozenset({Field.REWARD})
     signal_filter: bool = False
@@ -52,12 +53,11 @@ class ResponseRule(ABC):
 
     @classmethod
     def from_config(cls, config: RunConfig) -> ResponseRule:
-        """Read a run's configuration."""
         return cls(objective=Objective.from_config(config), fields=config.score_fields)
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """Raise ValueError for a configuration that this rule cannot train; a rule may add."""
+        """Raise ValueError for a configuration that this rule cannot train; subclasses may add checks."""
         declared, algorithm = config.declaration, config.algorithm
         if declared.unit is not Unit.TRAJECTORY or declared.has_critic:
             raise ValueError(
@@ -67,8 +67,8 @@ class ResponseRule(ABC):
         for name, neutral in (("importance", "none"), ("rejection", "none"), ("guidance", "none")):
             if getattr(algorithm, name) != neutral:
                 raise ValueError(
-                    f"algorithm.{name} is {getattr(algorithm, name)}, but {algorithm.name} has neither advantages nor a policy "
-                    f"that sampled; leave {name} at {neutral}, or choose another algorithm"
+                    f"algorithm.{name} is {getattr(algorithm, name)}, but {algorithm.name} uses neither advantages nor the "
+                    f"sampling policy's log-probs; leave {name} at {neutral}, or choose another algorithm"
                 )
 
         usable = [name for name in VERDICT_SURROGATES if declared.needs_guidance or name not in GUIDED_SURROGATES]
@@ -83,9 +83,10 @@ class ResponseRule(ABC):
         """Return 1, -1 or 0 for a response."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample a response, its verdict in place of an advantage. A response that
-        trains nothing has an empty mask, and counts in no denominator. One that never got a verdict
-        has no sample. Raises NonFiniteUnit; LedgerError."""
+        """Make one sample per response, with its verdict in place of an advantage.
+
+        A response that trains nothing has an empty mask and counts in no denominator; one that
+        never got a verdict has no sample. Raises NonFiniteUnit and LedgerError."""
         return [
             self._sample(assemble(unit.name, chunks))
             for unit in units

@@ -3,8 +3,8 @@
     A_i = R_i - mean_{j != i} R_j = G / (G - 1) (R_i - mean_j R_j),    loss: mean over i of sum over t
 
 Unbiased, since a response is not part of its own baseline. The paper takes one on-policy step with
-``-A log pi``; here the clipped ratio has the same gradient in that step and stays sane in further
-ones. Meaningless for groups of one response."""
+``-A log pi``; our clipped ratio has the same gradient in that step and stays bounded in later ones.
+Meaningless for groups of one response."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 
 class Rloo(GroupRule):
-    """RLOO's learning rule."""
-
     __slots__ = ()
     name: ClassVar[str] = "rloo"
     declaration: ClassVar[Declaration] = Declaration(preset=SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum"})
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
-        """Compare each response with the others of its group."""
         return responses.spread(leave_one_out_advantages(responses.rewards, responses.groups))

@@ -1,9 +1,9 @@
-"""Supervised fine-tuning: on all responses (sft), or on the right ones alone (rft).
+"""Supervised fine-tuning on all responses (sft), or on the right ones only (rft).
 
     loss = mean over responses of the mean over their tokens of -log p
 
-Baselines of NLFT, on the same responses and by the same path. ``rft`` is rejection fine-tuning: the
-verifier chooses (2308.01825). ``sft`` reads no verdict, so wrong responses teach their errors."""
+Baselines for NLFT, on the same responses through the same code. ``rft`` is rejection fine-tuning:
+the verifier selects (2308.01825). ``sft`` ignores verdicts, so wrong responses teach their errors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from pipeline.ledger.types import Unit
 
 
 class Sft(ResponseRule):
-    """Imitation of every response."""
-
     __slots__ = ()
     name: ClassVar[str] = "sft"
     declaration: ClassVar[Declaration] = Declaration(
@@ -26,19 +24,15 @@ class Sft(ResponseRule):
     )
 
     def verdict(self, member: AssembledTrajectory, guidance: GuidedColumns) -> float:
-        """Return 1."""
         del member, guidance
         return 1.0
 
 
 class Rft(ResponseRule):
-    """Imitation of right responses."""
-
     __slots__ = ()
     name: ClassVar[str] = "rft"
     declaration: ClassVar[Declaration] = Sft.declaration
 
     def verdict(self, member: AssembledTrajectory, guidance: GuidedColumns) -> float:
-        """Return 1 for a right response, else 0."""
         del guidance
         return float(is_right(member.score))

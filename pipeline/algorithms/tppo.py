@@ -1,7 +1,7 @@
 """T-PPO: truncated PPO (2506.15050), which trains on each window as soon as it is sampled.
 
-    EGAE          V(s_n) := V(s_{n-1}) after the last token of an unfinished window; 0 after a finished response, and one cut at
-                  the cap is finished: scored, with its reward at the last token
+    EGAE          V(s_n) := V(s_{n-1}) after the last token of an unfinished window; 0 after a finished response. A response
+                  cut at the cap is finished: it is scored, with its reward at the last token
     lambda        max(floor, 1 - 1/(alpha l)), l = response tokens so far over all windows, + W // 2 when unfinished
     tail          the last tokens of an unfinished window train nothing; they still count in the denominator
     whitening     over the remaining window tokens of the whole batch, with a least std; clamped; 0 elsewhere
@@ -12,15 +12,14 @@ Certain (abstract, reviews): EGAE's boundary and the independent training of the
 unfinished public port, apparently the authors' own: tail, whitening, clamp, floor, denominators,
 NLL. Ours: the least std, and truncated importance weights on the window, since sampling runs ahead
 of learning. Not copied from the port: the ratio ``exp(k3)``, integer negation of the finished flag,
-and the lost reward at a cut. Nor is a tail of 0 that masks the whole window.
+the reward lost at a cut, and a tail of 0 that masks the whole window.
 
-**The order of chunks does not matter.** A chunk may be trained while earlier chunks of its
-trajectory are unsettled, trained later, or dropped. The policy gradient of a token needs the state
-it was sampled in, the log-prob of sampling it there, and an advantage. The state is the prefix,
-which the chunk carries whole. It enters as context, without loss or ratio, and does not depend on
-the prefix's own chunks. The ratio is that of the window's own actions. The advantage ends at the
-window's edges: EGAE reads values and rewards of the window alone, never a neighbour's. The order
-changes only how often each prefix distribution is weighted, as with any partial rollout.
+**The order of chunks does not matter.** A chunk may be trained before, after or without the earlier
+chunks of its trajectory. The policy gradient of a token needs three things: the state it was
+sampled in, its log-prob when sampled, and an advantage. The state is the prefix, which the chunk
+carries in full as context, without loss or ratio. The ratio covers the window's own actions. The
+advantage ends at the window's edges, because EGAE reads values and rewards of the window alone. The
+order only changes how often each prefix distribution is weighted, as with any partial rollout.
 
 Meaningless with a flat critic: windows before the last see a reward only through the values, so a
 constant critic gives them no advantage. Meaningless with a group baseline: the outcome of an
@@ -42,8 +41,6 @@ from protocol.trajectory import Field, FinishReason, RewardScore
 
 
 class Tppo(CriticRule):
-    """T-PPO's learning rule, on windows."""
-
     __slots__ = ()
     name: ClassVar[str] = "tppo"
     declaration: ClassVar[Declaration] = Declaration(
@@ -62,13 +59,13 @@ class Tppo(CriticRule):
 
     def token_spans(self, unit: ClaimedUnit) -> list[TokenSpan]:
         """Return the unit's one chunk as a span: its context is state, its tokens are actions.
-        Raises NonFiniteUnit; LedgerError for another unit, or a missing score."""
+        Raises NonFiniteUnit; raises LedgerError for any other unit or a missing score."""
         scored = _only_chunk(unit)
         chunk = scored.chunk
         score = scored.scores.get(Field.REWARD)
         if chunk.finish_reason.is_final is not isinstance(score, RewardScore):
             raise LedgerError(
-                f"chunk {unit.name} ended by {chunk.finish_reason} with reward {score}; expected a reward on final chunks only"
+                f"chunk {unit.name} ended with {chunk.finish_reason} and reward {score}; expected a reward on final chunks only"
             )
         values = token_scores(unit.name, scored, Field.VALUE)
         if values is None:

@@ -7,12 +7,11 @@
     imitation          + mu NLL, mean over the tokens of right responses, mu = 0.1
     group sampling     several responses a prompt; the baseline is the critic's all the same
 
-Its parts but for the values' training are settings, so the rule is PPO's under other defaults
-(its declaration). The unit is a trajectory, or a whole group when dynamic sampling is on,
-since only a group has or lacks signal. Over-long shaping and filtering come with the reward.
-Whitening is ours, as in public PPO code: the paper leaves it open. Meaningless without pretraining
-(the paper: 11 instead of 60 on AIME 2024) or with lambda = 1 for the policy, the worst that VC-PPO
-tried."""
+Everything except the values' training is a setting, so the rule is PPO with other defaults. The
+unit is a trajectory, or a whole group with dynamic sampling, since only a group can lack signal.
+Over-long shaping and filtering come with the reward. Whitening is ours, as in public PPO code: the
+paper leaves it open. Meaningless without pretraining the critic (the paper: 11 instead of 60 on
+AIME 2024), or with lambda = 1 for the policy, the worst that VC-PPO tried."""
 
 from __future__ import annotations
 
@@ -24,8 +23,6 @@ from pipeline.ledger.types import Unit
 
 
 class Vapo(Ppo):
-    """VAPO's learning rule, on whole responses."""
-
     __slots__ = ()
     name: ClassVar[str] = "vapo"
     declaration: ClassVar[Declaration] = Declaration(

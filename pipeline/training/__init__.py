@@ -1,1 +1,1 @@
-"""Shared by learner and value worker: checkpoints, and the gate that the critic opens."""
+"""State that outlives a learner or value worker: checkpoints, snapshots, mirror, update log; and the critic gate."""

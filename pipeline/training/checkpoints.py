@@ -8,16 +8,16 @@
       .writing-learner#3/000008/  being written by that incarnation, or cut off
       damaged-000006.version-50/  refused at a restart, kept for a person to look at; never read again
       set-aside-000005.version-40/  newer than the one that `headrace up --resume RUN --from-version N` chose
-      .lock                       held, shared, by every process that may write here
-      .identity                   a random number, by which snapshots are of this run
+      .lock                       a shared lock held by every process that may write here
+      .identity                   a random number that ties snapshots to this run
 
 A folder is filled under a hidden name, flushed file by file, sealed by its manifest and only then
-renamed, which is atomic. Older checkpoints are removed after that. So at any power failure the
-newest folder with a true manifest is complete.
+renamed, which is atomic. Older checkpoints are removed after that. So after a power failure at any
+moment the newest folder with a valid manifest is complete.
 
-An incarnation that takes over first moves every other writer's hidden folder away. A checkpoint
-that an earlier writer had renamed by then counts. Other folders lost their path, so a later
-rename fails. So no checkpoint appears after a newer learner has resumed from an older one."""
+An incarnation that takes over first moves away every other writer's hidden folder. A checkpoint
+that the earlier writer had already renamed counts. Any other has lost its path, so its later rename
+fails: no checkpoint appears after a newer learner has resumed from an older one."""
 
 from __future__ import annotations
 
@@ -60,35 +60,31 @@ class Checkpoint:
 
     path: Path
     version: int
-    """Version of the model inside."""
+    """Policy version of its model."""
     state: dict[str, Any]
-    """The state given to :meth:`CheckpointFolder.write`."""
+    """The state passed to :meth:`CheckpointFolder.write`."""
 
 
 CHECKPOINTS = "checkpoints"
-"""The learner's, in the run's folder."""
+"""Folder of the learner's checkpoints, below the run's folder."""
 VALUE_CHECKPOINTS = "value-checkpoints"
-"""Below a run's folder: the value worker's checkpoints, whose ``model/`` is a value model."""
+"""Folder of the value worker's checkpoints, below the run's folder; their ``model/`` is a value model."""
 
 
 class _FileSeal(msgspec.Struct, frozen=True):
-    """A file's size and digest."""
-
     bytes: int
     digest: str
 
 
 class _Manifest(msgspec.Struct, frozen=True):
-    """A checkpoint's files."""
-
     format: int
     version: int
     files: dict[str, _FileSeal]
 
 
 class CheckpointFolder:
-    """A run's newest ``keep`` checkpoints, owned by one incarnation, as in ``learner#3``. Blocking;
-    any thread, one call at a time."""
+    """A run's newest ``keep`` checkpoints, owned by one incarnation such as ``learner#3``.
+    Blocking; may be used from any thread, one call at a time."""
 
     def __init__(self, root: Path, *, owner: str, keep: int) -> None:
         if keep < 1:
@@ -99,23 +95,23 @@ class CheckpointFolder:
         self._writing = root / f"{_WRITING}{owner}"
         self._lock: int | None = None
         self.spared: frozenset[int] = frozenset()
-        """Versions whose checkpoints are not removed, besides the newest."""
+        """Versions whose checkpoints are kept besides the newest ones."""
 
     def take_over(self) -> Checkpoint | None:
-        """Become the only writer; return the newest intact checkpoint, None when none was written.
-        Raises DataError when all are damaged (nothing was moved), StorageFailed by the disk."""
+        """Become the only writer and return the newest intact checkpoint, or None if there is none.
+        Raises DataError when all are damaged (nothing was moved), StorageFailed on disk errors."""
         self.enter()
         return self.newest()
 
     def enter(self) -> None:
-        """Become the only writer. Raises StorageFailed by the disk."""
+        """Become the only writer. Raises StorageFailed on disk errors."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock = _open_lock(self.root)
             fcntl.flock(self._lock, fcntl.LOCK_SH)
             for path in self.root.iterdir():
                 if path.name.startswith(_WRITING):
-                    # one rename takes it out of its writer's reach; then it is removed
+                    # after this rename its writer can no longer reach it
                     path.rename(path.with_name(f"{_REMOVING}{path.name}.{self._owner}"))
             _flush(self.root)
             self._writing.mkdir()
@@ -124,8 +120,9 @@ class CheckpointFolder:
             raise self._refused(error) from error
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint, None when none was written; set damaged ones aside.
-        Raises DataError when all are damaged (nothing was moved), StorageFailed by the disk."""
+        """Return the newest intact checkpoint, or None if there is none; set damaged newer ones
+        aside. Raises DataError when all are damaged (nothing was moved), StorageFailed on disk
+        errors."""
         try:
             found, damaged = _newest(self.root)
             for folder in damaged:
@@ -135,8 +132,8 @@ class CheckpointFolder:
         return found
 
     def identity(self) -> str:
-        """Return the run's random number, made once: another run may have had the same folder.
-        Raises StorageFailed by the disk."""
+        """Return the run's random number, created at first use, since an earlier run may have had
+        the same folder. Raises StorageFailed on disk errors."""
         path = self.root / _IDENTITY
         try:
             if not path.exists():
@@ -149,7 +146,7 @@ class CheckpointFolder:
 
     @property
     def last_set_aside(self) -> int:
-        """Sequence number of the newest checkpoint that was set aside; 0 without any."""
+        """Sequence number of the newest checkpoint set aside by ``--from-version``, or 0."""
         return max((number for number, path in _named(self.root) if path.name.startswith(_SET_ASIDE)), default=0)
 
     def _refused(self, error: OSError) -> StorageFailed:
@@ -158,17 +155,18 @@ class CheckpointFolder:
         )
 
     def close(self) -> None:
-        """Release the lock: this process writes no more."""
+        """Release the lock; this process must not write after that."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def write(self, version: int, save: Callable[[Path], None], state: dict[str, Any]) -> Path:
-        """Write a checkpoint durably, then remove all but the newest and the spared; return its
-        folder.
+        """Write a checkpoint durably and return its folder. Then remove old ones, except those
+        spared.
 
         ``save`` fills an empty folder; ``state`` has JSON values. Raises Fenced when a newer
-        incarnation has taken over, StorageFailed when the disk refused: earlier ones are intact."""
+        incarnation has taken over, StorageFailed when the disk fails; earlier checkpoints stay
+        intact."""
         try:
             sequence = max((number for number, _ in _named(self.root)), default=0) + 1
             partial = self._writing / f"{sequence:06d}"
@@ -190,8 +188,8 @@ class CheckpointFolder:
                     f"{self.root} over; stop at once"
                 ) from error
             raise StorageFailed(
-                f"checkpoint of version {version} under {self.root} could not be written: {error}; the earlier checkpoints "
-                "are untouched: free some space or repair the disk, and the next one will be written"
+                f"checkpoint of version {version} under {self.root} could not be written: {error}; earlier checkpoints "
+                "are intact: free some space or repair the disk, and the next one will be written"
             ) from error
         for _, folder in _complete(self.root)[: -self._keep]:
             if _version(folder) not in self.spared:
@@ -200,19 +198,19 @@ class CheckpointFolder:
 
 
 def latest_checkpoint(root: Path) -> Checkpoint | None:
-    """Return the newest intact checkpoint, None when none was written, and change nothing. Damaged
-    ones are logged. Raises DataError when all are damaged."""
+    """Return the newest intact checkpoint, or None if there is none, without changing anything.
+    Damaged ones are logged. Raises DataError when all are damaged."""
     return _newest(root)[0]
 
 
 def newest_name(root: Path) -> str:
-    """Return the newest checkpoint's name, "" without any. A name is never used twice."""
+    """Return the newest checkpoint's name, or "" if there is none. Names are never reused."""
     complete = _complete(root)
     return complete[-1][1].name if complete else ""
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Return the checkpoints to resume from, oldest first. Only their state files are read."""
+    """Return the checkpoints that a run can resume from, oldest first. Reads only their state files."""
     found: list[Checkpoint] = []
     for _, folder in _complete(root):
         try:
@@ -223,8 +221,8 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
 
 
 def choose_checkpoint(root: Path, version: int) -> Path:
-    """Make the checkpoint of ``version`` the newest, by renaming those after it (set aside). Raises
-    ConfigError when there is none, or a process still writes here, DataError when it is damaged."""
+    """Make the checkpoint of ``version`` the newest by setting aside those written after it. Raises
+    ConfigError if there is none or a process still writes here, DataError if it is damaged."""
     if not root.is_dir():
         raise ConfigError(
             f"{root} does not exist, so it has no checkpoint of version {version}: resume without a version"
@@ -248,7 +246,7 @@ def _choose(root: Path, version: int) -> Path:
     if version not in versions:
         raise ConfigError(
             f"{root} holds no checkpoint of version {version}, only of {', '.join(map(str, sorted(versions))) or 'none'}: "
-            "give one of these (checkpoint.keep sets how many are kept)"
+            "choose one of these (checkpoint.keep sets how many are kept)"
         )
     chosen = next(folder for number, folder in complete if number == versions[version])
     read_checkpoint(chosen)
@@ -260,7 +258,7 @@ def _choose(root: Path, version: int) -> Path:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Verify one checkpoint and return it. Raises DataError that names a bad file."""
+    """Verify a checkpoint and return it. Raises DataError naming the bad file."""
     manifest = _read(folder / MANIFEST_FILE, _Manifest)
     if manifest.format != _FORMAT:
         raise DataError(
@@ -279,12 +277,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def sealed_digests(folder: Path) -> dict[str, str]:
-    """Return the digest of each file in a checkpoint, as its manifest has it. Raises DataError."""
+    """Return the digest of each file of a checkpoint from its manifest. Raises DataError."""
     return {name: seal.digest for name, seal in _read(folder / MANIFEST_FILE, _Manifest).files.items()}
 
 
 def _seal(folder: Path, version: int) -> None:
-    """Flush all of ``folder`` to disk and write its manifest."""
+    """Write the manifest and flush all of ``folder`` to disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     seals = {path.relative_to(folder).as_posix(): _FileSeal(path.stat().st_size, digest_file(path)) for path in files}
     manifest = _Manifest(format=_FORMAT, version=version, files=seals)
@@ -298,7 +296,7 @@ def _seal(folder: Path, version: int) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -307,7 +305,7 @@ def _flush(path: Path) -> None:
 
 
 def _newest(root: Path) -> tuple[Checkpoint | None, list[Path]]:
-    """Return the newest intact checkpoint, and damaged ones after it. DataError when all are."""
+    """Return the newest intact checkpoint, and the damaged ones after it. Raises DataError when all are."""
     damaged: list[Path] = []
     for _, folder in reversed(_complete(root)):
         try:
@@ -324,12 +322,12 @@ def _newest(root: Path) -> tuple[Checkpoint | None, list[Path]]:
 
 
 def _complete(root: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints to resume from, by sequence number, in the order of writing."""
+    """Return the checkpoints that a run can resume from, with their sequence numbers, oldest first."""
     return [(number, path) for number, path in _named(root) if path.name[0].isdigit()]
 
 
 def _named(root: Path) -> list[tuple[int, Path]]:
-    """Return all renamed checkpoints, also damaged and set aside: no sequence number is reused."""
+    """Return every renamed checkpoint, damaged and set-aside ones included, so that no number is reused."""
     if not root.is_dir():
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
@@ -347,14 +345,14 @@ def _version(folder: Path) -> int:
 
 
 def _sweep(root: Path) -> None:
-    """Remove half-removed folders of earlier processes."""
+    """Remove what earlier processes had begun to remove."""
     for path in root.iterdir():
         if path.name.startswith(_REMOVING):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint in one visible step. If the disk refuses, the next sweep removes it."""
+    """Remove a checkpoint, atomically for readers. If the disk refuses, the next sweep removes it."""
     hidden = folder.with_name(f"{_REMOVING}{folder.name}")
     try:
         folder.rename(hidden)

@@ -1,11 +1,11 @@
-"""When the policy may start to learn from its critic.
+"""The critic gate: when the policy may start to learn from its critic.
 
 An untrained critic gives truncated windows advantages that are noise around zero, and pulls whole
-responses towards its own bias (VC-PPO). So the learner trains on nothing until the gate opens. That
-is after ``value.pretrain_steps`` (T-PPO's port: 10, VAPO: 50). With
-``value.min_explained_variance``, our addition, it may open earlier: once the critic's explained
-variance, averaged over ``value.explained_variance_steps`` steps, reaches that. Each step is
-measured on responses that the critic was not yet trained on. The gate never closes again."""
+responses towards its own bias (VC-PPO). So the learner trains on nothing until the gate opens,
+after ``value.pretrain_steps`` (T-PPO's port: 10, VAPO: 50). With ``value.min_explained_variance``,
+our addition, it may open earlier: once the critic's explained variance, averaged over
+``value.explained_variance_steps`` steps, reaches that. Each step is measured on responses that the
+critic has not been trained on yet. The gate never closes again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from pipeline.config.training import ValueSection
     from pipeline.runtime.registry.contract import Heartbeat
 
+# counters of the value worker's heartbeat: 1 or 0; number of value steps; moving mean
 GATE_OPEN = "gate_open"
-"""Counters of the value worker's heartbeat: 1 or 0, then value steps, then the moving mean."""
 VALUE_STEPS = "value_steps"
 EXPLAINED_VARIANCE = "explained_variance"
 
 
 def opens(explained_variances: Sequence[float], *, num_steps: int, settings: ValueSection) -> bool:
-    """Return whether the gate opens after so many value steps, by the last ones, oldest first."""
+    """Return whether the gate opens after ``num_steps`` value steps. Explained variances come oldest first."""
     if num_steps >= settings.pretrain_steps:
         return True
     wanted = settings.explained_variance_steps
@@ -39,7 +39,7 @@ def opens(explained_variances: Sequence[float], *, num_steps: int, settings: Val
 
 
 def describe_gate(counters: Mapping[str, float], min_explained_variance: float | None, pretrain_steps: int) -> str:
-    """Return the critic's progress, and the gate's bounds, in words."""
+    """Describe the critic's progress towards opening the gate."""
     wanted = "" if min_explained_variance is None else f" of {min_explained_variance:g}"
     return (
         f"explained variance {counters.get(EXPLAINED_VARIANCE, 0.0):.2f}{wanted}, "
@@ -58,24 +58,22 @@ class CriticGate:
         explained_variances: Iterable[float] = (),
         num_steps: int = 0,
     ) -> None:
-        """Begin, or continue from a checkpoint's values."""
         self._settings = settings
         self._last = deque(explained_variances, maxlen=settings.explained_variance_steps)
         self.is_open = is_open or opens(tuple(self._last), num_steps=num_steps, settings=settings)
-        """Whether the policy may learn."""
 
     @property
     def explained_variances(self) -> tuple[float, ...]:
-        """Of the last steps, oldest first, for a checkpoint."""
+        """Explained variances of the last steps, oldest first, for a checkpoint."""
         return tuple(self._last)
 
     @property
     def mean(self) -> float:
-        """The moving mean; 0 before the first step."""
+        """Mean explained variance of the last steps; 0 before the first."""
         return sum(self._last) / len(self._last) if self._last else 0.0
 
     def observe(self, explained_variance: float, *, num_steps: int) -> bool:
-        """Add a step's explained variance; return whether this step opened the gate."""
+        """Add a step's explained variance; return whether it opened the gate."""
         self._last.append(explained_variance)
         was_open = self.is_open
         self.is_open = was_open or opens(tuple(self._last), num_steps=num_steps, settings=self._settings)
@@ -84,16 +82,16 @@ class CriticGate:
 
 @dataclass(frozen=True, slots=True)
 class CriticView:
-    """The learner's view of its critic."""
+    """What the learner knows about its critic."""
 
     is_open: bool
     is_live: bool
     detail: str
-    """The awaited event, in words."""
+    """What the learner is waiting for, in words."""
 
 
 def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig) -> CriticView:
-    """Read the value worker's heartbeat. The gate of a silent worker is as last reported."""
+    """Read the value worker's heartbeat. If the worker is silent, its gate is as last reported."""
     beat = next((beat for beat in heartbeats if beat.who.role is Role.VALUE), None)
     if beat is None:
         return CriticView(False, False, "the value worker: it has no heartbeat")

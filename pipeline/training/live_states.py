@@ -1,12 +1,12 @@
-"""A training state where it lies, and its loan to the copy that becomes a snapshot.
+"""A training state in place, and its loan to the copy that becomes a snapshot.
 
     compute thread    live = engine.live_state()     layout and note of this moment
-                      loan = live.lend(pages)        from now on the engine changes nothing before it has waited
-    another thread    loan.copy()                    fills the pages; the loan ends with it, also when it fails
+                      loan = live.lend(pages)        from here on the engine waits before it changes anything
+    another thread    loan.copy()                    fills the pages; the loan then ends, even if it failed
     compute thread    loan.wait()                    the engine, before its next change: optimiser step, load, put_back
 
-So the copy goes on beside the next update's forward and backward passes, which only read. A state
-that is a copy already, as one gathered from ranks, is waited for by nothing."""
+So copying overlaps the next update's forward and backward passes, which only read. A state that is
+already a copy, such as one gathered from ranks, never makes its owner wait."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from protocol.errors import EngineDied
 
 _TURN_S = 0.5
 _STALLED_S = LEAST_S
-"""A copy without another piece for so long has failed."""
+"""A copy that makes no progress for this long has failed."""
 
 
 @dataclass(frozen=True, eq=False)
 class BufferPages:
-    """The pages of one buffer, by tensor. Views of them are kept by weak references, and so go with
-    the buffer."""
+    """The pages of one buffer, one array per tensor. Hold views of them by weak references only, so
+    that they are freed with the buffer."""
 
     path: Path
-    """Of the buffer's file, for other processes of this host."""
+    """The buffer's file, for other processes on this host."""
     arrays: list[np.ndarray]
     """uint8 [bytes]"""
     starts: list[int]
-    """Of each in the file, in bytes."""
+    """Offset of each array in the file, in bytes."""
 
 
 class StateLoan:
-    """One copy of a live state, from its begin to its end."""
+    """One copy of a live state, from start to end."""
 
     def __init__(self, copy: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """``copy``: fills the pages, and reports its pieces (``pipeline.process.work``). ``clock``:
-        monotonic seconds."""
+        """``copy`` fills the pages and reports progress (``pipeline.process.work``); ``clock``
+        gives monotonic seconds."""
         self._copy: Callable[[], None] | None = copy
         self._clock = clock
         self._meter = Meter(clock)
         self._ended = threading.Event()
         self.waited_s = 0.0
-        """That the state's owner has waited."""
+        """How long the state's owner has waited."""
 
     @property
     def is_over(self) -> bool:
@@ -61,7 +61,7 @@ class StateLoan:
         return self._ended.is_set()
 
     def copy(self) -> None:
-        """Fill the pages; the loan ends, whatever comes of it. Blocks; raises the copy's errors."""
+        """Fill the pages, then end the loan, even on failure. Blocks; raises the copy's errors."""
         copy, self._copy = self._copy, None
         try:
             if copy is not None:
@@ -72,7 +72,7 @@ class StateLoan:
             self._ended.set()
 
     def wait(self) -> None:
-        """Wait until the loan is over. Raises EngineDied when the copy stands still."""
+        """Wait until the loan is over. Raises EngineDied when the copy makes no progress."""
         if self.is_over:
             return
         began_s, seen_s = self._clock(), self._meter.moved_s
@@ -96,11 +96,10 @@ class OpenLoans:
         self._loans: list[StateLoan] = []
 
     def add(self, loan: StateLoan) -> None:
-        """Take note of a loan that begins."""
         self._loans = [*(one for one in self._loans if not one.is_over), loan]
 
     def wait(self) -> None:
-        """Wait until all of them are over: the state is about to change. Raises EngineDied."""
+        """Wait until all loans are over, before changing the state. Raises EngineDied."""
         for loan in self._loans:
             loan.wait()
 
@@ -111,24 +110,23 @@ def _nothing(loan: StateLoan, pages: BufferPages) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """The state of an exact resume, where it lies."""
+    """The state for an exact resume, in place."""
 
     specs: tuple[TensorSpec, ...]
-    """In the order of a file (``tensorfile.in_order``)."""
+    """In file order (``tensorfile.in_order``)."""
     note: str
-    """The backend's JSON: the state besides tensors."""
+    """The backend's JSON: everything in the state that is not a tensor."""
     copy: Callable[[BufferPages], None]
-    """Fills the pages, one for each of ``specs``."""
+    """Fills the pages, one array per spec."""
     begin: Callable[[StateLoan, BufferPages], None] = _nothing
-    """Takes note of a loan to these pages, before their copy: the state's owner waits for it."""
+    """Called with each new loan and its pages before the copy, so that the state's owner waits for it."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tensors."""
         return sum(spec.num_bytes for spec in self.specs)
 
     def lend(self, pages: BufferPages) -> StateLoan:
-        """Begin a loan. Its ``copy`` must be called, on any thread."""
+        """Start a loan. The caller must call its ``copy``, on any thread."""
         loan = StateLoan(partial(self.copy, pages))
         self.begin(loan, pages)
         return loan

@@ -1,21 +1,22 @@
-"""Snapshots: the learner's state after an update, or the value worker's after a step, in its host's
-memory, for its next incarnation.
+"""Snapshots: the state of a learner (after an update) or value worker (after a step), kept in its
+host's memory for its next incarnation.
 
     <run>-snapshots/                in /dev/shm; mode 0700; the value worker's: <run>-value-snapshots/
       learner#3/                    of that incarnation
         a.state  b.state            buffers, filled in turn: safetensors with weights, optimiser and random states
         a.json   b.json             manifests: the buffer's size and digest, the worker's state, and their own digest
-      a.state.rank-1              of several ranks: which copy rank 1 has put its share into
+      a.state.rank-1              with several ranks: which copy rank 1 has put its share into
       learner#2.taken-by-learner#3/ the predecessor's, until learner#3 has sealed its own first
 
-A buffer is filled only once its manifest is gone, and the manifest is renamed in last. So a buffer
-with a manifest is whole, and while one is filled, the other is there. Both are allocated once.
+A buffer is filled only after its manifest was removed, and the manifest is renamed in last. So a
+buffer with a manifest is complete, and while one is being filled the other remains. Each buffer is
+allocated once.
 
-An incarnation that takes over first renames every other folder. The former writer reaches its files
-by path alone, to remove a manifest and to rename one in. Both fail then, so it neither changes a
-sealed buffer nor seals another.
+An incarnation that takes over first renames every other folder. The former writer removes and
+renames manifests by path, and both now fail: it can neither change a sealed buffer nor seal
+another.
 
-A snapshot lasts as long as the host. It settles nothing: that takes a checkpoint on the disk."""
+A snapshot lasts as long as the host. It settles nothing; only a checkpoint on disk does."""
 
 from __future__ import annotations
 
@@ -45,35 +46,33 @@ _FORMAT = 1
 _SLOTS = ("a", "b")
 _TAKEN = ".taken-by-"
 _ALLOCATED_BYTES = 1 << 28
-"""Allocated, or digested, at once."""
+"""Bytes allocated or digested at a time."""
 
 _log = structlog.get_logger(__name__)
 
 
 def snapshots_folder(run_dir: Path) -> Path:
-    """Return the folder of a run's learner's snapshots on this host."""
+    """Return where this host keeps the learner's snapshots of a run."""
     return _SHARED_MEMORY / f"{run_tag(run_dir)}-snapshots"
 
 
 def value_snapshots_folder(run_dir: Path) -> Path:
-    """Return the folder of a run's value worker's snapshots on this host."""
+    """Return where this host keeps the value worker's snapshots of a run."""
     return _SHARED_MEMORY / f"{run_tag(run_dir)}-value-snapshots"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """The state of an exact resume, as it was read."""
+    """A state for an exact resume, as read from a snapshot."""
 
     path: Path
-    """Of the buffer, for errors."""
+    """The buffer's, for errors."""
     tensors: Mapping[str, tuple[TensorSpec, np.ndarray]]
-    """With uint8 [bytes], by name."""
+    """Spec and uint8 [bytes] by tensor name."""
     note: str
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True):
-    """Of a sealed buffer."""
-
     format: int
     run: str
     owner: str
@@ -89,24 +88,24 @@ class SnapshotManifest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
-    """A sealed one; its buffer is not verified yet."""
+    """A sealed snapshot whose buffer has not been verified yet."""
 
     path: Path
-    """Of the buffer."""
+    """The buffer's."""
     manifest: SnapshotManifest
 
     @property
     def name(self) -> str:
-        """How the log calls it: ``snapshot of version 12 by learner#2``."""
+        """As it appears in the log: ``snapshot of version 12 by learner#2``."""
         return f"snapshot of version {self.manifest.version} by {self.manifest.owner}"
 
     @property
     def state(self) -> dict[str, Any]:
-        """The worker's state, as it was given to :meth:`SnapshotFolder.seal`."""
+        """The worker's state, as passed to :meth:`SnapshotFolder.seal`."""
         return self.manifest.state
 
     def why_not_of(self, run: str, set_aside: int) -> str:
-        """Return why this snapshot does not fit the present run; "" if it does."""
+        """Return why this snapshot does not belong to the present run, or "" if it does."""
         if self.manifest.run != run:
             return "it is of another run, which had the same folder"
         if set_aside > self.manifest.set_aside:
@@ -115,14 +114,12 @@ class StateSnapshot:
 
 
 class _StateBuffer:
-    """One buffer of this process."""
-
     def __init__(self, path: Path, specs: tuple[TensorSpec, ...]) -> None:
-        """Allocate. Raises OSError without room."""
+        """Allocate the buffer. Raises OSError if there is no room."""
         laid_out = publication(specs, iter(()))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            # fails here without room; a write to a page without storage would kill the process
+            # fails here if there is no room; otherwise writing to an unbacked page would kill the process
             for start in range(0, laid_out.num_bytes, _ALLOCATED_BYTES):
                 os.posix_fallocate(fd, start, min(_ALLOCATED_BYTES, laid_out.num_bytes - start))
                 work.step()
@@ -144,31 +141,29 @@ class _StateBuffer:
 
 @dataclass(frozen=True, slots=True)
 class OpenBuffer:
-    """A buffer for one state, without its manifest: no snapshot yet."""
+    """A buffer for one state without a manifest, so not a snapshot yet."""
 
     slot: _StateBuffer
     note: str
 
     @property
     def pages(self) -> BufferPages:
-        """Its pages, to be filled."""
         return self.slot.pages
 
 
 class SnapshotFolder:
-    """A run's snapshots on this host, written by one incarnation, as in ``learner#3``. Blocking;
+    """A run's snapshots on this host, written by one incarnation such as ``learner#3``. Blocking;
     one call at a time."""
 
     def __init__(self, root: Path, *, owner: str, run: str, set_aside: int = 0) -> None:
-        """``run``: a number of this run alone. ``set_aside``: that of the newest checkpoint which
-        was set aside."""
+        """``run``: the run's random number. ``set_aside``: sequence number of the newest checkpoint
+        that was set aside."""
         self._root = root
         self._own = root / owner
         self._owner, self._run, self._set_aside = owner, run, set_aside
         self._slots: dict[str, _StateBuffer] = {}
         self._sealed: set[str] = set()
         self._newest = ""
-        """Slot of the newest snapshot."""
 
     @property
     def is_there(self) -> bool:
@@ -176,32 +171,32 @@ class SnapshotFolder:
         return self._root.exists()
 
     def take_over(self) -> list[StateSnapshot]:
-        """Become the only writer; return the sealed snapshots, newest first. Logs, and removes,
-        what is not whole or not of this run. Raises OSError, and ConfigError if the folder is
-        another user's."""
+        """Become the only writer; return the sealed snapshots, newest first. Logs and removes those
+        that are incomplete or of another run. Raises OSError, and ConfigError if the folder belongs
+        to another user."""
         ensure_private_folder(self._root)
         found: list[StateSnapshot] = []
         for folder in sorted(path for path in self._root.iterdir() if path.is_dir()):
-            # one rename takes it out of its writer's reach
+            # after this rename its writer can no longer reach it
             taken = folder.with_name(f"{folder.name.partition(_TAKEN)[0]}{_TAKEN}{self._owner}")
             folder.rename(taken)
-            found += filter(None, map(self._look, sorted(taken.glob("*.state"))))
+            found += filter(None, map(self._inspect, sorted(taken.glob("*.state"))))
         self._own.mkdir(mode=0o700)
         return sorted(found, key=lambda one: (one.manifest.num_updates, one.manifest.at_s), reverse=True)
 
     def read(self, snapshot: StateSnapshot) -> KeptState:
         """Map and verify a snapshot's buffer. Raises DataError when it is damaged."""
-        told, path = snapshot.manifest, snapshot.path
+        manifest, path = snapshot.manifest, snapshot.path
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size != told.bytes:
-                    raise DataError(f"{path} has {size} bytes, expected {told.bytes}; it was cut")
+                if size != manifest.bytes:
+                    raise DataError(f"{path} has {size} bytes, expected {manifest.bytes}; it was cut")
                 data = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY), np.uint8)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error}; the host's memory was cleared") from error
-        if (digest := _digest(data)) != told.digest:
-            raise DataError(f"{path} has digest {digest}, expected {told.digest}; its memory was changed")
+        if (digest := _digest(data)) != manifest.digest:
+            raise DataError(f"{path} has digest {digest}, expected {manifest.digest}; its memory was changed")
         try:
             contents = read_contents(data)
         except WeightsDamaged as error:
@@ -210,28 +205,28 @@ class SnapshotFolder:
             placed.spec.name: (placed.spec, data[placed.start : placed.start + placed.spec.num_bytes])
             for placed in contents.tensors
         }
-        return KeptState(path, tensors, told.note)
+        return KeptState(path, tensors, manifest.note)
 
     def refuse(self, snapshot: StateSnapshot, reason: str) -> None:
         """Log why a snapshot is not restored, and remove it."""
         _refuse(snapshot.path, snapshot.name, reason)
 
     def fill(self, live: LiveState) -> OpenBuffer:
-        """Copy a state into the older buffer, as :meth:`place` has it."""
+        """Copy a state into the older buffer (:meth:`place`)."""
         placed = self.place(live)
         live.lend(placed.pages).copy()
         return placed
 
     def place(self, live: LiveState) -> OpenBuffer:
-        """Return the older buffer for a state; its snapshot ends with that. Raises OSError: no room
-        for two, or the folder was taken over."""
+        """Return the older buffer for a state, discarding its snapshot. Raises OSError if there is
+        no room for two, or the folder was taken over."""
         name = next(name for name in _SLOTS if name != self._newest)
         path = self._own / f"{name}.state"
         if name in self._sealed:
             _manifest_of(path).unlink()
             self._sealed.remove(name)
         if name in self._slots and self._slots[name].specs != live.specs:
-            # its pages go before the new ones come
+            # free its pages before allocating new ones
             del self._slots[name]
             path.unlink()
         if name not in self._slots:
@@ -239,10 +234,10 @@ class SnapshotFolder:
         return OpenBuffer(self._slots[name], live.note)
 
     def seal(self, filled: OpenBuffer, *, version: int, num_updates: int, state: dict[str, Any]) -> None:
-        """Make a snapshot of a filled buffer. The first removes the predecessors'. Raises OSError:
-        the folder was taken over."""
+        """Turn a filled buffer into a snapshot. The first one removes the predecessors'. Raises
+        OSError if the folder was taken over."""
         data = filled.slot.data
-        told = SnapshotManifest(
+        manifest = SnapshotManifest(
             format=_FORMAT,
             run=self._run,
             owner=self._owner,
@@ -256,7 +251,7 @@ class SnapshotFolder:
             state=state,
         )
         path = _manifest_of(filled.slot.path)
-        _write_manifest(path, msgspec.json.encode(told))
+        _write_manifest(path, msgspec.json.encode(manifest))
         is_first = not self._sealed
         self._sealed.add(path.stem)
         self._newest = path.stem
@@ -264,28 +259,27 @@ class SnapshotFolder:
             self.remove_others()
 
     def remove_others(self) -> None:
-        """Remove all snapshots of other incarnations."""
         for folder in self._root.iterdir():
             if folder != self._own:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def clear(self) -> None:
-        """Give the memory back: remove this incarnation's snapshots."""
+        """Remove this incarnation's snapshots, to free the memory."""
         self._slots.clear()
         self._sealed.clear()
         shutil.rmtree(self._own, ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove the folder, with all snapshots."""
+        """Remove the folder with all snapshots."""
         self._slots.clear()
         shutil.rmtree(self._root, ignore_errors=True)
 
-    def _look(self, buffer: Path) -> StateSnapshot | None:
+    def _inspect(self, buffer: Path) -> StateSnapshot | None:
         path = _manifest_of(buffer)
         try:
             snapshot = StateSnapshot(buffer, _read_manifest(path))
         except FileNotFoundError:
-            _refuse(buffer, str(buffer), "its writer ended while it was written")
+            _refuse(buffer, str(buffer), "its writer died while writing it")
             return None
         except (DataError, OSError) as error:
             _refuse(buffer, str(buffer), str(error))
@@ -323,18 +317,18 @@ def _read_manifest(path: Path) -> SnapshotManifest:
 
 
 def read_manifest(text: bytes) -> SnapshotManifest:
-    """Return a manifest, without its digest's line. Raises DataError."""
+    """Parse a manifest, without the line of its digest. Raises DataError."""
     try:
-        told = msgspec.json.decode(text, type=SnapshotManifest)
+        manifest = msgspec.json.decode(text, type=SnapshotManifest)
     except (ValueError, RecursionError) as error:
         raise DataError(f"cannot be read: {error}; another release wrote it") from error
-    if told.format != _FORMAT:
-        raise DataError(f"has format {told.format}, expected {_FORMAT}; another release wrote it")
-    return told
+    if manifest.format != _FORMAT:
+        raise DataError(f"has format {manifest.format}, expected {_FORMAT}; another release wrote it")
+    return manifest
 
 
 def _digest(data: np.ndarray) -> str:
-    """Return the digest of uint8 [bytes]; other threads run between its pieces."""
+    """Digest uint8 [bytes] in pieces, so that other threads get to run."""
     digest = Digest()
     for start in range(0, data.size, _ALLOCATED_BYTES):
         digest.update(data[start : start + _ALLOCATED_BYTES])

@@ -1,10 +1,9 @@
-"""Which optimiser steps are spikes (finite, but far above the steps before them), and the check of a
-repeated step. Pure.
+"""Decides which optimiser steps are spikes (finite, but far above the steps before), and compares a
+repeated step with the first. Pure.
 
-A step is a spike when the magnitude of its loss, or its gradient's norm, is above a limit:
-``learner.spike_factor`` times the median of the last ``WINDOW`` applied steps. The limits are fixed
-for a whole update. There are none before ``LEAST`` applied steps, and none for a number whose median
-is 0."""
+A step is a spike if its loss (in magnitude) or gradient norm exceeds ``learner.spike_factor`` times
+the median of the last ``WINDOW`` applied steps. Limits are fixed for a whole update. There are none
+before ``LEAST`` applied steps, and none for a quantity whose median is 0."""
 
 from __future__ import annotations
 
@@ -19,44 +18,42 @@ from typing import Final, Protocol
 from protocol.errors import StepDiffered
 
 WINDOW: Final = 64
-"""Applied steps whose median is taken."""
+"""Number of applied steps in the median."""
 LEAST: Final = 16
-"""Applied steps before which no step is a spike: the first ones of a run differ much."""
+"""Number of applied steps before any limit: the first steps of a run vary a lot."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The most that an optimiser step may have."""
+    """The largest loss and gradient norm of a step that may be applied."""
 
     loss: float = math.inf
     """In magnitude."""
     grad_norm: float = math.inf
-    """Before it is scaled down."""
+    """Before clipping."""
 
     def allow(self, loss: float, grad_norm: float) -> bool:
-        """Return whether a step with these numbers may be applied: finite, and within limits."""
+        """Return whether a step may be applied: its numbers are finite and within the limits."""
         is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
         return is_finite and abs(loss) <= self.loss and grad_norm <= self.grad_norm
 
 
 NO_LIMITS: Final = StepLimits()
-"""Every finite step is applied."""
 NO_STEP: Final = StepLimits(-1.0, -1.0)
-"""No step is applied: it is computed, and refused."""
+"""Steps are computed but never applied."""
 
 
 class RecentSteps:
-    """The last applied steps, over restarts."""
+    """The last applied steps, kept across restarts."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
     def add(self, loss: float, grad_norm: float) -> None:
-        """Take an applied step."""
         self._steps.append((abs(loss), grad_norm))
 
     def limits(self, factor: float) -> StepLimits:
-        """Return what the next update's steps may have; ``factor`` 0 for no limit."""
+        """Return the limits of the next update's steps. A factor of 0 means no limit."""
         if not factor or len(self._steps) < LEAST:
             return NO_LIMITS
         losses, norms = zip(*self._steps, strict=True)
@@ -64,11 +61,10 @@ class RecentSteps:
 
     @property
     def state(self) -> tuple[tuple[float, float], ...]:
-        """The steps as a checkpoint keeps them, oldest first."""
+        """The steps to store in a checkpoint, oldest first."""
         return tuple(self._steps)
 
     def restore(self, state: Iterable[Iterable[float]]) -> None:
-        """Go on from a checkpoint's ``state``."""
         self._steps.clear()
         for loss, grad_norm in state:
             self.add(loss, grad_norm)
@@ -79,11 +75,11 @@ def _above(factor: float, values: Iterable[float]) -> float:
 
 
 _SAME: Final = 1e-3
-"""Relative difference of two finite results that a device's order of additions may make."""
+"""Relative difference that a device's order of additions may cause between equal steps."""
 
 
 class StepNumbers(Protocol):
-    """A step's result, as far as it is compared."""
+    """The numbers of a step that are compared."""
 
     @property
     def applied(self) -> bool:
@@ -91,27 +87,23 @@ class StepNumbers(Protocol):
         ...
 
     @property
-    def loss(self) -> float:
-        """Its loss."""
-        ...
+    def loss(self) -> float: ...
 
     @property
-    def grad_norm(self) -> float:
-        """Norm of its gradient."""
-        ...
+    def grad_norm(self) -> float: ...
 
 
 def check_same(first: StepNumbers, again: StepNumbers, *, applied: bool = False) -> None:
-    """Raise StepDiffered, which names this host, unless a refused step had the same numbers again.
-    ``applied``: whether the repeat was to be applied."""
+    """Raise StepDiffered, naming this host, unless a repeated step gives the same numbers as the
+    first. ``applied`` is whether the repeat was meant to be applied."""
     pairs = ((first.loss, again.loss), (first.grad_norm, again.grad_norm))
     if again.applied is applied and all(_is_same(*pair) for pair in pairs):
         return
-    # a report at the departure keeps the beginning
+    # the host comes first: a truncated report keeps the start of the text
     raise StepDiffered(
-        f"host {socket.gethostname()} is not sound, its memory or a device: a step had loss {first.loss:g} and gradient "
-        f"norm {first.grad_norm:g}, and when it was made again from the same state and samples {again.loss:g} and "
-        f"{again.grad_norm:g}; nothing was committed"
+        f"host {socket.gethostname()} has a faulty memory or device: a step had loss {first.loss:g} and gradient norm "
+        f"{first.grad_norm:g}, but {again.loss:g} and {again.grad_norm:g} when repeated from the same state and samples; "
+        "nothing was committed"
     )
 
 

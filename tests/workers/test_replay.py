@@ -381,7 +381,7 @@ def test_a_step_that_differs_the_second_time_is_right_when_the_log_is_replayed(t
         return step(samples, objective, limits)
 
     learning.backend.step = disturbed
-    with pytest.raises(StepDiffered, match="made again from the same state"):
+    with pytest.raises(StepDiffered, match="repeated from the same state"):
         learning.update()
     assert len(attempts) == 3, "the second step was made twice"
     report = replayed(config)

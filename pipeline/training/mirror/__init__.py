@@ -1,1 +1,1 @@
-"""Copies of a run in an object store, from which another machine goes on."""
+"""Copies of a run in an object store, from which another machine can resume it."""

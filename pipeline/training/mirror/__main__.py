@@ -1,10 +1,10 @@
-"""The copying process: one copy of a run, then the end.
+"""The mirror process: makes one copy of a run, then exits.
 
     python -P .../headrace.py pipeline.training.mirror RUN_DIR OWNER [--take-over] [--last]
 
-It alone has the store's credentials in its environment; its supervisor starts it, reads
-``mirror.json``, and ends it when nothing moves. It ends by itself when its standard input closes,
-as that of a supervisor that has died."""
+Only this process has the store's credentials in its environment. Its supervisor starts it, reads
+``mirror.json``, and ends it when it makes no progress. It exits when its standard input closes,
+which means that the supervisor has died."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAST: Final = "--last"
 
 
 class ProgressWriter:
-    """Keeps a run's record up to date while it is copied. Any thread may call it."""
+    """Keeps a run's ``mirror.json`` up to date during a copy. May be called from any thread."""
 
     def __init__(self, run_dir: Path, url: str) -> None:
         self._run_dir = run_dir
@@ -45,29 +45,21 @@ class ProgressWriter:
         self._write(MirrorState.COPYING)
 
     def begun(self, checkpoint: str, num_bytes: int) -> None:
-        """Note what is copied."""
         self._checkpoint, self._total, self._started_s = checkpoint, num_bytes, time.time()
-        self._step()
+        self.stepped()
 
     def moved(self, num_bytes: int) -> None:
-        """Note bytes that were moved."""
         self._done += num_bytes
-        self._step()
-
-    def stepped(self) -> None:
-        """Note a step of another kind."""
-        self._step()
+        self.stepped()
 
     def done(self, checkpoint: str) -> None:
-        """Note that a copy is complete."""
         self._checkpoint, self._copied = checkpoint, (checkpoint, time.time())
         self._write(MirrorState.DONE)
 
     def failed(self, state: MirrorState, reason: str) -> None:
-        """Record why no copy was made."""
         self._write(state, reason)
 
-    def _step(self) -> None:
+    def stepped(self) -> None:
         self._steps += 1
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _EVERY_S
@@ -93,8 +85,7 @@ class ProgressWriter:
 
 
 def copy_once(run_dir: Path, owner: str, *, takes_over: bool, is_last: bool) -> ExitCode:
-    """Copy a run once, with its record; return how that ended. Raises OSError: the record cannot be
-    written."""
+    """Copy a run once and record the result. Raises OSError if the record cannot be written."""
     config = read_resolved(run_dir)
     mirror = config.checkpoint.mirror
     if mirror is None:
@@ -120,13 +111,12 @@ def copy_once(run_dir: Path, owner: str, *, takes_over: bool, is_last: bool) -> 
 
 
 def main() -> None:
-    """Copy the run that the command line names."""
     keep_private()
     os.nice(_NICE)
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
     run_dir, owner, *options = sys.argv[1:]
     code = copy_once(Path(run_dir), owner, takes_over=TAKE_OVER in options, is_last=LAST in options)
-    # The store's package may have threads that wait.
+    # threads of the store's package might keep the process alive
     sys.stdout.flush()
     os._exit(code)
 

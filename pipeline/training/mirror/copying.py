@@ -1,8 +1,8 @@
-"""One copy of a run to its mirror.
+"""Makes one copy of a run in its mirror.
 
-The files of the newest checkpoint and of what belongs to it (``staging``) are stored first, then
-the copy's manifest. Superseded copies are removed last. A call waits for the store; the supervisor
-ends the process when nothing moves (``pipeline.supervisor.mirror_runner``)."""
+First the files of the newest checkpoint and what belongs to it are stored (``staging``), then the
+copy's manifest; last, superseded copies are removed. Calls block on the store. The supervisor ends
+the process when nothing moves (``pipeline.supervisor.mirror_runner``)."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from pipeline.weights.digest import digest_file
 from protocol.errors import DataError, Fenced, StoreUnavailable
 
 _FIXED: Final = ("checkpoints/", "value-checkpoints/", "updates/")
-"""Paths whose files never change under one name."""
+"""Folders in which a file never changes its content."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyListener:
-    """Receives how far a copy is."""
+    """Receives the progress of a copy."""
 
     begun: Callable[[str, int], None]
-    """Of this checkpoint, so many bytes are to be moved."""
+    """A copy of this checkpoint has started, with so many bytes to move."""
     moved: Callable[[int], None]
-    """So many more bytes were moved."""
+    """So many more bytes have been moved."""
     stepped: Callable[[], None]
-    """Something else was done."""
+    """Any other step has been made."""
 
 
 class Copying:
@@ -59,19 +59,19 @@ class Copying:
         self._run_dir, self._store, self._owner, self._progress = run_dir, store, owner, progress
 
     def copy(self, *, run: str, keep: int, takes_over: bool, is_last: bool) -> CopyManifest | None:
-        """Copy the newest checkpoint, unless the newest copy has it; return the newest copy, None
-        before the first checkpoint.
+        """Copy the newest checkpoint unless the newest copy already has it. Return the newest copy,
+        or None before the first checkpoint.
 
         Args:
-            run: Its name.
-            keep: Copies that stay.
+            run: The run's name.
+            keep: How many copies to keep.
             takes_over: Become the mirror's owner.
-            is_last: Copy in any case: report and ledger have changed since.
+            is_last: Copy in any case, because report and ledger have changed since.
 
         Raises:
             Fenced: another supervisor has taken the mirror over.
             ConfigError, StoreUnavailable: as :class:`ObjectStore`.
-            StorageFailed: this host's disk cannot hold the copy's files.
+            StorageFailed: this host's disk cannot hold the files to copy.
             DataError: a checkpoint on this host is damaged."""
         self._own(takes_over=takes_over)
         before, last = newest_copy(self._store, lambda error: _log.warning("copy_refused", reason=str(error)))
@@ -80,8 +80,8 @@ class Copying:
             if staged is None:
                 return last
             files = self._describe(staged, last)
-            is_there = last is not None and last.checkpoint == staged.checkpoint
-            if last is not None and is_there and not is_last and _same(files, last.files):
+            is_copied = last is not None and last.checkpoint == staged.checkpoint
+            if last is not None and is_copied and not is_last and _same(files, last.files):
                 return last
             self._store_contents(staged, files)
             made = CopyManifest(
@@ -97,7 +97,7 @@ class Copying:
             self._store.put_bytes(copy_name(number, staged.version), msgspec.json.format(msgspec.json.encode(made)))
         finally:
             staging.clear(self._run_dir)
-        self._make_room(keep, superseded=before if is_there else "")
+        self._make_room(keep, superseded=before if is_copied else "")
         return made
 
     def _own(self, *, takes_over: bool) -> None:
@@ -111,12 +111,12 @@ class Copying:
             return
         if found.id != self._owner:
             raise Fenced(
-                f"another supervisor, on {found.host}, has written there since, and has taken over this run. This "
-                f"one makes no more copies; end one of them with `headrace down`"
+                f"another supervisor, on {found.host}, has taken over this run and writes its copies. This one makes "
+                f"no more copies; end one of them with `headrace down`"
             )
 
     def _describe(self, staged: staging.Staged, last: CopyManifest | None) -> dict[str, CopiedFile]:
-        """Return each file with its size and digest; digests that are known are not computed."""
+        """Return each file's size and digest, computing only digests that are not known yet."""
         known = {path: file for path, file in (last.files if last else {}).items() if path.startswith("updates/")}
         files: dict[str, CopiedFile] = {}
         for path, place in staged.paths():
@@ -143,7 +143,7 @@ class Copying:
             self._progress.stepped()
             moved = _Counted(self._progress.moved)
             self._store.put(name, place, moved)
-            # Not every store reports what moves.
+            # not every store reports progress
             moved(files[path].bytes - moved.total)
             if (size := self._store.size(name)) != files[path].bytes:
                 raise StoreUnavailable(
@@ -151,7 +151,7 @@ class Copying:
                 )
 
     def _make_room(self, keep: int, superseded: str) -> None:
-        """Remove superseded copies, then what no copy needs."""
+        """Remove superseded copies, then the files that no remaining copy needs."""
         copies = list_copies(self._store)
         stay = [name for name in copies if name != superseded][-keep:]
         old = sorted(set(copies).difference(stay))
@@ -162,7 +162,7 @@ class Copying:
                 content_name(file.digest) for name in stay for file in read_copy(self._store, name).files.values()
             }
         except DataError as error:
-            # It may need anything: a person looks at it.
+            # an unreadable copy may need any file: leave it for a person to look at
             _log.warning("old_copies_kept", reason=str(error))
             return
         self._remove(old)
@@ -175,7 +175,7 @@ class Copying:
 
 
 class _Counted:
-    """Hands on how much moved, and adds it up."""
+    """Forwards the number of bytes moved, and keeps the total."""
 
     def __init__(self, moved: Callable[[int], None]) -> None:
         self._moved = moved
@@ -187,7 +187,7 @@ class _Counted:
 
 
 def _same(files: dict[str, CopiedFile], others: dict[str, CopiedFile]) -> bool:
-    """Whether two copies have the same checkpoints; records and ledger grow all the time."""
+    """Return whether two copies contain the same checkpoints; records and ledger change all the time."""
     return {path: file for path, file in files.items() if path.startswith(_FIXED)} == {
         path: file for path, file in others.items() if path.startswith(_FIXED)
     }

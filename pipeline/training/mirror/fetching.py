@@ -1,7 +1,7 @@
-"""A run's folder out of its mirror, on a machine that has none of it.
+"""Fetches a run's folder from its mirror, onto a machine that has none of it.
 
-The newest copy is taken, or that of a chosen policy version. Where its manifest cannot be read, or
-a file has another digest, the copy before is taken. The folder appears whole or not at all."""
+Takes the newest copy, or that of a chosen policy version. If its manifest is unreadable or a file
+has another digest, the copy before is taken. The folder appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MB: Final = 1e6
 def fetch_run(
     url: str, parent: Path, *, version: int | None = None, tell: Callable[[str], None] = lambda _: None
 ) -> tuple[Path, CopyManifest]:
-    """Make the folder of a mirrored run below ``parent``; return it with its copy's manifest.
-    ``tell`` receives what is done, and why a copy is passed over.
+    """Create the folder of a mirrored run below ``parent``; return it and its copy's manifest.
+    ``tell`` receives progress, and why a copy is passed over.
 
-    Raises ConfigError: the folder is there, no copy has ``version``, or the store refuses. Raises
-    DataError: there is no copy, or none is whole. Raises StoreUnavailable. Raises StorageFailed:
-    this host's disk has no room."""
+    Raises ConfigError if the folder exists, no copy has ``version``, or the store refuses;
+    DataError if there is no intact copy; StoreUnavailable; StorageFailed if this host's disk has no
+    room."""
     store = ObjectStore(url)
     copies = list_copies(store)
     if not copies:
@@ -47,7 +47,7 @@ def fetch_run(
     chosen = [name for name in copies if version is None or copy_version(name) == version]
     if not chosen:
         versions = ", ".join(sorted({str(copy_version(name)) for name in copies}, key=int))
-        raise ConfigError(f"{store.url} holds no copy of version {version}, only of {versions}: give one of these")
+        raise ConfigError(f"{store.url} holds no copy of version {version}, only of {versions}: choose one of these")
     for name in reversed(chosen):
         try:
             copy = read_copy(store, name)

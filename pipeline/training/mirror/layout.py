@@ -1,11 +1,11 @@
-"""The mirror of a run: what lies at ``<checkpoint.mirror>/<run.name>``.
+"""The layout of a run's mirror at ``<checkpoint.mirror>/<run.name>``, and the record of its copies.
 
     owner.json                     the supervisor that may write copies; a later one takes it over
     copies/000007.version-60.json  the seventh copy: its files, each with size and digest; written last
     files/<digest>                 contents, by digest; copies share them
 
-A copy is complete once its manifest is there: all its files are there by then. The next copy
-uses the files that a cut-off one has left. Superseded copies are removed first, then the files that
+A copy is complete once its manifest exists, because its files are stored first. The next copy
+reuses the files of an interrupted one. Superseded manifests are removed first, then the files that
 no other copy names."""
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ _RUN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class CopiedFile(msgspec.Struct, frozen=True):
-    """A file of a copy."""
-
     bytes: int
     digest: str
     """``xxh3-128:hex``"""
@@ -58,12 +56,12 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A copy of a run: a checkpoint with what a resume elsewhere needs beside it."""
+    """A copy of a run: a checkpoint, and what else a resume elsewhere needs."""
 
     format: int = FORMAT
     run: str
     checkpoint: str
-    """Name of the newest checkpoint inside."""
+    """Name of its newest checkpoint."""
     version: int
     """Policy version of its weights."""
     made_s: float
@@ -73,40 +71,35 @@ class CopyManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all its files."""
         return sum(file.bytes for file in self.files.values())
 
 
 def copy_name(number: int, version: int) -> str:
-    """Return the name of a copy's manifest."""
     return f"{COPIES}/{number:06d}.version-{version}.json"
 
 
 def copy_number(name: str) -> int:
-    """Return a copy's number from its name."""
     found = _COPY.fullmatch(name)
     return int(found["number"]) if found else 0
 
 
 def copy_version(name: str) -> int:
-    """Return a copy's policy version from its name."""
     found = _COPY.fullmatch(name)
     return int(found["version"]) if found else -1
 
 
 def content_name(digest: str) -> str:
-    """Return the name of a content."""
     return f"{CONTENTS}/{digest.rpartition(':')[2]}"
 
 
 def list_copies(store: ObjectStore) -> list[str]:
-    """Return the names of a mirror's copies, oldest first."""
+    """Return the names of a mirror's copy manifests, oldest first."""
     return sorted((name for name in store.names(COPIES) if _COPY.fullmatch(name)), key=copy_number)
 
 
 def read_copy(store: ObjectStore, name: str) -> CopyManifest:
-    """Return a copy's manifest. Raises DataError: it is cut off, of another release, or names files
-    outside of a run's folder."""
+    """Read a copy's manifest. Raises DataError if it is cut off, was written by another release, or
+    names files outside a run's folder."""
     data = store.read(name)
     where = f"{store.url}/{name}"
     try:
@@ -124,8 +117,8 @@ def read_copy(store: ObjectStore, name: str) -> CopyManifest:
 
 
 def newest_copy(store: ObjectStore, refused: Callable[[DataError], None]) -> tuple[str, CopyManifest | None]:
-    """Return the newest copy that can be read, and its name; "" and None without any. ``refused``
-    receives the fault of each newer one."""
+    """Return the newest readable copy with its name, or "" and None. ``refused`` receives the error
+    of each newer one."""
     for name in reversed(list_copies(store)):
         try:
             return name, read_copy(store, name)
@@ -146,33 +139,33 @@ _MB: Final = 1e6
 
 
 class MirrorState(StrEnum):
-    """The state of the last copy that was begun."""
+    """State of the last copy that was started."""
 
     COPYING = "copying"
     DONE = "done"
     FAILED = "failed"
-    """It is tried again."""
+    """Tried again soon."""
     REFUSED = "refused"
-    """It is tried again, rarely: bucket or credentials are wrong."""
+    """Tried again, but rarely: bucket or credentials are wrong."""
     TAKEN_OVER = "taken over"
-    """Another supervisor writes copies there; this one has stopped."""
+    """Another supervisor now writes the copies, and this one has stopped."""
 
 
 class MirrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of a run's copies."""
+    """State of a run's copies: the content of ``mirror.json``."""
 
     url: str
     """Where the run's copies are."""
     state: MirrorState = MirrorState.DONE
     at_s: float = 0.0
     checkpoint: str = ""
-    """Checkpoint of the last copy that was begun."""
+    """Checkpoint of the last copy that was started."""
     started_s: float = 0.0
     done_bytes: int = 0
-    """Bytes that are there, of ``total_bytes`` that this copy has to move."""
+    """Bytes moved so far, of the ``total_bytes`` that this copy has to move."""
     total_bytes: int = 0
     num_done: int = 0
-    """Steps done of any kind: bytes read, moved, or objects looked up."""
+    """Steps of any kind so far: bytes read or moved, objects looked up."""
     copied: str = ""
     """Checkpoint of the newest complete copy."""
     copied_s: float = 0.0
@@ -180,7 +173,7 @@ class MirrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Why the last copy failed, in words."""
 
     def in_words(self, now_s: float) -> str:
-        """Return a sentence for people."""
+        """Describe the copies in one sentence."""
         newest = f"{self.copied}, {_ago(now_s - self.copied_s)}" if self.copied else "none yet"
         head = f"copies at {self.url}: {newest}"
         if self.state is MirrorState.COPYING:
@@ -196,12 +189,12 @@ class MirrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def write_record(run_dir: Path, record: MirrorRecord) -> None:
-    """Write the record in one step. Raises OSError."""
+    """Write the record atomically. Raises OSError."""
     write_private(run_dir / RECORD_NAME, msgspec.json.encode(record))
 
 
 def read_record(run_dir: Path) -> MirrorRecord | None:
-    """Return the record; None when nothing was ever copied, or it cannot be read."""
+    """Read the record; None if there is none or it cannot be read."""
     try:
         return msgspec.json.decode((run_dir / RECORD_NAME).read_bytes(), type=MirrorRecord)
     except (OSError, ValueError, RecursionError):

@@ -1,13 +1,13 @@
-"""The files of a copy, held still while the run goes on.
+"""Gathers the files of a copy while the run goes on.
 
-Checkpoints and ended segments of the update log never change: they are linked into a folder of
-their own. So a checkpoint that the run removes meanwhile stays until it is copied. Files that grow
-are copied. The ledger's append-only file is taken last. So it knows of every claim whose effect the
-checkpoint holds, and a resume gives back what later checkpoints had settled.
+Checkpoints and ended segments of the update log never change, so they are hard-linked into a
+staging folder: a checkpoint that the run removes meanwhile survives until it is copied. Growing
+files are copied. The ledger's append-only file comes last, so that it knows of every claim whose
+effect is in the checkpoint; a resume gives back what later checkpoints had settled.
 
     <run_dir>/.copying/    the same paths as in the run's folder; removed after the copy
 
-Passwords, keys, logs and sockets of a run are never part of it."""
+A run's passwords, keys, logs and sockets are never copied."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from protocol.errors import StorageFailed
 
 STAGING: Final = ".copying"
 SEGMENT_KEY: Final = "update_log_segment"
-"""In a checkpoint's state: number of the segment that begins with it."""
+"""Key in a checkpoint's state: number of the log segment that starts with it."""
 _AOF: Final = "appendonly.aof"
 _AOF_FOLDER: Final = "appendonlydir"
 _TRIES: Final = 5
@@ -36,35 +36,35 @@ _TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The files of a copy, at one place."""
+    """The files of a copy, in one folder."""
 
     folder: Path
     checkpoint: str
     """Name of the newest checkpoint."""
     version: int
     digests: dict[str, str]
-    """Of the files whose digest is known already, by path."""
+    """Digests already known, by path."""
 
     def paths(self) -> Iterator[tuple[str, Path]]:
-        """Yield every file, by its path in the run's folder."""
+        """Yield every file with its path in the run's folder."""
         for path in sorted(self.folder.rglob("*")):
             if path.is_file():
                 yield path.relative_to(self.folder).as_posix(), path
 
 
 def stage(run_dir: Path) -> Staged | None:
-    """Gather the files of a copy; None before the first checkpoint. Raises StorageFailed: they
-    cannot be held. Raises DataError: a checkpoint's manifest cannot be read."""
+    """Gather the files of a copy; None before the first checkpoint. Raises StorageFailed if the
+    disk cannot hold them, DataError if a checkpoint's manifest is unreadable."""
     folder = run_dir / STAGING
     for tried in range(_TRIES):
         clear(run_dir)
         try:
             return _stage(run_dir, folder)
         except FileNotFoundError as error:
-            # A checkpoint was superseded just now: take the next.
+            # a checkpoint was superseded just now: take the next
             if tried == _TRIES - 1:
                 raise StorageFailed(
-                    f"{error.filename} disappears while it is copied; the next copy tries again"
+                    f"{error.filename} disappeared while it was being copied; the next copy tries again"
                 ) from error
         except OSError as error:
             raise StorageFailed(
@@ -74,7 +74,6 @@ def stage(run_dir: Path) -> Staged | None:
 
 
 def clear(run_dir: Path) -> None:
-    """Remove what a copy holds."""
     shutil.rmtree(run_dir / STAGING, ignore_errors=True)
 
 
@@ -84,7 +83,7 @@ def _stage(run_dir: Path, folder: Path) -> Staged | None:
         return None
     config = read_resolved(run_dir)
     newest = found[-1]
-    # The best one is among those that the learner keeps.
+    # the best one is among those that the learner keeps
     chosen = [checkpoint.path for checkpoint in (found if config.evaluation.keep_best else found[-1:])]
     chosen += [checkpoint.path for checkpoint in list_checkpoints(run_dir / VALUE_CHECKPOINTS)[-1:]]
     digests: dict[str, str] = {}
@@ -105,7 +104,7 @@ def _stage(run_dir: Path, folder: Path) -> Staged | None:
     if address is None or address.is_embedded:
         _stage_ledger(run_dir / LEDGER, folder / LEDGER)
     else:
-        # With the server's name: a resume without it would begin with an empty ledger.
+        # keep the server's address: a resume without it would start with an empty ledger
         hidden = {"url": hide_password(address.url)}
         config = config.model_copy(update={"ledger": config.ledger.model_copy(update=hidden)})
     write_resolved(config, folder)
@@ -113,7 +112,7 @@ def _stage(run_dir: Path, folder: Path) -> Staged | None:
 
 
 def _stage_ledger(ledger: Path, to: Path) -> None:
-    """Hold the append-only file as it is now. While it is rewritten, its parts change names."""
+    """Copy the append-only file as of now. Retry while Redis rewrites it, because its parts then change."""
     for _ in range(_TRIES):
         shutil.rmtree(to, ignore_errors=True)
         before = _parts(ledger)
@@ -122,7 +121,7 @@ def _stage_ledger(ledger: Path, to: Path) -> None:
         if _parts(ledger) == before:
             break
     else:
-        raise StorageFailed(f"{ledger} is rewritten again and again; the next copy tries again")
+        raise StorageFailed(f"{ledger} kept being rewritten while it was copied; the next copy tries again")
     for part in before:
         held, copied = to / ".held" / part.relative_to(ledger), to / part.relative_to(ledger)
         if part.name.endswith(".rdb"):
@@ -133,7 +132,7 @@ def _stage_ledger(ledger: Path, to: Path) -> None:
 
 
 def _parts(ledger: Path) -> dict[Path, int]:
-    """Return the parts of the append-only file, with the place of each on the disk."""
+    """Return the parts of the append-only file, with their inode numbers."""
     found = sorted(path for path in (ledger / _AOF, *(ledger / _AOF_FOLDER).glob(f"{_AOF}*")) if path.is_file())
     return {path: path.stat().st_ino for path in found}
 
@@ -145,7 +144,7 @@ def _link(path: Path, to: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        # A filesystem without links.
+        # the filesystem has no hard links
         shutil.copyfile(path, to)
 
 

@@ -1,4 +1,5 @@
-"""Every update of a learner, with its inputs, their order and its results, to be made again.
+"""A log of every update of a learner: its inputs in order, and its results, so that it can be
+replayed.
 
-``records`` holds the types, ``frames`` the bytes, ``folder`` the files. ``plan`` computes the runs
-that make a version again."""
+``records`` has the record types, ``folder`` the files, and ``plan`` computes what to replay for a
+requested version."""

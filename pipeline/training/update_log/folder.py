@@ -1,10 +1,10 @@
-"""The update log of a run: a folder of segments, one for the updates between two checkpoints.
+"""The files of a run's update log: one segment for the updates between two checkpoints.
 
     <run_dir>/updates/000012.epoch-3.log     the twelfth segment, written by learner#3; its first record is a Start
 
-The learner is the only writer. It appends without waiting for the disk, and seals a segment (End,
-fsync) with each checkpoint. So every update in a checkpoint is in a whole segment. The last
-segment of a learner that died has no End and may end in the middle of a record."""
+Only the learner writes. It appends without waiting for the disk, and seals a segment (End, fsync)
+with each checkpoint, so every update in a checkpoint is in a complete segment. The last segment of
+a learner that died has no End, and may stop in the middle of a record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MARKER: Final = b"\xf5HUL"
 _HEADER_BYTES: Final = _HEAD.size + _SEAL.size
 _SEARCH_BYTES: Final = 1 << 20
 _LEVEL: Final = 1
-"""Of zlib: floats hardly compress, and higher levels win little more."""
+"""zlib level: floats hardly compress, and higher levels gain little."""
 MAX_RECORD_BYTES: Final = (1 << 32) - 1
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -51,7 +51,7 @@ _DECODERS = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
 
 @dataclass(frozen=True, slots=True)
 class RecordFrame:
-    """The place of a record in a file."""
+    """Where a record is in a file."""
 
     kind: type[Record]
     offset: int
@@ -67,16 +67,15 @@ class RecordFrame:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The frames of a file."""
+    """The complete frames of a file, in order."""
 
     frames: tuple[RecordFrame, ...]
-    """All whole frames, in order."""
     num_torn_bytes: int
-    """Bytes of an unfinished record at the end."""
+    """Bytes of an incomplete record at the end."""
 
 
 def encode_frame(record: Record) -> bytes:
-    """Return a record's bytes. Raises ValueError when it is too large."""
+    """Encode a record. Raises ValueError when it is too large."""
     body = _encode(record)
     if len(body) > MAX_RECORD_BYTES:
         raise ValueError(f"a {type(record).__name__} of {len(body)} bytes; a record holds at most {MAX_RECORD_BYTES}")
@@ -87,10 +86,10 @@ def encode_frame(record: Record) -> bytes:
 
 
 def scan(path: Path) -> Scan:
-    """Check every frame of a file. Raises DataError that names damage, OSError for read errors."""
+    """Check every frame of a file. Raises DataError where it is damaged, OSError on read errors."""
     frames: list[RecordFrame] = []
     with path.open("rb") as file:
-        # a live learner's later records are ignored
+        # ignore what a live learner appends from now on
         num_bytes = file.seek(0, 2)
         offset = 0
         while offset < num_bytes:
@@ -104,7 +103,7 @@ def scan(path: Path) -> Scan:
 
 
 def read_record(path: Path, frame: RecordFrame) -> Record:
-    """Return the record of a frame from ``scan``. Raises DataError when it has changed since."""
+    """Read the record of a frame that ``scan`` returned. Raises DataError if it has changed since."""
     with path.open("rb") as file:
         file.seek(frame.offset + _HEADER_BYTES)
         stored = file.read(frame.stored_bytes)
@@ -127,7 +126,7 @@ def read_record(path: Path, frame: RecordFrame) -> Record:
 
 
 def _frame_at(file: BinaryIO, offset: int, num_bytes: int) -> RecordFrame | None:
-    """Return the frame at ``offset`` of a file of ``num_bytes``; None if it is not whole."""
+    """Return the frame at ``offset`` of a file of ``num_bytes``, or None if it is incomplete."""
     file.seek(offset)
     header = file.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
@@ -142,7 +141,7 @@ def _frame_at(file: BinaryIO, offset: int, num_bytes: int) -> RecordFrame | None
 
 
 def _refuse_damage(file: BinaryIO, path: Path, bad: int, num_bytes: int) -> None:
-    """Raise DataError when a whole frame follows the bad one: the file was changed, not cut off."""
+    """Raise DataError if a complete frame follows the bad one: the file was changed, not cut off."""
     for offset in _markers_after(file, bad + 1):
         if _frame_at(file, offset, num_bytes) is not None:
             raise DataError(
@@ -152,7 +151,7 @@ def _refuse_damage(file: BinaryIO, path: Path, bad: int, num_bytes: int) -> None
 
 
 def _markers_after(file: BinaryIO, offset: int) -> Iterator[int]:
-    """Yield every place from ``offset`` on where a frame may begin."""
+    """Yield every position from ``offset`` on where a frame may start."""
     while True:
         file.seek(offset)
         block = file.read(_SEARCH_BYTES)
@@ -162,7 +161,7 @@ def _markers_after(file: BinaryIO, offset: int) -> Iterator[int]:
             place = block.find(_MARKER, place + 1)
         if len(block) < _SEARCH_BYTES:
             return
-        # a marker may lie across the border
+        # a marker may span two blocks
         offset += _SEARCH_BYTES - len(_MARKER) + 1
 
 
@@ -171,25 +170,23 @@ _NAME = re.compile(r"(?P<sequence>\d{6,})\.epoch-(?P<epoch>\d+)\.log")
 
 
 class LogWriter:
-    """Appends records. Every method may raise OSError; earlier records are then intact."""
+    """Appends records. Any method may raise OSError; earlier records are then intact."""
 
     def __init__(self, folder: Path, *, epoch: int) -> None:
-        """Write as the learner's incarnation ``epoch``, after all existing segments."""
+        """Write as incarnation ``epoch`` of the learner, after all existing segments."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._epoch = epoch
         self._file: BinaryIO | None = None
         self._num_records = 0
         self.next_segment = max((sequence for (sequence, _), _ in _segments(folder)), default=0) + 1
-        """Number of the next segment."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a segment was begun and not sealed."""
+        """Whether a segment has begun and is not sealed."""
         return self._file is not None
 
     def begin(self, start: Start) -> None:
-        """Begin a segment."""
         path = self._folder / f"{self.next_segment:06d}.epoch-{self._epoch}.log"
         self.next_segment += 1
         self._file = cast("BinaryIO", path.open("xb", buffering=0))
@@ -197,7 +194,7 @@ class LogWriter:
         self.append(start)
 
     def append(self, record: Record) -> None:
-        """Write a record to the operating system: it outlives this process, but not the host."""
+        """Hand a record to the operating system: it survives this process, but not the host."""
         if self._file is None:
             raise ValueError("no segment is open; begin one")
         view = memoryview(encode_frame(record))
@@ -226,11 +223,10 @@ class LogWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all segments."""
         return sum(path.stat().st_size for _, path in _segments(self._folder))
 
     def trim(self, first_needed: int) -> int:
-        """Remove the segments before number ``first_needed``; return their number."""
+        """Remove the segments before number ``first_needed``; return how many."""
         old = [path for (sequence, _), path in _segments(self._folder) if sequence < first_needed]
         for path in old:
             path.unlink()
@@ -243,32 +239,30 @@ class LoggedUpdate:
 
     batch: Batch
     outcome: UpdateOutcome | None
-    """None when the learner ended before the update was made."""
+    """None if the learner died before finishing the update."""
     path: Path
     frames: tuple[RecordFrame, ...]
-    """Of its units."""
+    """Frames of its units."""
 
     @property
     def num_updates(self) -> int:
-        """Updates in the weights after it. One of which no step was applied does not count."""
+        """Updates in the resulting weights. An update without an applied step does not count."""
         is_made = self.outcome is None or self.outcome.policy_version > self.batch.policy_version
         return self.batch.update if is_made else self.batch.update - 1
 
     def units(self) -> list[ClaimedUnit]:
-        """Read the units, in order. Raises DataError when some were never written."""
+        """Read the units in order. Raises DataError if some were never written."""
         found = [unit for frame in self.frames for unit in unpack_units(cast("Units", read_record(self.path, frame)))]
         if tuple(unit.name for unit in found) != self.batch.units:
             raise DataError(
-                f"{self.path}: update {self.batch.update} has {len(found)} of its {len(self.batch.units)} units; the learner "
-                "ended while it wrote them: replay up to the version before"
+                f"{self.path}: update {self.batch.update} has {len(found)} of its {len(self.batch.units)} units, because the "
+                "learner died while writing them: replay up to the version before"
             )
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """A segment, as read."""
-
     path: Path
     epoch: int
     start: Start
@@ -280,8 +274,8 @@ class LogSegment:
 def read_log(folder: Path) -> list[LogSegment]:
     """Check every byte of a run's update log; return its segments, oldest first.
 
-    A segment without its first record is left out. Raises DataError, naming the place, when there
-    is no log or a segment is damaged."""
+    Skips a segment without its first record. Raises DataError, naming the place, if there is no log
+    or a segment is damaged."""
     found = _segments(folder)
     if not found:
         raise DataError(
@@ -338,12 +332,12 @@ def _read_segment(path: Path) -> LogSegment | None:
 
 
 def segments_before(folder: Path, number: int) -> list[Path]:
-    """Return the segments before a number, oldest first. Those before a checkpoint's are ended."""
+    """Return the segments before ``number``, oldest first. Those before a checkpoint's segment are sealed."""
     return [path for (sequence, _), path in _segments(folder) if sequence < number]
 
 
 def _segments(folder: Path) -> list[tuple[tuple[int, int], Path]]:
-    """Return the segments by number and epoch."""
+    """Return the segments with their (number, epoch), in order."""
     if not folder.is_dir():
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())

@@ -1,10 +1,10 @@
-"""Plans the runs that make logged updates again: pure functions.
+"""Plans how to replay logged updates: pure functions.
 
-A plan has legs; each loads a state and makes updates one after the other. A run's updates are a
-tree. Each learner began at the start model or at an earlier learner's checkpoint. The earlier
-learner's updates after that checkpoint are another branch. A state is identified by its number of
-updates and the digests of its weights. So a leg may begin at a checkpoint, or at a state that an
-earlier leg has passed."""
+A plan is a list of legs; each loads a state and replays consecutive updates. A run's updates form a
+tree: each learner started at the start model or at an earlier learner's checkpoint, and what the
+earlier learner did after that checkpoint is another branch. A state is identified by its number of
+updates and the digests of its weights, so a leg may start at a checkpoint or at a state that an
+earlier leg passes through."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ Checkpoints = Mapping[tuple[int, int], str]
 
 @dataclass(frozen=True, slots=True)
 class StateId:
-    """Weights at a point of a run."""
+    """Identifies the weights at one point of a run."""
 
     num_updates: int
     fingerprint: bytes
 
     @classmethod
     def of(cls, num_updates: int, digests: Digests) -> StateId:
-        """Return the state of weights with these tensor digests."""
+        """Return the id of weights with these tensor digests."""
         return cls(num_updates, xxh3_128_digest(b"".join(name.encode() + digests[name] for name in sorted(digests))))
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateSpan:
-    """Updates that one learner made one after the other. Position i: the state after i of them."""
+    """Consecutive updates of one learner. Position i is the state after i of them."""
 
     start: Start
     updates: tuple[LoggedUpdate, ...]
 
     @property
     def states(self) -> list[StateId]:
-        """The states by position; the last update may have none."""
+        """States by position; there may be none after the last update."""
         made = [StateId.of(u.num_updates, u.outcome.digests) for u in self.updates if u.outcome is not None]
         return [StateId.of(self.start.num_updates, self.start.digests), *made]
 
     def version(self, position: int) -> int:
-        """Return the policy version of a position."""
+        """Return the policy version at a position."""
         return version_of(self.updates[position - 1]) if position else self.start.policy_version
 
     def checkpoints(self, at_hand: Checkpoints) -> dict[int, str]:
-        """Return the checkpoints at hand by position."""
+        """Return the names of available checkpoints by position."""
         found: dict[int, str] = {}
         numbers = [self.start.num_updates, *(update.num_updates for update in self.updates)]
         for position, number in enumerate(numbers):
@@ -64,49 +64,48 @@ class UpdateSpan:
 
 
 class Source(Enum):
-    """The source of a leg's first state."""
+    """Where a leg's first state comes from."""
 
     START_MODEL = "start model"
     CHECKPOINT = "checkpoint"
     REPLAYED = "replayed"
-    """An earlier leg passes the state, and keeps it."""
+    """An earlier leg passes through it and keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """Updates ``begin`` to ``end`` (not included) of one learner, from an available state."""
+    """Updates ``begin`` to ``end`` (exclusive) of one learner, replayed from an available state."""
 
     span: UpdateSpan
     begin: int
     end: int
     source: Source
     checkpoint: str | None
-    """Its name, where the source is a checkpoint."""
+    """The checkpoint's name if it is the source."""
     kept: frozenset[int]
-    """Positions from which later legs begin."""
+    """Positions whose states later legs start from."""
 
     @property
     def state(self) -> StateId:
-        """The leg's first state."""
         return self.span.states[self.begin]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Legs, in order, and the updates that cannot be made again."""
+    """Legs in order, and the updates that cannot be replayed."""
 
     legs: tuple[Leg, ...]
     unreachable: tuple[LoggedUpdate, ...]
-    """Requested updates without an available state before them."""
+    """Requested updates with no available state before them."""
 
 
 def version_of(update: LoggedUpdate) -> int:
-    """Return the version that an update made, or would have made."""
+    """Return the version that an update produced, or would have produced."""
     return update.outcome.policy_version if update.outcome else update.batch.policy_version + 1
 
 
 def update_spans(segments: Sequence[LogSegment]) -> list[UpdateSpan]:
-    """Join the segments that continue the one before."""
+    """Join each segment with the one that it continues."""
     joined: list[UpdateSpan] = []
     epoch = -1
     for segment in segments:
@@ -124,8 +123,8 @@ def update_spans(segments: Sequence[LogSegment]) -> list[UpdateSpan]:
 def make_plan(
     found: Sequence[UpdateSpan], at_hand: Checkpoints, *, after: int | None = None, until: int | None = None
 ) -> Plan:
-    """Plan the updates that made versions above ``after``, up to ``until``, from the newest
-    checkpoint before ``after``, else as far back as possible."""
+    """Plan the updates that produced versions above ``after``, up to ``until``: from the newest
+    checkpoint before ``after``, else from as early as possible."""
     return _Planner(found, at_hand, after, until).plan()
 
 
@@ -171,7 +170,8 @@ class _Planner:
                 yield span.updates[place]
 
     def _begin(self, number: int, first: int, end: int) -> tuple[int, Source, tuple[int, int] | None] | None:
-        """Return where to begin, to reach ``first`` if possible, and the position to build on."""
+        """Return the position to start from (at or before ``first`` if possible), its source, and
+        the earlier span and position to build on."""
         positions = sorted(self._checkpoints[number])
         before = [position for position in positions if position <= first]
         if self._late and before:
@@ -185,7 +185,7 @@ class _Planner:
         return (usable[0], Source.CHECKPOINT, None) if usable else None
 
     def _earlier(self, number: int) -> tuple[int, int] | None:
-        """Return a reachable earlier span and position with the first state of ``number``."""
+        """Return a reachable earlier span and position that has the first state of span ``number``."""
         for other in reversed(range(number)):
             for position, state in enumerate(self._states[other]):
                 if state == self._states[number][0] and self._can_pass(other, position):

@@ -1,16 +1,16 @@
-"""The records of the update log: all that training reads of the claimed units, in compact form.
+"""The records of the update log: everything that training reads of the claimed units, in compact
+form.
 
     Start      a learner, or a segment, begins: from which state, under which settings, versions, threads and random streams
     Batch      an update begins: the claim, and the learner's version
     Units      some of its units, in order; as many records as needed
-    Outcome    the update is made: its published version, and the digest of every weight tensor
-    End        the segment is whole
+    Outcome    the update is done: its published version, and the digest of every weight tensor
+    End        the segment is complete
 
-Chunks and scores are the ledger's own blobs. Data that training does not read is left out: a
-prompt's text, answer and further columns, the response's text, and the texts of its guidance.
-``prompt_id`` finds the prompt.
-Repeated data is stored once: a prompt of several chunks, and the context of a chunk that follows
-its trajectory's other chunks."""
+Chunks and scores are the ledger's own blobs, without what training does not read: a prompt's text,
+answer and extra columns (``prompt_id`` finds them), the response's text, and the texts of its
+guidance. Repeated data is stored once: a prompt shared by chunks, and a context that is the tokens
+of the trajectory's previous chunks."""
 
 from __future__ import annotations
 
@@ -30,55 +30,55 @@ from protocol.trajectory import Field, Prompt, RewardScore, Score
 
 FORMAT: Final = 1
 FRAME_BYTES: Final = 1 << 20
-"""A Units record is closed at this size before compression; a unit is never cut."""
+"""A Units record is closed at this size before compression; a unit is never split."""
 
 Digests: TypeAlias = dict[str, bytes]
 """xxh3-128 of each weight tensor's bytes, by name."""
 
 
 class Origin(StrEnum):
-    """The source of a segment's first state."""
+    """Where a segment's first state comes from."""
 
     START_MODEL = "start_model"
     CHECKPOINT = "checkpoint"
     SNAPSHOT = "snapshot"
-    """A state in the host's memory, which an earlier learner's updates made."""
+    """A state in the host's memory, left by an earlier learner."""
     CONTINUED = "continued"
-    """The segment before, of the same learner."""
+    """The previous segment, of the same learner."""
     AFTER_FAILURE = "after_failure"
-    """Updates that the full disk could not hold."""
+    """Updates that could not be logged because the disk was full."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment begins here, from one state."""
+    """The start of a segment: the state it continues from, and what numbers depend on."""
 
     format: int = FORMAT
     run: str
     learner: str
-    """The incarnation: ``learner#3``."""
+    """Its incarnation: ``learner#3``."""
     origin: Origin
     checkpoint: str | None = None
-    """Name of its folder, where the origin is a checkpoint."""
+    """The checkpoint's name if it is the origin."""
     state_version: int
-    """When it was made; ``policy_version`` is higher if a restored state was renumbered."""
+    """Version when the state was made; ``policy_version`` is higher if a restored state was renumbered."""
     policy_version: int
-    """Its published version."""
+    """The version published for it."""
     num_updates: int
-    """Updates before it, since the start of the run."""
+    """Updates of the run before it."""
     config: str
     """Every setting, as TOML, without the ledger's address."""
     environment: dict[str, str]
-    """All else that numbers depend on: threads, device, processor, library versions."""
+    """Whatever else results depend on: threads, device, processor, library versions."""
     seed: int
-    """The run's; every sampled token is drawn from (seed, trajectory, position)."""
+    """The run's seed; every sampled token is drawn from (seed, trajectory, position)."""
     random_state: dict[str, bytes]
-    """Torch's random streams, by device."""
+    """Torch's random states, by device."""
     digests: Digests
     at_s: float
     sources: dict[str, str] = {}
-    """Digests of the modules of an objective of one's own (``own_sources``)."""
+    """Digests of the modules of user-defined objectives (``own_sources``)."""
     restarts: tuple[tuple[int, int], ...] = ()
-    """Of learners so far: the version that each published first, and the updates in it."""
+    """For each learner so far: the first version it published, and the updates in it."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,16 +87,15 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     update: int
     """1 for the first of the run."""
     policy_version: int
-    """The learner's, before the update."""
+    """The learner's version before the update."""
     claim: str
     units: tuple[str, ...]
-    """Names, in order."""
+    """Unit names, in order."""
     at_s: float
     settings: dict[str, str] = {}
-    """Settings that were changed since the learner's start, which the segment's ``config`` is of:
-    values in TOML, by key."""
+    """Settings changed since the learner started, whose ``config`` the segment has: TOML values by key."""
     loss_limit: float = math.inf
-    """Above which a step is a spike, in magnitude."""
+    """A step with a larger loss (in magnitude) is a spike."""
     grad_norm_limit: float = math.inf
 
 
@@ -105,21 +104,21 @@ class UpdateOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     update: int
     policy_version: int
-    """Its published version; the batch's own if no step was applied, and none was published."""
+    """The published version; the batch's own if no step was applied, since nothing was published."""
     refused: tuple[str, ...]
-    """Units that held NaN or infinity and were left out."""
+    """Units left out because they contained NaN or infinity."""
     losses: tuple[float, ...]
-    """One an optimiser step."""
+    """One per optimiser step."""
     grad_norms: tuple[float, ...]
     applied: tuple[bool, ...]
     digests: Digests
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """The last record of a whole segment."""
+    """The last record of a complete segment."""
 
     num_records: int
-    """Before this one."""
+    """Number of records before this one."""
 
 
 class LoggedPrompt(msgspec.Struct, frozen=True, array_like=True):
@@ -136,15 +135,13 @@ class LoggedChunk(msgspec.Struct, frozen=True, array_like=True):
     blob: bytes
     """Without its prompt."""
     prompt: int
-    """Place in ``Units.prompts``."""
+    """Index in ``Units.prompts``."""
     is_context_cut: bool
-    """The context is left out: it is the tokens of the chunks before it."""
+    """Whether the context is left out because it is the tokens of the chunks before."""
     scores: dict[Field, bytes]
 
 
 class LoggedUnit(msgspec.Struct, frozen=True, array_like=True):
-    """A claimed unit."""
-
     name: str
     trajectories: tuple[tuple[LoggedChunk, ...], ...]
 
@@ -158,14 +155,14 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
 Record: TypeAlias = Start | Batch | Units | UpdateOutcome | End
 KINDS: Final[tuple[type[Record], ...]] = (Start, Batch, Units, UpdateOutcome, End)
-"""A record's kind on disk is its place here, from 1."""
+"""A record's kind on disk is its index here, from 1."""
 
 _NOTHING = np.empty(0, np.int32)
 _NO_PROMPT = Prompt(prompt_id="", tokens=_NOTHING, text="", answer="", verifier="")
 
 
 def pack_units(units: Sequence[ClaimedUnit]) -> Iterator[Units]:
-    """Yield records that hold ``units``, in order."""
+    """Yield records that contain ``units``, in order."""
     packer = _Packer()
     for unit in units:
         packer.add(unit)
@@ -176,7 +173,7 @@ def pack_units(units: Sequence[ClaimedUnit]) -> Iterator[Units]:
 
 
 def unpack_units(record: Units) -> list[ClaimedUnit]:
-    """Return the units given to ``pack_units``, without texts. Raises DataError, WireError."""
+    """Return the units passed to ``pack_units``, without texts. Raises DataError, WireError."""
     prompts = [
         Prompt(prompt_id=p.prompt_id, tokens=_int32(p.tokens), text="", answer="", verifier="") for p in record.prompts
     ]
@@ -187,7 +184,7 @@ def unpack_units(record: Units) -> list[ClaimedUnit]:
 
 
 class _Packer:
-    """Gathers units until they are a record."""
+    """Collects units until they fill a record."""
 
     def __init__(self) -> None:
         self._places: dict[LoggedPrompt, int] = {}
@@ -228,7 +225,7 @@ class _Packer:
 
 
 def _without_texts(score: Score) -> Score:
-    """Return a score without the texts that guided passes read before it was trained on."""
+    """Drop the texts of guidance, which guided passes have read before training."""
     if isinstance(score, RewardScore) and score.guidance is not None:
         return msgspec.structs.replace(score, guidance=None)
     return score
@@ -254,7 +251,7 @@ def _unpack_trajectory(unit: str, chunks: Sequence[LoggedChunk], prompts: Sequen
 def _int32(data: bytes) -> np.ndarray:
     if len(data) % 4:
         raise DataError(
-            f"a prompt of {len(data)} bytes, which is not a whole number of int32; the update log was not written "
+            f"a prompt has {len(data)} bytes, which is not a whole number of int32; the update log was not written "
             f"by this release"
         )
     return np.frombuffer(data, "<i4").astype(np.int32, copy=False)

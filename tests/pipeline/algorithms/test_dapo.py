@@ -110,7 +110,7 @@ def test_missing_reference_log_probs_are_refused_when_they_are_needed() -> None:
         (lambda u: _with_member(u, 0, u.trajectories[0][1:]), "expected every chunk of one trajectory"),
         (lambda u: _with_member(u, 0, (u.trajectories[0][0], u.trajectories[1][1])), "expected every chunk"),
         (lambda u: _altered(u, 0, 1, finish_reason=FinishReason.WINDOW), "expected stop or length"),
-        (lambda u: _altered(u, 0, 0, tokens=np.array([10, 99], dtype=np.int32)), "remembers others"),
+        (lambda u: _altered(u, 0, 0, tokens=np.array([10, 99], dtype=np.int32)), "has different tokens"),
         (lambda u: _altered(u, 0, 1, segments=()), "segments for 0 tokens"),
     ],
 )

@@ -214,7 +214,7 @@ def test_an_aggregation_of_ones_own_weighs_each_responses_tokens(tmp_path: Path)
         ("def mine(counts, norm): return counts[1:]\n", r"returned \[2\.0\]; expected 2 finite weights"),
         ("def mine(counts, norm): return counts * -norm\n", "none below 0"),
         ("def mine(counts, norm): return counts / 0\n", "expected 2 finite weights"),
-        ("def mine(counts, norm): return missing\n", "ended by NameError"),
+        ("def mine(counts, norm): return missing\n", "raised NameError"),
         ("mine = 3\n", "is 3; expected a function of num_loss_tokens"),
     ],
 )

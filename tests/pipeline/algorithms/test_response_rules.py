@@ -135,7 +135,7 @@ def test_constants_of_the_guidance_section_reach_the_loss(run_file: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["name=nlft", "importance=tis"], "neither advantages nor a policy that sampled"),
+        (["name=nlft", "importance=tis"], "neither advantages nor the sampling policy's log-probs"),
         (["name=sft", "rejection=k1", "rejection_upper=2.0"], "leave rejection at none"),
         (["name=sft", "guidance=mix"], "leave guidance at none"),
         (["name=sft", "surrogate=nlft"], "sft has only verdicts and no guidance; set it to nll"),

@@ -326,12 +326,15 @@ def test_a_host_that_computes_wrongly_twice_within_a_day_ends_the_run_by_its_nam
     plan = _plan(learner=1)
     for number, at in enumerate((1.0, 1.0 + apart_s)):
         plan.due(at)
-        error = LastError("StepDiffered", f"host gpu7 is not sound, its memory or a device: loss {'x' * number}")
+        error = LastError("StepDiffered", f"host gpu7 has a faulty memory or device: loss {'x' * number}")
         # with work in between, and other numbers: no repeated error
         plan.exited("learner", ExitCode.ENGINE, at, error=error, delivered=10 * number + 10)
         assert (plan.failure is not None) is (ends and number == 1)
     if plan.failure is not None:
-        assert "for the second time within a day: StepDiffered: host gpu7 is not sound" in plan.failure.reason
+        assert (
+            "for the second time within a day: StepDiffered: host gpu7 has a faulty memory or device"
+            in plan.failure.reason
+        )
         assert plan.failure.reason.endswith("go on elsewhere with `headrace up --resume`")
 
 

@@ -233,7 +233,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_says_so(tmp_path: Path) -> Non
         with Path("/dev/full").open("wb", buffering=0) as disk:
             disk.write(b"x")
 
-    with pytest.raises(StorageFailed, match=r"version 2 .*No space left on device.*earlier checkpoints are untouched"):
+    with pytest.raises(StorageFailed, match=r"version 2 .*No space left on device.*earlier checkpoints are intact"):
         write_checkpoint(tmp_path, 2, fill, {}, keep=1)
     found = latest_checkpoint(tmp_path)
     assert found is not None and found.path == before
@@ -267,7 +267,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_takes_the_next_with_room(
     with small_disk(root, 1 << 16):
         folder = held(root)
         before = folder.write(1, saving("one"), {})
-        with pytest.raises(StorageFailed, match=r"version 2 .*(No space left|File too large).*are untouched"):
+        with pytest.raises(StorageFailed, match=r"version 2 .*(No space left|File too large).*are intact"):
             folder.write(2, saving("x" * 1000), {})
         assert versions(root) == [before.name], "nothing of the failed write is left to fill the disk"
         found = latest_checkpoint(root)

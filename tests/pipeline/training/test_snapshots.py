@@ -86,7 +86,7 @@ def test_a_buffer_is_no_snapshot_while_it_is_filled_and_the_one_before_stays(tmp
     folder.fill(live(3))
     _, found, refused = successor(tmp_path)
     assert versions(found) == [2]
-    assert refused == ["its writer ended while it was written"]
+    assert refused == ["its writer died while writing it"]
 
 
 @pytest.mark.parametrize("place", [-1, 100, "cut", "manifest"])

@@ -143,7 +143,7 @@ async def test_a_step_that_differs_the_second_time_is_committed_by_a_successor_a
     [error] = caught.value.exceptions
     assert (
         isinstance(error, StepDiffered)
-        and str(error).startswith(f"host {socket.gethostname()} is not sound, its memory or a device")
+        and str(error).startswith(f"host {socket.gethostname()} has a faulty memory or device")
         and "loss nan" in str(error)
     )
     assert max(world.published) == 1, "nothing of the step is published"

@@ -382,7 +382,7 @@ async def test_a_value_step_that_differs_when_it_is_made_again_ends_the_worker(f
     async with fleet.value_worker() as worker:
         await fleet.deliver(worker, await fleet.sample(BATCH))
         await worker.serve(0.0)
-        with pytest.raises(StepDiffered, match=f"host {socket.gethostname()} is not sound"):
+        with pytest.raises(StepDiffered, match=f"host {socket.gethostname()} has a faulty memory or device"):
             await worker._train()
     fleet.engine = ScriptedEngine()
     async with fleet.value_worker() as worker:
