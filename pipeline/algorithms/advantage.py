@@ -26,7 +26,7 @@ def group_advantages(
     Sources: GRPO (2402.03300, section 4.1.2), DAPO (2503.14476, eq. 9)."""
     values = np.asarray(rewards, dtype=np.float64)
     advantages = np.empty_like(values)
-    for members in _members(groups):
+    for members in _indices_by_group(groups):
         own = values[members]
         if own.size == 1:
             advantages[members] = own / (1.0 + GROUP_EPSILON) if normalize_std else own
@@ -43,7 +43,7 @@ def leave_one_out_advantages(
     the advantage is the reward itself. RLOO (2402.14740, section 3.3)."""
     values = np.asarray(rewards, dtype=np.float64)
     advantages = values.copy()
-    for members in _members(groups):
+    for members in _indices_by_group(groups):
         size = members.size
         if size > 1:
             advantages[members] = (values[members] - values[members].mean()) * size / (size - 1)
@@ -88,8 +88,7 @@ def discounted_sums(values: Float[np.ndarray, " tokens"], decay: float) -> Float
     return np.array(backwards[::-1], dtype=np.float64)
 
 
-def _members(groups: Shaped[np.ndarray, " responses"]) -> list[np.ndarray]:
-    """Return the indices of each group's members, ascending."""
+def _indices_by_group(groups: Shaped[np.ndarray, " responses"]) -> list[np.ndarray]:
     _, inverse = np.unique(groups, return_inverse=True)
     order = np.argsort(inverse, kind="stable")
     return np.split(order, np.cumsum(np.bincount(inverse))[:-1])

@@ -170,7 +170,6 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
 
 
 def _guided(samples: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
-    """Return the guidance columns of a batch, or none if no sample has guidance."""
     found = {"standard": [s.standard_logprobs for s in samples], "judge": [s.judge_logprobs for s in samples]}
     if all(array is None for array in found["standard"]):
         return {}

@@ -160,7 +160,6 @@ def first_error_weights(
 
 
 def nlft(terms: SurrogateTerms) -> TokenLoss:
-    """Return NLFT's loss of each token, as published."""
     guided, wrong = _guided(terms)
     base = terms.logprobs.detach()
     return _loss(terms, guided, *published_weights(base, guided, wrong, terms.row_ids, terms.num_rows, terms.guidance))

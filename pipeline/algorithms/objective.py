@@ -209,7 +209,6 @@ class Objective:
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether ``token_loss`` needs differentiable entropies."""
         return self.entropy_coefficient != 0.0
 
     @property

@@ -1,6 +1,7 @@
-"""Which columns of a row are its prompt and its answer: by ``[data.columns]``, or by its form.
+"""Finds the prompt and answer columns of a row: those that ``[data.columns]`` names, else by its
+format.
 
-Recognised without a mapping, by the names of the columns:
+Formats that need no mapping, recognised by column names:
 
     Headrace    prompt (text) or messages, answer
     GSM8K       question, answer with ``####`` before the result
@@ -9,9 +10,8 @@ Recognised without a mapping, by the names of the columns:
                 with the assistant's
     OpenRLHF    input or context_messages, label
 
-All other columns stay as they are, for the verifier. So does the answer's own column, unless it is
-called ``answer``: reward functions written for TRL take it by name.
-"""
+All other columns are kept for the verifier. So is the answer's original column, unless it is called
+``answer``: reward functions written for TRL take it by name."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ _ANSWERS: Final = ("answer", "reward_model.ground_truth", "ground_truth", "solut
 _GSM8K_MARK: Final = "####"
 _MAX_LISTED = 20
 DIFFICULTY: Final = "difficulty"
-"""Key of a prompt's difficulty in its ``extra``."""
+"""Key of the difficulty in a prompt's ``extra``."""
 _MAX_DEPTH = 3
 
 
 class ColumnMap:
-    """The columns of one file. It remembers which mapped ones no row had."""
+    """Maps the columns of one file, and remembers which mapped columns no row had."""
 
     def __init__(self, mapped: ColumnsSection, key: str = "data.columns") -> None:
-        """``key`` is the mapping's place in the configuration, for errors."""
+        """``key`` is where the mapping is in the configuration, for errors."""
         self._mapped, self._key = mapped, key
         names = ("question", "answer", "difficulty")
         self._unseen = {n: name for n in names if (name := getattr(mapped, n)) is not None}
         self._last: Mapping[str, Any] | None = None
 
     def own(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row with prompt (text) or messages, and answer, where it has them; and with its
-        other columns."""
+        """Return a row in our format: prompt (text) or messages, answer, and all other columns."""
         self._last = columns
         for setting, name in list(self._unseen.items()):
             if _has(columns, name):
@@ -56,13 +55,13 @@ class ColumnMap:
         if self._mapped.answer is not None:
             row.pop("answer", None)
         elif text is None:
-            text = _last_words(row)
+            text = _pop_assistant_text(row)
         if text is not None:
             row["answer"] = self._marked(text if answer == "answer" else plain_text(text), question, answer)
         return row
 
     def check(self, path: object) -> None:
-        """Raise DataError when no row of the file, whose path is given, had a mapped column."""
+        """Raise DataError if a mapped column occurred in no row of the file ``path``."""
         for setting, name in self._unseen.items():
             if self._last is not None:
                 raise DataError(
@@ -71,7 +70,7 @@ class ColumnMap:
                 )
 
     def _marked(self, text: Any, question: str | None, answer: str | None) -> Any:
-        """Return the text behind the mark. Without a mark in it, the answer is empty."""
+        """Return the text after ``answer_after``, or "" if the mark is missing."""
         mark = self._mapped.answer_after
         if not isinstance(text, str):
             return text
@@ -82,15 +81,14 @@ class ColumnMap:
 
 
 def recognised(row: Mapping[str, Any], mapped: ColumnsSection) -> tuple[str | None, str | None]:
-    """Return the columns of a row's prompt and answer: the mapped ones, else by the row's form.
-    None stands for an absent one."""
+    """Return the names of a row's prompt and answer columns: mapped, else recognised, else None."""
     question = mapped.question or next((name for name in _QUESTIONS if row.get(name) is not None), None)
     return question, mapped.answer or next((name for name in _ANSWERS if value_at(row, name) is not None), None)
 
 
 def _place_prompt(row: dict[str, Any], question: str | None, *, is_mapped: bool) -> None:
-    """Put the question where our form has it: a text under prompt, a conversation under messages.
-    A row with both is left alone, to be refused, unless a mapping chooses."""
+    """Put a text under ``prompt`` and a conversation under ``messages``. A row that has both is
+    left alone, to be rejected later, unless a mapping chooses."""
     prompt = value_at(row, question)
     if prompt is None or question is None:
         return
@@ -103,8 +101,7 @@ def _place_prompt(row: dict[str, Any], question: str | None, *, is_mapped: bool)
     row["messages" if isinstance(prompt, list) else "prompt"] = prompt
 
 
-def _last_words(row: dict[str, Any]) -> Any:
-    """Remove the assistant's answer from the end of a conversation and return it, or None."""
+def _pop_assistant_text(row: dict[str, Any]) -> Any:
     messages = row.get("messages")
     if not isinstance(messages, list) or len(messages) < 2:
         return None
@@ -116,24 +113,24 @@ def _last_words(row: dict[str, Any]) -> Any:
 
 
 def plain_text(value: Any) -> Any:
-    """Return the text of a conversation of one message, or of a list of one."""
+    """Return the text of a single message, or of a list with one message or text."""
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
     return value.get("content") if isinstance(value, dict) and "role" in value else value
 
 
 def _has(columns: Mapping[str, Any], name: str) -> bool:
-    # Parquet has a column in every row once the file has it, filled with nulls
+    # in Parquet every row has every column of the file, filled with nulls
     return value_at(columns, name) is not None
 
 
 def value_at(columns: Mapping[str, Any], name: str | None) -> Any:
-    """Return a column's value or None; a dot leads into a table."""
+    """Return a column's value or None; dots lead into nested tables."""
     return None if name is None else _found(columns, name)[1]
 
 
 def _found(columns: Any, name: str) -> tuple[bool, Any]:
-    """Return whether there is such a column, and its value; a name may itself contain dots."""
+    """Return whether the column exists, and its value. A column name may itself contain dots."""
     if isinstance(columns, Mapping) and name in columns:
         return True, columns[name]
     value = columns
@@ -148,7 +145,7 @@ def _found(columns: Any, name: str) -> tuple[bool, Any]:
 
 
 def listed(columns: Mapping[str, Any]) -> str:
-    """Return the names of a row's columns, tables' inner ones with dots, for a message."""
+    """Return a row's column names for an error message, those of nested tables with dots."""
     names = sorted(_names(columns))
     return ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
 

@@ -1,12 +1,13 @@
-"""The tokens that end a response (of tokenizer, model settings and chat template together), and a
-response's texts without them.
+"""The tokens that end a response, and a response's text without them.
 
-A base model's tokenizer names ``<|endoftext|>``, its chat template ends a turn by ``<|im_end|>``, and
+End tokens come from the tokenizer, the model's settings and the chat template together: a base
+model's tokenizer names ``<|endoftext|>``, its chat template ends a turn with ``<|im_end|>``, and
 ``generation_config.json`` names either or both. A model may write any of them, so each ends a
 response, in every engine.
 
-Special tokens such as ``<think>`` are content: a reward for the form looks for them. So is a token of
-``generation.stop_token_ids`` that the model does not name (``</answer>``), as a stop string is."""
+Special tokens such as ``<think>`` are content that a format reward looks for. So is a token of
+``generation.stop_token_ids`` that the model does not name as an end (``</answer>``), like a stop
+string."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ from protocol.errors import ConfigError, DataError
 
 
 def end_tokens(folder: Path, tokenizer: TextTokenizer, configured: Iterable[int] = ()) -> tuple[int, ...]:
-    """Return the ids that end a response of a folder's model, sorted; empty when only its limit does.
+    """Return the sorted ids that end a response of the model in ``folder``; empty if only the
+    length limit does.
 
-    ``configured``: ``generation.stop_token_ids``. Raises ConfigError for a configured id beyond the
-    model's vocabulary, DataError for one of the model's own files."""
+    ``configured`` is ``generation.stop_token_ids``. Raises ConfigError if one is outside the
+    model's vocabulary, DataError if one in the model's own files is."""
     config = _read(folder / "config.json")
     inner = config.get("text_config")
     text: dict[str, Any] = {**config, **inner} if isinstance(inner, dict) else config
@@ -53,12 +55,12 @@ def end_tokens(folder: Path, tokenizer: TextTokenizer, configured: Iterable[int]
 
 
 def _ids(named: Any) -> list[int]:
-    """Return ids of one, several or none."""
+    """Normalise one id, a list of ids, or None to a list."""
     return [token for token in (named if isinstance(named, list) else [named]) if isinstance(token, int)]
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return a JSON object; an absent file has nothing."""
+    """Return a JSON object; {} if the file does not exist."""
     try:
         read: Any = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -70,14 +72,14 @@ def _read(file: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def model_ends(folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
-    """Return the ids by which the folder's model ends a response, without those of the
-    configuration. Raises as ``end_tokens`` does."""
+    """Return the ids that the model itself ends a response with, without the configured ones.
+    Raises like ``end_tokens``."""
     return frozenset(end_tokens(folder, tokenizer))
 
 
 def response_texts(tokens: Sequence[int], tokenizer: TextTokenizer, ends: Collection[int]) -> tuple[str, str]:
-    """Return a response's text without special tokens, and with them; neither has the end token, of
-    ``ends``, that ended it."""
+    """Return a response's text without special tokens, and with them. An end token of ``ends`` at
+    its end is left out of both."""
     body = tokens[:-1] if tokens and tokens[-1] in ends else tokens
     text = tokenizer.decode(body)
     return text, text if tokenizer.is_plain(body) else tokenizer.decode(body, skip_special_tokens=False)

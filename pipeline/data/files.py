@@ -1,12 +1,12 @@
-"""Rows of prompt and response files, streamed.
+"""Streams the rows of prompt and response files.
 
-A path ends in ``.jsonl``, ``.ndjson``, ``.json`` (one object a line) or ``.parquet``. Every line is
-a Row, or a BadRow with the reason why it cannot be read. Memory holds one line, or one batch of
-Parquet rows, at a time.
+A path ends in ``.jsonl``, ``.ndjson``, ``.json`` (one object per line) or ``.parquet``. Each line
+gives a Row, or a BadRow that says why it cannot be read. At most one line, or one batch of Parquet
+rows, is in memory at a time.
 
-A null counts as absent. Parquet gives every table of a column the same fields and fills those that a
-row lacks with nulls, so it cannot tell the two apart; JSONL follows the same rule, so that the same
-rows read the same from both. Nulls that are items of a list stay: they have a place."""
+A null counts as absent. Parquet gives all tables of a column the same fields and fills missing ones
+with nulls, so the two cannot be told apart; JSONL follows the same rule, so that equal rows read
+equal. Nulls in a list are kept, because positions matter there."""
 
 from __future__ import annotations
 
@@ -38,27 +38,23 @@ class RowProblem(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a file."""
-
     line: int
-    """From 1; of a Parquet file, the row."""
+    """Starts at 1; the row number in a Parquet file."""
     columns: Mapping[str, Any]
-    """Plain values: text, numbers, booleans, lists and dicts of them. None as a column's value or a
-    list's item only: a table inside a column has no key whose value is null."""
+    """Plain values: text, numbers, booleans, lists and dicts. None occurs only as a column's value
+    or in a list; nested tables have no null values."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A line that cannot be read."""
-
     line: int
     problem: RowProblem
     detail: str
 
 
 def read_rows(path: Path) -> Iterator[Row | BadRow]:
-    """Yield the rows of a file in order; blank lines are passed over. Raises DataError: the file is
-    missing, its name has another ending, or its content does not match the ending."""
+    """Yield the rows of a file in order, without blank lines. Raises DataError if the file is
+    missing, has another ending, or its content does not match the ending."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; give a JSONL or Parquet file")
     suffix = path.suffix.lower()
@@ -70,8 +66,8 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
 
 
 def count_rows(path: Path) -> int:
-    """Return about how many rows ``read_rows`` yields. Raises DataError in the same cases."""
-    # raises for a wrong name
+    """Return about how many rows ``read_rows`` yields. Raises DataError like it."""
+    # for its errors only
     read_rows(path)
     if path.suffix.lower() == ".parquet":
         import pyarrow as pa
@@ -108,7 +104,7 @@ def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
 
 
 def _pruned(value: Any, *, keep: bool = False) -> Any:
-    """Return a value without the nulls of its tables; ``keep`` those of the outermost one."""
+    """Remove nulls from nested tables; ``keep`` those of the outermost."""
     if isinstance(value, dict):
         return {key: _pruned(inner) for key, inner in value.items() if keep or inner is not None}
     return [_pruned(item) for item in value] if isinstance(value, list) else value
@@ -156,10 +152,10 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
 
 
 def _records(batch: Any) -> list[dict[str, Any] | UnicodeDecodeError]:
-    """Return the rows of a record batch; one by one when a text in it is not valid."""
+    """Return the rows of a record batch; converts them one by one if one has invalid text."""
     try:
         with warnings.catch_warnings():
-            # of a map's repeated key the last value counts, as of a repeated key in JSON
+            # the last value of a repeated key counts, as in JSON
             warnings.simplefilter("ignore")
             return batch.to_pylist(maps_as_pydicts="lossy")
     except UnicodeDecodeError as error:

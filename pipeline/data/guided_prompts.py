@@ -1,19 +1,19 @@
-"""The prompts of guided passes: the question of a response with its gold text, or its judgment.
+"""Prompts for guided passes: the question of a response with its gold text, or with its judgment.
 
-A template is a file of text in UTF-8 with slots:
+A template is a UTF-8 text file with slots:
 
-    {question}   the prompt as it was sampled from; of a conversation, its last message of the user
+    {question}   the sampled prompt; in a conversation, its last user message
     {gold}       the answer, or the worked solution
     {judgment}   what is wrong with the response
 
-The standard template has ``{question}`` and ``{gold}``, the judge template ``{question}`` and
-``{judgment}``. Other braces stay as they are, and so do those in the texts that are put in. One
-line end at the end of the file does not count. A question at the template's end is followed by the
-response, as in sampling.
+The standard template needs ``{question}`` and ``{gold}``, the judge template ``{question}`` and
+``{judgment}``. Other braces stay as they are, also in the texts filled in. One trailing line end of
+the file is ignored, so that a question at the template's end is followed by the response, as in
+sampling.
 
-A conversation goes through the tokenizer's chat template: its last message of the user becomes the
-filled template, and all other messages stay. A guided prompt takes the place of the sampled one
-before the response's tokens, which are never tokenised again."""
+A conversation goes through the tokenizer's chat template: the filled template replaces its last
+user message. The guided prompt replaces the sampled one before the response's tokens, which are
+never re-tokenised."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ _USER: Final = "user"
 
 
 class GuidanceTemplate:
-    """One template, with the slots that it must have."""
+    """One template and the slots it must have."""
 
     def __init__(self, text: str, slots: Sequence[str], name: str) -> None:
-        """``name``: the setting or file that errors name. Raises ConfigError: a slot of ``slots``
-        is missing, or the standard template has one for a judgment."""
+        """``name`` is the setting or file for errors. Raises ConfigError if one of ``slots`` is
+        missing, or the standard template has a judgment slot."""
         self.text = text.removesuffix("\n").removesuffix("\r")
         self.slots = Counter(_SLOT.findall(self.text))
-        """How often each slot occurs."""
         found = self.slots.keys()
         missing = [f"{{{slot}}}" for slot in slots if slot not in found]
         if missing:
@@ -57,48 +56,47 @@ class GuidanceTemplate:
             )
         if "judgment" in found and "judgment" not in slots:
             raise ConfigError(
-                f"{name} has {{judgment}}, and right responses, which it is for too, have none; expected {{question}} and "
-                "{gold}: put {judgment} into guidance.judge_template"
+                f"{name} has {{judgment}}, but it also serves right responses, which have no judgment; expected {{question}} "
+                "and {gold}: put {judgment} into guidance.judge_template"
             )
 
     def filled(self, texts: Mapping[str, str]) -> str:
-        """Return the text with each slot filled, from ``texts`` by the slots' names."""
         return _SLOT.sub(lambda slot: texts[slot[1]], self.text)
 
 
 def read_templates(guidance: GuidanceSection) -> tuple[GuidanceTemplate, GuidanceTemplate]:
-    """Return the standard and the judge template of a run. Raises ConfigError: a file is missing,
-    is no text, or has not the slots that it must have."""
+    """Read the standard and the judge template of a run. Raises ConfigError if a file is missing,
+    is not text, or lacks a slot."""
     standard = _read("standard", guidance.standard_template, ("question", "gold"))
     return standard, _read("judge", guidance.judge_template, ("question", "judgment"))
 
 
 class GuidedPrompts:
-    """Makes guided prompts of one tokenizer and two templates."""
+    """Makes guided prompts for one tokenizer and two templates."""
 
     def __init__(self, tokenizer: TextTokenizer, guidance: GuidanceSection, *, model_digest: str = "") -> None:
-        """``model_digest``: of the model that reads them. Raises what ``read_templates`` does."""
+        """``model_digest`` is that of the model that reads the prompts. Raises like ``read_templates``."""
         self._tokenizer = tokenizer
         self._standard, self._judge = read_templates(guidance)
         self._max_text_tokens = guidance.max_judgment_tokens
-        told = [self._standard.text, self._judge.text, tokenizer.digest, model_digest]
-        self.version = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
-        """Of templates, tokenizer and model: equal log-probs need equal versions."""
+        inputs = [self._standard.text, self._judge.text, tokenizer.digest, model_digest]
+        self.version = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]
+        """Hash of templates, tokenizer and model: log-probs are only comparable within a version."""
 
     def standard(self, prompt: Prompt, gold: str) -> np.ndarray:
-        """Return int32 [tokens] of the prompt with the gold text. Raises DataError: the text is too
-        long, or the conversation cannot be rendered."""
+        """Return int32 [tokens] of the prompt with the gold text. Raises DataError if the text is
+        too long, or the conversation cannot be rendered."""
         self._check("gold text", gold)
         return self._tokens(self._standard, prompt, {"gold": gold})
 
     def judge(self, prompt: Prompt, gold: str, judgment: str) -> np.ndarray:
-        """Return int32 [tokens] of the prompt with the judgment. Raises what ``standard`` does."""
+        """Return int32 [tokens] of the prompt with the judgment. Raises like ``standard``."""
         self._check("judgment", judgment)
         return self._tokens(self._judge, prompt, {"gold": gold, "judgment": judgment})
 
     def longest(self, max_prompt_tokens: int, max_text_tokens: int | None = None) -> int:
-        """Return the tokens of the longest guided prompt, with sampled prompts and texts of at most
-        so many. ``max_text_tokens``: by default the run's limit."""
+        """Return the most tokens that a guided prompt can have, given the limits of sampled prompts
+        and of texts (by default the run's)."""
         most = self._max_text_tokens if max_text_tokens is None else max_text_tokens
         return max(
             self._size(template.filled(_NOTHING))
@@ -108,17 +106,17 @@ class GuidedPrompts:
         )
 
     def lost_characters(self) -> str:
-        """Return characters of the templates that the tokenizer has no token for, each once."""
+        """Return the characters of the templates that the tokenizer cannot encode, each once."""
         text = "".join(dict.fromkeys(self._standard.filled(_NOTHING) + self._judge.filled(_NOTHING)))
-        there = self._tokenizer.decode(self._tokenizer.encode(text, add_special_tokens=False))
-        return "".join(one for one in text if not one.isspace() and one not in there)
+        decoded = self._tokenizer.decode(self._tokenizer.encode(text, add_special_tokens=False))
+        return "".join(one for one in text if not one.isspace() and one not in decoded)
 
     def _check(self, what: str, text: str) -> None:
         size = self._size(text)
         if size > self._max_text_tokens:
             raise DataError(
-                f"the {what} has {size} tokens, guidance.max_judgment_tokens is {self._max_text_tokens}; raise it, or give "
-                "shorter ones"
+                f"the {what} has {size} tokens, but guidance.max_judgment_tokens is {self._max_text_tokens}; raise it, or "
+                "shorten the text"
             )
 
     def _size(self, text: str) -> int:
@@ -139,10 +137,10 @@ class GuidedPrompts:
 def _guided(
     messages: Sequence[Mapping[str, Any]], template: GuidanceTemplate, texts: Mapping[str, str]
 ) -> list[Mapping[str, Any]]:
-    """Return the conversation with the template around its last question. Raises DataError."""
+    """Return the conversation with the filled template as its last user message. Raises DataError."""
     at = max((number for number, message in enumerate(messages) if message.get("role") == _USER), default=None)
     if at is None:
-        raise DataError("the conversation has no message of the user, which a guidance template could go around")
+        raise DataError("the conversation has no user message; a guidance template needs one as its question")
     content = template.filled({**texts, "question": str(messages[at].get("content", ""))})
     return [*messages[:at], {**messages[at], "content": content}, *messages[at + 1 :]]
 

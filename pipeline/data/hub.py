@@ -1,15 +1,15 @@
-"""Data sets and models on the Hugging Face hub, by name.
+"""Data sets and models from the Hugging Face hub.
 
-Data: ``hf://datasets/OWNER/NAME@REVISION/FILE``; FILE may have ``*`` and ``?``. Models and
-tokenizers: ``hf://OWNER/NAME@REVISION``. ``@REVISION`` is a branch, tag or commit, by default
-``main``. The package ``huggingface_hub`` fetches, caches and reads the token: ``HF_TOKEN``,
-``HF_HOME``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` mean the same as everywhere. A run keeps the
-names with the commit (models: the folder of that commit in the cache), so that all its workers, and
-every resume, read the same bytes. Weights in pickled files are not fetched.
+Data: ``hf://datasets/OWNER/NAME@REVISION/FILE``, where FILE may contain ``*`` and ``?``. Models and
+tokenizers: ``hf://OWNER/NAME@REVISION``. REVISION is a branch, tag or commit, by default ``main``.
+The package ``huggingface_hub`` fetches, caches and reads the token; ``HF_TOKEN``, ``HF_HOME``,
+``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` work as usual. A run records the commit (for models: that
+commit's folder in the cache), so that all its workers and every resume read the same bytes. Pickled
+weights are not fetched.
 
-For fetches the package takes a class of progress bars. For uploads it takes none, so its own class
-is patched meanwhile. Both count for a bar of ``pipeline.process.progress_bar`` and draw nothing
-themselves."""
+Progress goes to a bar of ``pipeline.process.progress_bar`` and the package draws nothing. For
+fetches it accepts a class of progress bars; for uploads it does not, so its own class is patched
+meanwhile."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class HubSource:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it names one file of one commit."""
+        """Whether it names a single file of a single commit."""
         return bool(_COMMIT.fullmatch(self.revision)) and not set(self.file) & set("*?[")
 
 
 def parse_hub_name(name: str) -> HubSource:
-    """Read a name. Raises DataError when it names no data set, or no file."""
+    """Parse a name. Raises DataError if it names no data set or no file."""
     found = _NAME.fullmatch(name)
     if found is None:
         raise DataError(
@@ -70,8 +70,9 @@ def parse_hub_name(name: str) -> HubSource:
 
 
 def pin(source: HubSource) -> list[HubSource]:
-    """Fetch what a pattern names and return each file with its commit. Without a network the cache
-    serves. Raises DataError: no such data set or file, no access, or no network."""
+    """Fetch the files that match and return each with its commit; without a network the cache is
+    used. Raises DataError if data set or file does not exist, access is denied, or there is neither
+    network nor cache."""
     if source.is_pinned:
         return [source]
     from huggingface_hub import snapshot_download
@@ -95,7 +96,7 @@ def pin(source: HubSource) -> list[HubSource]:
 
 
 def fetch(source: HubSource) -> Path:
-    """Return the local copy of a pinned file: the cache's, else fetched. Raises DataError."""
+    """Return the local copy of a pinned file, fetching it if it is not cached. Raises DataError."""
     from huggingface_hub import hf_hub_download
 
     with plain_errors(str(source), source.repository, "dataset"), fetching(str(source)) as bars:
@@ -122,20 +123,21 @@ _MODEL_FOLDER: Final = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 
 
 def pin_models(config: RunConfig) -> RunConfig:
-    """Return a configuration in which each model on the hub is the local folder of its commit.
-    Raises ConfigError: no such model, no access, neither a network nor a cached copy, or a GGUF
-    file."""
+    """Return the configuration with each hub model replaced by the local folder of its commit.
+    Raises ConfigError if a model does not exist, access is denied, there is neither network nor
+    cache, or a path is a GGUF file."""
     return _with_models(config, _pinned_model)
 
 
 def with_hub_names(config: RunConfig) -> RunConfig:
-    """Return a configuration in which each folder of the hub's cache that this host lacks is a name
-    again. Such a run was begun on another host."""
+    """Return the configuration with each hub cache folder that is missing on this host replaced by
+    its hub name; the run was started on another host."""
     return _with_models(config, _renamed)
 
 
 def _with_models(config: RunConfig, changed_path: Callable[[Path | None], Path | None]) -> RunConfig:
-    """Return a configuration with ``changed_path`` of each model's path, where it is not None."""
+    """Return the configuration with every model path replaced by what ``changed_path`` returns for
+    it, unless None."""
     model = {name: path for name in ("path", "reference_path") if (path := changed_path(getattr(config.model, name)))}
     changed: dict[str, Section] = {"model": config.model.model_copy(update=model)} if model else {}
     if path := changed_path(config.value.path):
@@ -152,18 +154,18 @@ def _renamed(path: Path | None) -> Path | None:
 
 
 def pinned_model(path: Path) -> Path:
-    """Return the folder of a model: ``path``, or that of a name on the hub. Raises as above."""
+    """Return a model's folder; a hub name is fetched. Raises like ``pin_models``."""
     return _pinned_model(path) or path
 
 
 def hub_name(folder: Path) -> str | None:
-    """Return ``OWNER/NAME@COMMIT`` of a model's folder in the hub's cache; None for any other."""
+    """Return ``OWNER/NAME@COMMIT`` for a folder in the hub's cache, else None."""
     found = _MODEL_FOLDER.fullmatch(folder.parent.parent.name)
     return f"{found['owner']}/{found['name']}@{folder.name}" if found and folder.parent.name == "snapshots" else None
 
 
 def _pinned_model(path: Path | None) -> Path | None:
-    """Return the folder of a name on the hub; None for a local path."""
+    """Return the fetched folder of a hub name; None for a local path."""
     if path is None:
         return None
     if not str(path).startswith(HUB_MODEL):
@@ -190,13 +192,13 @@ _WORDS: Final[dict[Kind, tuple[str, str, str, type[ConfigError | DataError]]]] =
     "model": ("model", "", "", ConfigError),
     "dataset": ("data set", "datasets/", "--repo-type dataset ", DataError),
 }
-"""Of a kind: its name, where its pages are, an option of ``hf download``, and the error."""
+"""By kind: what to call it, the prefix of its pages, an option of ``hf download``, the error to raise."""
 
 
 @contextmanager
 def plain_errors(name: str, repository: str, kind: Kind) -> Iterator[None]:
-    """Turn the package's errors about a repository into one that begins with ``name``: ConfigError
-    for a model, DataError for a data set. A token is never among the words."""
+    """Turn the package's errors about a repository into ConfigError (model) or DataError (data set)
+    that start with ``name``. The text never contains a token."""
     from huggingface_hub import constants, errors
 
     words, pages, option, raised = _WORDS[kind]
@@ -230,13 +232,13 @@ _MB = 1e6
 
 @contextmanager
 def fetching(what: str) -> Generator[type[Any]]:
-    """Show a fetch's progress; yield the class of bars to pass to the package."""
+    """Show a fetch's progress; yields the class of progress bars to pass to the package."""
     with progress(f"fetching {what}", unit="MB") as bar:
         yield _counting(bar)
 
 
 class UploadCourse:
-    """How far an upload is that sends its files one after another."""
+    """Progress of an upload that sends its files one after another."""
 
     def __init__(self, bar: ProgressBar) -> None:
         self._bar = bar
@@ -252,16 +254,15 @@ class UploadCourse:
         self._bar.reach(self._before / _MB)
 
     def reach(self, num_bytes: float) -> None:
-        """So many bytes of the file are done. One file has several of the package's bars; the
-        furthest counts."""
+        """Report bytes done of the current file. The package has several bars per file; the furthest counts."""
         self._here = max(self._here, min(num_bytes, self._size))
         self._bar.reach((self._before + self._here) / _MB)
 
 
 @contextmanager
 def uploading(what: str, num_bytes: int) -> Generator[UploadCourse]:
-    """Show the progress of an upload in the block, and have the package's bars draw nothing."""
-    # Deferred: most commands upload nothing.
+    """Show the progress of the uploads in this block; the package's own bars stay hidden."""
+    # imported here because most commands upload nothing
     from huggingface_hub.utils import tqdm
 
     with progress(f"uploading {what}", total=num_bytes / _MB, unit="MB") as bar:
@@ -275,23 +276,23 @@ def uploading(what: str, num_bytes: int) -> Generator[UploadCourse]:
             one.n += n or 0
             shown.reach(one.n)
 
-        # Any: the class is changed, and not an instance.
+        # Any, because the class itself is patched
         hub_bar: Any = tqdm
         hub_bar.__init__, hub_bar.update = quiet, update
         try:
             yield shown
         finally:
             hub_bar.__init__ = begin
-            # It was inherited.
+            # restores the inherited method
             del hub_bar.update
 
 
 def _counting(bar: ProgressBar) -> type[Any]:
-    # Deferred: the package brings it, and most commands fetch nothing.
+    # imported here because most commands fetch nothing
     from tqdm.auto import tqdm
 
     class HubBar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
-        """One of the package's bars. Those of bytes count, and the furthest is shown."""
+        """A hidden bar of the package. Bars that count bytes are forwarded; the furthest is shown."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             options.pop("name", None)
@@ -311,11 +312,10 @@ _MAGIC: Final = b"GGUF"
 
 
 def refuse_gguf(path: Path) -> None:
-    """Raise ConfigError, with the command that makes a model folder, for a GGUF file or a folder
-    that has one and is no model."""
+    """Raise ConfigError, with the command that converts it, for a GGUF file or a folder with one
+    that is not a model folder."""
     file = _gguf_of(path)
     if file is not None:
-        # beside the file, by another name
         folder = file.with_suffix("") if file.suffix else file.with_name(f"{file.name}-model")
         command = shlex.join(["python", "-m", "workers.engines.convert_gguf", str(file), str(folder)])
         raise ConfigError(

@@ -1,13 +1,13 @@
-"""One row of a prompt file -> one prompt before tokenisation, or the reason why not.
+"""Turns one row of a prompt file into a prompt, not tokenised yet, or the reason why it is skipped.
 
-The columns, as ``columns.ColumnMap`` has them from any form:
+The columns, after ``columns.ColumnMap``:
 
-    prompt      text, put into the configuration's template; or
-    messages    [{"role": ..., "content": ...}, ...], put through the tokenizer's chat template
-    answer      text or a number; what the verifier compares with; not needed by all (registry.needs_answer)
+    prompt      text, filled into the configuration's template; or
+    messages    [{"role": ..., "content": ...}, ...], rendered by the tokenizer's chat template
+    answer      text or a number that the verifier compares with; some verifiers need none (registry.needs_answer)
     verifier    optional: a registered name; or package.module:function, if reward.verifiers names it too
     id          optional: text or a number, unique over all files; by default file name and line
-    ...         every other column is kept and handed to the verifier"""
+    ...         every other column is kept and passed to the verifier"""
 
 from __future__ import annotations
 
@@ -29,27 +29,22 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """A well-formed line."""
-
     prompt: str | Messages
     answer: str
     verifier: str | None
-    """None when the line names none."""
+    """None if the line names none."""
     id: str | None
     extra: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A line that is skipped."""
-
     reason: SkipReason
     detail: str
 
 
 def parse_line(columns: Mapping[str, Any], default_verifier: str = "") -> PromptLine | Unusable:
-    """Check one row, judged by ``default_verifier`` if it names none. A column that holds null
-    counts as absent, as Parquet has it."""
+    """Check one row; ``default_verifier`` judges it if it names none. Nulls count as absent, as in Parquet."""
     present = {name: value for name, value in columns.items() if value is not None}
     prompt = _prompt(present)
     if isinstance(prompt, Unusable):
@@ -70,7 +65,7 @@ def parse_line(columns: Mapping[str, Any], default_verifier: str = "") -> Prompt
     if "id" in present and not identity:
         return _wrong("id", present, "text or a number")
     extra = {name: value for name, value in present.items() if name not in _OWN_COLUMNS}
-    # columns that the wire cannot carry are refused before a run, not in the middle of it
+    # refuse columns that cannot be sent to a worker now, rather than in the middle of the run
     try:
         check_values(memoryview(msgspec.msgpack.encode([prompt, answer, extra])))
     except MessageTooLarge as error:
@@ -81,7 +76,7 @@ def parse_line(columns: Mapping[str, Any], default_verifier: str = "") -> Prompt
 
 
 def text_of(value: object) -> str | None:
-    """Return text or a number as stripped text; None for anything else."""
+    """Return text, or a number as text, stripped; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):

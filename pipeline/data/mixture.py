@@ -1,8 +1,8 @@
-"""Several data sets as one shuffled stream: a position in, a set and a place in its own stream out.
+"""Merges several data sets into one shuffled stream: maps a position to a set and a position in it.
 
-The order is a repeating pattern, made by a smooth weighted round-robin: each set comes at even
-distances, and its share of any long stretch is its weight. A position needs no state, so a run
-resumes anywhere."""
+The order is a repeating pattern from smooth weighted round-robin: each set comes at even distances,
+and its share of any long stretch is its weight. A position needs no state, so a run resumes
+anywhere."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _MASK = (1 << 64) - 1
 
 
 def permuted(index: int, size: int, *, seed: int, epoch: int) -> int:
-    """Return where ``index`` of ``range(size)`` goes in an epoch; distinct indices, distinct
-    places. Raises IndexError when ``index`` is outside the range."""
+    """Return the position of ``index`` in an epoch's permutation of ``range(size)``. Raises
+    IndexError outside the range."""
     if not 0 <= index < size:
         raise IndexError(f"index {index} is outside range({size})")
     if size == 1:
@@ -29,8 +29,8 @@ def permuted(index: int, size: int, *, seed: int, epoch: int) -> int:
 
 
 def permuted_by_stages(index: int, size: int, *, num_stages: int, seed: int, epoch: int) -> int:
-    """Return where ``index`` of ``range(size)`` goes in an epoch of stages, each shuffled within
-    itself. Raises IndexError when ``index`` is outside the range."""
+    """Like ``permuted``, but split the epoch into stages and shuffle only within each. Raises
+    IndexError outside the range."""
     if not 0 <= index < size:
         raise IndexError(f"index {index} is outside range({size})")
     length = -(-size // num_stages)
@@ -56,14 +56,12 @@ def _mix(value: int) -> int:
 
 
 _SLOTS = 1000
-"""Most slots of a pattern: shares are exact to a thousandth."""
+"""Slots of a pattern: shares are exact to a thousandth."""
 
 
 class Mixture:
-    """Draws from sets by weight."""
-
     def __init__(self, weights: Sequence[float]) -> None:
-        """Raises ValueError for a negative weight, or for weights that sum to 0."""
+        """Raises ValueError for a negative weight, or if the weights sum to 0."""
         if min(weights, default=-1.0) < 0.0 or sum(weights) <= 0.0:
             raise ValueError(f"the weights are {list(weights)}; expected none below 0 and one above")
         counts = _slots(weights)
@@ -71,14 +69,14 @@ class Mixture:
         self._pattern = _smooth(counts)
 
     def at(self, position: int) -> tuple[int, int]:
-        """Return the set of a position, and how many positions before it are of the same set."""
+        """Return the set at a position, and how many earlier positions have the same set."""
         cycle, slot = divmod(position, len(self._pattern))
         chosen, rank = self._pattern[slot]
         return chosen, cycle * self._counts[chosen] + rank
 
 
 def _slots(weights: Sequence[float]) -> list[int]:
-    """Return each set's slots of a pattern; at least one for a weight above 0."""
+    """Return each set's number of slots in the pattern, at least 1 for a positive weight."""
     total = math.fsum(weights)
     exact = [weight / total * _SLOTS for weight in weights]
     counts = [max(1, int(slots)) if slots > 0.0 else 0 for slots in exact]
@@ -91,7 +89,7 @@ def _slots(weights: Sequence[float]) -> list[int]:
 
 
 def _smooth(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (set, rank among its slots) of each slot: smooth weighted round-robin."""
+    """Return for each slot its set and its rank among the set's slots."""
     credit, taken = [0] * len(counts), [0] * len(counts)
     pattern: list[tuple[int, int]] = []
     for _ in range(sum(counts)):

@@ -1,4 +1,4 @@
-"""From the paths of a configuration to local files: globs, names on the hub, and URLs of object stores,
+"""Turns the paths of a configuration into local files: globs, hub names, and URLs of object stores,
 whose files are cached by digest."""
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _READ_BYTES: Final = 1 << 20
 
 
 def pin_url(entry: str) -> list[str]:
-    """Fetch what a URL or pattern names; return each file's URL with its digest. A name that has a
-    digest is returned as it is. Raises DataError: no such file, or another than was named; and as
+    """Fetch what a URL or pattern names; return each file's URL with its digest. A URL that already
+    has a digest is returned unchanged. Raises DataError if no file matches, and like
     :class:`ObjectStore`."""
     if _PINNED.fullmatch(entry):
         return [entry]
     folder, _, name = entry.rpartition("/")
     if not any(letter in entry for letter in "*?["):
         return [_pinned(entry, _fetch(folder, name))]
-    # A pattern's fixed beginning is the folder to look into.
+    # list only the folder before the first wildcard
     parts = PurePosixPath(entry.partition("://")[2]).parts
     fixed = next(number for number, part in enumerate(parts) if any(letter in part for letter in "*?["))
     base = entry.partition("://")[0] + "://" + "/".join(parts[:fixed]).replace("//", "/")
@@ -42,8 +42,8 @@ def pin_url(entry: str) -> list[str]:
 
 
 def fetched(entry: str) -> Path:
-    """Return the local copy of a name that ``pin_url`` made: the cache's, else fetched. Raises
-    DataError when the object is another by now."""
+    """Return the local copy of a name from ``pin_url``, fetching it if it is not cached. Raises
+    DataError if the object has changed."""
     found = _PINNED.fullmatch(entry)
     if found is None:
         [entry] = pin_url(entry)
@@ -57,7 +57,7 @@ def fetched(entry: str) -> Path:
     if got != digest:
         raise DataError(
             f"{url} has changed since the run began: it has digest sha256:{got}, expected sha256:{digest}. Restore the "
-            "object (a versioned bucket has the earlier one), or start a new run with the new data"
+            "object (a versioned bucket has the old version), or start a new run with the new data"
         )
     return cached
 
@@ -75,7 +75,7 @@ def _fetch(base: str, name: str) -> str:
     except StorageFailed:
         raise
     except OSError as error:
-        # an object store's own errors among them have their sentence already
+        # the object store's own errors already have a full message, and no errno
         if error.errno is None:
             raise
         raise StorageFailed(
@@ -104,9 +104,9 @@ def _sha256(path: Path) -> str:
 
 
 def pin_data(config: RunConfig) -> RunConfig:
-    """Return a configuration that names each data file by itself, those on the hub with their
-    commit and those of object stores with their digest. A run keeps it: files that appear later
-    change nothing. Raises DataError: a pattern matches no file, or a file cannot be had."""
+    """Return the configuration with every data file named individually: hub files with their
+    commit, object store files with their digest. A run stores it, so files that appear later change
+    nothing. Raises DataError if a pattern matches no file, or a file cannot be fetched."""
     data = config.data
     sets = tuple(_pinned_set(one) for one in data.sets)
     held_out = tuple(_pinned_files(one) for one in config.evaluation.sets)
@@ -120,12 +120,12 @@ def pin_data(config: RunConfig) -> RunConfig:
 
 
 def named_files(entries: Iterable[Path | str]) -> tuple[Path | str, ...]:
-    """Return each file of patterns, in order of names, and other entries as they are."""
+    """Return the files of each pattern in sorted order; other entries are returned unchanged."""
     return tuple(file for entry in entries for file in _named(entry))
 
 
 def local_file(entry: Path | str) -> Path:
-    """Return the file of a single entry, on this host. Raises DataError."""
+    """Return the local file of a single entry, fetching it if needed. Raises DataError."""
     if isinstance(entry, Path):
         return entry
     return fetch(parse_hub_name(entry)) if entry.startswith(HUB_PREFIX) else fetched(entry)

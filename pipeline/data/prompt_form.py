@@ -1,15 +1,15 @@
-"""How a line's prompt becomes text and tokens: through the model's chat template, or as text.
+"""How a line's prompt becomes text and tokens: through the model's chat template, or as plain text.
 
-A conversation always goes through the chat template. A plain prompt does by ``data.chat``:
+A conversation always goes through the chat template. For a plain prompt ``data.chat`` decides:
 
-    auto    one message of the user, if the tokenizer has a chat template, ``data.prompt_template``
-            is not given, and the prompt is not rendered already: it begins with a special token
-    true    one message of the user, filled into ``data.prompt_template`` first
+    auto    one user message, if the tokenizer has a chat template, ``data.prompt_template`` is not set,
+            and the prompt is not already rendered (does not begin with a special token); else text
+    true    one user message, filled into ``data.prompt_template`` first
     false   text, filled into ``data.prompt_template``
 
-Everything that samples, evaluates, measures lengths or shows prompts renders them here. A text gets
-the tokenizer's first tokens once, whether or not it begins with them. The chat template writes its
-own."""
+Everything that samples, evaluates, measures or shows prompts renders them here. A text gets the
+tokenizer's special first tokens once, even if it already begins with them; a chat template writes
+its own."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from protocol.errors import ConfigError
 from protocol.trajectory import Prompt
 
 MESSAGES = "messages"
-"""Key of a prompt's conversation in its ``extra``, before rendering; kept with a reward
-model, and with guidance."""
+"""Key in a prompt's ``extra``: its conversation before rendering, kept for reward models and guidance."""
 
 
 CHAT_VARIABLES = "chat_variables"
-"""Key of the chat template's variables beside these messages, where there are any."""
+"""Key in a prompt's ``extra``: the chat template's variables for this conversation, if any."""
 
 
 def conversation_tokens(tokenizer: TextTokenizer, prompt: Prompt, response: str) -> np.ndarray:
-    """Return int32 [tokens]. Raises DataError when the chat template refuses the messages."""
+    """Return int32 [tokens] of the prompt's conversation with the response added. Raises DataError
+    if the chat template rejects the messages."""
     if not tokenizer.has_chat_template:
         return np.array(tokenizer.encode(prompt.text + response), np.int32)
     before = prompt.extra.get(MESSAGES) or [{"role": "user", "content": prompt.text}]
     messages = [*before, {"role": "assistant", "content": response}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
-    # the template writes them itself
+    # the template has already written the special tokens
     return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
 
 
@@ -52,7 +52,7 @@ _FIRST_ROLES: Final = (_SYSTEM, "developer")
 
 
 class Form(StrEnum):
-    """How a prompt was made, in words."""
+    """How a prompt was rendered, as shown to people."""
 
     CONVERSATION = "a conversation in the chat template"
     QUESTION = "one message of the user in the chat template"
@@ -62,18 +62,14 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt as the model reads it."""
-
     form: Form
     text: str
     tokens: list[int]
     messages: list[Mapping[str, Any]] | None
-    """What the chat template was given; None for text."""
+    """The messages given to the chat template; None for text."""
 
 
 class PromptForm:
-    """Renders the prompts of one data set."""
-
     def __init__(
         self,
         tokenizer: TextTokenizer,
@@ -84,10 +80,11 @@ class PromptForm:
         variables: Mapping[str, Any] | None = None,
         where: str = "data",
     ) -> None:
-        """``where``: the section in errors. Raises ConfigError: the template has no place for the
-        prompt, or the tokenizer lacks the chat template that the settings need."""
+        """Render the prompts of one data set. ``where`` is the section for errors. Raises
+        ConfigError if the template has no place for the prompt, or the tokenizer lacks a chat
+        template that the settings need."""
         if HOLE not in template:
-            raise ConfigError(f"data.prompt_template is {template!r}; it must contain {HOLE}")
+            raise ConfigError(f"data.prompt_template is {template!r}; it must contain {HOLE}: add it")
         needs = [
             name
             for name, given in (("chat", chat is True), ("system_prompt", system_prompt), ("chat_variables", variables))
@@ -105,7 +102,7 @@ class PromptForm:
     def of(
         cls, tokenizer: TextTokenizer, data: DataSection, one: DataSetSection | EvaluationSetSection | None = None
     ) -> PromptForm:
-        """Return the form of a set's prompts: by its own settings, else by those of ``[data]``."""
+        """Use a set's own settings, else those of ``[data]``."""
 
         def pick(name: str) -> Any:
             own = getattr(one, name, None)
@@ -122,8 +119,8 @@ class PromptForm:
         )
 
     def render(self, prompt: str | Sequence[Mapping[str, Any]]) -> RenderedPrompt:
-        """Return a plain prompt or a conversation as the model reads it. Raises DataError when the
-        chat template refuses it, ConfigError when a system prompt is set and the prompt is text."""
+        """Render a plain prompt or a conversation. Raises DataError if the chat template rejects
+        it, ConfigError if a system prompt is set but the prompt is plain text."""
         if not isinstance(prompt, str):
             return self._conversation(Form.CONVERSATION, list(prompt))
         text = self._template.replace(HOLE, prompt)
@@ -140,7 +137,6 @@ class PromptForm:
     def _form_of(self, text: str) -> Form:
         if self._chat is True:
             return Form.QUESTION
-        # special tokens are not part of a question's text
         is_rendered = (
             text.lstrip().startswith(tuple(filter(None, self._tokenizer.special_ids)))
             and self._tokenizer.has_chat_template

@@ -1,4 +1,4 @@
-"""Lines read and skipped, with the first examples of each reason. Its size in memory is fixed."""
+"""Counts lines read and skipped, with the first examples of each reason. Its memory use is bounded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ MAX_EXAMPLES = 3
 
 
 class SkipReason(StrEnum):
-    """Why a line is not used."""
-
     INVALID_UTF8 = "invalid UTF-8"
     NOT_JSON = "not JSON"
     NOT_AN_OBJECT = "not an object"
@@ -30,31 +28,27 @@ class SkipReason(StrEnum):
 
 @dataclass(slots=True)
 class DataReport:
-    """Lines read and skipped."""
-
     num_lines: int = 0
-    """Lines read, blank ones aside."""
+    """Lines read, without blank ones."""
     num_prompts: int = 0
     max_tokens: int = 0
     skipped: dict[SkipReason, int] = field(default_factory=dict)
     examples: dict[SkipReason, list[str]] = field(default_factory=dict)
-    """At most three sentences each: ``train.jsonl:17: the answer is empty``."""
+    """At most three per reason: ``train.jsonl:17: the answer is empty``."""
 
     forms: dict[str, int] = field(default_factory=dict)
-    """Lines whose prompt could be made, by its form in words."""
+    """Number of prompts by how they were rendered."""
 
     def form(self, words: str) -> None:
-        """Count a prompt's form."""
         self.forms[words] = self.forms.get(words, 0) + 1
 
     def keep(self, num_tokens: int) -> None:
-        """Count a prompt."""
         self.num_lines += 1
         self.num_prompts += 1
         self.max_tokens = max(self.max_tokens, num_tokens)
 
     def skip(self, reason: SkipReason, where: str, detail: str) -> None:
-        """Count a skipped line; ``where`` is ``file:line``."""
+        """Count a skipped line. ``where`` is ``file:line``."""
         self.num_lines += 1
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
         examples = self.examples.setdefault(reason, [])
@@ -62,7 +56,7 @@ class DataReport:
             examples.append(f"{where}: {detail}")
 
     def lines(self) -> list[str]:
-        """Return the report as sentences: one summary, then each reason with its first examples."""
+        """Return one summary sentence, then each reason with its first examples."""
         said = [f"{self.num_prompts} prompts of {self.num_lines} lines; the longest has {self.max_tokens} tokens"]
         for reason, count in self.skipped.items():
             said.append(f"skipped {count} ({reason}), first:")

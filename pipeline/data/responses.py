@@ -1,6 +1,6 @@
-"""Recorded responses: what a line of a response file has besides its prompt.
+"""Recorded responses: reads responses, verdicts and judgments from files.
 
-Recognised without a mapping, by the names of the columns:
+Columns that need no mapping, recognised by name:
 
     response       response, completion or output: a text, or the assistant's message; or messages
                    that end with the assistant's
@@ -8,13 +8,13 @@ Recognised without a mapping, by the names of the columns:
     judgment       judgment: what is wrong with the response, in words; optional
     finish_reason  ``length`` for a response that was cut; it gets no stop token. Optional
 
-The first three may be mapped in ``[data.columns]``. A line without a response or a verdict is
-skipped and reported. A file in which no line has one is refused.
+The first three can be mapped in ``[data.columns]``. A line without a response or a verdict is
+reported and skipped. If no line of a file has one, the file is an error.
 
-The tokens of a response are those of its text, by the run's tokenizer. The token by which the chat
-template ends the assistant's turn ends them; without a template the end-of-sequence token, or the
-first of ``generation.stop_token_ids``. A response that ends with any token at which sampling stops
-keeps that one."""
+A response is tokenised by the run's tokenizer and ends with the token that ends the assistant's
+turn in the chat template; without a template with the end-of-sequence token, or the first of
+``generation.stop_token_ids``. A response that already ends with a token at which sampling stops
+keeps it."""
 
 from __future__ import annotations
 
@@ -45,28 +45,26 @@ _KTO_LABEL: Final = "label"
 
 @dataclass(frozen=True, slots=True)
 class RecordedResponse:
-    """A response that is read in place of being sampled."""
+    """A response read from a file instead of being sampled."""
 
     tokens: np.ndarray
-    """int32 [response tokens], the stop token included"""
+    """int32 [response tokens], including the stop token"""
     finish_reason: FinishReason
     """STOP, or LENGTH for a response that was cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseLine:
-    """A line's own columns of a response, taken apart from those of its prompt."""
+    """The response of a line, separated from the columns of its prompt."""
 
     columns: Mapping[str, Any]
-    """The others, as ``ColumnMap`` reads them; the verdict as 0 or 1, and the judgment as text."""
+    """The other columns, for ``ColumnMap``; the verdict as 0 or 1, and the judgment as text."""
     text: str
     is_cut: bool
     verdict: bool | None
 
 
 class _StoredResponse(msgspec.Struct, frozen=True, array_like=True):
-    """A response at rest."""
-
     tokens: bytes
     """int32, little-endian"""
     finish_reason: FinishReason
@@ -77,7 +75,7 @@ _decode = msgspec.msgpack.Decoder(_StoredResponse).decode
 
 
 class RecordedResponses:
-    """All recorded responses of a run, by the ids of their prompts."""
+    """All recorded responses of a run, by prompt id."""
 
     def __init__(self, config: RunConfig, tokenizer: TextTokenizer) -> None:
         self._columns = config.data.columns
@@ -96,16 +94,16 @@ class RecordedResponses:
         self._changed: list[str] = []
 
     def at(self, prompt_id: str) -> RecordedResponse:
-        """Return the response of a prompt of these files. Raises KeyError for another."""
+        """Return the response to a prompt. Raises KeyError for a prompt of other files."""
         stored = _decode(self._stored[prompt_id])
         return RecordedResponse(np.frombuffer(stored.tokens, dtype="<i4"), stored.finish_reason)
 
     def stored(self) -> Iterator[bytes]:
-        """Yield every response at rest, in the order of the files, for a digest."""
+        """Yield every encoded response in file order, for a digest."""
         return iter(self._stored.values())
 
     def take(self, columns: Mapping[str, Any], where: str) -> ResponseLine | Unusable:
-        """Take a line's response, verdict and judgment. ``where`` is ``file:line``."""
+        """Read a line's response, verdict and judgment. ``where`` is ``file:line``."""
         self._first = self._first or (where, columns)
         rest = {name: value for name, value in columns.items() if value is not None}
         text = self._text(rest)
@@ -139,8 +137,8 @@ class RecordedResponses:
         return ResponseLine(rest, text, rest.pop("finish_reason", None) == FinishReason.LENGTH, verdict)
 
     def keep(self, line: ResponseLine, prompt_id: str, where: str) -> Unusable | None:
-        """Tokenise and keep a line's response under its prompt's id, or return why not. Raises
-        DataError when the model has no stop token."""
+        """Tokenise a line's response and store it under its prompt's id, or return why not. Raises
+        DataError if the model has no stop token."""
         tokens, reason = self._tokenizer.encode(line.text, add_special_tokens=False), FinishReason.STOP
         # a template writes a line end after the turn, which no model samples
         trimmed = self._tokenizer.encode(line.text.rstrip(), add_special_tokens=False)
@@ -163,28 +161,27 @@ class RecordedResponses:
         return None
 
     def check(self) -> None:
-        """Raise DataError when no line since the last call had a response, or none a verdict."""
+        """Raise DataError if no line since the last call had a response, or none had a verdict."""
         first, seen, self._first, self._seen = self._first, self._seen, None, set[str]()
         needed = {"response": _RESPONSES} | ({VERDICT: _VERDICTS} if self._needs_verdict else {})
         for what, names in needed.items():
             if first is not None and what not in seen:
                 where, columns = first
-                judged = ", or set data.response_verifier to what judges the responses" if what == VERDICT else ""
+                judged = ", or set data.response_verifier to judge the responses" if what == VERDICT else ""
                 raise DataError(
                     f"{where}: no {what}, and no line of the file has one; the line has {listed(columns)}; expected "
                     f"{' or '.join(names)}: add the column, name it in data.columns.{what}{judged}"
                 )
 
     def lines(self) -> list[str]:
-        """Return what was kept as sentences."""
         said = f"{len(self._stored)} responses"
         if self._num_right or self._num_wrong:
             said += f": {self._num_right} right, {self._num_wrong} wrong, {self._num_judgments} with a judgment"
         lines = [f"{said}; the longest has {self._longest} tokens"]
         if self._changed:
             lines.append(
-                f"{len(self._changed)} responses are another text in the model's tokens, first {self._changed[0]}: the "
-                "tokenizer lacks characters of them, or changes some"
+                f"{len(self._changed)} responses change when tokenised and decoded, first {self._changed[0]}: the "
+                "tokenizer lacks or changes some of their characters"
             )
         return lines
 
@@ -204,7 +201,7 @@ class RecordedResponses:
         return None
 
     def _verdict(self, rest: Mapping[str, Any]) -> tuple[Any, str | None]:
-        """Return the verdict as it is written, and the name of its column; None without one."""
+        """Return the verdict as written and its column's name, or None and None."""
         if self._columns.verdict is not None:
             value = value_at(rest, self._columns.verdict)
             return value, None if value is None else self._columns.verdict

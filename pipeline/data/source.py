@@ -1,13 +1,13 @@
-"""The stream of prompts: a position in, a prompt out.
+"""The stream of prompts: maps a position to a prompt.
 
-Files are read once, when the source is loaded. All workers of a run must share its digest.
+Files are read once, when the source is created. All workers of a run must have the same digest.
 
-``at(position)`` is a pure function: the epoch is ``position // num_prompts``, and each epoch has
-its own seeded order. A position gives the same prompt in every process and after every restart. The
-ledger therefore keeps only a group's number. With several sets, ``mixture`` gives each position a
-set and a place in that set's own epochs.
+``at(position)`` is a pure function. The epoch is ``position // num_prompts``, and each epoch has
+its own seeded order, so a position gives the same prompt in every process and after every restart,
+and the ledger only needs a group's number. With several sets, ``mixture`` maps each position to a
+set and a position in that set's own epochs.
 
-Prompts are held as MessagePack, about the size of the files."""
+Prompts are stored as MessagePack, in about the size of the files."""
 
 from __future__ import annotations
 
@@ -39,14 +39,12 @@ from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt
 
 _SET_SEEDS = 1_000_003
-"""Between the seeds of two sets."""
+"""Difference between the seeds of two sets."""
 _STAGES = 10
-"""Of a curriculum."""
+"""Stages of a curriculum."""
 
 
 class _PromptRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt at rest."""
-
     prompt_id: str
     tokens: bytes
     """int32, little-endian"""
@@ -65,22 +63,19 @@ class HeldOutSource:
     """A set of held-out prompts."""
 
     name: str
-    """Empty for that of ``data.evaluation``."""
+    """Empty for ``data.evaluation``."""
     first: int
-    """Index of its first prompt, for ``PromptSource.evaluation_at``."""
+    """Index of its first prompt in ``PromptSource.evaluation_at``."""
     num_prompts: int
     digest: str = ""
-    """Of the texts, answers and verifiers, in order: every run with these prompts has the same."""
+    """Of its texts, answers and verifiers in order, so it is the same in every run with these prompts."""
 
 
 class PromptSource:
-    """Training and evaluation prompts of a run."""
-
     def __init__(self, config: RunConfig, tokenizer: TextTokenizer) -> None:
-        """Read all prompt files of a configuration. Raises DataError: a file is missing or
-        unreadable, or no line of the training or of the evaluation files is usable. Raises
-        ConfigError: the prompts' form cannot be had with this tokenizer, or a verifier does not
-        exist."""
+        """Read all prompt files of a configuration. Raises DataError if a file is missing or
+        unreadable, or no line of the training or evaluation files is usable; ConfigError if the
+        prompts cannot be rendered with this tokenizer, or a verifier does not exist."""
         data = config.data
         resolve(data.verifier)
         reader = _Reader(tokenizer, config)
@@ -90,7 +85,7 @@ class PromptSource:
         for one in (*used, *config.evaluation.sets):
             resolve(one.verifier or data.verifier)
         self.responses = RecordedResponses(config, tokenizer) if data.responses else None
-        """The responses of ``data.responses``, in whose place nothing is sampled for training."""
+        """Recorded responses (``data.responses``); if present, training samples none."""
         if self.responses is not None:
             self._train = [reader.read_training(data.responses, responses=self.responses)]
         else:
@@ -104,7 +99,7 @@ class PromptSource:
             HeldOutSource(name, first, len(stored), _set_digest(stored))
             for (name, stored), first in zip(held_out, firsts, strict=False)
         )
-        """That of data.evaluation, then evaluation.sets."""
+        """``data.evaluation`` first, then ``evaluation.sets``."""
         self._evaluation = [one for _, stored in held_out for one in stored]
         self.evaluation_report = reader.take_report()
         sizes = [len(stored) for stored in self._train]
@@ -118,22 +113,21 @@ class PromptSource:
         for stored in (*chain.from_iterable(self._train), *self._evaluation, *recorded):
             hasher.update(stored)
         self.digest = hasher.hexdigest()
-        """SHA-256 of every prompt as it is sampled (so of files, template, limits), seed, order."""
+        """SHA-256 of every prompt as sampled (thus of files, template and limits), seed and order."""
         self.verifiers = frozenset(reader.verifiers)
-        """Verifiers that lines or the configuration name; each is registered or configured."""
+        """Verifiers named by lines or the configuration; all are registered or configured."""
 
     @property
     def num_prompts(self) -> int:
-        """Training prompts of one epoch: those of all sets."""
+        """Training prompts per epoch, over all sets."""
         return sum(map(len, self._train))
 
     @property
     def num_evaluation_prompts(self) -> int:
-        """Held-out prompts, of all sets."""
         return len(self._evaluation)
 
     def at(self, position: int) -> Prompt:
-        """Return the training prompt at a position of the stream. Raises IndexError below 0."""
+        """Return the training prompt at a position. Raises IndexError below 0."""
         if position < 0:
             raise IndexError(f"position {position} is before the first prompt")
         number, place = self._mixture.at(position) if self._mixture else (0, position)
@@ -146,26 +140,25 @@ class PromptSource:
         return _prompt(stored[index])
 
     def evaluation_at(self, index: int) -> Prompt:
-        """Return a held-out prompt, by sets and files in order. Raises IndexError outside."""
+        """Return a held-out prompt, ordered by set and file. Raises IndexError outside."""
         if not 0 <= index < len(self._evaluation):
             raise IndexError(f"evaluation prompt {index} is outside the {len(self._evaluation)} held-out prompts")
         return _prompt(self._evaluation[index])
 
     def overlap(self) -> list[tuple[str, str]]:
-        """Return, by file order, the id of each held-out prompt that is a training prompt too, with
-        the first such one's. Two prompts are the same when their sampled texts differ at most in
-        white space."""
-        held_out = [(prompt.prompt_id, _essence(prompt.text)) for prompt in map(_prompt, self._evaluation)]
+        """Return (held-out id, training id) for each held-out prompt that is also a training
+        prompt, in file order. Prompts are equal if their texts differ at most in white space."""
+        held_out = [(prompt.prompt_id, _without_spacing(prompt.text)) for prompt in map(_prompt, self._evaluation)]
         wanted = {essence for _, essence in held_out}
         trained: dict[str, str] = {}
         for prompt in map(_prompt, chain.from_iterable(self._train) if wanted else ()):
-            if (essence := _essence(prompt.text)) in wanted:
+            if (essence := _without_spacing(prompt.text)) in wanted:
                 trained.setdefault(essence, prompt.prompt_id)
         return [(prompt_id, trained[essence]) for prompt_id, essence in held_out if essence in trained]
 
 
 class _Reader:
-    """Reads files into stored prompts under one set of rules."""
+    """Reads files into stored prompts, all under the same rules."""
 
     def __init__(self, tokenizer: TextTokenizer, config: RunConfig) -> None:
         self._tokenizer = tokenizer
@@ -174,17 +167,16 @@ class _Reader:
         self._seen: dict[str, str] = {}
         self._repeats: dict[str, int] = {}
         self._configured = config.verifier_paths
-        # a reward model reads the conversation again, and a guided prompt wraps its question
+        # reward models re-render the conversation, and guided prompts wrap its question
         self._keep_messages = config.reward.model is not None or config.needs_guidance
         self.verifiers = {config.data.verifier}
 
     def take_report(self) -> DataReport:
-        """Return what was read since the last call."""
+        """Return the report since the last call."""
         report, self._report, self._seen = self._report, DataReport(), {}
         return report
 
     def read_sets(self, sets: Sequence[DataSetSection]) -> list[list[bytes]]:
-        """Return the prompts of each set."""
         return [self.read_training(one.train, one) for one in sets]
 
     def read_training(
@@ -194,8 +186,8 @@ class _Reader:
         *,
         responses: RecordedResponses | None = None,
     ) -> list[bytes]:
-        """Return the prompts of files within the limits of difficulty; for a curriculum in its
-        order. ``responses`` takes the recorded response of each."""
+        """Return the files' prompts within the limits of difficulty, sorted if there is a
+        curriculum. ``responses`` stores each line's recorded response."""
         stored = self.read(paths, of, with_difficulty=self._data.reads_difficulty, responses=responses)
         if self._data.curriculum == "easy-first":
             stored.sort(key=lambda held: _decode(held).extra[DIFFICULTY])
@@ -209,8 +201,8 @@ class _Reader:
         with_difficulty: bool = False,
         responses: RecordedResponses | None = None,
     ) -> list[bytes]:
-        """Return the prompts of files; of a set, their ids begin with its name. Lines of responses
-        may have one id, that of their question; each gets one of its own."""
+        """Return the files' prompts. A set's name is prefixed to their ids. Recorded responses may
+        share the id of their question; each gets its own."""
         stored: list[bytes] = []
         report, files = self._report, named_files(paths)
         form = PromptForm.of(self._tokenizer, self._data, of)
@@ -230,21 +222,21 @@ class _Reader:
                     continue
                 line = parse_line(columns.own(taken.columns if taken else row.columns), verifier)
                 if with_difficulty and isinstance(line, PromptLine):
-                    line = self._judged(line)
+                    line = self._if_in_range(line)
                 if of and isinstance(line, PromptLine) and line.id:
                     line = replace(line, id=f"{of.name}/{line.id}")
                 if taken and isinstance(line, PromptLine) and line.id:
-                    line = replace(line, id=self._own_id(line.id))
+                    line = replace(line, id=self._unused_id(line.id))
                 prompt = self._prompt(line, form, verifier, f"{label}:{row.line}", where)
                 if isinstance(prompt, Unusable):
                     report.skip(prompt.reason, where, prompt.detail)
                 elif prompt.verifier == RECORDED and not taken:
                     raise ConfigError(
-                        f"{where}: its verifier is {RECORDED}, which reads verdicts of data.responses, but responses to this "
+                        f"{where}: the verifier is {RECORDED}, which reads verdicts of data.responses, but responses to this "
                         "prompt are sampled; name a verifier that judges them"
                     )
                 elif prompt.prompt_id in self._seen:
-                    detail = f"id {prompt.prompt_id!r} is that of {self._seen[prompt.prompt_id]}; the first one is kept"
+                    detail = f"id {prompt.prompt_id!r} is already used by {self._seen[prompt.prompt_id]}; the first one is kept"
                     report.skip(SkipReason.DUPLICATE_ID, where, detail)
                 elif taken and responses and (refused := responses.keep(taken, prompt.prompt_id, where)):
                     report.skip(refused.reason, where, refused.detail)
@@ -259,16 +251,15 @@ class _Reader:
             raise DataError(f"no usable prompt in {', '.join(map(str, files))}:\n" + "\n".join(report.lines()))
         return stored
 
-    def _own_id(self, given: str) -> str:
-        """Return an id for one more response to the question of this id."""
+    def _unused_id(self, given: str) -> str:
         name = given
         while name in self._seen:
             self._repeats[given] = number = self._repeats.get(given, 1) + 1
             name = f"{given}#{number}"
         return name
 
-    def _judged(self, line: PromptLine) -> PromptLine | Unusable:
-        """Return a line whose difficulty is within the limits, or why not."""
+    def _if_in_range(self, line: PromptLine) -> PromptLine | Unusable:
+        """Return the line if its difficulty is within the limits, else why not."""
         value, low, high = line.extra.get(DIFFICULTY), self._data.min_difficulty, self._data.max_difficulty
         if value is None:
             detail = (
@@ -319,8 +310,7 @@ class _Reader:
 
 
 def _labelled(paths: Iterable[Path], prefix: str = "") -> list[tuple[Path, str]]:
-    """Name each file by its stem; a repeated one gets a number, so that prompt ids stay
-    distinct."""
+    """Label each file by its stem, numbering repeated stems, so that prompt ids stay unique."""
     labelled: list[tuple[Path, str]] = []
     taken: dict[str, int] = {}
     for path in paths:
@@ -337,7 +327,7 @@ def _set_digest(stored: Sequence[bytes]) -> str:
     return hasher.hexdigest()[:32]
 
 
-def _essence(text: str) -> str:
+def _without_spacing(text: str) -> str:
     return " ".join(text.split())
 
 

@@ -1,11 +1,11 @@
 """A model folder's tokenizer without torch: text or chat messages to tokens, tokens to text.
 
-Token ids and text are the same as those of ``transformers.AutoTokenizer``. Only the ``tokenizers``
-package is loaded (20 ms). Importing AutoTokenizer imports torch (2.4 s and a few hundred MB), which
-a process that only decodes need not carry.
+Token ids and text equal those of ``transformers.AutoTokenizer``, but only the ``tokenizers``
+package is loaded (20 ms). AutoTokenizer would import torch (2.4 s and a few hundred MB) in
+processes that only decode.
 
-One deliberate difference: chat templates do not see today's date (``strftime_now``). Two workers
-must read the same prompt from the same line, whatever the day. Templates then fall back to the date
+One deliberate difference: chat templates do not see today's date (``strftime_now``), because
+workers must read the same prompt from the same line on any day. Templates then fall back to a date
 written in them."""
 
 from __future__ import annotations
@@ -30,18 +30,16 @@ if TYPE_CHECKING:
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}`` marks the assistant's words, for training."""
+    """``{% generation %}...{% endgeneration %}`` marks the assistant's words for training; here it is ignored."""
 
     tags = {"generation"}  # noqa: RUF012  jinja's own declaration
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """Return the block's content."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """Make an environment for chat templates."""
     extensions = [_Generation, jinja2.ext.loopcontrols]
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     made.filters["tojson"] = _to_json
@@ -64,7 +62,7 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TextTokenizer:
-    """A tokenizer for text, chat messages and tokens. Made by ``load_text_tokenizer``."""
+    """Tokenizes text and chat messages, and decodes tokens. Made by ``load_text_tokenizer``."""
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: Mapping[str, str], template: str | None, digest: str):
         tokenizer.no_truncation()
@@ -75,58 +73,56 @@ class TextTokenizer:
         self._template: jinja2.Template | None = None
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = {token.content: number for number, token in added.items() if token.special}
-        """Id of each special token, by its text."""
+        """Ids of the special tokens, by their text."""
         self._silent = frozenset(self.special_ids.values())
         self.digest = digest
         """Hex SHA-256 of the files it was read from."""
 
     @property
     def num_tokens(self) -> int:
-        """Size of the vocabulary, added tokens included."""
+        """Size of the vocabulary, including added tokens."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations can be rendered."""
         return self._template_text is not None
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the end-of-sequence token; None when the tokenizer names none."""
+        """Id of the end-of-sequence token; None if the tokenizer names none."""
         return self.token_id(self._special_tokens.get("eos_token", ""))
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token written out; None if the vocabulary lacks it."""
+        """Return a token's id, or None if it is not in the vocabulary."""
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids, by default with the tokenizer's special tokens (as a first token). A text
-        that begins with these gets no second ones."""
+        """Return token ids, by default with the tokenizer's special first tokens. A text that
+        already begins with these gets no second ones."""
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if add_special_tokens and text.startswith(tuple(filter(None, self.special_ids))):
             plain = self._tokenizer.encode(text, add_special_tokens=False).ids
             added = len(ids) - len(plain)
-            # the last offset: first tokens are themselves the text's first, too
+            # search from the end: the added first tokens may equal those of the text
             before = next((n for n in range(added, 0, -1) if ids[n : n + len(plain)] == plain), 0)
             return ids[before:] if plain[:before] == ids[:before] else ids
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of tokens; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of tokens; invalid UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
     def is_plain(self, tokens: Sequence[int]) -> bool:
-        """Whether none of the tokens is special."""
+        """Return whether none of the tokens is special."""
         return self._silent.isdisjoint(tokens)
 
     def has_text(self, token: int) -> bool:
-        """Whether ``decode`` reads a token: special ones and ids that there are not have no
-        text."""
+        """Return whether a token decodes to text: special tokens and unknown ids do not."""
         return token not in self._silent and self._tokenizer.id_to_token(token) is not None
 
     @cached_property
     def turn_end_id(self) -> int | None:
-        """Id of the token by which the chat template ends the assistant's turn; None without one."""
+        """Id of the token that ends the assistant's turn in the chat template; None if there is none."""
         if not self.has_chat_template:
             return None
         words = "headrace"
@@ -146,9 +142,9 @@ class TextTokenizer:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return a conversation as text; as a prompt, up to where the assistant's answer begins.
-        ``variables``: the template's own. Raises DataError: there is no chat template, or it refuses
-        these messages."""
+        """Render a conversation as text; as a prompt, up to where the assistant's answer begins.
+        ``variables`` are the template's own. Raises DataError if there is no chat template, or it
+        rejects the messages."""
         import jinja2
 
         if self._template is None:
@@ -162,9 +158,9 @@ class TextTokenizer:
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
     ) -> tuple[str, list[int]]:
-        """Return the chat template's prompt text and its token ids. Raises DataError."""
+        """Return the chat template's prompt and its token ids. Raises DataError."""
         text = self.apply_chat_template(messages, variables)
-        # the template writes them itself
+        # the template has already written the special tokens
         return text, self.encode(text, add_special_tokens=False)
 
     def _compile(self) -> jinja2.Template:
@@ -182,12 +178,12 @@ class TextTokenizer:
 
 
 def load_text_tokenizer(path: Path) -> TextTokenizer:
-    """Read the tokenizer of a Hugging Face model folder. Raises DataError: the folder or its
+    """Read the tokenizer of a Hugging Face model folder. Raises DataError if the folder or its
     ``tokenizer.json`` is missing or malformed."""
     from tokenizers import Tokenizer
 
     if not path.is_dir():
-        raise DataError(f"{path}: no such folder; model.path must be a folder of a Hugging Face model")
+        raise DataError(f"{path}: no such folder; model.path must be a model folder in Hugging Face format")
     file = path / _TOKENIZER
     if not file.is_file():
         raise DataError(
@@ -220,7 +216,7 @@ def _template_of(path: Path, config: Mapping[str, Any]) -> str | None:
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
-    # named templates
+    # a list of named templates
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
         template = named.get("default")

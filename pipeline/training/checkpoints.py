@@ -56,8 +56,6 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete, verified checkpoint."""
-
     path: Path
     version: int
     """Policy version of its model."""
@@ -113,7 +111,7 @@ class CheckpointFolder:
                 if path.name.startswith(_WRITING):
                     # after this rename its writer can no longer reach it
                     path.rename(path.with_name(f"{_REMOVING}{path.name}.{self._owner}"))
-            _flush(self.root)
+            _fsync(self.root)
             self._writing.mkdir()
             _sweep(self.root)
         except OSError as error:
@@ -178,7 +176,7 @@ class CheckpointFolder:
                 (partial / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
                 _seal(partial, version)
                 partial.rename(final)
-                _flush(self.root)
+                _fsync(self.root)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
         except OSError as error:
@@ -253,7 +251,7 @@ def _choose(root: Path, version: int) -> Path:
     for number, folder in reversed(complete):
         if number > versions[version]:
             folder.rename(folder.with_name(f"{_SET_ASIDE}{folder.name}"))
-    _flush(root)
+    _fsync(root)
     return chosen
 
 
@@ -288,15 +286,14 @@ def _seal(folder: Path, version: int) -> None:
     manifest = _Manifest(format=_FORMAT, version=version, files=seals)
     (folder / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     for path in (*files, folder / MANIFEST_FILE):
-        _flush(path)
+        _fsync(path)
         work.step(0.2 / len(files))
     for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
-        _flush(path)
-    _flush(folder)
+        _fsync(path)
+    _fsync(folder)
 
 
-def _flush(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -39,7 +39,6 @@ def opens(explained_variances: Sequence[float], *, num_steps: int, settings: Val
 
 
 def describe_gate(counters: Mapping[str, float], min_explained_variance: float | None, pretrain_steps: int) -> str:
-    """Describe the critic's progress towards opening the gate."""
     wanted = "" if min_explained_variance is None else f" of {min_explained_variance:g}"
     return (
         f"explained variance {counters.get(EXPLAINED_VARIANCE, 0.0):.2f}{wanted}, "

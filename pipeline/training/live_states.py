@@ -90,8 +90,6 @@ class StateLoan:
 
 
 class OpenLoans:
-    """The loans of one state, for its owner."""
-
     def __init__(self) -> None:
         self._loans: list[StateLoan] = []
 

@@ -270,7 +270,6 @@ class SnapshotFolder:
         shutil.rmtree(self._own, ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove the folder with all snapshots."""
         self._slots.clear()
         shutil.rmtree(self._root, ignore_errors=True)
 

@@ -42,8 +42,6 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CopyListener:
-    """Receives the progress of a copy."""
-
     begun: Callable[[str, int], None]
     """A copy of this checkpoint has started, with so many bytes to move."""
     moved: Callable[[int], None]

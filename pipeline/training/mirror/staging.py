@@ -36,8 +36,6 @@ _TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The files of a copy, in one folder."""
-
     folder: Path
     checkpoint: str
     """Name of the newest checkpoint."""

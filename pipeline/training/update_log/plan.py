@@ -30,7 +30,6 @@ class StateId:
 
     @classmethod
     def of(cls, num_updates: int, digests: Digests) -> StateId:
-        """Return the id of weights with these tensor digests."""
         return cls(num_updates, xxh3_128_digest(b"".join(name.encode() + digests[name] for name in sorted(digests))))
 
 

@@ -82,8 +82,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """An update's inputs; its units follow."""
-
     update: int
     """1 for the first of the run."""
     policy_version: int
@@ -100,8 +98,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """An update's results."""
-
     update: int
     policy_version: int
     """The published version; the batch's own if no step was applied, since nothing was published."""

@@ -109,7 +109,7 @@ def test_of_a_conversation_only_the_last_message_of_the_user_changes(tmp_path: P
     tokens = prompts.standard(prompt_of("rendered", messages), "2")
     expected = "<system>be {gold}<user>hello<assistant>yes?<user>2|1+1=<assistant>"
     assert tokens.tolist() == tokenizer.encode(expected, add_special_tokens=False)
-    with pytest.raises(DataError, match="no message of the user"):
+    with pytest.raises(DataError, match="no user message"):
         prompts.standard(prompt_of("rendered", messages[:1]), "2")
 
 
@@ -117,7 +117,7 @@ def test_a_text_over_the_limit_is_refused_with_both_numbers(tmp_path: Path, toke
     given = section(tmp_path, "{gold}|{question}", "{judgment}|{question}", max_judgment_tokens=5)
     prompts = GuidedPrompts(tokenizer, given)
     prompts.standard(prompt_of("1+1="), "12345")
-    with pytest.raises(DataError, match=r"the judgment has 6 tokens, guidance\.max_judgment_tokens is 5"):
+    with pytest.raises(DataError, match=r"the judgment has 6 tokens, but guidance\.max_judgment_tokens is 5"):
         prompts.judge(prompt_of("1+1="), "2", "123456")
     with pytest.raises(DataError, match="the gold text has 6 tokens"):
         prompts.standard(prompt_of("1+1="), "123456")

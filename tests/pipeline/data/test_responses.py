@@ -220,7 +220,7 @@ def test_a_text_that_the_tokenizer_changes_is_told(tmp_path: Path) -> None:
     source = source_of(tmp_path / "own.jsonl", letters, lines)
     assert source.responses is not None
     assert letters.decode(recorded(source, 1)[0]) == "1", "this tokenizer has no such character"
-    changed = [line for line in source.responses.lines() if "another text in the model's tokens" in line]
+    changed = [line for line in source.responses.lines() if "change when tokenised and decoded" in line]
     assert len(changed) == 1
     assert changed[0].startswith("1 responses") and "own.jsonl:2" in changed[0]
 

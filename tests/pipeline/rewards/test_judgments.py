@@ -234,7 +234,7 @@ async def test_the_key_of_an_endpoint_is_in_no_reason(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("record", "there are arithmetic, math, recorded"),
+        ("record", "choose one of arithmetic, math, recorded"),
         ("endpoint/other", r"\[reward.endpoints\] has endpoint/quality"),
         ("endpoint/quality", "does not answer"),
         ("no_such_module:judgments", "reward.path"),

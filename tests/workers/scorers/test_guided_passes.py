@@ -129,7 +129,7 @@ def test_the_responses_tokens_are_the_sampled_ones_though_its_text_has_others(be
         (
             Guidance(gold_text="13", judge_text="1234567890"),
             1,
-            "the judgment has 10 tokens, guidance.max_judgment_tokens is 9",
+            "the judgment has 10 tokens, but guidance.max_judgment_tokens is 9",
         ),
         (Guidance(gold_text="1234567890", judge_text="3"), 0, "the gold text has 10 tokens"),
     ],

@@ -245,7 +245,7 @@ async def test_the_budget_of_requests_is_one_for_all_workers_and_restarts(tmp_pa
         async with judging(tmp_path, server.url, max_requests=3) as again:
             again.ledger = again.worker.ctx.ledger = ledger
             assert len(await scores_of(again, await again.finished("c", verifier="endpoint/own"))) == 1
-            with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="max_requests is 3, and all are spent")):
+            with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="max_requests is 3, and all are used")):
                 await scores_of(again, await again.finished("d", verifier="endpoint/own"))
             assert await ledger.dead_letters() == [] and "failed" not in again.worker.ctx.counters
         async with judging(tmp_path, server.url, max_requests=4) as raised:
