@@ -5,16 +5,15 @@ Verdicts have accuracy 0 or 1. The rules:
 1. A number is ASCII digits, with an optional decimal part, or a decimal part alone: ``42``,
    ``3.50``, ``.5``.
 2. Commas between groups of three digits belong to it: ``1,234`` is one number, ``1,23`` is two.
-3. A minus (``-`` or ``−``) or plus directly before it is its sign, unless a digit or a closing
-   bracket comes before
-   that: ``5-3`` is 5 and 3, ``x=-3`` is -3.
-4. The last number counts. Characters after it (a full stop, a unit, a bracket) do not matter;
-   digits may touch letters.
+3. A minus (``-`` or ``−``) or plus directly before it is its sign, unless preceded by a digit or a
+   closing bracket: ``5-3`` is 5 and 3, ``x=-3`` is -3.
+4. The last number counts. Characters after it (a full stop, a unit, a bracket) do not matter, and
+   letters may touch its digits.
 5. Equality is of values, exact at any length: ``042``, ``42.0`` and ``+42`` equal ``42``; ``-0``
    equals ``0``; ``0.33`` does not equal ``0.333``. No rounding, no fractions, no exponents: ``1e3``
    is 1 and 3.
 
-An answer that is not one number by these rules is a failure of the data, not a wrong response."""
+An answer that is not one number by these rules is a fault of the data, not a wrong response."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _NUMBER = re.compile(
 _DIGITS = "0123456789"
 
 Number = tuple[bool, str, str]
-"""(negative, whole digits, decimal digits), without outer zeros: equal values, equal tuples."""
+"""(is negative, whole digits, decimal digits), without outer zeros, so that equal values are equal tuples."""
 
 
 def last_number(text: str) -> Number | None:
@@ -43,22 +42,20 @@ def last_number(text: str) -> Number | None:
 
 
 def _last_run(text: str) -> str:
-    """Return the last run of digits, commas and points, which makes the search for a number
-    short. The two characters before it are kept: the sign, and the one that decides whether it is
-    a sign."""
+    """Return the last run of digits, commas and points, so that the search for a number is short.
+    Includes the two characters before: the sign, and the one that decides whether it is a sign."""
     end = max(text.rfind(digit) for digit in _DIGITS) + 1
     start = len(text[:end].rstrip(_DIGITS + ".,"))
     return text[max(0, start - 2) : end]
 
 
 def exact_number(text: str) -> Number | None:
-    """Return ``text`` as a number, white space aside; None when it is not exactly one."""
+    """Return ``text`` as a number, ignoring white space around it; None if it is not exactly one."""
     match = _NUMBER.fullmatch(text.strip())
     return None if match is None else _canonical(match)
 
 
 def verify(responses: Sequence[Response]) -> list[VerifierOutcome]:
-    """Compare the last number of each response with its answer."""
     return [_verify_one(response) for response in responses]
 
 

@@ -1,10 +1,10 @@
-"""Verifiers for data without answers, by the reward model's centred score.
+"""Verifiers for data without answers, based on the reward model's centred score.
 
 A reward model trained on comparisons (Bradley-Terry) measures how much better one response is than
-another; ``reward.model.center`` is the zero of its scale. ``above_zero`` takes responses above the
-zero for right and the rest for wrong, so that dynamic sampling drops groups that are all on one
-side. ``sigmoid`` returns the chance that the response would win against one that scores ``center``.
-Such accuracies are never quite alike, so no group is dropped."""
+another; ``reward.model.center`` is the zero of its scale. ``above_zero`` calls responses above zero
+right and the others wrong, so that dynamic sampling drops groups that are all on one side.
+``sigmoid`` returns the probability that the response would win against one with score ``center``;
+such accuracies are almost never equal, so no group is dropped."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, Verifi
 
 
 def above_zero(responses: Sequence[Response], /) -> list[VerifierOutcome]:
-    """Call a response right when its score is above the centre."""
     return _by_score(responses, lambda score: float(score > 0.0))
 
 
 def sigmoid(responses: Sequence[Response], /) -> list[VerifierOutcome]:
-    """Take the logistic function of the centred score for accuracy."""
     return _by_score(responses, lambda score: 0.5 * (1.0 + math.tanh(0.5 * score)))
 
 
@@ -31,6 +29,6 @@ def _by_score(responses: Sequence[Response], accuracy: Callable[[float], float])
 
 _NO_MODEL = VerifierFailure(
     kind=VerifierFailureKind.BAD_ANSWER,
-    error="this verifier goes by a reward model, and none has read the response; set reward.model.path in the run's "
-    "configuration (`headrace score` reads none)",
+    error="this verifier needs a reward model's score, but the response has none; set reward.model.path in the run's "
+    "configuration (`headrace score` runs no reward model)",
 )

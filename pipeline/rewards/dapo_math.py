@@ -2,17 +2,17 @@ r"""DAPO's rule-based mathematics verifier, with its exact behaviour, quirks inc
 
 Only the last 300 characters count. The last ``Answer: ...`` line is normalised and compared as text
 with the normalised truth. Without such a line, the content of the last ``\boxed{...}`` in the last
-100 characters must equal the truth as it stands.
+100 characters must equal the truth exactly.
 
-Answers that a person would accept and this does not: ``42.``, ``042``, ``42.0``, ``**42**``, and
-anything after the number such as an end-of-turn marker. That is what published DAPO runs were
-trained with; for laxer rules use ``math``.
+It rejects answers that a person would accept: ``42.``, ``042``, ``42.0``, ``**42**``, and anything
+after the number, such as an end-of-turn marker. Published DAPO runs were trained with these rules;
+for laxer ones use ``math``.
 
 It runs in the worker, so its time must be linear in answer and response. Where verl's patterns take
-quadratic time, plain searches do the same.
+quadratic time, plain string searches do the same.
 
 Behaviour of verl's ``verl/utils/reward_score/math_dapo.py``; golden family ``math_verifier``. The
-word lists are those of Minerva (arXiv 2206.14858, appendix D.1)."""
+word lists are Minerva's (arXiv 2206.14858, appendix D.1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pipeline.rewards.verifier import Response, Verdict, VerifierOutcome
 
 INVALID = "[INVALID]"
-"""The answer that is read from a response that states none."""
+"""The answer recorded for a response that states none."""
 
 _TAIL_CHARS = 300
 _BOX_TAIL_CHARS = 100
@@ -34,7 +34,7 @@ _REPLACED = (
     *(("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text")),
     *((",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}")),
 )
-"""Replacements in this order: each works on the result of the earlier ones."""
+"""Replacements in order; each works on the result of the ones before."""
 
 _REMOVED = (
     *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points"),
@@ -62,17 +62,14 @@ _REWRITTEN = (
 
 @dataclass(frozen=True, slots=True)
 class DapoScore:
-    """The verifier's result for one response."""
-
     score: float
     """+1 or -1"""
     acc: bool
     pred: str
-    """The answer that was found, or ``[INVALID]``."""
+    """The answer found, or ``[INVALID]``."""
 
 
 def score(solution: str, ground_truth: str) -> DapoScore:
-    """Score one response text against its ground truth."""
     tail = solution[-_TAIL_CHARS:]
     lines = _ANSWER_LINE.findall(tail)
     if lines:
@@ -86,7 +83,7 @@ def score(solution: str, ground_truth: str) -> DapoScore:
 
 
 def normalize(answer: str) -> str:
-    """Bring an answer to the form in which two answers are compared as text."""
+    """Normalise an answer for comparison as text."""
     answer = answer.rpartition("=")[2]
     for before, after in _REPLACED:
         answer = answer.replace(before, after)
@@ -101,23 +98,23 @@ def normalize(answer: str) -> str:
 
 
 def _unwrapped(line: str) -> str:
-    r"""Return a line from its first dollar sign to its second, without text, textbf, overline and
-    box. As verl's patterns have it: ``.*?\$(.*?)\$.*``, ``\\text\{(.*?)\}`` and its like,
+    r"""Keep what is between the first two dollar signs, and unwrap text, textbf, overline and
+    boxed. Does what verl's patterns do: ``.*?\$(.*?)\$.*``, ``\\text\{(.*?)\}`` and the like,
     ``\\boxed\{(.*)\}``."""
     first = line.find("$")
     second = line.find("$", first + 1)
     if 0 <= first < second:
         line = line[first : second + 1]
     for opening in _UNWRAPPED:
-        line = _freed(line, opening)
+        line = _unwrap_all(line, opening)
     start, end = line.find(_BOX), line.rfind("}")
     if start >= 0 and start + len(_BOX) <= end:
         line = line[:start] + line[start + len(_BOX) : end] + line[end + 1 :]
     return line
 
 
-def _freed(line: str, opening: str) -> str:
-    """Return the line with every ``opening...}`` replaced by its content up to its first brace."""
+def _unwrap_all(line: str, opening: str) -> str:
+    """Replace every ``opening...}`` by its content up to the first closing brace."""
     parts: list[str] = []
     position = 0
     while (start := line.find(opening, position)) >= 0:
@@ -130,7 +127,7 @@ def _freed(line: str, opening: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{...}``, braces balanced; None if it does not end."""
+    r"""Return the content of the last ``\boxed{...}`` with balanced braces, or None if it is not closed."""
     start = text.rfind(_BOX)
     if start < 0:
         return None
@@ -144,5 +141,4 @@ def last_boxed(text: str) -> str | None:
 
 
 def verify(responses: Sequence[Response]) -> list[VerifierOutcome]:
-    """Judge each response by ``score``."""
     return [Verdict(accuracy=float(score(r.response_text, r.answer).acc)) for r in responses]

@@ -1,25 +1,24 @@
-"""A judge behind an OpenAI-compatible endpoint, or a reward of your own behind HTTP.
+"""A judge behind an OpenAI-compatible endpoint, or your own reward service behind HTTP.
 
-With ``model`` an endpoint is an OpenAI-compatible chat API, which gets one message and ends its
-reply by ``Score: N``. Without it the address gets the response itself, and returns a number.
+With ``model`` an endpoint is an OpenAI-compatible chat API: it gets one message and ends its reply
+with ``Score: N``. Without ``model`` the URL gets the response itself and returns a number.
 
-One pool of connections, with a limit of requests in flight. A request for a score has one deadline
-over all of its tries; time in which this machine was suspended is not counted. An endpoint that is
-down, limits the rate or replies with something unreadable is tried again until then. After it there
-is no number, and the response is never wrong. An endpoint that is down or limits the rate is not
-the response's fault (``OUTAGE``). Numbers are cached by the content of their request, a bounded
-number of them, and equal requests wait for one another. The key comes from the environment; no
-error repeats it.
+There is one pool of connections, with a limit on requests in flight. A request for a score has one
+deadline over all its tries, not counting time in which this machine was suspended. Until then it is
+retried while the endpoint is down, limits the rate or sends unreadable replies. After that there is
+no number, but the response is never wrong; if the endpoint was down or limited the rate, the
+response is not to blame (``OUTAGE``). Numbers are cached by request content, up to a limit, and
+equal requests wait for one another. The key comes from the environment, and no error repeats it.
 
 A judgment is a reply with two lines: ``Step:`` with the first wrong step, copied from the response,
-and ``Wrong:`` with what is wrong with it. A reply that quotes nothing of the response is refused: a
-guided pass could not find the tokens that it means. Judgments have the same limits, budget and
-cache, but no response waits long for one. After an unreadable reply there is no other try, and after
-an outage the endpoint is left alone for ``timeout_s``.
+and ``Wrong:`` with what is wrong with it. A reply that quotes nothing of the response is rejected,
+because a guided pass could not find the tokens. Judgments share limits, budget and cache, but no
+response waits long for one: an unreadable reply is not retried, and after an outage the endpoint
+gets no requests for judgments for ``timeout_s``.
 
-Counters, each behind the endpoint's name and a colon: ``requests``, ``retries`` (requests after a
-failed one), ``cached``, ``rate_limited`` (replies of status 429), ``failed`` (requests without a
-number) and ``request_s`` (seconds of all requests)."""
+Counters, each prefixed with the endpoint's name and a colon: ``requests``, ``retries``, ``cached``,
+``rate_limited`` (replies of status 429), ``failed`` (requests without a number) and ``request_s``
+(seconds of all requests)."""
 
 from __future__ import annotations
 
@@ -49,13 +48,12 @@ from protocol.errors import ConfigError
 _SCORE = re.compile(r"score\W{0,8}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 _JUDGMENT_LINES = re.compile(r"(?ms)^[ \t*]*Step:[ \t*]*(.+?)\n\s*[ \t*]*Wrong:[ \t*]*(.+)\Z", re.IGNORECASE)
 UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
-"""Errors of reading a reply that is not of its form."""
+"""Errors raised on reading a malformed reply."""
 
 
 def request_body(settings: EndpointSection, response: Response) -> bytes:
-    """Return the request of one judgement."""
     if settings.model is None:
-        told = {
+        fields = {
             "prompt": response.prompt_text,
             "response": response.written_text,
             "answer": response.answer,
@@ -63,24 +61,24 @@ def request_body(settings: EndpointSection, response: Response) -> bytes:
             "num_tokens": response.num_tokens,
             "finish_reason": str(response.finish_reason),
         }
-        return json.dumps({"responses": [told]}, default=str).encode()
+        return json.dumps({"responses": [fields]}, default=str).encode()
     return _chat(settings, settings.prompt, response, response.answer)
 
 
 def judgment_request_body(settings: EndpointSection, response: Response) -> bytes:
-    """Return the request for what is wrong with a response."""
     return _chat(settings, settings.judgment_prompt, response, response.gold_text)
 
 
 def verdict_of(settings: EndpointSection, hidden: Callable[[str], str], text: str) -> Verdict:
-    """Read a reply; ``hidden`` masks secrets in what is kept of it. Raises one of ``UNREADABLE`` where it has no number."""
-    told = json.loads(text)
-    return _number(told) if settings.model is None else _score(told, settings.scale, hidden)
+    """Read a reply with a number. ``hidden`` masks secrets in the part of it that is kept. Raises
+    one of ``UNREADABLE`` if there is no number."""
+    reply = json.loads(text)
+    return _number(reply) if settings.model is None else _score(reply, settings.scale, hidden)
 
 
 def judgment_of(response: Response, hidden: Callable[[str], str], text: str) -> Verdict:
-    """Read a reply: the judgment is the reason. Raises one of ``UNREADABLE`` where it is none, or
-    quotes nothing of the response."""
+    """Read a reply with a judgment, which becomes the verdict's reason. Raises one of
+    ``UNREADABLE`` if it is not one, or quotes nothing of the response."""
     content: str = json.loads(text)["choices"][0]["message"]["content"]
     found = _JUDGMENT_LINES.search(content)
     if found is None:
@@ -93,7 +91,7 @@ def judgment_of(response: Response, hidden: Callable[[str], str], text: str) -> 
 
 def _chat(settings: EndpointSection, template: str, response: Response, answer: str) -> bytes:
     texts = {"prompt": response.prompt_text, "answer": answer, "response": response.written_text}
-    # one pass: a text that holds {answer} stays as it is
+    # in one pass, so that a text containing {answer} is left alone
     prompt = re.sub(r"\{(prompt|answer|response)\}", lambda found: texts[found[1]], template)
     request: dict[str, Any] = {
         "model": settings.model,
@@ -105,21 +103,21 @@ def _chat(settings: EndpointSection, template: str, response: Response, answer: 
 
 
 def _tidy(text: str) -> str:
-    """Return a text in one line, without the quotation marks around it."""
+    """Put a text on one line, without quotation marks around it."""
     return " ".join(text.split()).strip("`\"'“”*")
 
 
-def _number(told: Any) -> Verdict:
+def _number(reply: Any) -> Verdict:
     """Read ``{"scores": [number]}``."""
-    (number,) = told["scores"]
+    (number,) = reply["scores"]
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
         raise ValueError(number)
     return Verdict(accuracy=float(number))
 
 
-def _score(told: Any, scale: float, hidden: Callable[[str], str]) -> Verdict:
+def _score(reply: Any, scale: float, hidden: Callable[[str], str]) -> Verdict:
     """Read the judge's last `Score: N`."""
-    content = told["choices"][0]["message"]["content"]
+    content = reply["choices"][0]["message"]["content"]
     number = float(_SCORE.findall(content)[-1]) / scale
     if not 0.0 <= number <= 1.0:
         raise ValueError(number)
@@ -128,18 +126,18 @@ def _score(told: Any, scale: float, hidden: Callable[[str], str]) -> Verdict:
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 _LONGEST_AFTER_S = 60.0
-"""Limit of a Retry-After; then the endpoint is tried again in any case."""
+"""Longest Retry-After that is respected."""
 _CHECK_S = 5.0
 _MAX_REPLY_BYTES = 1 << 20
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""Statuses after which the same request may succeed."""
+"""Statuses after which a retry may succeed."""
 _RATE_LIMITED = 429
 _LIMITING, _UNREADABLE = "limits the rate", "replies with something else"
 _NUMBER, _JUDGMENT = "number", "judgment"
 
 
 Budget = Callable[[str, int], Awaitable[bool]]
-"""Takes one of so many requests to the endpoint of that name; returns whether one was left."""
+"""Takes one of the endpoint's allowed requests; returns whether one was left."""
 Count = Callable[[str, float], None]
 """Adds to a counter."""
 Read = Callable[[str], Verdict]
@@ -147,7 +145,7 @@ Read = Callable[[str], Verdict]
 
 
 class _FailedTry(Exception):
-    """A try failed; ``how`` the endpoint behaves, in a few words."""
+    """A try failed. ``how`` says in a few words how the endpoint behaves."""
 
     def __init__(self, how: str, why: str, *, again: bool = True, after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -160,7 +158,7 @@ class RewardEndpoint:
     def __init__(
         self, name: str, settings: EndpointSection, *, budget: Budget | None = None, count: Count | None = None
     ) -> None:
-        """Open no connection yet. Without ``budget``, ``max_requests`` are of this object alone."""
+        """Opens no connection yet. Without ``budget``, ``max_requests`` applies to this object alone."""
         self._name, self._settings = name, settings
         self._budget, self._counted = budget or self._own_budget, count or (lambda name, amount: None)
         self._key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
@@ -180,12 +178,12 @@ class RewardEndpoint:
 
     @property
     def trouble(self) -> str:
-        """How the endpoint behaves since its last number, while responses wait for it; or empty."""
+        """How the endpoint misbehaves while responses wait for it, or ""."""
         return f"endpoint {self._name}, which {self._trouble}" if self._trouble and self._asked else ""
 
     async def check(self) -> None:
-        """Look for the endpoint before anything starts. Raises ConfigError: it does not answer,
-        refuses the key, or the key's variable is not set."""
+        """Test the endpoint before the run starts. Raises ConfigError if it does not answer,
+        refuses the key, or the key's environment variable is not set."""
         where = f"reward.endpoints.{self._name}"
         if self._settings.api_key_env and not self._key:
             raise ConfigError(f"{where}.api_key_env names {self._settings.api_key_env}, which is not set; export it")
@@ -207,14 +205,14 @@ class RewardEndpoint:
         )
 
     async def judgment(self, response: Response) -> VerifierOutcome:
-        """Return what is wrong with a response, as the reason of a verdict; a failure where there
-        is none by the deadline. No response waits for an endpoint that was away a moment ago."""
+        """Return what is wrong with a response, as the reason of a verdict, or a failure after the
+        deadline. If the endpoint was down a moment ago, fail at once."""
         body, read = judgment_request_body(self._settings, response), partial(judgment_of, response, self._safe)
         return await self._answer(body, read, wanted=_JUDGMENT)
 
     async def _answer(self, body: bytes, read: Read, *, wanted: str = _NUMBER) -> VerifierOutcome:
         content = hashlib.sha256(body).digest()
-        # equal requests in front have deadlines of their own
+        # safe without a deadline: the equal request has its own
         while content in self._asked:
             await self._asked[content].wait()
         if content in self._numbers:
@@ -223,10 +221,10 @@ class RewardEndpoint:
             return self._numbers[content]
         self._asked[content] = asyncio.Event()
         try:
-            # those in front have deadlines of their own
+            # safe without a deadline: the requests ahead have their own
             async with self._room, work.within_its_limit():
                 if wanted == _JUDGMENT and time.monotonic() < self._away_until_s:
-                    return self._failure("away a moment ago, and left alone for a while", is_outage=True)
+                    return self._failure("it was down a moment ago, so it is left alone for a while", is_outage=True)
                 outcome = await self._ask(body, read, wanted)
         finally:
             self._asked.pop(content).set()
@@ -239,12 +237,11 @@ class RewardEndpoint:
         return outcome
 
     async def aclose(self) -> None:
-        """Close the connections. Repeated calls do nothing."""
+        """Close the connections. May be called more than once."""
         await self._client.aclose()
 
     async def _ask(self, body: bytes, read: Read, wanted: str) -> VerifierOutcome:
-        """Try until there is an answer, or no time or budget left. The ledger's time is not the
-        endpoint's."""
+        """Try until there is an answer, or time or budget runs out. Time spent on the budget is not counted."""
         settings = self._settings
         left_s, backoff_s = settings.timeout_s, _FIRST_PAUSE_S
         why, num_tries, is_limited = "no try ended", 0, False
@@ -283,14 +280,14 @@ class RewardEndpoint:
         return self._failure(why, is_outage=is_limited or await self._is_down())
 
     async def _is_down(self) -> bool:
-        """Return whether the endpoint answers nothing at all, so that no response is to blame."""
+        """Return whether the endpoint answers nothing at all, so that the response is not to blame."""
         try:
             return await self._status(self._settings.url.rstrip("/")) in _AGAIN
         except (TimeoutError, httpx2.HTTPError):
             return True
 
     async def _status(self, url: str) -> int:
-        """Return the status of a reply, whose body, maybe without end, is not read."""
+        """Return a reply's status without reading its body, which may be endless."""
         async with asyncio.timeout(_CHECK_S), self._client.stream("GET", url) as reply:
             return reply.status_code
 
@@ -336,7 +333,7 @@ class RewardEndpoint:
 
     def _spent_all(self) -> VerifierFailure:
         key = f"reward.endpoints.{self._name}.max_requests"
-        error = f"{key} is {self._settings.max_requests}, and all are spent; `headrace up --resume RUN --set {key}=N` raises it"
+        error = f"{key} is {self._settings.max_requests}, and all are used; `headrace up --resume RUN --set {key}=N` raises it"
         return VerifierFailure(kind=VerifierFailureKind.BUDGET, error=error)
 
     def _failure(self, why: str, *, is_outage: bool = False) -> VerifierFailure:
@@ -344,16 +341,16 @@ class RewardEndpoint:
         return VerifierFailure(kind=kind, error=f"endpoint {self._name}: {self._safe(why)}")
 
     def _safe(self, text: str) -> str:
-        """Return a whole text without the key, as it is or with JSON's escapes."""
+        """Mask the key in a text, also where JSON escapes it. Needs the whole text."""
         return self._key_in_text.sub("(the key)", text) if self._key else text
 
 
 async def _body(reply: httpx2.Response) -> bytes:
-    """Return a reply's body, of at most ``_MAX_REPLY_BYTES`` as sent and unpacked. Raises
-    _FailedTry: it is larger, or packed by something else than gzip or deflate."""
+    """Return a reply's body, at most ``_MAX_REPLY_BYTES`` as sent and unpacked. Raises _FailedTry
+    if it is larger, or compressed with anything but gzip or deflate."""
     packed = reply.headers.get("Content-Encoding", "identity").strip().lower()
     if packed not in ("identity", "", "gzip", "x-gzip", "deflate"):
-        raise _FailedTry(_UNREADABLE, f"a reply packed by {packed[:40]}, which was not asked for")
+        raise _FailedTry(_UNREADABLE, f"a reply compressed with {packed[:40]}, which was not requested")
     unpack = None if packed in ("identity", "") else zlib.decompressobj(zlib.MAX_WBITS | 32)
     data, num_sent = bytearray(), 0
     async for part in reply.aiter_raw():

@@ -1,19 +1,19 @@
 r"""Mathematics: the response's final answer must equal the answer.
 
-Verdicts have accuracy 0 or 1, each with its reason. It runs in a sandbox process. Simplifying an
-expression that a model wrote can take for ever or all memory (``9**9**9**9``), and only killing the
+Verdicts have accuracy 0 or 1, and a reason. It runs in a sandbox process, because simplifying an
+expression that a model wrote can take forever or all memory (``9**9**9**9``), and only killing the
 process ends that.
 
-``verify`` (the verifier ``math``) takes the final answer that ``last_answer`` finds: the last box, or
-what follows the last ``####``, the last "answer is", or a last line that is one value.
-``verify_strictly`` (``math_strict``) takes the one to which ``final_answer`` finds the response
-committed. Both compare it as ``math_values`` reads it: numbers with their units exactly, lists and
-intervals by their values, expressions by math-verify, words word by word. ``verify_loosely``
-(``math_loose``) takes the last expression that math-verify finds anywhere. It is for measuring
-models whose answers have no form. It is not for training, which would exploit its errors.
+``verify`` (the verifier ``math``) takes the final answer that ``last_answer`` finds: the last box,
+or what follows the last ``####``, the last "answer is", or a last line that is one value.
+``verify_strictly`` (``math_strict``) takes the answer to which ``final_answer`` finds the response
+committed. Both compare values as read by ``math_values``: numbers with their units exactly, lists
+and intervals by their values, expressions by math-verify, words word by word. ``verify_loosely``
+(``math_loose``) takes the last expression that math-verify finds anywhere. It is meant for
+measuring models whose answers have no fixed form, not for training, which would exploit its errors.
 
-Of a GSM8K solution as an answer, what follows its ``####`` counts. An empty answer, or one that
-cannot be read, is a failure of the data."""
+If the answer is a GSM8K solution, only what follows its ``####`` counts. An empty or unreadable
+answer is a fault of the data."""
 
 from __future__ import annotations
 
@@ -61,30 +61,27 @@ _WARM_UP = (
     ("\\sin^2 x + \\cos^2 x", "1"),
     ("\\int_0^1 x dx", "\\frac{1}{2}"),
 )
-"""Pairs for the modules that sympy imports only when it meets such an expression."""
+"""Pairs that make sympy import the modules it otherwise imports only on meeting such an expression."""
 
 
 def warm_up() -> None:
-    """Build the parser's tables and import modules for comparisons before the first response."""
+    """Build the parser's tables and import sympy's modules before the first response."""
     for name in ("math_verify.parser", "math_verify.grader", "math_verify.utils"):
-        # it warns that its own time limit is off: ours is outside
+        # silence its warning that its own time limit is off; the sandbox has one
         logging.getLogger(name).setLevel(logging.CRITICAL)
     for answer, value in _WARM_UP:
         is_right(answer, value)
 
 
 def verify(responses: Sequence[Response]) -> list[VerifierOutcome]:
-    """Compare the final answer of each response with its answer."""
     return [_judged(response, strictly=False) for response in responses]
 
 
 def verify_strictly(responses: Sequence[Response]) -> list[VerifierOutcome]:
-    """Compare the committed final answer of each response with its answer."""
     return [_judged(response, strictly=True) for response in responses]
 
 
 def verify_loosely(responses: Sequence[Response]) -> list[VerifierOutcome]:
-    """Compare the last expression of each response, wherever it stands, with its answer."""
     from math_verify import parse
 
     outcomes: list[VerifierOutcome] = []
@@ -99,7 +96,7 @@ def verify_loosely(responses: Sequence[Response]) -> list[VerifierOutcome]:
 
 
 def is_right(answer: str, value: str) -> bool:
-    """Return whether two answers, as they are written, are equal. Raises Unreadable."""
+    """Return whether two answers, as written, are equal. Raises Unreadable."""
     gold = _gold(answer)
     if answer.strip() == value.strip() or _spelling(answer) == _spelling(value) != "":
         return True
@@ -107,7 +104,7 @@ def is_right(answer: str, value: str) -> bool:
     chosen, said = _choice(value)
     if label and (chosen or not content):
         return label == chosen
-    # "(B) 12" where the answer is 12, and 12 where it is "(B) 12"
+    # accept "(B) 12" if the answer is 12, and 12 if it is "(B) 12"
     gold = _gold(content) if content else gold
     got = read(said or value, tight_letter=isinstance(gold, Quantity))
     return gold is not None and got is not None and are_equal(gold, got)
@@ -149,7 +146,7 @@ def _strict_verdict(answer: str, text: str) -> Verdict:
     found = commitment(text)
     if found.problem:
         return Verdict(accuracy=0.0, reason=found.problem)
-    # an inequality or a list is no hedge where the answer is one
+    # an inequality or a list is not a hedge if the answer is one, too
     if isinstance(_gold(answer), Quantity | Words | Written) and not flaw(answer):
         for value in found.values:
             if problem := flaw(value):
@@ -165,20 +162,20 @@ def _compared(answer: str, values: Sequence[str]) -> Verdict:
 
 
 def _bare(answer: str) -> str:
-    """Return the answer without the solution before it."""
+    """Remove the worked solution before the answer."""
     return answer.rpartition("####")[2].strip()
 
 
 def _unreadable(answer: str, why: str) -> VerifierFailure:
     return VerifierFailure(
         kind=VerifierFailureKind.BAD_ANSWER,
-        error=f"the answer {answer[:80]!r} cannot be compared: {why}; mend the data",
+        error=f"the answer {answer[:80]!r} cannot be compared: {why}; correct the data",
     )
 
 
 @lru_cache(maxsize=1024)
 def _gold(answer: str) -> Value | None:
-    """Read an answer; the members of a group share it."""
+    """Read an answer; cached, because a group's members share it."""
     return read(answer)
 
 
@@ -190,8 +187,8 @@ def _spelling(text: str) -> str:
 
 
 def are_equal(gold: Value, got: Value) -> bool:
-    """Return whether two values are equal. Where only one is an equation, its value counts; of lists
-    of one, the item."""
+    """Return whether two values are equal. If only one is an equation, its value is compared; a
+    list of one counts as its item."""
     gold, got = _alone(gold), _alone(got)
     match gold, got:
         case Equation(), Equation():
@@ -233,7 +230,7 @@ def are_equal(gold: Value, got: Value) -> bool:
 
 
 def _coordinates(value: Items | Bracketed) -> tuple[Value, ...]:
-    """Return a point's values in order, also of ``x = 2, y = 3``; none of another list."""
+    """Return a point's values in order, also for ``x = 2, y = 3``; empty for any other list."""
     if isinstance(value, Bracketed):
         return value.items
     names = [item.sides[0] for item in value.items if isinstance(item, Equation) and len(item.sides) == 2]
@@ -268,7 +265,7 @@ def _same_quantity(gold: Quantity, got: Quantity) -> bool:
     if gold.unit == PERCENT and not got.unit:
         return got.value in (gold.value, gold.value / 100)
     if got.unit == PERCENT and not gold.unit:
-        # a number below one is a share: 0.5 % is not 0.5, though 50 % is 50 in a data set of plain numbers
+        # a plain number below one is a share: 0.5 % is not 0.5, though 50 % may be written 50
         return got.value / 100 == gold.value or (got.value == gold.value and not 0 < abs(gold.value) < 1)
     units_agree = not (gold.unit and got.unit) or gold.unit == got.unit
     return units_agree and gold.value == got.value
@@ -282,8 +279,8 @@ def _same_writing(gold: Written, got: Written) -> bool:
 
 
 def _stated(equation: Equation) -> Value | None:
-    """Return the value that an equation gives a name to, or that its sides have; None where its sides
-    are not equal, or it is one to solve (``2x = 10``)."""
+    """Return the value that an equation assigns to a name, or that its sides share. None if its
+    sides differ, or it would have to be solved (``2x = 10``)."""
     *before, last = equation.sides
     if len(before) == 1 and _is_name(last) and not _is_name(before[0]):
         before, last = [last], before[0]
@@ -305,7 +302,7 @@ def _is_constant(latex: str) -> bool:
 
 
 def _is_name(value: Value) -> bool:
-    r"""Whether it is ``x``, ``f(2)``, ``x_1``, ``\angle ABC`` or ``a+b``, and no ``2x``."""
+    r"""Return whether it is like ``x``, ``f(2)``, ``x_1``, ``\angle ABC`` or ``a+b``, but not ``2x``."""
     if isinstance(value, Words):
         return True
     if not isinstance(value, Expression) or re.search(r"[A-Za-z]", value.latex) is None or _is_constant(value.latex):
@@ -315,7 +312,7 @@ def _is_name(value: Value) -> bool:
 
 
 def _is_rounded(side: Value, last: Value) -> bool:
-    """Whether ``last`` is a decimal to which the constant before it was rounded."""
+    """Return whether ``last`` is a decimal that the constant before it rounds to."""
     if not isinstance(last, Quantity) or last.value.denominator == 1:
         return False
     decimals = next((n for n in range(1, 7) if (last.value * 10**n).denominator == 1), None)
@@ -344,7 +341,7 @@ def _verified(gold: str, got: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _expression(latex: str) -> Any:
-    """Parse LaTeX with math-verify's parser; None where it cannot. It removes nothing here."""
+    """Parse LaTeX as it is with math-verify's parser; None if it cannot."""
     from latex2sympy2_extended import latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
     from sympy import I, Symbol
@@ -359,12 +356,12 @@ def _expression(latex: str) -> Any:
         )
     except (MemoryError, RecursionError):
         raise
-    except Exception:  # noqa: BLE001  the parser raises whatever comes: such a text is no expression
+    except Exception:  # noqa: BLE001  the parser may raise anything; such a text is not an expression
         return None
 
 
 def _holds(gold: list[Any], found: list[Any]) -> bool:
-    """Compare by math-verify, without its own limit, which needs SIGALRM: the sandbox has one."""
+    """Compare with math-verify, without its own time limit, which needs SIGALRM; the sandbox has one."""
     from math_verify import verify as is_equal
 
     return is_equal(gold, found, timeout_seconds=None)

@@ -2,19 +2,17 @@ r"""A response's committed final answer, or why it has none.
 
 Pure, without sympy. The rules:
 
-1. Three forms state a final answer, in this order of precedence: a box, ``\boxed{18}``; four
-   hashes, ``#### 18``; the word "answer". The word is a label (``**Answer:** 18``) or begins a
-   sentence (``The answer is 18 dollars.``). A form around another one states what the inner one
-   states.
-2. The form with the highest precedence among those found decides by its last statement. Every statement
-   after it, of any form, must be right too.
-3. An empty, negated ("is not 18") or hedged ("I think", "probably", "about") statement is wrong.
-   So is one of several ("18 or 21"), a question, or a statement that later text takes back
-   ("Wait, ...").
-4. In a sentence, what stands after a number is its unit: it has no other number until an aside
+1. Three forms state a final answer, in order of precedence: a box, ``\boxed{18}``; four hashes,
+   ``#### 18``; the word "answer" as a label (``**Answer:** 18``) or in a sentence (``The answer is 18
+   dollars.``). A form around another one states what the inner one states.
+2. The last statement of the form with the highest precedence decides. Every statement after it, of any
+   form, must be right too.
+3. An empty, negated ("is not 18") or hedged ("I think", "probably", "about") statement is wrong. So are
+   alternatives ("18 or 21"), a question, and a statement that later text takes back ("Wait, ...").
+4. In a sentence, the text after a number is its unit and may contain no other number, until an aside
    begins ("because", "in", a bracket).
 
-A response without any of these forms commits itself to nothing, whatever numbers it has."""
+A response without any of these forms commits itself to nothing, whatever numbers it contains."""
 
 from __future__ import annotations
 
@@ -26,14 +24,14 @@ from enum import IntEnum
 from pipeline.rewards.quantities import CURRENCY, in_words, split_quantity
 
 TAIL_CHARS = 10_000
-"""Characters that are read, from the end of a response."""
+"""How many characters are read, from the end of a response."""
 _CONTEXT_CHARS = 400
 _MAX_LIST = 20
-"""Boxes of one sentence that are read as one list."""
+"""How many boxes of one sentence are read as one list."""
 
 
 class Form(IntEnum):
-    """How an answer is stated; the least form in a response decides."""
+    """How an answer is stated; the lowest form in a response decides."""
 
     BOX = 0
     HASHES = 1
@@ -42,28 +40,28 @@ class Form(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One place where a response states its answer."""
+    """A place where a response states its answer."""
 
     form: Form
     start: int
     end: int
-    """End of its sentence or line; later text may take it back."""
+    """End of its sentence or line; text after it may take it back."""
     value: str = ""
-    """The expression as it is written, without its unit."""
+    """The expression as written, without its unit."""
     problem: str = ""
-    """Why it states nothing; empty when it states a value."""
+    """Why it states no value; "" if it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """The values that count, all of which must be right; none where there is a problem."""
+    """The values that count, all of which must be right; none if there is a problem."""
 
     values: tuple[str, ...] = ()
     problem: str = ""
 
 
 def commitment(text: str) -> Commitment:
-    """Return the commitment in the last ``TAIL_CHARS`` characters of ``text``."""
+    """Return what the last ``TAIL_CHARS`` characters of ``text`` commit to."""
     text = text[-TAIL_CHARS:]
     statements = _without_frames(text, [*_boxes(text), *_hashes(text), *_answers(text)])
     if not statements:
@@ -117,7 +115,7 @@ _UNIT_POWER = re.compile(r"[A-Za-z}](?:\s?\^\s?)?\{?[0-9²³]\}?(?![0-9])")
 
 
 def flaw(value: str) -> str:
-    """Return why an expression states no single value, as "18 or 21" or "not 18"; else nothing."""
+    """Return why an expression states no single value ("18 or 21", "not 18"), or ""."""
     plain = in_words(value)
     if _ALTERNATIVES.search(plain):
         return "alternatives"
@@ -131,7 +129,7 @@ def flaw(value: str) -> str:
 
 
 def unit_flaw(rest: str) -> str:
-    """Return why the text after a number is not its unit; empty when it is."""
+    """Return why the text after a number is not its unit, or ""."""
     plain = in_words(rest)
     if problem := flaw(plain.lstrip(" ,")):
         return problem
@@ -143,7 +141,7 @@ def unit_flaw(rest: str) -> str:
 
 
 def goes_on(rest: str) -> bool:
-    r"""Whether an expression goes on after its first number: ``18x``, ``18 * 2``; not ``18 cm``."""
+    r"""Return whether an expression continues after its first number: ``18x``, ``18 * 2``, but not ``18 cm``."""
     if re.match(
         r"\s*(?:[*^=×÷·!]|\\(?:cdot|times|div|pi|sqrt|frac|dfrac|pm|in)\b|[-+/:−]\s*[0-9($\\{]|[x]\s*[0-9])", rest
     ):
@@ -190,7 +188,7 @@ _LINKS = re.compile(
     r"|exactly|true|simply|just)\b)+$",
     re.I,
 )
-"""Text between a word and its box or hashes."""
+"""Text between a word and the box or hashes that it refers to."""
 _GOES_ON = re.compile(
     r"(?:[:=,]|\b(?:is|be|are|equals?|not|either|or|gets?|have|obtain|gives?|answer|to|maybe|perhaps|probably))$", re.I
 )
@@ -213,7 +211,7 @@ _TAKEN_BACK = re.compile(
 
 
 def _boxes(text: str) -> list[Statement]:
-    """Find every box in one pass over the braces, and judge the last: only that can count."""
+    """Find every box in one pass over the braces, and judge only the last, because only that one can count."""
     found: list[Statement] = []
     opened: list[tuple[int, int] | None] = []
     for match in _BRACES.finditer(text):
@@ -236,7 +234,7 @@ def _boxes(text: str) -> list[Statement]:
 
 
 def _box(text: str, box: Statement, earlier: Sequence[Statement]) -> Statement:
-    """Judge a box by its content and its sentence: text after it, boxes and words before."""
+    """Judge a box by its content and its sentence: the text after it, and the boxes and words before."""
     stop = _sentence_stop(text, box.end)
     rest = text[box.end : stop].lstrip(" \t$*_.)\\]")
     values, start, choice = [box.value], box.start, False
@@ -275,16 +273,15 @@ def _hashes(text: str) -> list[Statement]:
 
 
 def is_heading(line: str, after: str) -> bool:
-    """Whether what stands behind four hashes is a heading, or holds the word "answer", and is no value."""
+    """Return whether a line after four hashes is a heading or contains "answer", and so states no value."""
     is_title = re.match(r"[*_]*[A-Za-z]", line) is not None and bool(after.strip()) and not flaw(line)
     return is_title or _ANSWER.match(line) is not None
 
 
 def answer_places(text: str) -> Iterator[tuple[int, int, int]]:
-    """Yield where each statement with the word "answer" begins, where its value does, and where its
-    sentence ends."""
+    """Yield for each statement with "answer": its start, the start of its value, and the end of its sentence."""
     for match in _ANSWER.finditer(text):
-        # the value may stand on the next line, or in a formula of its own
+        # the value may be on the next line, or in a display formula
         lead = re.compile(r"[\s*_]*(?:(?:\$\$|\\\[)\s*\n\s*)?").match(text, match.end())
         begin = lead.end() if lead is not None and "\n" in lead[0] else match.end()
         yield match.start(), begin, _sentence_stop(text, begin)
@@ -329,9 +326,8 @@ _OF_THE_FRAME = frozenset({"negated", "hedged"})
 
 
 def _without_frames(text: str, statements: list[Statement]) -> list[Statement]:
-    r"""Leave out a statement whose value is another statement, as the sentence of
-    ``The answer is \boxed{18}``. A frame that has a number of its own, or that has a "not", stays,
-    with its problem."""
+    r"""Leave out a statement that only wraps another one, such as the sentence of ``The answer is
+    \boxed{18}``. A wrapper with its own number or a "not" stays, with its problem."""
     ordered = sorted(statements, key=lambda statement: (statement.start, statement.form))
     kept: list[Statement] = []
     for index, outer in enumerate(ordered):
@@ -348,23 +344,23 @@ def _without_frames(text: str, statements: list[Statement]) -> list[Statement]:
 
 
 def _context_flaw(text: str, start: int, form: Form) -> str:
-    """Judge the text before a statement in its sentence, and a doubt in the sentence before."""
+    """Judge the text before a statement in its sentence, and doubts in the sentence before."""
     begin = _sentence_start(text, start)
     before = text[begin:start]
-    # a formula of its own goes on with the line above
+    # a display formula continues the line above
     if form is Form.BOX and not before.strip(" \t$*_\\[(#>-"):
         above = text[:begin].rstrip(" \t\n$*_\\[(")
         if _GOES_ON.search(above[-20:]):
             before = above[_sentence_start(above, len(above)) :]
     before = before[-_CONTEXT_CHARS:]
     if form is Form.ANSWER:
-        # a line of working need not end with a full stop: a capital letter begins a sentence, too
+        # a line of working may lack a full stop, so a capital letter also starts a sentence
         starters = [match.start() for match in _STARTER.finditer(before)] or [0]
         near = "" if text[start].isupper() else before[starters[-1] :]
         is_negated = _stands_alone(_NEGATED, _CLAUSE.split(near)[-1])
         is_hedged = _stands_alone(_HEDGED, near) or _stands_alone(_BELIEVED, re.split("[,;:]", near)[-1])
     else:
-        # working before it may have "not" and "could" about other things: the last word counts
+        # "not" and "could" in the working may be about other things, so only the last word counts
         near = _LINKS.sub("", before[-_CONTEXT_CHARS // 2 :])
         is_negated = _ends_with(_NEGATED, near)
         is_hedged = _ends_with(_HEDGED, near) or _ends_with(_BELIEVED, near)
@@ -380,7 +376,7 @@ def _context_flaw(text: str, start: int, form: Form) -> str:
 
 
 def _stands_alone(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether ``pattern`` is in ``text`` without a number after it, to which it would belong."""
+    """Return whether ``pattern`` occurs in ``text`` with no number after it, which it could refer to instead."""
     ends = [match.end() for match in pattern.finditer(text)]
     return bool(ends) and not _has_digit(text[ends[-1] :])
 
@@ -390,7 +386,7 @@ def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def _sentence_start(text: str, place: int) -> int:
-    """Return where the sentence at ``place`` begins; a line break ends one."""
+    """Return where the sentence around ``place`` starts; a line break ends a sentence."""
     start = max(0, place - _CONTEXT_CHARS)
     for match in _SENTENCE_END.finditer(text, start, place):
         start = match.end()

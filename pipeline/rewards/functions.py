@@ -1,12 +1,11 @@
-"""Further rewards with names and weights, added to the verdicts of a batch, and guidance of scored
-responses: texts on what is right, and on what is wrong.
+"""Adds the rewards of ``reward.functions`` to verdicts, and collects guidance for scored responses.
 
-A function's number has no value that means wrong. So one that fails, or is late, fails the response:
-it is tried again, and counted. A function of whole groups is called once for each group, and needs a
-verdict of each member: while one has none, the others are put off.
+No number of a reward function means "wrong". So when one fails or is late, the whole response
+fails; it is retried and counted. A function of whole groups is called once per group and needs a
+verdict for each member: while one has none, the others are put off.
 
-Only wrong responses wait for a judgment, each within its limit. A missing judgment has a reason; it
-changes no score and fails no response."""
+Only wrong responses wait for a judgment, each up to its time limit. A missing judgment has a
+reason, but changes no score and fails no response."""
 
 from __future__ import annotations
 
@@ -39,10 +38,12 @@ async def score_responses(
     on_judged: Callable[[int], None] | None = None,
     late_is_wrong: bool = False,
 ) -> list[VerifierOutcome]:
-    """Judge responses by their verifiers, and add a part for each function; outcomes in order.
-    ``groups`` names each response's group; without it each is alone. A response without a verdict
-    costs no call of a function. ``on_judged``: as ``pool.score``. With ``late_is_wrong`` one that its
-    verifier does not judge in time is wrong."""
+    """Judge responses with their verifiers, then add each function's part; returns outcomes in
+    order.
+
+    ``groups`` gives each response's group; by default each is alone. Functions are not called for
+    responses without a verdict. ``on_judged`` is as in ``pool.score``. With ``late_is_wrong`` a
+    response that its verifier does not judge in time counts as wrong."""
     outcomes = await pool.score(responses, on_judged=on_judged)
     if late_is_wrong:
         outcomes = [_wrong_if_late(one) for one in outcomes]
@@ -70,10 +71,10 @@ async def _judge_group(
     indices: list[int],
     outcomes: list[VerifierOutcome],
 ) -> None:
-    """Replace the outcomes of a group's members."""
+    """Add the function's part to the outcomes of a group's members, in place."""
     failed = next((one for i in indices if isinstance(one := outcomes[i], VerifierFailure)), None)
     if failed is not None:
-        error = f"reward {name} needs all of the group, and a member has no verdict: {failed.error}"
+        error = f"reward {name} needs the whole group, but a member has no verdict: {failed.error}"
         for index in indices:
             if not isinstance(outcomes[index], VerifierFailure):
                 outcomes[index] = VerifierFailure(kind=VerifierFailureKind.PUT_OFF, error=error)
@@ -99,12 +100,12 @@ def _with_part(verdict: VerifierOutcome, name: str, weight: float, number: Verif
         return verdict
     if name in verdict.parts:
         error = (
-            f"the verifier returned a part {name!r}, which is a function of reward.functions too; rename one of them"
+            f"the verifier returned a part {name!r}, which is also a function of reward.functions; rename one of them"
         )
         return VerifierFailure(kind=VerifierFailureKind.BAD_VERDICT, error=error)
     part = weight * (number.accuracy + sum(number.parts.values()))
     if not abs(part) <= MAX_NUMBER:
-        error = f"reward {name}: weight {weight:g} times its numbers is {part:g}; at most {MAX_NUMBER:g} is taken"
+        error = f"reward {name}: weight {weight:g} times its numbers is {part:g}; at most {MAX_NUMBER:g} is allowed"
         return VerifierFailure(kind=VerifierFailureKind.BAD_VERDICT, error=error)
     return msgspec.structs.replace(verdict, parts={**verdict.parts, name: part})
 
@@ -122,9 +123,10 @@ async def guidance_for(
     *,
     right_above: float,
 ) -> list[Guidance]:
-    """Return the guidance of each response, in order. ``judgments`` names what writes them, or
-    nothing does. A response is right with an accuracy above ``right_above``, and then needs none;
-    one without loss has none either."""
+    """Return the guidance of each response, in order.
+
+    ``judgments`` names what writes judgments, "" for nothing. Responses with an accuracy above
+    ``right_above`` are right and get none, nor do responses without loss."""
     wrong = [i for i, score in enumerate(scores) if score.accuracy <= right_above]
     asked = [i for i in wrong if judgments and not scores[i].masked]
     written = await pool.judgments(judgments, [responses[i] for i in asked]) if asked else []
@@ -143,13 +145,13 @@ async def guidance_for(
 
 
 def absent_reason(guidance: Guidance) -> str:
-    """Return the kind of an absence, such as ``outage``; empty where nothing is absent."""
+    """Return the kind of reason why guidance is absent, such as ``outage``, or "" if it is not."""
     return guidance.absent.partition(":")[0]
 
 
 def _guidance(gold: str, written: VerifierOutcome) -> Guidance:
     if not isinstance(written, VerifierFailure):
-        # a verdict of a worker's own limits has no judgment in it
+        # the verdict of a response that exceeded a limit has no judgment
         return Guidance(gold_text=gold, judge_text=written.reason)
     last = written.error.rstrip().rpartition("\n")[2]
     return Guidance(gold_text=gold, absent=f"{written.kind}: {last}"[:_MAX_REASON_CHARS])

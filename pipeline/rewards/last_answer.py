@@ -1,9 +1,9 @@
-r"""The final answer of a response, as graders of MATH and GSM8K take it: no commitment is asked for.
+r"""The final answer of a response, found as graders of MATH and GSM8K do, without asking for
+commitment.
 
-It is the content of the last ``\boxed{}``; without a box, what follows the last ``####``; without
-that, what follows the last "answer is" (or the label ``Answer:``); without that, the last line, if it
-is one value (``22``, ``$\frac12$ cm``) or one equation whose right side is a value
-(``51 - 29 = 22.``)."""
+It is the content of the last ``\boxed{}``. Without a box, what follows the last ``####``; else what
+follows the last "answer is" (or the label ``Answer:``); else the last line, if it is one value
+(``22``, ``$\frac12$ cm``) or an equation whose right side is a value (``51 - 29 = 22.``)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)")
 _CONNECTIVE = re.compile(r"(?:so|thus|therefore|hence|then|finally|and)\b[\s,:]*", re.I)
 _MOST_WORDS = 3
-"""Of a name before an equals sign (``Total cost = 22``) and of a unit, in a last line."""
+"""Most words of a name before an equals sign (``Total cost = 22``), and of a unit, in a last line."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastAnswer:
-    """An answer as it is written, or why none was found."""
+    """An answer as written, or why none was found."""
 
     value: str = ""
     problem: str = ""

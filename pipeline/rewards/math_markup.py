@@ -1,7 +1,7 @@
-r"""The markup of a mathematical answer: one spelling of LaTeX and of plain text.
+r"""Normalises the markup of a mathematical answer: one spelling for LaTeX and plain text.
 
-It removes what only looks (``\left``, ``$``, ``\text``, ``**``), and nothing that can be an operator, a
-point, a sign or a separator."""
+Removes markup that only changes the look (``\left``, ``$``, ``\text``, ``**``), but nothing that
+can be an operator, a point, a sign or a separator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_EXPRESSION_CHARS = 1_000
 
 
 class Unreadable(ValueError):
-    """An answer is too deep or too long to be read."""
+    """An answer is nested too deeply, or too long, to be read."""
 
 
 # -- brackets --------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ BRACKET = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}|\\[{}]|\\[lr]angle|[()\[\]{
 
 
 def depths_of(text: str) -> list[int]:
-    """Return the number of open brackets at every place. Raises Unreadable: too many."""
+    """Return the number of open brackets at each position. Raises Unreadable if there are too many."""
     found, depth, place = [0] * len(text), 0, 0
     for match in BRACKET.finditer(text):
         found[place : match.start()] = [depth] * (match.start() - place)
@@ -58,11 +58,11 @@ _ARGUMENTS = (
 
 
 def plain(text: str) -> str:
-    """Return ``text`` without markup, in one spelling of commands. Raises Unreadable."""
+    """Return ``text`` without markup, with one spelling per command. Raises Unreadable."""
     if re.search(rf"[0-9]{{{MAX_DIGITS + 1}}}", text):
         raise Unreadable(f"a number of more than {MAX_DIGITS:,} digits")
     depths_of(text)
-    # about 5, where a tie has nothing before it
+    # a leading ~ means "about", not a space
     text = re.sub(r"^~(?=.)", r"\\approx ", unwrapped(ascii_form(text)))
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", _SIZES.sub("", text)).replace("\\!", "")
     text = _SPACES.sub(" ", _THIN.sub(GROUP, text)).replace("{,}", ",")
@@ -74,8 +74,8 @@ def plain(text: str) -> str:
 
 
 def unwrapped(text: str, *, formulas: bool = True) -> str:
-    r"""Return ``text`` without what is around all of it: ``**``, ``$`` (with ``formulas``), ``\text{}``,
-    braces, quotation marks, and a full stop behind it."""
+    r"""Strip what surrounds the whole text: ``**``, ``$`` (with ``formulas``), ``\text{}``, braces,
+    quotation marks, and a trailing full stop."""
     before = None
     while text != before:
         before = text
@@ -97,7 +97,7 @@ def unwrapped(text: str, *, formulas: bool = True) -> str:
 
 
 def closing(text: str, opening: int) -> int:
-    """Return the place of the bracket that closes the one at ``opening``; -1 where none does."""
+    """Return the position of the brace that closes the one at ``opening``, or -1."""
     depth = 0
     for place in range(opening, len(text)):
         if text[place] in "{}" and (place == 0 or text[place - 1] != "\\"):
@@ -119,9 +119,8 @@ _DEGREES = re.compile(r"([0-9.]+)\s*\^\s*\{?\s*\\circ\s*\}?")
 
 
 def exact(text: str) -> str:
-    """Return an expression with decimals as fractions, for the parser's would be rounded. Empty where
-    it is very long, where
-    numbers stand side by side, or the parser would pass over a sign."""
+    """Return an expression with decimals as fractions, because the parser would round them. Returns
+    "" if it is too long, has numbers side by side, or has a sign that the parser would skip."""
     if len(text) > _MAX_EXPRESSION_CHARS:
         return ""
     text = _FUNCTION.sub(r"\\\1", text).replace("**", "^").replace(GROUP, "").replace("==", "=")
@@ -146,7 +145,7 @@ def _fraction_of_repeating(match: re.Match[str]) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Whether letters stand together as in a word, and not as in a product."""
+    """Return whether letters are grouped into words, rather than factors of a product."""
     letters = re.sub(r"\\(?:begin|end)\{[a-z]+\}|\\[A-Za-z]+", " ", _FUNCTION.sub(" ", in_words(text)))
     runs = re.findall(r"[^\W\d_]{3,}", letters)
     return any(len(run) > 3 or re.search(r"[0-9+*/^=]", letters) is None for run in runs)

@@ -1,9 +1,9 @@
-r"""What a mathematical answer is: a number with its unit, a set, an interval, a matrix, an equation,
-an expression or words.
+r"""What a mathematical answer is: a number with its unit, a set, an interval, a matrix, an
+equation, an expression or words.
 
-``read`` takes an answer apart along its brackets, commas and relations. It removes markup
-(``\left``, ``$``, ``\text``, ``**``), and nothing that can be an operator, a point, a sign or a
-separator. Only what has no structure left, such as ``2\sqrt{x}+1``, goes to math-verify's parser."""
+``read`` splits an answer at its brackets, commas and relations, after removing markup
+(``math_markup``). Only what has no such structure left, like ``2\sqrt{x}+1``, goes to math-verify's
+parser."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from pipeline.rewards.quantities import GROUP, Quantity, TooLong, in_words, read
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    r"""Values without an order: ``1, 2``, ``\{1,2\}``, ``1 \pm 2``; none for the empty set."""
+    r"""Values without order: ``1, 2``, ``\{1,2\}``, ``1 \pm 2``; empty for the empty set."""
 
     items: tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Bracketed:
-    """Values in their order between brackets: a point, or an interval."""
+    """Ordered values between brackets: a point or an interval."""
 
     opening: str
     closing: str
@@ -52,15 +52,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows of values."""
-
     rows: tuple[tuple[Value, ...], ...]
     latex: str
 
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """Sides with ``=`` between them."""
+    """Sides separated by ``=``."""
 
     sides: tuple[Value, ...]
     latex: str
@@ -68,7 +66,7 @@ class Equation:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What equals only itself: a time, a ratio, a date, a number with another base."""
+    """Something that equals only itself: a time, a ratio, a date, a number in another base."""
 
     kind: str
     parts: tuple[str, ...]
@@ -86,7 +84,7 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Words, numbers and signs of a text."""
+    """The words, numbers and signs of a text."""
 
     tokens: tuple[str, ...]
 
@@ -98,7 +96,7 @@ _REALS = Region((Bracketed("(", ")", (Expression("-\\infty"), Expression("\\inft
 
 
 def read(text: str, *, tight_letter: bool = False) -> Value | None:
-    """Return the value that ``text`` is; None where it is empty. ``tight_letter``: ``5m`` is five
+    """Return the value of ``text``; None if it is empty. ``tight_letter`` reads ``5m`` as five
     metres. Raises Unreadable."""
     try:
         return _Reader(tight_letter).read(plain(text))
@@ -147,7 +145,7 @@ _DATES = (
 
 
 def _encloses(text: str) -> bool:
-    """Whether the first bracket is closed by the last one."""
+    """Return whether the last bracket closes the first."""
     depth = 0
     for match in BRACKET.finditer(text):
         depth += 1 if OPENING.match(match[0]) else -1
@@ -157,7 +155,7 @@ def _encloses(text: str) -> bool:
 
 
 def _split(text: str, separator: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """Return the parts between separators that stand in no bracket, and these separators."""
+    """Split at separators outside brackets; return the parts and these separators."""
     parts, marks, begin, depths = [], [], 0, depths_of(text)
     for match in separator.finditer(text):
         if depths[match.start()] == 0:
@@ -168,7 +166,7 @@ def _split(text: str, separator: re.Pattern[str]) -> tuple[list[str], list[str]]
 
 
 def _grouped(text: str) -> str:
-    """Mark the commas that are thousands separators, brackets aside: their commas separate."""
+    """Mark commas that are thousands separators, except in brackets, where commas separate."""
     depths = depths_of(text)
     return _GROUPS.sub(lambda m: m[0] if depths[m.start()] else m[0].replace(",", GROUP), text)
 
@@ -228,7 +226,7 @@ class _Reader:
         parts, marks = _split(text, _SEPARATOR)
         if len(parts) == 1:
             return None
-        # the "and" of one hundred and five
+        # "and" may be part of a number: one hundred and five
         number = split_quantity(in_words(text).strip()) if set(marks) == {"and"} else None
         if number is not None and "and" not in number[1]:
             return self._single(text)
@@ -238,7 +236,7 @@ class _Reader:
             return _words(text)
         if all(isinstance(value, Region) and value.variable for value in values) and "or" in "".join(marks):
             return _joined(values)
-        # x = 1, 2, and 1, \pm 2
+        # flatten x = 1, 2 and 1, \pm 2
         return Items(
             tuple(item for value in values for item in (value.items if isinstance(value, Items) else (value,)))
         )
@@ -266,7 +264,7 @@ class _Reader:
         return self._inequality(parts, signs) or Expression(exact(text))
 
     def _inequality(self, parts: list[str], signs: list[str]) -> Value | None:
-        r"""Read ``x > 2``, ``2 < x`` and ``1 \le x < 3``: a name, and one or two bounds."""
+        r"""Read ``x > 2``, ``2 < x`` and ``1 \le x < 3``: a name with one or two bounds."""
         names = [
             place
             for place, part in enumerate(parts)
@@ -311,7 +309,7 @@ class _Reader:
             built = _BUILDER.fullmatch(inner)
             if built is not None:
                 return self.read(built[1])
-        # a comma with a space after it separates, and then one without may group digits
+        # if commas with a space separate, those without one may group digits
         inner = _grouped(inner) if re.search(r",\s", inner) else inner
         parts, _ = _split(inner, re.compile(r"[,;]"))
         values = self._each(parts)
@@ -361,7 +359,7 @@ def _value_of(quantity: Quantity) -> Fraction:
 
 
 def _without(value: Value | None) -> Region | None:
-    """Return the real numbers without these few."""
+    """Return the real numbers except these few."""
     points = value.items if isinstance(value, Items) else (value,)
     numbers = [point for point in points if isinstance(point, Quantity)]
     if not numbers or len(numbers) != len(points):
@@ -374,5 +372,5 @@ def _without(value: Value | None) -> Region | None:
 def _words(text: str) -> Words:
     said = in_words(text.replace(GROUP, ",")).casefold()
     found = re.findall(r"\\?[a-z]+|[^\W\d_]+|[0-9]+(?:[.,][0-9]+)*|[^\s\w.,;:!?'\"()$-]|-(?=[0-9])", said)
-    # no solutions, no solution
+    # plural and singular are the same: no solutions, no solution
     return Words(tuple(re.sub(r"(?<=[a-z]{3})s$", "", word) for word in found if word != "the"))

@@ -1,9 +1,9 @@
-"""A limit for a wait that no standstill uses up.
+"""A time limit that does not count standstills.
 
-When the whole machine or this process stands still, the clock goes on: a stopped process, a
-suspended virtual machine, an event loop that was blocked. A wait with a plain deadline then ends as
-soon as all go on, before what it waits for could do anything. So time is counted in small steps
-here, and a step counts no more than about its own length."""
+While the whole machine or this process stands still (a stopped process, a suspended virtual
+machine, a blocked event loop), the clock goes on. A plain deadline then expires as soon as
+everything resumes, before the awaited work had a chance. So time is counted in small steps here,
+and a step counts at most about its own length."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 
 _STEP_S = 0.1
 _MOST_STEPS = 2.0
-"""A step that took longer than so many counts as these: the rest was a standstill."""
+"""A step counts at most this many times its length; the rest was a standstill."""
 
 
 class Waited:
-    """The time of a wait in seconds, without standstills; pure."""
+    """Seconds waited, without standstills. Pure."""
 
     def __init__(self, now_s: float, step_s: float = _STEP_S) -> None:
         self.step_s = step_s
@@ -26,7 +26,7 @@ class Waited:
         self._last_s = now_s
 
     def step(self, now_s: float) -> float:
-        """Count the time since the last step; return all of it."""
+        """Count the time since the last step; return the total."""
         self.seconds += min(now_s - self._last_s, _MOST_STEPS * self.step_s)
         self._last_s = now_s
         return self.seconds
@@ -40,22 +40,22 @@ async def patience(
     clock: Callable[[], float] = time.monotonic,
     step_s: float = _STEP_S,
 ) -> AsyncIterator[None]:
-    """Run the block for at most ``limit_s`` that this process could use. Raises TimeoutError.
+    """Run the block for at most ``limit_s``, not counting standstills. Raises TimeoutError.
 
-    ``waited``: counts what was used, by ``clock``, which gives monotonic seconds."""
+    ``waited`` counts the time used. ``clock`` gives monotonic seconds."""
     loop = asyncio.get_running_loop()
     counted = Waited(clock()) if waited is None else waited
     counted.step_s = min(step_s, limit_s / 4)
     async with asyncio.timeout(None) as timeout:
 
-        def look() -> None:
+        def check() -> None:
             nonlocal timer
             if counted.step(clock()) >= limit_s:
                 timeout.reschedule(loop.time())
             else:
-                timer = loop.call_later(counted.step_s, look)
+                timer = loop.call_later(counted.step_s, check)
 
-        timer = loop.call_later(counted.step_s, look)
+        timer = loop.call_later(counted.step_s, check)
         try:
             yield
         finally:

@@ -1,18 +1,18 @@
-"""The verification engine: batches of responses in, one outcome for each out.
+"""The verification engine: takes batches of responses, returns one outcome for each.
 
 *Consumes* responses, each naming its verifier. *Produces* outcomes in the same order. *Waits for*
-sandbox processes, each call within its time limit. Cheap built-in verifiers run here, by the batch.
-All others run in killable processes, one response a call or as many as the verifier takes. There
-are as many calls at once as processes, which start when first needed. Batches may be judged at
-once: they share the processes, and a call may have responses of several.
+sandbox processes, each call within its time limit. Cheap built-in verifiers run here, on whole
+batches. All others run in killable processes, with one response per call or as many as the verifier
+accepts. There are as many concurrent calls as processes, which start when first needed. Batches may
+be judged concurrently: they share the processes, and a call may contain responses of several.
 
-An answer that is not judged within the limits of its call has no verdict: the call is late, or over
-its budget. When a call with several responses fails or is late, each is judged by itself, so that one response
-spoils no other.
+If a call exceeds its limits, its responses have no verdict: they are late or over budget. When a
+call with several responses fails or is late, each is judged again by itself, so that one response
+cannot spoil others.
 
-A verifier may start processes of its own, which die with it. While calls run, they are counted a
-few times a second, by session, and too many are killed. The kernel's own limit would not do: it
-counts the account's other processes, too, and exempts root."""
+A verifier may start processes, which die with it. During calls they are counted a few times a
+second, by session, and killed if there are too many. The kernel's own limit would not do: it counts
+all processes of the account, and exempts root."""
 
 from __future__ import annotations
 
@@ -46,24 +46,22 @@ if TYPE_CHECKING:
     from pipeline.rewards.endpoint import Budget, Count, RewardEndpoint
 
 MEMORY_BYTES = 2 << 30
-"""Private memory that one sandbox process may hold."""
+"""Private memory that one sandbox process may use."""
 
 MAX_PROCESSES = 64
-"""Processes that one sandbox may have at once, the sandbox process included."""
+"""Processes that one sandbox may have at once, including itself."""
 _COUNT_EVERY_S = 0.25
 _COUNTING_SHARE = 0.05
-"""Largest share of a core for counting processes; with very many they are counted less often."""
+"""Largest share of a core spent on counting processes; very many are counted less often."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
-    """Responses and their outcomes so far."""
-
     responses: Sequence[Response]
     outcomes: list[VerifierOutcome | None]
     report_judged: Callable[[int], None]
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when all have an outcome, or one waits for a call again."""
+    """Set when all have an outcome, or one is waiting for a call again."""
 
     @property
     def is_judged(self) -> bool:
@@ -72,7 +70,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A response of a batch that waits for a call."""
+    """A response that waits for a call."""
 
     batch: _Batch
     index: int
@@ -83,11 +81,10 @@ class _Job:
 
     @property
     def share(self) -> float:
-        """Its part of the batch."""
+        """Its share of the batch."""
         return 1.0 / len(self.batch.outcomes)
 
     def finish(self, outcome: VerifierOutcome) -> None:
-        """Set its outcome."""
         self.batch.outcomes[self.index] = outcome
         self.batch.report_judged(1)
         if self.batch.is_judged:
@@ -95,7 +92,7 @@ class _Job:
 
 
 class VerifierPool:
-    """Scores batches, as a context manager or between ``start`` and ``aclose``."""
+    """Scores batches. Use as a context manager, or call ``start`` and ``aclose``."""
 
     def __init__(
         self,
@@ -108,14 +105,14 @@ class VerifierPool:
         budget: Budget | None = None,
         count: Count | None = None,
     ) -> None:
-        """``configured``: import paths that the configuration names; no other one is called.
-        ``code``: a version of their modules, which comes before all others. ``budget`` and
-        ``count`` are for endpoints."""
+        """``configured``: import paths that the configuration names; no others are called.
+        ``code``: a version of their modules that takes precedence. ``budget`` and ``count`` are
+        passed to endpoints."""
         self._configured = configured
         self._max_processes = max_processes
         self._timeout_s, self._wait_s = config.timeout_s, config.longest_wait_s
         self._processes = [SandboxProcess(memory_bytes, config.path, code) for _ in range(config.processes)]
-        # Last in, first out: a loaded, warm process is preferred to starting another.
+        # last in, first out, to prefer a warm process over starting another
         self._idle: asyncio.LifoQueue[SandboxProcess] = asyncio.LifoQueue(maxsize=config.processes)
         for process in self._processes:
             self._idle.put_nowait(process)
@@ -133,30 +130,28 @@ class VerifierPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the living children."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     @property
     def trouble(self) -> str:
-        """How an endpoint behaves for which responses wait, if not well; or empty."""
+        """How an endpoint misbehaves while responses wait for it, or ""."""
         return next(filter(None, (endpoint.trouble for endpoint in self._endpoints.values())), "")
 
     async def start(self, verifiers: Iterable[str] = (), *, whole_group: bool = False) -> None:
         """Load the named verifiers now, so that a wrong name or a failing import is reported at
-        once. Raises ConfigError: a verifier does not exist, cannot be imported, or takes one
-        response a call where it is to judge a ``whole_group``."""
+        once. Raises ConfigError if a verifier does not exist, cannot be imported, or should judge a
+        ``whole_group`` but takes one response per call."""
         await self._start({replace(resolve(name), whole_group=whole_group) for name in verifiers})
 
     async def start_judgments(self, name: str) -> None:
-        """Load what writes judgments under that name, or look for its endpoint. Raises ConfigError
-        as ``start`` does."""
+        """Load the source of judgments with this name, or test its endpoint. Raises ConfigError like ``start``."""
         await self._start({resolve_judgments(name)})
 
     async def _start(self, specs: Iterable[VerifierSpec]) -> None:
         for spec in specs:
             if spec.name.startswith(ENDPOINT):
                 if spec.whole_group:
-                    raise ConfigError(f"{spec.name} judges one response a request; take whole_group off")
+                    raise ConfigError(f"{spec.name} judges one response per request; remove whole_group")
                 await self._endpoint(spec.name).check()
                 continue
             if not spec.sandboxed:
@@ -174,8 +169,8 @@ class VerifierPool:
                 raise ConfigError(head + failure.error)
 
     def is_quick(self, verifier: str, *, judgments: bool = False) -> bool:
-        """Return whether it judges here and at once: without a process or a request, or not at all,
-        since the name is unknown."""
+        """Return whether it judges in this process without delay, needing no sandbox and no
+        request. True for an unknown name, which fails at once."""
         try:
             spec = resolve_judgments(verifier) if judgments else resolve_named(verifier, self._configured)
         except ConfigError:
@@ -189,10 +184,11 @@ class VerifierPool:
         on_judged: Callable[[int], None] | None = None,
         any_number: bool = False,
     ) -> list[VerifierOutcome]:
-        """RewardFunction every response by the verifier that it names; outcomes come in the same order.
+        """Judge every response with the verifier that it names; return outcomes in the same order.
+
         ``on_judged`` receives the number of responses that have just got their outcome. With
-        ``any_number`` accuracies need not be in [0, 1]. Nothing that a verifier does raises here:
-        it becomes the VerifierFailure of its response."""
+        ``any_number`` accuracies need not be in [0, 1]. Whatever a verifier does, nothing is
+        raised: errors become the VerifierFailure of their response."""
 
         def found(response: Response) -> VerifierSpec:
             return replace(resolve_named(response.verifier, self._configured), any_number=any_number)
@@ -200,8 +196,8 @@ class VerifierPool:
         return await self._outcomes(responses, found, on_judged or (lambda _: None))
 
     async def judgments(self, name: str, responses: Sequence[Response]) -> list[VerifierOutcome]:
-        """Return what is wrong with each response, as the reason of a verdict, by what writes
-        judgments under that name; in order. A failure says why there is no judgment. Nothing raises."""
+        """Return what is wrong with each response, in order, as the reason of a verdict; ``name``
+        is the source of judgments. A failure says why there is none. Never raises."""
         return await self._outcomes(responses, lambda _: resolve_judgments(name), lambda _: None)
 
     async def _outcomes(
@@ -210,7 +206,7 @@ class VerifierPool:
         found: Callable[[Response], VerifierSpec],
         report_judged: Callable[[int], None],
     ) -> list[VerifierOutcome]:
-        """Ask for the outcome of each response where it is ``found``; a ConfigError is one too."""
+        """Judge each response with the verifier that ``found`` returns for it; its ConfigError becomes a failure."""
         batch = _Batch(responses, [None] * len(responses), report_judged)
         outcomes = batch.outcomes
         jobs: dict[VerifierSpec, list[_Job]] = {}
@@ -246,8 +242,8 @@ class VerifierPool:
         return [outcome for outcome in outcomes if outcome is not None]
 
     async def score_group(self, verifier: str, responses: Sequence[Response]) -> list[VerifierOutcome]:
-        """RewardFunction the responses of one group by one call in a sandbox; numbers may be any. A call
-        that fails or is late gives each response that outcome."""
+        """Judge the responses of one group in one sandbox call; numbers may be outside [0, 1]. If
+        the call fails or is late, every response gets that failure."""
         try:
             spec = replace(resolve_named(verifier, self._configured), any_number=True, whole_group=True)
         except ConfigError as error:
@@ -261,8 +257,8 @@ class VerifierPool:
             work.step()
 
     async def _ask_endpoints(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[int]]) -> None:
-        """RewardFunction responses by endpoints, all at once; each endpoint has its limit of requests in
-        flight, and each judgement its deadline."""
+        """Send responses to endpoints, all concurrently. Each endpoint limits its requests in
+        flight, and each request has a deadline."""
 
         async def ask(spec: VerifierSpec, index: int) -> None:
             endpoint = self._endpoints[spec.name]
@@ -280,14 +276,14 @@ class VerifierPool:
 
     def _endpoint(self, name: str) -> RewardEndpoint:
         if name not in self._endpoints:
-            there = ", ".join(self._endpoints) or "none"
+            known = ", ".join(self._endpoints) or "none"
             raise ConfigError(
-                f"verifier {name!r} is not an endpoint; [reward.endpoints] has {there}: add a table with that name"
+                f"verifier {name!r} is not an endpoint; [reward.endpoints] has {known}: add a table with that name"
             )
         return self._endpoints[name]
 
     async def aclose(self) -> None:
-        """End every child process and connection. Repeated calls do nothing."""
+        """End every child process and connection. May be called more than once."""
         for endpoint in self._endpoints.values():
             await endpoint.aclose()
         for process in self._processes:
@@ -295,14 +291,14 @@ class VerifierPool:
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
-        """Count each sandbox's processes while the block runs; end a sandbox that has too many. Each
-        call in the block has its time limit."""
+        """Count each sandbox's processes while the block runs, and end a sandbox that has too many.
+        Every call in the block must have a time limit."""
         failed: Exception | None = None
         async with work.within_its_limit(), asyncio.TaskGroup() as tasks:
             counting = tasks.create_task(self._count())
             try:
                 yield
-            except Exception as error:  # noqa: BLE001  the block's own, which a TaskGroup would wrap
+            except Exception as error:  # noqa: BLE001  re-raised below, because a TaskGroup would wrap it
                 failed = error
             finally:
                 counting.cancel()
@@ -316,14 +312,14 @@ class VerifierPool:
             pause_s = max(_COUNT_EVERY_S, await self._count_once() / _COUNTING_SHARE)
 
     async def _count_once(self) -> float:
-        """Count for all calls, unless that was done just now; return the seconds that it took."""
+        """Count for all calls, unless that was done just now; return how many seconds it took."""
         began = time.perf_counter()
         if began - self._counted_s < _COUNT_EVERY_S:
             return 0.0
         self._counted_s = began
         sandboxes = {process.pid: process for process in self._processes if process.pid is not None}
         for pid, usage in (await asyncio.to_thread(session_usage, sandboxes.keys())).items():
-            # it may have been replaced meanwhile
+            # the child may have been replaced meanwhile
             if sandboxes[pid].pid != pid:
                 continue
             if usage.num_processes > self._max_processes:
@@ -334,8 +330,8 @@ class VerifierPool:
         return time.perf_counter() - began
 
     async def _call_for(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[_Job]]) -> None:
-        """Wait until all jobs of a batch have outcomes: by its own tasks, or by those of others
-        that took its jobs along. Every call in front has its time limit."""
+        """Wait until all jobs of a batch have outcomes, from its own tasks or those of other
+        batches that take its jobs along. Every call ahead has a time limit."""
         num_jobs = sum(map(len, jobs.values()))
         for spec, added in jobs.items():
             self._waiting.setdefault(spec, deque()).extend(added)
@@ -355,7 +351,7 @@ class VerifierPool:
                     self._waiting.pop(spec, None)
 
     async def _work(self, batch: _Batch) -> None:
-        """Take jobs, those of other batches along, until there are none or ``batch`` is judged."""
+        """Take jobs, also of other batches, until there are none left or ``batch`` is judged."""
         process = await self._idle.get()
         try:
             async with self._counted():
@@ -363,14 +359,14 @@ class VerifierPool:
                     not batch.is_judged and (spec := next(filter(self._waiting.get, self._waiting), None)) is not None
                 ):
                     await self._take(process, spec)
-            # short calls, too, may leave processes
+            # even short calls may leave processes behind
             await self._count_once()
         finally:
             self._idle.put_nowait(process)
 
     async def _take(self, process: SandboxProcess, spec: VerifierSpec) -> None:
-        """RewardFunction the first job of a verifier, with as many as one call takes. A cancelled call's
-        jobs wait again."""
+        """Judge the first waiting job of a verifier, with as many others as one call takes. If the
+        call is cancelled, its jobs wait again."""
         waiting = self._waiting[spec]
         jobs = [waiting.popleft()]
         try:
@@ -389,7 +385,7 @@ class VerifierPool:
                     job.batch.changed.set()
 
     async def _judge(self, process: SandboxProcess, spec: VerifierSpec, jobs: Sequence[_Job]) -> None:
-        """RewardFunction by one call; by one each, where it fails or is late. A call is a piece of work."""
+        """Judge in one call, or one by one if that call fails or is late. Each call counts as progress."""
         judged = await process.call(spec, [job.response for job in jobs], self._timeout_s, wait_s=self._wait_s)
         if len(jobs) > 1 and not any(map(_is_answer, judged)):
             work.step()
@@ -398,7 +394,7 @@ class VerifierPool:
             return
         if spec.sound and len(jobs) == 1 and _has_died(judged[0]):
             work.step()
-            # once more: it may have been killed from outside
+            # try once more, because it may have been killed from outside
             judged = await process.call(spec, [jobs[0].response], self._timeout_s, wait_s=self._wait_s)
             if isinstance(again := judged[0], VerifierFailure) and _has_died(again):
                 judged = [not_judged(again.error)]
@@ -418,7 +414,7 @@ class VerifierPool:
 def _endpoints(config: RewardSection, budget: Budget | None, count: Count | None) -> dict[str, RewardEndpoint]:
     if not config.endpoints:
         return {}
-    # an HTTP client is imported only where it is used
+    # imports an HTTP client, so only where it is used
     from pipeline.rewards.endpoint import RewardEndpoint
 
     return {

@@ -1,14 +1,15 @@
-"""The parent's end of one sandbox process: start, call within a deadline, kill with its children.
+"""The parent's end of a sandbox process: starts it, calls it within a deadline, kills it with its
+children.
 
-*Consumes* calls. *Produces* outcomes, or a failure with how the process ended. *Waits for* the
-child, never longer than a call may take. Then the child is killed, the answer has no verdict, and
-the next call starts another child. Two limits bound a call. Processor time, of the child and of the
-processes that it starts, bounds its work (``OVER_BUDGET``): the kernel counts the child's own, the
-pool those of others. Wall time, in which no standstill counts (``patience``), only bounds the wait
-(``LATE``). Starting and importing have their own limits and do not count as the call's.
+*Consumes* calls. *Produces* outcomes, or a failure that says how the process ended. *Waits for* the
+child, never longer than a call may take; then the child is killed, the answer has no verdict, and
+the next call starts another child. Two limits bound a call. Processor time, of the child and the
+processes that it starts, bounds its work (``OVER_BUDGET``); the kernel counts the child's own, the
+pool that of the others. Wall time, without standstills (``patience``), only bounds the wait
+(``LATE``). Starting and importing have their own limits and do not count.
 
-A verifier's processes die with it: its process group at one blow, then those that left the group, by
-the mark in their environment (``pipeline.process.descendants``)."""
+A verifier's processes die with it: first its process group, then those that left the group, by the
+mark in their environment (``pipeline.process.descendants``)."""
 
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ from pipeline.rewards.verifier import (
 from protocol import headrace
 
 STARTUP_TIMEOUT_S = 60.0
-"""Limit for starting a process and importing a verifier; the call's own limit begins later."""
+"""Limit for starting a process and importing a verifier; a call's own limit starts after that."""
 _MAX_CALLS = 20_000
-"""Calls after which a process is replaced, so that a verifier's leaks are bounded."""
+"""Calls after which a process is replaced, to bound a verifier's leaks."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Reply)
@@ -50,8 +51,8 @@ class SandboxProcess:
     """One child at a time, started when needed. Calls must not overlap."""
 
     def __init__(self, memory_bytes: int, path: Sequence[Path] = (), code: Path | None = None) -> None:
-        """``path``: folders with verifiers' modules, beside those of the environment. ``code``: a
-        version of such modules, which comes before all others."""
+        """``path``: folders with verifiers' modules, besides the environment's. ``code``: a version
+        of such modules that takes precedence."""
         self._memory_bytes = memory_bytes
         self._path = path
         self._code = code
@@ -65,11 +66,10 @@ class SandboxProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id while there is a child."""
         return None if self._process is None else self._process.pid
 
     async def load(self, spec: VerifierSpec) -> VerifierFailure | None:
-        """Import a verifier in the child; return why it could not be."""
+        """Import a verifier in the child; return the failure if that did not work."""
         if self._has_ended() or self._num_calls >= _MAX_CALLS:
             await self.kill()
         if spec.path in self._loaded:
@@ -83,13 +83,13 @@ class SandboxProcess:
         return None
 
     def max_batch(self, spec: VerifierSpec) -> int:
-        """How many responses a loaded verifier takes a call; 1 for one that is not loaded."""
+        """Return how many responses a loaded verifier takes per call; 1 if it is not loaded."""
         return self._loaded.get(spec.path, 1)
 
     async def call(
         self, spec: VerifierSpec, responses: Sequence[Response], cpu_s: float, *, wait_s: float
     ) -> list[VerifierOutcome]:
-        """Judge responses with ``cpu_s`` of processor time, and wait at most ``wait_s``. When there is
+        """Judge responses with ``cpu_s`` of processor time, waiting at most ``wait_s``. If there is
         no reply, each gets the failure."""
         reply = await self.load(spec)
         if reply is None:
@@ -101,7 +101,7 @@ class SandboxProcess:
         )
 
     async def kill(self) -> None:
-        """End the child and its processes at once, and reap it. Repeated calls do nothing."""
+        """Kill the child and its processes, and reap it. May be called more than once."""
         process, self._process = self._process, None
         self._loaded.clear()
         self._num_calls = 0
@@ -116,14 +116,14 @@ class SandboxProcess:
             await asyncio.to_thread(end_marked, SANDBOX_MARK, self._mark)
 
     def used(self, usage: SessionUsage) -> None:
-        """Record the processor time of the child and its processes; end a call over its budget."""
+        """Record the processor time of the child and its processes; end a call that is over its budget."""
         budget = self._budget
         if budget is not None and budget.is_spent(usage):
             self._is_over = True
             self.end_overrun(budget.words)
 
     def end_overrun(self, reason: str) -> None:
-        """End the child and its group in the middle of a call, which then fails for ``reason``."""
+        """Kill the child and its group during a call, which then fails with ``reason``."""
         if self._process is not None and self._process.returncode is None:
             self._overrun = reason
             _kill_group(self._process)
@@ -163,7 +163,7 @@ class SandboxProcess:
                 await self.kill()
 
     def _has_ended(self) -> bool:
-        """Whether the child ended since the last call; its pipe closes before it has a code."""
+        """Return whether the child has ended since the last call; its pipe closes before it has a code."""
         process = self._process
         if process is None:
             return False
@@ -176,7 +176,7 @@ class SandboxProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            # a terminal's interrupt is for the worker, which ends its children in order
+            # Ctrl-C must reach only the worker, which ends its children in order
             start_new_session=True,
             env={
                 "OMP_NUM_THREADS": "1",
@@ -200,7 +200,7 @@ class SandboxProcess:
         await process.stdin.drain()
         (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
         if length > MAX_REPLY_BYTES:
-            raise msgspec.DecodeError(f"{length} bytes, at most {MAX_REPLY_BYTES} are taken")
+            raise msgspec.DecodeError(f"{length} bytes, at most {MAX_REPLY_BYTES} are allowed")
         return _decoder.decode(await process.stdout.readexactly(length))
 
     async def _how_it_ended(self, error: Exception) -> str:
@@ -217,26 +217,26 @@ class SandboxProcess:
         if code == -signal.SIGPROF:
             self._is_over = True
         if code < 0:
-            return f"was ended by {signal.Signals(-code).name} (its memory limit is {self._memory_bytes >> 20} MiB)"
+            return f"was killed by {signal.Signals(-code).name} (its memory limit is {self._memory_bytes >> 20} MiB)"
         return f"exited with code {code}"
 
 
 class Budget:
-    """The processor time of one call, in seconds."""
+    """The processor time of one call."""
 
     def __init__(self, cpu_s: float, before_s: float) -> None:
-        """``before_s``: what the child, and those of its processes that have ended, had used."""
+        """``before_s``: seconds that the child and its ended processes had used before the call."""
         self._cpu_s, self._before_s = cpu_s, before_s
         self._is_seen = False
 
     @property
     def words(self) -> str:
-        """What ended a call that used more."""
+        """Why a call over its budget was ended."""
         return f"used more than {self._cpu_s:g} s of processor time (reward.timeout_s); its process was killed"
 
     def is_spent(self, usage: SessionUsage) -> bool:
-        """Return whether the call has used more. Processes that are there when it is first seen may
-        be older than the call: what they had used is not counted."""
+        """Return whether the call has used more than its budget. Processes that exist when it is
+        first asked may be older than the call, so what they have used by then is not counted."""
         if not self._is_seen:
             self._is_seen = True
             self._before_s += usage.others_cpu_s
@@ -244,10 +244,10 @@ class Budget:
 
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:
-    """Kill an unreaped child, whose number is still its own, with every process of its group."""
-    # it may have ended by itself a moment ago
+    """Kill an unreaped child, whose pid therefore cannot have been reused, and every process of its group."""
+    # it may have just ended by itself
     with contextlib.suppress(ProcessLookupError):
-        # stopped, it still adopts the daemons of a program, so that they are found below it
+        # while stopped it still adopts a program's daemons, so that they are found as its descendants
         os.kill(process.pid, signal.SIGSTOP)
         end_descendants(process.pid)
         os.killpg(process.pid, signal.SIGKILL)

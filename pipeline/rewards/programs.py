@@ -1,22 +1,22 @@
-"""Programs in responses, judged by unit tests.
+"""Judges programs in responses by unit tests.
 
 *Consumes* responses with a program in their last code block, and tests in the column ``tests``, or
 in the answer as JSON. *Produces* verdicts. *Waits for* the program, which has half a second less
-than the budget of the sandbox's call. A program that uses more processor time, or sleeps for longer,
-is wrong. Time in which the machine stood still, or gave it no processor, is not the program's.
+than the budget of the sandbox's call. A program that uses more processor time or sleeps longer is
+wrong. Time in which the machine stood still, or gave it no processor, is not counted.
 
 Tests have one of three forms:
 
-- a list of statements, or one text of statements (MBPP, HumanEval). Each must raise nothing. With a
-  column ``entry_point`` a text defines ``check``, which is called with that function.
+- a list of statements, or one text of statements (MBPP, HumanEval). Each must raise nothing. With a column
+  ``entry_point`` a text defines ``check``, which is called with that function.
 - ``{"inputs": [...], "outputs": [...]}``: texts for standard input, and what the program prints;
 - the same with ``fn_name``: arguments of that function, or of ``Solution``'s method, and results.
 
-Each run has a process and a folder of its own, a bare environment without keys, and limits of
-memory, of a file's size, and of the size and number of all its files. Whatever it has started is killed after it,
-daemons too (Linux). Statements run
-beside the program, in one process: a program that looks for them can cheat. Input and output cannot
-be cheated in this way. This does not make hostile code safe: it can read what the account can."""
+Each run has its own process and folder, a bare environment without keys, and limits on memory, on
+the size of a file, and on the size and number of all files. Whatever it has started is killed
+afterwards, daemons included (Linux). Statements run in the program's own process, so a program that
+looks for them can cheat; input and output cannot be cheated in this way. This does not make hostile
+code safe: it can read what the account can."""
 
 from __future__ import annotations
 
@@ -43,15 +43,13 @@ from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, Verifi
 from protocol.endpoints import run_tag
 
 MEMORY_BYTES = 1 << 30
-"""Private memory of a program."""
 FILE_BYTES = 16 << 20
-"""Of what it prints, and of each file that it writes."""
-
+"""Limit of its output, and of each file that it writes."""
 FOLDER_BYTES, FOLDER_ENTRIES = 64 << 20, 1_000
-"""Of all that it has in its folder; looked at while it runs."""
+"""Limits of everything in its folder, checked while it runs."""
 
 _GRACE_S = 0.5
-"""What is left of the call's budget for the end."""
+"""What is reserved of the call's budget for cleaning up."""
 _WITHOUT_BUDGET_S = 5.0
 _STEP_S = 0.05
 _MARK = "HEADRACE_PROGRAM"
@@ -84,7 +82,7 @@ assert _json.loads({expected!r}) in (_result, [_result])
 
 @dataclass(slots=True)
 class _Budget:
-    """What all programs of a call may use, in seconds."""
+    """What all programs of a call may use together, in seconds."""
 
     limit_s: float
     spent_s: float = 0.0
@@ -95,16 +93,14 @@ class _Budget:
 
 
 class _BadTests(Exception):
-    """A line's tests cannot be read."""
+    pass
 
 
 def verify(responses: Sequence[Response]) -> list[VerifierOutcome]:
-    """Call a program right when it passes all of its tests."""
     return [_judged(response, share=False) for response in responses]
 
 
 def verify_share(responses: Sequence[Response]) -> list[VerifierOutcome]:
-    """Take the share of passed tests for accuracy."""
     return [_judged(response, share=True) for response in responses]
 
 
@@ -128,13 +124,13 @@ def _judged(response: Response, *, share: bool) -> VerifierOutcome:
 
 
 def _program(text: str) -> str | None:
-    """Return the last block that is Python, or of no named language."""
+    """Return the last code block in Python, or in no named language."""
     found = [source for language, source in _BLOCK.findall(text) if language.lower() in _LANGUAGES]
     return found[-1] if found else None
 
 
 def _tests(response: Response) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return statements, or else pairs of input and output. Raises _BadTests."""
+    """Return statements, or pairs of input and output. Raises _BadTests."""
     found: Any = response.extra.get("tests")
     if found is None:
         found = response.answer
@@ -148,8 +144,8 @@ def _tests(response: Response) -> tuple[list[str], list[tuple[str, str]]]:
         return cast("list[str]", found), []
     if not isinstance(found, dict):
         raise _BadTests(f"tests are {found!r:.80}; expected statements, or inputs and outputs")
-    told = cast("dict[str, Any]", found)
-    inputs, outputs, name = told.get("inputs"), told.get("outputs"), told.get("fn_name")
+    table = cast("dict[str, Any]", found)
+    inputs, outputs, name = table.get("inputs"), table.get("outputs"), table.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or len(inputs) != len(outputs):
         raise _BadTests("tests need `inputs` and `outputs`, two lists of one length, not empty")
     pairs = list(zip(cast("list[Any]", inputs), cast("list[Any]", outputs), strict=True))
@@ -163,12 +159,12 @@ def _json(value: object) -> str:
 
 
 def _lines(value: object) -> str:
-    """Return a text; a list of lines is one too."""
+    """Return a text, joining a list of lines."""
     return "\n".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
 
 
 def _run_statements(program: str, tests: list[str], budget: _Budget) -> tuple[int, str]:
-    """Return how many tests pass, and why the program did not reach the end."""
+    """Return how many tests pass, and why the program did not finish."""
     token = secrets.token_hex(16)
     given = json.dumps({"program": program, "tests": tests, "token": token})
     printed, reason = _run(_HARNESS, given, budget)
@@ -179,8 +175,7 @@ def _run_statements(program: str, tests: list[str], budget: _Budget) -> tuple[in
 
 
 def _run_pairs(program: str, pairs: list[tuple[str, str]], budget: _Budget, *, all_of_them: bool) -> tuple[int, str]:
-    """Return how many outputs are right, and the first failure. Stops there unless
-    ``all_of_them``."""
+    """Return how many outputs are right, and the first failure, after which it stops unless ``all_of_them``."""
     passed, first = 0, ""
     for number, (given, wanted) in enumerate(pairs):
         printed, reason = _run(program, given, budget)
@@ -193,7 +188,7 @@ def _run_pairs(program: str, pairs: list[tuple[str, str]], budget: _Budget, *, a
 
 
 def _tidy(text: str) -> list[str]:
-    """Return lines without white space at their ends, and without empty last lines."""
+    """Return the lines without trailing white space or empty last lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
@@ -214,7 +209,7 @@ def _run(source: str, given: str, budget: _Budget) -> tuple[str, str]:
                 stdout=stdout,
                 stderr=subprocess.DEVNULL,
                 env=_environment(folder) | {_MARK: mark},
-                # in the sandbox's session, where its processes are counted
+                # stay in the sandbox's session, where processes are counted
                 process_group=0,
                 preexec_fn=_limit,
             )
@@ -236,8 +231,8 @@ def _run(source: str, given: str, budget: _Budget) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-    """Yield a program's folder, which goes whatever was made in it. It has the run's name, so that
-    ``down`` finds it after the sandbox was killed."""
+    """Yield a program's folder; it is removed whatever is in it. It has the run's name, so that
+    ``down`` finds it if the sandbox was killed."""
     run_dir = os.environ.get(WORKER_MARK, "").partition("#")[0]
     folder = tempfile.mkdtemp(prefix=f"{run_tag(Path(run_dir))}-program-" if run_dir else "headrace-program-")
     try:
@@ -246,13 +241,13 @@ def _folder() -> Iterator[str]:
         with contextlib.suppress(OSError, RecursionError):
             shutil.rmtree(folder)
         if Path(folder).exists():
-            # folders that may not be entered, and thousands in one another
+            # for folders without permissions, or nested by the thousand
             for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
                 subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _too_much(folder: str) -> str:
-    """Return in words that a folder holds more than a program may write; or empty."""
+    """Return that a folder exceeds the limits, in words, or ""."""
     left, num_bytes, num_entries = [folder], 0, 0
     while left:
         try:
@@ -266,16 +261,16 @@ def _too_much(folder: str) -> str:
                     if num_bytes > FOLDER_BYTES or num_entries > FOLDER_ENTRIES:
                         return f"wrote more than {FOLDER_BYTES >> 20} MiB or {FOLDER_ENTRIES} files"
         except OSError:
-            # what is gone, or may not be entered; the number of entries bounds the depth
+            # gone, or not readable; the number of entries bounds the depth
             continue
     return ""
 
 
 def _wait(process: subprocess.Popen[bytes], budget: _Budget, folder: str) -> int | None:
-    """Return the status of a program; None when the budget is spent before it ends, or its folder
-    holds too much.
+    """Return a program's status, or None if the budget is spent before it ends, or its folder
+    exceeds the limits.
 
-    Spent is processor time, or the time in which the program slept, whichever is more."""
+    Spent is its processor time or the time it slept, whichever is more."""
     began_s, waited, delayed_s = budget.spent_s, Waited(time.monotonic(), _STEP_S), 0.0
     while True:
         try:
@@ -289,8 +284,7 @@ def _wait(process: subprocess.Popen[bytes], budget: _Budget, folder: str) -> int
 
 
 def _delayed_s(pid: int) -> float:
-    """Return the time for which a program's main thread has wanted a processor and had none; 0 where
-    the kernel does not say."""
+    """Return how long a program's main thread was runnable without a processor; 0 if the kernel does not say."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
     return 0.0
@@ -301,7 +295,7 @@ def _ending(code: int) -> str:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """Return what a program sees: no key, no token, and the mark by which the sandbox finds it."""
+    """Return the environment of a program: no keys or tokens, but the mark by which the sandbox finds it."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", SANDBOX_MARK) if name in os.environ}
     return kept | {"HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
 

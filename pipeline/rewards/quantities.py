@@ -1,11 +1,11 @@
-r"""Numbers with their units, as a response or a data line writes them, read exactly.
+r"""Reads numbers with their units exactly, as responses and data lines write them.
 
-A number is ``42``, ``-3.50``, ``.5``, ``5.``, ``1,234`` (groups of three; also ``1{,}234``, ``1\,234``
-and ``1 234``), ``3/4``, ``\frac34``, ``1 1/2`` and ``1\frac12`` (mixed), ``1e3``, ``1.2\times10^3``,
-``0.\overline{3}``, or words (``twenty-two``, ``1 million``). A comma before other than three digits
-separates two numbers: there is no decimal comma. White space between digits never joins them
-otherwise: ``1 2`` is no number. What follows a number is its unit, unless it can be an operator, a
-variable or another number."""
+A number is ``42``, ``-3.50``, ``.5``, ``5.``, ``1,234`` (groups of three; also ``1{,}234``,
+``1\,234`` and ``1 234``), ``3/4``, ``\frac34``, ``1 1/2`` and ``1\frac12`` (mixed), ``1e3``,
+``1.2\times10^3``, ``0.\overline{3}``, or words (``twenty-two``, ``1 million``). A comma not
+followed by a group of three digits separates two numbers: there are no decimal commas. Otherwise
+white space never joins digits: ``1 2`` is not a number. What follows a number is its unit, unless
+it can be an operator, a variable or another number."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_DIGITS = 4_000
-"""Of a number, and of a power of ten. Longer ones are refused: they take quadratic time."""
+"""Limit for digits and for powers of ten, because longer numbers take quadratic time."""
 PERCENT = "%"
 GROUP = "\u2063"
-"""Stands for a thousands separator that cannot be anything else, ``{,}`` or ``\\,``."""
+"""Stands for an unambiguous thousands separator, ``{,}`` or ``\\,``."""
 
 CURRENCY = r"(?:\\?[$£€¥₹]|(?:US|USD|EUR|GBP|Rs\.?)(?![A-Za-z]))"
 _INT = rf"(?:[0-9]{{1,3}}(?:[,{GROUP}][0-9]{{3}})+(?![0-9])|[0-9]{{1,3}}(?: [0-9]{{3}})+(?![0-9/])|[0-9]+)"
@@ -65,11 +65,9 @@ _IN_WORDS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number and its unit."""
-
     value: Fraction
     unit: str = ""
-    """In one spelling (``cm``, ``mi / h``, ``$``, ``%``); empty without a unit."""
+    """In one spelling (``cm``, ``mi / h``, ``$``, ``%``); "" without a unit."""
 
 
 class TooLong(ValueError):
@@ -135,7 +133,7 @@ _SHORT = {
     ),
     *("yd", "hr", "hrs", "min", "mins", "sec", "secs", "mph", "kph", "am", "pm", "USD", "st", "nd", "rd", "th"),
 }
-"""Units of so few letters that other letters in their place are variables."""
+"""Units so short that any other letters in their place are variables."""
 _LITTLE = {"a", "an", "on", "at", "to", "of", "by"}
 _OPERATED = re.compile(
     r"\b(?:k|bn|mn|grand|minimum|maximum|minus|plus|times|divided|multiplied|squared|cubed|factorial|over|modulo|mod"
@@ -143,7 +141,7 @@ _OPERATED = re.compile(
     r"|too (?:many|much|few|high|low|big|small)|off by|hundreds?|thousands?|[mbtr]+illions?)\b",
     re.I,
 )
-"""Words after a number that make another number of it."""
+"""Words that turn the number before them into another one."""
 _ASIDE = re.compile(
     r"[(=]|,\s|\b(?:because|since|which|as|so|given|where|from|when|in(?=\s+[a-z])|after|for|during|every|each|if)\b",
     re.I,
@@ -154,14 +152,14 @@ _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|operatorname|mbox|rm|
 
 
 def in_words(value: str) -> str:
-    r"""Return ``value`` with ``\text{...}`` and its like replaced by their content."""
+    r"""Replace ``\text{...}`` and the like by their content."""
     return _TEXT.sub(r" \1 ", value)
 
 
 def read_unit(rest: str, *, tight_letter: bool = False) -> str | None:
-    """Return the unit in its one spelling that ``rest``, all that stands after a number, is; empty
-    where there is none; None where it is something else. ``tight_letter``: ``5m`` has a unit, and is
-    no product."""
+    """Return the unit that all of ``rest``, the text after a number, is, in its one spelling. "" if
+    there is none, None if it is something else. ``tight_letter`` reads ``5m`` as a unit and not as
+    a product."""
     rest = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m", rest, flags=re.I)
     plain = in_words(re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b", " degree ", rest)).replace("\\%", "%")
     if rest.lstrip().startswith("."):
@@ -211,8 +209,8 @@ def _one_spelling(words: list[str]) -> str:
 
 
 def split_quantity(text: str) -> tuple[Quantity, str] | None:
-    """Return the number at the start of ``text`` and what stands behind it, which may go on; None where
-    there is no number. The quantity has a unit of its own only by a sign of currency. Raises TooLong."""
+    """Return the number at the start of ``text`` and the text after it, or None. Only a currency
+    sign gives it a unit here. Raises TooLong."""
     match = _NUMBER.match(text)
     if match is None:
         return _from_words(text)
@@ -229,7 +227,7 @@ def split_quantity(text: str) -> tuple[Quantity, str] | None:
 
 
 def read_quantity(text: str, *, tight_letter: bool = False) -> Quantity | None:
-    """Return the number with its unit that all of ``text`` is; None for anything else. Raises TooLong."""
+    """Return ``text`` as a number with its unit, or None if it is anything else. Raises TooLong."""
     split = split_quantity(text)
     if split is None:
         return None
@@ -340,8 +338,8 @@ _SYMBOLS = dict.fromkeys("−–‐‑﹣－", "-") | {
 
 
 def ascii_form(text: str) -> str:
-    r"""Return ``text`` with the signs of mathematics as LaTeX, digits of every script as ASCII,
-    ``½`` as ``\frac{1}{2}`` and ``²`` as ``^{2}``."""
+    r"""Write mathematical signs as LaTeX, digits of any script as ASCII, ``½`` as ``\frac{1}{2}``
+    and ``²`` as ``^{2}``."""
     if text.isascii():
         return text
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""The verifier ``recorded``: a response's verdict is the one in its line of a response file."""
+"""The verifier ``recorded``: takes a response's verdict and judgment from its line of a response file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _TEXTS: Final = {
 
 
 def verdict_of(value: object) -> bool | None:
-    """Return whether a written verdict means right; None for any other value."""
+    """Return whether a written verdict means right; None if it is not a verdict."""
     if isinstance(value, str):
         return _TEXTS.get(value.strip().lower())
     return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
 def verify(responses: Sequence[Response], /) -> list[VerifierOutcome]:
-    """Return each response's recorded verdict; a line without one is a failure, never wrong."""
+    """Return each response's recorded verdict. A line without one is a failure, never wrong."""
     return [_recorded(response) for response in responses]
 
 
@@ -31,7 +31,7 @@ def _recorded(response: Response) -> VerifierOutcome:
     value = response.extra.get(VERDICT)
     is_right = verdict_of(value)
     if is_right is None:
-        error = f"the verdict is {value!r:.80}; expected {FORMS}: it is read from the column {VERDICT} of a response"
+        error = f"the verdict is {value!r:.80}; expected {FORMS} in the column {VERDICT} of the response"
         return VerifierFailure(kind=VerifierFailureKind.BAD_ANSWER, error=error)
     return Verdict(accuracy=float(is_right), reason=f"recorded as {'right' if is_right else 'wrong'}")
 
@@ -42,6 +42,6 @@ _NONE = VerifierFailure(kind=VerifierFailureKind.NOTHING_FOUND, error=f"the line
 
 
 def judgments(responses: Sequence[Response]) -> list[str | VerifierFailure]:
-    """Return each line's judgment, or that it has none."""
+    """Return each line's recorded judgment, or a failure if it has none."""
     texts = (response.extra.get(COLUMN) for response in responses)
     return [text if isinstance(text, str) and text.strip() else _NONE for text in texts]

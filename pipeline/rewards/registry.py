@@ -1,7 +1,7 @@
-"""Names of verifiers, and where each is.
+"""Registered names of verifiers, and where each verifier is.
 
-Data lines and messages may name registered verifiers, and import paths that the configuration names
-too. Nothing is imported here: a verifier that fails or hangs at import does so in its sandbox."""
+Data lines and messages may name registered verifiers, and import paths that the configuration also
+names. Nothing is imported here: a verifier that fails or hangs at import does so in its sandbox."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class VerifierSpec:
     path: str
     """``package.module:function``"""
     sandboxed: bool
-    """Whether it runs in a killable process; else in the worker itself, by the batch."""
+    """Whether it runs in a killable process; otherwise in the worker itself, on whole batches."""
     sound: bool = False
-    """Whether a response that ends the process twice is to blame: it is not judged, no failure."""
+    """Whether a response that twice ends the process is to blame: it then counts as not judged, not as a failure."""
     whole_group: bool = False
-    """Whether a call has all responses of a group."""
+    """Whether a call gets all responses of a group."""
     any_number: bool = False
-    """Whether its numbers may be outside of [0, 1], as those of ``reward.functions`` may."""
+    """Whether its numbers may be outside [0, 1], as in ``reward.functions``."""
     judgments: bool = False
-    """Whether it writes judgments: texts in place of numbers."""
+    """Whether it writes judgments: texts instead of numbers."""
 
 
 BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
-"""Verifiers that read only the reward model's score: the run needs such a model, lines need no answer."""
+"""Verifiers that only read the reward model's score: the run needs such a model, lines need no answer."""
 
 ENDPOINT = "endpoint/"
-"""Names of endpoints, from the configuration, start so."""
+"""Prefix of the names of endpoints."""
 _RUN_PROGRAMS = frozenset({"code", "code_share"})
-"""Verifiers that run programs and tests: data alone must not choose them."""
+"""Verifiers that run programs and tests, which the data alone must not choose."""
 RECORDED = "recorded"
-"""The verifier of response files: the line has the verdict."""
+"""The verifier for response files, whose lines have the verdict."""
 _ANSWERLESS = BY_MODEL | _RUN_PROGRAMS | {RECORDED}
 
 _SPECS: dict[str, VerifierSpec] = {}
@@ -57,11 +57,11 @@ _JUDGMENTS = {
 
 
 def register(name: str, path: str, *, sandboxed: bool = True, sound: bool = False) -> VerifierSpec:
-    """Give ``package.module:function`` a short name. ``sandboxed`` is False only for cheap
-    functions that cannot hang, whatever the response, and are not async. ``sound`` is True only for
-    functions that no response should end: where one does twice, the answer is not judged.
+    """Give ``package.module:function`` a short name. Set ``sandboxed`` to False only for cheap
+    functions that are not async and cannot hang on any response. Set ``sound`` only for functions
+    that no response should crash: if one does twice, it counts as not judged.
 
-    Raises ConfigError: the name is taken by another path, or the path is not an import path."""
+    Raises ConfigError if the name belongs to another path, or the path is not an import path."""
     spec = VerifierSpec(name, path, sandboxed, sound)
     if not is_import_path(path):
         raise ConfigError(f"verifier {name!r}: {path!r} is not an import path; write package.module:function")
@@ -71,17 +71,16 @@ def register(name: str, path: str, *, sandboxed: bool = True, sound: bool = Fals
 
 
 def names() -> list[str]:
-    """Return the registered names, sorted."""
     return sorted(_SPECS)
 
 
 def needs_answer(verifier: str) -> bool:
-    """Return whether lines for a verifier need an answer: a program may have tests instead."""
+    """Return whether lines for a verifier need an answer; for programs they may have tests instead."""
     return verifier not in _ANSWERLESS and not verifier.startswith(ENDPOINT)
 
 
 def resolve(name: str) -> VerifierSpec:
-    """Find a verifier by its registered name or its import path. Raises ConfigError: neither."""
+    """Find a verifier by registered name, import path or endpoint name. Raises ConfigError if it is none of them."""
     spec = _SPECS.get(name)
     if spec is not None:
         return spec
@@ -95,8 +94,7 @@ def resolve(name: str) -> VerifierSpec:
 
 
 def resolve_judgments(name: str) -> VerifierSpec:
-    """Find what writes judgments, by the name in ``guidance.judgments``. Raises ConfigError: there
-    is none of that name."""
+    """Find a source of judgments by its name in ``guidance.judgments``. Raises ConfigError if there is none."""
     built_in = _JUDGMENTS.get(name)
     if built_in is not None:
         return built_in
@@ -105,15 +103,15 @@ def resolve_judgments(name: str) -> VerifierSpec:
     if name.startswith(ENDPOINT):
         return VerifierSpec(name, name, sandboxed=False, judgments=True)
     raise ConfigError(
-        f"judgments {name!r} do not exist; there are {', '.join(_JUDGMENTS)}, endpoint/NAME, and your own function as "
+        f"there are no judgments {name!r}; choose one of {', '.join(_JUDGMENTS)}, endpoint/NAME, or your own function as "
         "package.module:function"
     )
 
 
 def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
-    """Find the verifier that a data line or a message names. An import path is code to run: the
-    configuration alone may name it, never the data. Raises ConfigError: the name is unknown, or an
-    import path that is not among ``configured``."""
+    """Find the verifier that a data line or a message names. An import path is code to run, so the
+    configuration must name it too. Raises ConfigError if the name is unknown, or an import path not
+    in ``configured``."""
     spec = resolve(name)
     if name.startswith(ENDPOINT) and name not in configured:
         raise ConfigError(
@@ -133,9 +131,9 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
 
 
 def load(path: str) -> RewardFunction:
-    """Import the function at ``package.module:function``, and run its module's ``warm_up()`` where
-    there is one. Raises ConfigError: the module or the function is not there, it is not callable,
-    or its signature is unknown. Errors inside the module pass through."""
+    """Import the function at ``package.module:function``, and run its module's ``warm_up()`` if it
+    has one. Raises ConfigError if module or function do not exist, it is not callable, or its
+    signature is unknown. Errors inside the module propagate."""
     found = import_object("verifier", path, "install it, or name its folder in reward.path (headrace score: --path)")
     if not callable(found):
         kind = type(found).__name__

@@ -1,15 +1,15 @@
-"""The child process that runs verifiers which may raise, hang, print or grow.
+"""The child process that runs verifiers, which may raise, hang, print or use too much memory.
 
-Calls come on standard input, one at a time. Each call gets one reply, on the standard output that
-the process started with. Frames are a 4-byte big-endian length and MessagePack. The process ends
-when the parent closes the pipe.
+Calls arrive on standard input, one at a time, and each gets one reply on the original standard
+output. Frames are a 4-byte big-endian length and MessagePack. The process ends when the parent
+closes the pipe.
 
-A life has limits of memory, open files and the size of a file, and leaves no core files. The kernel
-refuses more; each process that a verifier starts has the same limits. A call has a budget of
-processor time, after which the kernel ends the process. No clock on the wall ends it: the machine
-may have stood still. On Linux it ends with its parent, elsewhere by an alarm when the parent is gone
-for long. The parent counts the processes that it may have (``pipeline.rewards.pool``). A verifier's output is discarded. This
-guards against accidents and hostile *responses*; it does not make hostile *code* safe to run."""
+The kernel enforces limits of memory, open files and file size, without core files; each process
+that a verifier starts has the same limits. A call has a budget of processor time, after which the
+kernel ends the process. No wall clock ends it, because the machine may have stood still. On Linux
+it dies with its parent, elsewhere by an alarm long after the parent is gone. The parent limits the
+number of processes (``pipeline.rewards.pool``). A verifier's output is discarded. All this guards
+against accidents and hostile *responses*; it does not make hostile *code* safe to run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipeline.rewards.verifier import Response, VerifierFailure, VerifierFailure
 from protocol.errors import ConfigError
 
 MAX_REPLY_BYTES = 1 << 20
-"""A longer reply is replaced by a failure; the parent refuses to read one."""
+"""Longer replies are replaced by a failure; the parent refuses to read them."""
 HEADER = struct.Struct(">I")
 
 MAX_OPEN_FILES = 1024
@@ -39,43 +39,42 @@ MAX_FILE_BYTES = 1 << 30
 _PR_SET_PDEATHSIG = 1
 _MAX_ERROR_CHARS = 8_000
 _ALARM_S = 3600.0
-"""Wall time of a call where the process does not end with its parent."""
+"""Wall time of a call on systems where the process does not die with its parent."""
 _CLOSING_S = 2.0
 _HAS_PDEATHSIG = sys.platform == "linux"
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """Load a verifier and, when there are responses, judge them."""
+    """Load a verifier and, if there are responses, judge them."""
 
     path: str
     responses: tuple[Response, ...] = ()
     timeout_s: float
-    """Processor time that the process may use for it."""
+    """Processor time that the call may use."""
     whole_group: bool = False
-    """Whether the verifier must take several responses a call."""
+    """Whether the verifier must take several responses per call."""
     any_number: bool = False
-    """Whether numbers may be outside of [0, 1]."""
+    """Whether numbers may be outside [0, 1]."""
     judgments: bool = False
-    """Whether texts are wanted in place of numbers."""
+    """Whether texts are expected instead of numbers."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """One outcome for each response; one failure when loading failed; none when it went well."""
+    """One outcome per response; one failure if loading failed; none after a successful load."""
 
     outcomes: tuple[VerifierOutcome, ...] = ()
     max_batch: int = 1
-    """Responses that the verifier takes a call; set when it is loaded."""
+    """How many responses the verifier takes per call; set on loading."""
     is_last: bool = False
-    """The process ends after it: the verifier requested that, or exhausted its memory or stack."""
+    """The process ends after this reply: the verifier exited, or exhausted its memory or stack."""
 
 
 def main() -> None:
-    """Serve calls until the parent closes the pipe. Arguments: memory's bytes, verifiers'
-    folders."""
+    """Serve calls until the parent closes the pipe. Arguments: bytes of memory, folders with verifiers."""
     memory_bytes, *folders = sys.argv[1:]
     calls, replies = _take_pipes()
     _limit(int(memory_bytes))
-    # last: a module in them hides none that is installed
+    # at the end, so that they cannot hide installed modules
     sys.path += folders
     decoder = msgspec.msgpack.Decoder(Call)
     verifiers: dict[str, RewardFunction] = {}
@@ -103,7 +102,7 @@ def _serve(call: Call, verifiers: dict[str, RewardFunction]) -> Reply:
             verifiers[call.path] = load(call.path)
         if call.whole_group and verifiers[call.path].style is Style.VERL:
             raise ConfigError(
-                f"verifier {call.path!r} is to judge whole groups, and its signature takes one response; take lists, as "
+                f"verifier {call.path!r} must judge whole groups, but its signature takes one response; take lists, as "
                 "judge(responses), reward(prompts, completions, **columns) or verl's plural names do"
             )
         if not call.responses:
@@ -126,7 +125,7 @@ def _failed(kind: VerifierFailureKind, error: str, call: Call, *, is_last: bool 
 
 
 def _describe(error: BaseException) -> str:
-    """Return the end of the traceback: the part that names the user's line."""
+    """Return the end of the traceback, which names the user's line."""
     return "".join(traceback.format_exception(error, limit=-20))[-_MAX_ERROR_CHARS:]
 
 
@@ -136,7 +135,7 @@ def _encode(reply: Reply) -> bytes:
         body = encode(reply)
         if len(body) <= MAX_REPLY_BYTES:
             return body
-        problem = f"the verifier's reply has {len(body)} bytes; at most {MAX_REPLY_BYTES} are taken"
+        problem = f"the verifier's reply has {len(body)} bytes; at most {MAX_REPLY_BYTES} are allowed"
     except UnicodeEncodeError as error:
         problem = f"the verifier returned text that is not valid Unicode: {error}"
     failure = VerifierFailure(kind=VerifierFailureKind.BAD_VERDICT, error=problem)
@@ -144,7 +143,7 @@ def _encode(reply: Reply) -> bytes:
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Keep the pipes under other numbers; user code has nothing to read from or print to."""
+    """Move the pipes to other descriptors, so that user code cannot read from or print to them."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -154,11 +153,11 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _limit(memory_bytes: int) -> None:
-    # each ends the process
+    # the default action of both signals ends the process
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: MAX_OPEN_FILES, resource.RLIMIT_FSIZE: MAX_FILE_BYTES}
-    # elsewhere the data limit is not enforced
+    # other systems do not enforce the data limit
     if sys.platform == "linux":
         limits[resource.RLIMIT_DATA] = memory_bytes
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

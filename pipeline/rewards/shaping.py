@@ -1,7 +1,7 @@
-"""From a verdict to the reward that the learner maximises.
+"""Turns a verdict into the reward that the learner maximises.
 
-A RewardScore's parts sum to its reward. The raw accuracy passes through untouched: dynamic sampling
-filters by it, never by the shaped reward."""
+The parts of a RewardScore sum to its reward. Raw accuracy is passed through, because dynamic
+sampling filters by it and never by the shaped reward."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def soft_overlong_penalty(lengths: ArrayLike, *, max_tokens: int, cache_tokens: 
           = factor ((L_max - L_cache) - |y|) / L_cache   up to L_max
           = -factor                                   beyond
 
-    It is applied once, when a response has finished, on its whole length (``lengths``, stop token
-    included). L_max is ``max_tokens``, L_cache is ``cache_tokens``. In verl it falls on beyond
-    L_max; a generator that stops there never gets so far. DAPO (2503.14476, eq. 13). Raises
-    ValueError: ``cache_tokens`` is not within 1 .. ``max_tokens``."""
+    Applied once, to a finished response's whole length (``lengths``, including the stop token).
+    L_max is ``max_tokens``, L_cache is ``cache_tokens``. verl's penalty keeps falling beyond L_max,
+    which a generator that stops there never reaches. DAPO (2503.14476, eq. 13). Raises ValueError
+    unless ``cache_tokens`` is within 1 .. ``max_tokens``."""
     if not 1 <= cache_tokens <= max_tokens:
         limit = f"1 .. max_tokens ({max_tokens}): it is the last part of the length limit"
         raise ValueError(f"cache_tokens is {cache_tokens}; expected {limit}")
@@ -42,12 +42,12 @@ def shape(
     model_part: float | None = None,
 ) -> RewardScore:
     """Return the score of one response. Its reward is ``wrong + accuracy * (correct - wrong)``,
-    plus the verdict's own parts, plus ``model_part`` (the reward model's weighted score, where
-    there is one), plus the soft over-long punishment.
+    plus the verdict's own parts, plus ``model_part`` (the reward model's weighted score), plus the
+    soft over-long penalty.
 
-    With over-long filtering, a response that was cut at the limit is masked. It counts in its
-    group's mean and std, and its tokens carry no loss. A response that ends by its stop token
-    exactly at the limit is not cut."""
+    With over-long filtering, a response cut at the limit is masked: it counts in its group's mean
+    and std, but its tokens carry no loss. A response whose stop token is exactly at the limit is
+    not cut."""
     parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **verdict.parts}
     if model_part is not None:
         parts["model"] = model_part

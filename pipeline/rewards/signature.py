@@ -1,8 +1,8 @@
-"""How a verifier is called: Headrace's own signature, TRL's or verl's; plain or async; one response
-or several a call.
+"""How a verifier is called: Headrace's own signature, TRL's or verl's; plain or async; with one
+response or several per call.
 
-A RewardFunction wraps a function: it takes responses and returns the function's result. The sandbox's time
-limit bounds the call.
+A RewardFunction wraps a function: it takes responses and returns the function's result. The
+sandbox's time limit bounds the call.
 
     judge(responses) -> list of numbers, Verdicts or VerifierFailures               Headrace's own
     reward(prompts, completions, **columns) -> list of numbers                      TRL's reward_funcs
@@ -10,13 +10,13 @@ limit bounds the call.
                                                                                     or a dict with ``score`` and ``acc``
     compute_scores(data_sources, solution_strs, ground_truths, extra_infos)         verl's, for its batch reward manager
 
-The names of the parameters (``completions``, ``solution_str``, ``solution_strs``) distinguish them,
-since TRL and verl call by name. Any of them may be ``async``. A function that takes several
-responses a call declares it: ``judge.max_batch = 16``.
+Parameter names (``completions``, ``solution_str``, ``solution_strs``) tell them apart, since TRL
+and verl call by name. Any of them may be ``async``. A function that takes several responses per
+call declares it: ``judge.max_batch = 16``.
 
 TRL's and verl's functions see a response as the model wrote it: with special tokens such as
-``<think>``, without the stop token. ``reward.skip_special_tokens = True`` on the function leaves all
-of them out. In Headrace's own signature ``response_text`` has none of them, ``written_text`` all.
+``<think>``, without the stop token. ``reward.skip_special_tokens = True`` on the function removes
+them all. In Headrace's own signature ``response_text`` has none of them, ``written_text`` all.
 
 Sources: TRL's GRPOTrainer calls ``func(prompts=, completions=, completion_ids=, **columns)``, each
 a list; verl's NaiveRewardManager calls ``func(data_source=, solution_str=, ground_truth=,
@@ -46,13 +46,13 @@ from protocol.errors import ConfigError
 MAX_BATCH = 1024
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _NOT_COLUMNS = frozenset({"trainer_state", "environments", "log_extra", "log_metric"})
-"""Arguments that TRL's trainer gives besides texts, tokens and columns; here a verifier gets none."""
+"""Arguments that TRL's trainer passes besides texts, tokens and columns; here verifiers do not get them."""
 
 _OWN = inspect.signature(lambda responses: responses)
 
 
 class Style(StrEnum):
-    """The origin of a verifier's signature."""
+    """Whose signature a verifier has."""
 
     OWN = "Headrace's"
     TRL = "TRL's"
@@ -61,7 +61,7 @@ class Style(StrEnum):
 
 
 class RewardFunction:
-    """A verifier that is called in one way, whatever its signature."""
+    """Calls a verifier the same way whatever its signature."""
 
     def __init__(self, function: Callable[..., Any], path: str) -> None:
         """Recognise the signature. Raises ConfigError for any other."""
@@ -85,8 +85,7 @@ class RewardFunction:
         self.style = self._recognised(signature)
 
     def __call__(self, responses: Sequence[Response], *, any_number: bool = False, judgments: bool = False) -> object:
-        """Return the verifier's result for ``responses``, unchecked: one outcome each. Where it
-        writes ``judgments``, they are texts."""
+        """Return the verifier's unchecked result: one outcome per response, or one text if it writes ``judgments``."""
         if self.skips_special_tokens:
             responses = [msgspec.structs.replace(response, raw_text=None) for response in responses]
         match self.style:
@@ -107,7 +106,7 @@ class RewardFunction:
         return [_verl_outcome(one, self._path, any_number=any_number) for one in returned]
 
     def close(self) -> None:
-        """End the event loop of an async verifier, where there is one."""
+        """Close the event loop of an async verifier."""
         if self._runner is not None:
             self._runner.close()
             self._runner = None
@@ -141,7 +140,7 @@ class RewardFunction:
             )
 
     def _chosen(self, arguments: Mapping[str, object]) -> dict[str, object]:
-        """Return those arguments that the function takes. Raises TypeError when it needs others."""
+        """Return the arguments that the function takes. Raises TypeError if it needs others."""
         if missing := self._required - arguments.keys():
             raise TypeError(
                 f"verifier {self._path!r} has {self.style} signature and needs the column {', '.join(sorted(missing))}; "
@@ -151,7 +150,7 @@ class RewardFunction:
         return {name: arguments[name] for name in names}
 
     def _settled(self, returned: object) -> Any:
-        """Await what an async verifier returned, in one event loop for the life of the process."""
+        """Await an async verifier's result. One event loop serves the whole life of the process."""
         if not inspect.isawaitable(returned):
             return returned
         if self._runner is None:
@@ -185,8 +184,7 @@ def _skips_special_tokens(function: object, path: str) -> bool:
 
 
 def _trl_arguments(responses: Sequence[Response]) -> dict[str, object]:
-    """Return texts, tokens and columns as lists, in TRL's words; the answer is the column
-    ``answer``."""
+    """Return texts, tokens and columns as lists under TRL's names; the answer is the column ``answer``."""
     names = {name for response in responses for name in response.extra} - _NOT_COLUMNS
     columns: dict[str, object] = {name: [r.extra.get(name) for r in responses] for name in names}
     return {
@@ -209,8 +207,7 @@ def _verl_arguments(response: Response) -> dict[str, object]:
 
 
 def _as_list(returned: object) -> object:
-    """Turn an array or a tensor of one dimension into a list; the check of outcomes refuses any
-    other type."""
+    """Turn a one-dimensional array or tensor into a list. Other types are left for the check of outcomes."""
     to_list = getattr(returned, "tolist", None)
     if callable(to_list) and len(getattr(returned, "shape", ())) == 1:
         return to_list()
@@ -218,8 +215,8 @@ def _as_list(returned: object) -> object:
 
 
 def _verl_outcome(returned: object, path: str, *, any_number: bool) -> VerifierOutcome | object:
-    """Read a number, or a dict of ``score`` and perhaps ``acc``, which is the accuracy if there.
-    With ``any_number`` the score is read first, whatever its range."""
+    """Read a number, or a dict with ``score`` and perhaps ``acc``. ``acc`` is the accuracy if
+    present; with ``any_number`` the score comes first."""
     if isinstance(returned, Verdict | VerifierFailure):
         return returned
     names = ("score", "acc") if any_number else ("acc", "score")

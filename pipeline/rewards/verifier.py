@@ -1,15 +1,14 @@
-"""The nouns of verification, and the seam that every verifier fills.
+"""The types of verification, and the interface of every verifier.
 
-A verifier is a plain function from finished responses to one outcome for each, in order.
+A verifier is a plain function from finished responses to one outcome each, in order:
 
     def verify(responses):
         return [float(r.response_text.strip() == r.answer) for r in responses]
 
-is a verifier. It may also return ``Verdict`` (with further summands of the reward) or
-``VerifierFailure`` (this response cannot be judged). Raising fails every response of the call;
-sandboxed verifiers are called with one response at a time, so that a failure has one owner. An
-answer that is not judged in time has no verdict either: it is tried again, and never wrong unless
-``reward.late`` says so."""
+It may also return ``Verdict`` (with further terms of the reward) or ``VerifierFailure`` (this
+response cannot be judged). Raising fails every response of the call, so sandboxed verifiers are
+called with one response at a time. An answer that is not judged in time has no verdict either: it
+is tried again, and is never wrong unless ``reward.late`` says so."""
 
 from __future__ import annotations
 
@@ -18,64 +17,63 @@ from collections.abc import Sequence
 from decimal import Decimal
 from enum import StrEnum
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from protocol.trajectory import FinishReason
 
 RESERVED_PARTS = frozenset({"correct", "model", "overlong"})
-"""Summands that shaping adds itself; a verdict may not carry them."""
+"""Terms that reward shaping adds; a verdict may not use these names."""
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished response, with its answer and its verifier's name."""
+    """A finished response, with its answer and the name of its verifier."""
 
     prompt_text: str = ""
     response_text: str
     """The whole response, decoded without special tokens."""
     raw_text: str | None = None
-    """The same with the special tokens inside of it, such as ``<think>``, where there are any; the
-    stop token is left out. ``written_text`` is either."""
+    """The same with special tokens such as ``<think>``, if there are any, but without the stop
+    token. Use ``written_text`` to get either."""
     token_ids: list[int] = []
-    """The response's tokens, the stop token included; empty where only its text is known."""
+    """The response's tokens, including the stop token; empty if only its text is known."""
     answer: str
     verifier: str
     """Name in the registry, or ``package.module:function``."""
     extra: dict[str, Any] = {}
-    """Further columns of the prompt's line, unchanged."""
+    """The other columns of the prompt's line."""
     num_tokens: int = 0
     finish_reason: FinishReason = FinishReason.STOP
     model_score: float | None = None
-    """The reward model's score less ``reward.model.center``; None in a run without one."""
+    """The reward model's score minus ``reward.model.center``; None without a reward model."""
 
     @property
     def written_text(self) -> str:
-        """The response as it was written, special tokens included."""
+        """The response as written, including special tokens."""
         return self.response_text if self.raw_text is None else self.raw_text
 
     @property
     def gold_text(self) -> str:
-        """The right answer: the line's column ``gold`` or ``solution``, else its answer."""
+        """The line's column ``gold`` or ``solution``, else its answer."""
         columns = (self.extra.get(name) for name in ("gold", "solution"))
         return next((text for text in columns if isinstance(text, str) and text.strip()), self.answer)
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
-    """A judgement of one response."""
+    """The judgement of one response."""
 
     accuracy: float
-    """Raw correctness in [0, 1]; dynamic sampling filters by this. Of a function in
-    ``reward.functions`` any finite number."""
+    """Raw correctness in [0, 1], by which dynamic sampling filters. Any finite number for a
+    function of ``reward.functions``."""
     parts: dict[str, float] = {}
-    """Further summands of the reward by name, such as ``{"format": 0.1}``."""
+    """Further terms of the reward by name, such as ``{"format": 0.1}``."""
     reason: str = ""
-    """The deciding fact, in a few words, for readers of verdicts."""
+    """The deciding fact in a few words, for people."""
     applies: bool = True
-    """False where a function of ``reward.functions`` returned None: it has no number for this
-    response, which is left out of its part."""
+    """False if a function of ``reward.functions`` returned None: it adds no part to this response."""
     judged: bool = True
-    """False for an answer that cannot be judged within limits of its own, which counts as wrong."""
+    """False for an answer that exceeds the verifier's own limits, which counts as wrong."""
 
 
 class VerifierFailureKind(StrEnum):
@@ -84,7 +82,7 @@ class VerifierFailureKind(StrEnum):
     RAISED = "raised"
     """the verifier raised, or could not be imported"""
     NOT_LOADED = "not_loaded"
-    """its process had not started and imported it in time"""
+    """its process did not start and import it in time"""
     DIED = "died"
     """its process ended: memory limit, crash, or exit"""
     BAD_VERDICT = "bad_verdict"
@@ -94,53 +92,45 @@ class VerifierFailureKind(StrEnum):
     UNKNOWN_VERIFIER = "unknown_verifier"
     """the data names a verifier that does not exist"""
     UNREACHABLE = "unreachable"
-    """an endpoint refused the response, or had no readable number for it"""
+    """an endpoint refused the response, or returned no readable number"""
     OUTAGE = "outage"
-    """an endpoint was down or limited the rate: no fault of the response, which waits"""
+    """an endpoint was down or limited the rate; the response is not to blame and waits"""
     BUDGET = "budget"
     """an endpoint's budget of requests is spent"""
     LATE = "late"
-    """there was no verdict in time, which says nothing about the response"""
+    """no verdict in time, which says nothing about the response"""
     OVER_BUDGET = "over_budget"
-    """judging it took more processor time than a call may take"""
+    """judging took more processor time than a call may use"""
     PUT_OFF = "put_off"
     """another member of its group has no verdict yet, and a reward needs all of them"""
     NOTHING_FOUND = "nothing_found"
-    """nothing wrong was found to write a judgment about"""
+    """no wrong step was found for a judgment"""
 
 
 class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
-    """A verifier's failure on a response: retried elsewhere, then a dead letter; never wrong."""
+    """A verifier failed on a response. It is retried elsewhere, then becomes a dead letter; it is never wrong."""
 
     kind: VerifierFailureKind
     error: str
-    """The error, with the verifier's traceback where there is one."""
+    """Includes the verifier's traceback if there is one."""
 
 
 VerifierOutcome = Verdict | VerifierFailure
 NOT_IN_TIME = frozenset({VerifierFailureKind.LATE, VerifierFailureKind.OVER_BUDGET})
-"""Failures by the limits of a call, which ``reward.late`` may turn into wrong answers."""
+"""Failures that ``reward.late`` may turn into wrong answers."""
 
 
 def not_judged(reason: str) -> Verdict:
-    """Return the verdict of an answer that exhausts the limits of judging: wrong, and counted."""
+    """Return the verdict of an answer that exceeds the limits of judging: wrong, and counted."""
     return Verdict(accuracy=0.0, reason=reason, judged=False)
-
-
-class Verifier(Protocol):
-    """Judges responses."""
-
-    def __call__(self, responses: Sequence[Response], /) -> Sequence[VerifierOutcome | float]:
-        """Return one outcome for each response, in order; a number is an accuracy."""
-        ...
 
 
 def checked(
     returned: object, num_responses: int, *, who: str = "", any_number: bool = False, judgments: bool = False
 ) -> list[VerifierOutcome]:
-    """Return the outcomes of an untrusted result; what is no outcome becomes a failure that names
-    ``who`` returned it. ``any_number``: accuracies need not be in [0, 1]. ``judgments``: each is a
-    text or None, and becomes the reason of a verdict."""
+    """Check an untrusted result; anything that is not an outcome becomes a failure naming ``who``
+    returned it. With ``any_number`` accuracies need not be in [0, 1]. With ``judgments`` each item
+    is a text or None, and becomes the reason of a verdict."""
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         what = f"it returned {type(returned).__name__}; return a list of one outcome per response"
         return [_bad(what, who)] * num_responses
@@ -169,12 +159,12 @@ def _checked_judgment(item: object) -> VerifierOutcome:
     if not text:
         return VerifierFailure(kind=VerifierFailureKind.NOTHING_FOUND, error="nothing wrong was found in the response")
     if len(text) > MAX_JUDGMENT_CHARS:
-        return _bad(f"a judgment has {len(text)} characters; at most {MAX_JUDGMENT_CHARS} are taken: quote one step")
+        return _bad(f"a judgment has {len(text)} characters; at most {MAX_JUDGMENT_CHARS} are allowed: quote one step")
     return Verdict(accuracy=0.0, reason=text)
 
 
 MAX_JUDGMENT_CHARS = 20_000
-"""Longest judgment of any kind; ``guidance.max_judgment_tokens`` may allow less."""
+"""Longest judgment of any kind; ``guidance.max_judgment_tokens`` may be lower."""
 
 
 def _checked_one(item: object, *, any_number: bool) -> VerifierOutcome:
@@ -221,21 +211,20 @@ def _checked_one(item: object, *, any_number: bool) -> VerifierOutcome:
 
 
 def number_of(value: object) -> float | None:
-    """Return a number of Python, numpy or torch as a float: infinity where it overflows, None
-    for anything but one real number."""
+    """Return a real number of Python, numpy or torch as a float, infinity on overflow; None for anything else."""
     if isinstance(value, Real | Decimal):
         try:
             return float(value)
         except OverflowError:
             return math.inf
     if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
-        # numpy's bool, and arrays and tensors without dimensions
+        # numpy's bool, and zero-dimensional arrays and tensors
         return number_of(item())
     return None
 
 
 def shown(value: object) -> str:
-    """Return a value as it is written, shortened."""
+    """Return a value's repr, shortened."""
     try:
         return f"{value!r:.80}"
     except ValueError:
@@ -243,19 +232,18 @@ def shown(value: object) -> str:
 
 
 def _no_number(*, any_number: bool) -> VerifierOutcome:
-    """None means that a function does not apply to a response. The verifier that decides accuracy
-    has to judge each one."""
+    """Handle None, by which a function says that it does not apply. A verifier that decides
+    accuracy must judge every response."""
     if any_number:
         return Verdict(accuracy=0.0, applies=False)
     return _bad(
-        "it returned None, which says that it does not apply to this response, so nothing says whether it is right; "
-        "name it in reward.functions beside a verifier that judges all, or give these lines another verifier"
+        "it returned None (does not apply) for a response whose accuracy it must decide; list it in reward.functions "
+        "besides a verifier that judges every response, or give these lines another verifier"
     )
 
 
 MAX_NUMBER = 1e12
-"""Largest magnitude of a reward: its square still fits float32, so that a group's deviation is
-finite."""
+"""Largest magnitude of a reward; its square still fits float32, so that a group's std stays finite."""
 _MAX_PARTS = 64
 _MAX_REASON_CHARS = 200
 

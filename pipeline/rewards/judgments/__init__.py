@@ -1,5 +1,5 @@
-"""Built-in judgments: what is wrong with a response, by rules.
+"""Built-in judgments: rules that find what is wrong with a response.
 
-``by_arithmetic`` and ``recorded`` run in the worker, ``by_math`` in a sandbox. Each takes wrong
-responses, and returns a text or nothing for each. ``counter_chain`` and ``equations`` find the
-first step that does not hold, ``values`` computes. ``pipeline.rewards.functions`` gathers them."""
+Each takes wrong responses and returns a text or None for each. ``by_arithmetic`` runs in the
+worker, ``by_math`` in a sandbox. ``equations`` reads equations and finds the first that does not
+hold. ``pipeline.rewards.functions`` collects the judgments."""

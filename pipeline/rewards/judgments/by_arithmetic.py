@@ -1,12 +1,12 @@
-"""Judgments by plain arithmetic: the first step of a chain, or the first equation, that is wrong.
+"""Judgments by plain arithmetic: the first wrong step of a chain, or the first wrong equation.
 
-Where a prompt is a chain of a one-digit counter, its response is read as one; otherwise the
-response's ``equations`` are. A response whose steps all hold has no judgment: its answer is wrong,
-but no step of it is, as where a task was misread.
+If the prompt is a chain of a one-digit counter, the response is read as one; otherwise the
+response's ``equations`` are checked. A response whose steps all hold gets no judgment: its answer
+is wrong, but none of its steps, as when a task was misread.
 
-A chain's prompt sets the counter and changes it, one lettered term at a time, as ``a7b+5c-9=``. A
-response writes each letter with the counter after it, then the answer: ``a7b2c3=3``. All is modulo
-10. A term may also multiply: ``d*3``. ``ops.demo.task`` has the task."""
+A chain's prompt sets the counter and changes it, one lettered term at a time: ``a7b+5c-9=``, or
+``d*3`` to multiply. A response writes each letter with the counter after it, then the answer:
+``a7b2c3=3``. All modulo 10. ``ops.demo.task`` defines the task."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _PIECE = re.compile(r"=?[a-z]?-?[0-9]+|\S")
 _MODULUS = 10
 
 Term = tuple[str, str, int]
-"""(letter, sign or nothing, number)"""
+"""(letter, operator or "", number)"""
 
 
 def chain_of(prompt: str) -> list[Term]:
-    """Return the terms of the chain at the end of ``prompt``; empty if it has none."""
+    """Return the terms of the chain at the end of ``prompt``; empty if there is none."""
     found = _CHAIN.search(prompt)
     return [] if found is None else [(letter, sign, int(digits)) for letter, sign, digits in _TERM.findall(found[1])]
 
 
 def first_wrong_step(terms: list[Term], response: str) -> WrongStep | None:
-    """Return the first step of ``response`` that does not hold; None where all do. Later steps may
-    follow from it. The answer after the last term counts as a step."""
+    """Return the first wrong step, or None. Later steps may follow from it. The answer after the
+    last term is also a step."""
     text, place, shown = response.strip(), 0, 0
     for number, (letter, sign, value) in enumerate(terms, 1):
         shown = _after(shown, sign, value)
@@ -61,7 +61,7 @@ def _after(shown: int, sign: str, value: int) -> int:
 
 
 def _compared(text: str, place: int, number: int, letter: str, shown: int) -> WrongStep | None:
-    """Compare what stands at ``place`` with a letter (or ``=``) and its digit."""
+    """Compare the text at ``place`` with a letter (or ``=``) and its digit."""
     expected, piece = f"{letter}{shown}", _piece(text, place)
     if piece == expected:
         return None
@@ -76,8 +76,7 @@ def _piece(text: str, place: int) -> str:
 
 
 def judgments(responses: Sequence[Response]) -> list[str | None]:
-    """Return what is wrong with each response: ``step 3 says 13, should be 12``; None where no step
-    is."""
+    """Return what is wrong with each response, such as ``step 3 says 13, should be 12``, or None."""
     return [_judgment(response) for response in responses]
 
 

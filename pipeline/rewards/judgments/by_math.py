@@ -1,10 +1,10 @@
 r"""Judgments for mathematics: the first equation of constants that does not hold.
 
-Equations of plain arithmetic are read as ``equations`` does, in prose and in formulas. Those of a
-formula that have roots, powers in braces or ``\pi`` are read by math-verify and compared as
-numbers. An equation with a variable may hold for some value, so it is not judged. Nor is one with
-a per cent, a function or an angle. It runs in a sandbox process: such an expression may take for
-ever."""
+Equations of plain arithmetic are read by ``equations``, in prose and in formulas. Formula equations
+with roots, powers in braces or ``\pi`` are read by math-verify and compared as numbers. Equations
+with a variable are not judged, because they may hold for some value, nor are those with a per cent
+sign, a function or an angle. It runs in a sandbox process, because such an expression may take
+forever."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _LARGEST = 10**15
 
 
 def judgments(responses: Sequence[Response]) -> list[str | None]:
-    """Return what is wrong with each response; None where every equation that was read holds."""
+    """Return what is wrong with each response, or None if every equation that could be read holds."""
     wrong = (first_wrong_step(found(response.response_text)) for response in responses)
     return [None if step is None else step.judgment for step in wrong]
 
 
 def found(text: str) -> list[Equation]:
-    """Return the equations of prose and formulas in their order, each with whether it holds."""
+    """Return the equations of prose and formulas, in order."""
     text = text[:MAX_CHARS]
     plain = {equation.place: equation for equation in equations(text)}
     of_formulas = {equation.place: equation for equation in _of_formulas(text) if equation.place not in plain}
@@ -64,7 +64,7 @@ def _parts(text: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _sides(text: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the places of what stands between the ``=`` of a line."""
+    """Yield the spans between the ``=`` signs of a line."""
     depth = 0
     for place in range(begin, end):
         depth += (text[place] == "{") - (text[place] == "}")
@@ -91,7 +91,7 @@ def _bare(side: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _value(side: str) -> Any:
-    """Return the real number that ``side`` is, or None for anything else."""
+    """Return ``side`` as a real number, or None if it is not one."""
     if not side or len(side) > _MAX_SIDE_CHARS or _MIXED.search(side) or _UNREAD.search(_CONSTANTS.sub(" ", side)):
         return None
     from math_verify import parse
@@ -106,7 +106,7 @@ def _value(side: str) -> Any:
 
 
 def _agree(left: Any, right: Any, sides: tuple[str, str]) -> bool:
-    """Return whether two values are equal, or apart by less than the last digit of a decimal."""
+    """Return whether two values are equal, or differ by less than the last digit of a decimal side."""
     places = [len(found[1]) for side in sides if (found := _DECIMAL.fullmatch(side)) is not None]
     gap = abs(left - right)
     return bool(gap <= 1e-9 * max(1, abs(left), abs(right)) or (places and gap < 10 ** -min(places)))

@@ -1,18 +1,17 @@
-r"""The equations in a text whose sides are plain arithmetic: ``12 + 5 * 2 = 22``.
+r"""Finds the equations in a text whose sides are plain arithmetic: ``12 + 5 * 2 = 22``.
 
-Pure. A judgment must not call a right step wrong, so what cannot be read for certain is no
-equation. The rules:
+Pure. A judgment must never call a right step wrong, so what cannot be read for certain does not
+count as an equation. The rules:
 
-1. A side is the longest run of numbers, operators and brackets beside the ``=``. Signs of currency,
-   ``\times``, ``\frac{}{}``, an ``x`` between numbers and one or two words of a unit are read:
+1. A side is the longest run of numbers, operators and brackets next to the ``=``. Currency signs,
+   ``\times``, ``\frac{}{}``, an ``x`` between numbers and units of one or two words are understood:
    ``3 apples + 4 apples = 7 apples``.
 2. At least one side has an operator. ``x = 3`` and ``2 days = 48 hours`` state no sum.
-3. These are not read: a side that begins with an operator after a name (``y + 3 = 7``), a power in
-   signs (``5²``), a per cent, a remainder. Nor is a number that goes on (``12 million``), nor are
-   units that differ.
-4. ``a = b + c = d`` is two equations. A line that goes on (``3 * 4 = 12 + 1 = 13``) holds where its
-   next number does.
-5. A decimal holds where it is the value rounded or cut at its last digit: ``10 / 3 = 3.33``."""
+3. Not read: a side that begins with an operator after a name (``y + 3 = 7``), powers as superscripts
+   (``5²``), per cents, remainders, a number that continues (``12 million``), and differing units.
+4. ``a = b + c = d`` is two equations. In a running line (``3 * 4 = 12 + 1 = 13``) each ``=`` holds if the
+   next number is right.
+5. A decimal is right if it is the value rounded or cut at its last digit: ``10 / 3 = 3.33``."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ _OPERATORS = frozenset("+-*/^()")
 
 
 def value_of(pieces: Sequence[str]) -> Fraction | None:
-    """Return the value of an expression in pieces, as ``["3", "*", "(", "4", ...]``; None where it
-    has none, or would take too many digits."""
+    """Return the value of an expression given in pieces, such as ``["3", "*", "(", "4", ...]``;
+    None if it has none, or would need too many digits."""
     if not 0 < len(pieces) <= _MAX_PIECES:
         return None
     numbers: dict[str, Fraction] = {}
@@ -49,8 +48,7 @@ def value_of(pieces: Sequence[str]) -> Fraction | None:
 
 
 def in_words(value: Fraction) -> str:
-    """Return a value as people write it: whole, decimal where that is exact and short, or a
-    fraction."""
+    """Write a value as people do: as a whole number, as a decimal if that is exact and short, else as a fraction."""
     if value.denominator == 1:
         return str(value.numerator)
     below = value.denominator
@@ -101,18 +99,17 @@ _MAX_QUOTE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class WrongStep:
-    """A step that does not hold, whatever follows it."""
+    """A step that does not hold, whatever comes after it."""
 
     number: int
-    """Place among the response's steps, from 1."""
+    """Which of the response's steps, from 1."""
     said: str
-    """The wrong piece, word for word."""
+    """The wrong text, word for word."""
     should_be: str
 
     @property
     def judgment(self) -> str:
-        """Return the judgment: ``step 3 says 13, should be 12``. The guided pass finds the
-        wrong tokens by the quotation."""
+        """``step 3 says 13, should be 12``. The guided pass finds the wrong tokens by the quotation."""
         said = " ".join(self.said.split())
         if len(said) > _MAX_QUOTE_CHARS:
             said = said[: _MAX_QUOTE_CHARS - 3] + "..."
@@ -120,10 +117,10 @@ class WrongStep:
 
 
 MAX_CHARS = 20_000
-"""Characters that are read, from the begin of a response."""
+"""How many characters are read, from the start of a response."""
 _MAX_EQUATIONS = 400
 _MAX_SIDE = 40
-"""Tokens of one side that are read."""
+"""How many tokens of a side are read."""
 
 _NUMBER = r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
 _TOKEN = re.compile(
@@ -135,10 +132,10 @@ _LIST_MARK = re.compile(
     re.I,
 )
 _FRACTION = re.compile(r"(?<![0-9])(?<![0-9]\s)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
-"""Not after a number: a mixed number is not a product."""
+"""Not after a number, where it would be a mixed number rather than a factor."""
 _MAX_NESTED = 8
 _FILLING = "\v"
-"""White space in place of the rest of a fraction."""
+"""White space that pads a rewritten fraction to its original length."""
 _TIMES = re.compile(r"(?<=[0-9)])(\s*)x(?=\s*[0-9($])")
 _SAME: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\times(?![A-Za-z])|\\cdot(?![A-Za-z])|[×·∙]"), "*"),
@@ -148,7 +145,7 @@ _SAME: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\\$"), "$"),
     (re.compile(r"(?<=[0-9])\*\*(?=[0-9])"), "^"),
 )
-"""Operators that are written in several ways. Each is padded to the length of what it replaces."""
+"""Different spellings of operators. Each replacement is padded to the length of what it replaces."""
 
 _NO_UNITS = re.compile(
     r"a|an|and|as|at|but|by|each|equals|every|for|from|gives|get|gets|have|her|his|if|in|into|is|it|its|"
@@ -161,15 +158,13 @@ _GOES_ON = re.compile(
     r"dozens|k|m|bn|mn|b|mod|modulo|remainder|r|or|point|percent|half|quarter|squared|cubed",
     re.I,
 )
-"""Words after a number that make it another number."""
+"""Words that change the number before them."""
 _AFTER = " \t\n.,;:!?)]}\"'’”*>$`|"
 _BEFORE = " \t\n([{<:;,\"'‘“*>$`|="
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A piece of a text."""
-
     kind: str
     text: str
     start: int
@@ -178,15 +173,15 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """Two sides with an ``=`` between them, both read."""
+    """An ``=`` between two sides, both of which could be read."""
 
     place: int
-    """Of the ``=`` in the text."""
+    """Position of the ``=`` in the text."""
     quoted: str
-    """The equation as it is written."""
+    """The equation as written."""
     holds: bool
     should_be: str
-    """The value of the side that is computed."""
+    """The value of the computed side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +189,7 @@ class _Side:
     tokens: Sequence[TextPiece]
     units: frozenset[str]
     is_sure: bool = True
-    """Whether nothing after it may belong to it."""
+    """Whether nothing after it can belong to it."""
 
     @property
     def pieces(self) -> list[str]:
@@ -206,7 +201,7 @@ class _Side:
 
 
 def first_wrong_step(found: Sequence[Equation]) -> WrongStep | None:
-    """Return the first equation that does not hold, counted among all that were read."""
+    """Return the first equation that does not hold, numbered among all that could be read."""
     for number, equation in enumerate(found, 1):
         if not equation.holds:
             return WrongStep(number, equation.quoted, equation.should_be)
@@ -214,7 +209,7 @@ def first_wrong_step(found: Sequence[Equation]) -> WrongStep | None:
 
 
 def equations(text: str) -> list[Equation]:
-    """Return the equations of ``text`` in their order, each with whether it holds."""
+    """Return the equations of ``text`` in order."""
     text = text[:MAX_CHARS]
     plain = normalised(text)
     tokens = _with_products(list(_tokens(plain)))
@@ -224,8 +219,8 @@ def equations(text: str) -> list[Equation]:
 
 
 def agree(left: Fraction, right: Fraction, *written: str) -> bool:
-    """Return whether two values are equal. A side that is ``written`` as a decimal may be the other
-    one rounded, or cut at its last digit."""
+    """Return whether two values are equal. A side ``written`` as a decimal may be the other one
+    rounded, or cut at its last digit."""
     places = [len(text.partition(".")[2]) for text in written if "." in text]
     if left == right or not places:
         return left == right
@@ -235,7 +230,7 @@ def agree(left: Fraction, right: Fraction, *written: str) -> bool:
 
 
 def normalised(text: str) -> str:
-    """Return ``text`` with one way to write each operator; places stay the same."""
+    """Return ``text`` with one spelling per operator; positions do not change."""
     text = _LIST_MARK.sub(lambda found: "\n" + " " * (len(found[0]) - 1), text)
     for _ in range(_MAX_NESTED):
         text = _FRACTION.sub(lambda found: f"(({found[1]})/({found[2]}))".ljust(len(found[0]), _FILLING), text)
@@ -251,7 +246,7 @@ def _tokens(text: str) -> Iterator[TextPiece]:
 
 
 def _with_products(tokens: list[TextPiece]) -> list[TextPiece]:
-    """Write ``2(3 + 4)`` as a product."""
+    """Insert the ``*`` of ``2(3 + 4)``."""
     made: list[TextPiece] = []
     for token in tokens:
         before = made[-1] if made else None
@@ -279,7 +274,7 @@ def _equation(text: str, plain: str, tokens: Sequence[TextPiece], equals: int) -
     if not does_hold and ((left.units and len(units) > 1) or not right.is_sure):
         return None
     end = right.tokens[-1].end
-    # the end of a \frac, which is longer as it is written
+    # include the padding, up to the end of the original \frac
     while plain[end : end + 1] == _FILLING:
         end += 1
     return Equation(
@@ -327,13 +322,13 @@ def _left_side(plain: str, tokens: Sequence[TextPiece], equals: int) -> _Side | 
     if not kept or not _begins_well(plain, before, kept[0]):
         return None
     side = _Side(kept, frozenset(units))
-    # a number after a name is a part of the name
+    # a number after a word belongs to the word: "step 3 ="
     is_named = not side.has_operation and before is not None and before.kind == "word"
     return None if is_named else side
 
 
 def _right_side(plain: str, tokens: Sequence[TextPiece], equals: int) -> _Side | None:
-    """Return the longest run of arithmetic that begins at the ``=``."""
+    """Return the longest run of arithmetic that starts at the ``=``."""
     units: set[str] = set()
     kept: list[TextPiece] = []
     depth, index, is_sure = 0, equals + 1, True
@@ -380,8 +375,8 @@ def _right_side(plain: str, tokens: Sequence[TextPiece], equals: int) -> _Side |
 
 
 def _unit(tokens: Sequence[TextPiece], index: int, *, first: bool) -> list[str]:
-    """Return the words of a unit, one or two between a number and an operator or ``=``; none where
-    there is no unit. ``index`` is the ``first`` of them, or else the last."""
+    """Return the one or two words of a unit between a number and an operator or ``=``; [] if there
+    is none. ``index`` is the ``first`` word, else the last."""
     for size in (1, 2):
         begin = index if first else index - size + 1
         end = begin + size
@@ -403,12 +398,12 @@ def _unit(tokens: Sequence[TextPiece], index: int, *, first: bool) -> list[str]:
 
 
 def _stand_apart(left: TextPiece, right: TextPiece) -> bool:
-    """Whether two numbers, or a number and a bracket, stand beside one another."""
+    """Return whether two numbers, or a number and a bracket, stand next to each other without an operator."""
     return (left.kind == "number" or left.text == ")") and (right.kind == "number" or right.text == "(")
 
 
 def _is_open_end(tokens: Sequence[TextPiece], index: int) -> bool:
-    """Whether the ``)`` at ``index`` has no ``(`` before it."""
+    """Return whether the ``)`` at ``index`` has no matching ``(``."""
     if tokens[index].text != ")":
         return False
     depth = 0
@@ -420,12 +415,12 @@ def _is_open_end(tokens: Sequence[TextPiece], index: int) -> bool:
 
 
 def _begins_well(plain: str, before: TextPiece | None, first: TextPiece) -> bool:
-    """Whether a side begins where it is cut: not behind a name, nor in the middle of a number."""
+    """Return whether a side really begins at ``first``, and not in the middle of a name or number."""
     if first.start > 0 and plain[first.start - 1] not in _BEFORE and (before is None or before.text != "="):
         return False
     if first.text not in ("+", "-", "*", "/", "^"):
         return True
-    # a sign, not an operator: it touches its number, and no name stands before it
+    # it must be a sign and not an operator: it touches its number, and no name comes before
     touches = plain[first.end : first.end + 1].isdigit() or plain[first.end : first.end + 1] in ("$", "(")
     after_name = before is not None and (
         before.kind == "number" or before.text in (")", "}") or (before.kind == "word" and len(before.text) == 1)
@@ -434,7 +429,7 @@ def _begins_well(plain: str, before: TextPiece | None, first: TextPiece) -> bool
 
 
 def _ends_well(plain: str, end: int) -> bool:
-    """Whether a side ends where it is cut: what touches it is no power, per cent or letter."""
+    """Return whether a side really ends at ``end``: no power, per cent sign or letter touches it."""
     rest = plain[end : end + 40].lstrip(_FILLING)
     if rest[:1] and rest[0] not in _AFTER and not re.match(r"[A-Za-z]{2}|[-+*/=<]", rest):
         return False
