@@ -1,10 +1,9 @@
-"""The learner's wait for work: it asks for a batch until it gets one, and runs periodic tasks meanwhile.
+"""The learner's wait for work: it asks for a batch until it gets one, and runs periodic tasks
+meanwhile.
 
-The wait ends with the answer or with the drain. Periodic tasks start with the first "not yet" and
-have ended when the wait returns, so none runs during an update. A task keeps its pace from one wait
-to the next. ``Forecast`` sets the pause between two requests, ``CriticWatch`` reads the critic's gate
-from the value worker's heartbeat. While the gate is closed, ready units are dropped, which makes room
-for new work."""
+Periodic tasks start only when the first request is refused, and have all finished when the wait
+returns, so none runs during an update. While the critic's gate is closed, ready units are dropped,
+which makes room for new work."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from protocol.ids import Role
 
 
 class CriticWatch:
-    """Watches the value worker. A gate once open stays open, even when that worker is lost."""
+    """Polls the value worker's heartbeat. An open gate stays open, even if that worker is lost."""
 
     def __init__(self, ctx: ActorContext, *, was_open: bool) -> None:
         self._ctx = ctx
@@ -30,19 +29,21 @@ class CriticWatch:
         """As of the last poll."""
 
     async def poll(self) -> None:
-        """Read the value worker's heartbeat."""
         beats = await self._ctx.registry.heartbeats(Role.VALUE)
         self.view = view_critic(beats, self._ctx.config)
         self.is_open |= self.view.is_open
 
     @property
     def trouble(self) -> str:
-        """Why no values come, in words; empty while the value worker is well."""
+        """Why no values arrive; empty while the value worker is healthy."""
         return "" if self.view.is_live else self.view.detail
 
     async def drop_batch(self, policy_version: int) -> ClaimRefused | None:
-        """Claim a batch and drop it for ``value_warmup``; return the refusal if there is none. The
-        drop returns credit: generation goes on. The value worker keeps its finished responses."""
+        """Claim a batch and drop it as ``value_warmup``; return the refusal if there was none to
+        claim.
+
+        Dropping returns credit, so generation continues. The value worker keeps the finished
+        responses."""
         ledger, who = self._ctx.ledger, self._ctx.who
         claim = await ledger.claim(who, policy_version=policy_version)
         if isinstance(claim, ClaimRefused):
@@ -55,16 +56,17 @@ class CriticWatch:
 
 
 class Forecast:
-    """Waits half of the time that the missing units will take at the rate so far: the last poll is
-    in time. While nothing comes, or none is missing, it waits a tenth of the time waited."""
+    """Chooses the pause between two requests for a batch.
+
+    The pause is half of the time that the missing units will take at the rate so far, or a tenth of
+    the time already waited when none arrived or none is missing."""
 
     def __init__(self, *, least_s: float, most_s: float) -> None:
         self._least_s, self._most_s = least_s, most_s
         self._first: tuple[float, int] | None = None
 
     def pause_s(self, now_s: float, *, num_ready: int, num_needed: int) -> float:
-        """Return the seconds to wait before the next request."""
-        # the first look, or some were dropped
+        # the first call, or units were dropped since
         if self._first is None or num_ready < self._first[1]:
             self._first = now_s, num_ready
         begin_s, begin = self._first
@@ -78,8 +80,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """No answer yet: ask again after the pause."""
-
     pause_s: float
 
 
@@ -91,14 +91,14 @@ class PeriodicTask:
     every_s: float
     do: Callable[[], Awaitable[None]]
     due_s: float = 0.0
-    """By the actor's monotonic clock."""
+    """On the actor's monotonic clock."""
     is_at_work: bool = False
     bell: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the wait is over."""
 
 
 def wait_words(refused: ClaimRefused, trouble: str = "") -> str:
-    """Return what an update waits for; ``trouble``: of the critic, in words."""
+    """Describe what an update is waiting for; ``trouble`` is the critic's, if any."""
     what = f"{refused.num_ready} of {refused.num_needed} ready"
     if refused.wait is ClaimWait.LATE_WORK:
         what = f"{refused.oldest_running}, which would be too stale after this update"
@@ -108,8 +108,6 @@ def wait_words(refused: ClaimRefused, trouble: str = "") -> str:
 
 
 class ClaimLoop:
-    """Waits for one answer at a time."""
-
     def __init__(self, ctx: ActorContext, tasks: Sequence[PeriodicTask]) -> None:
         self._ctx = ctx
         self._periodic = tasks
@@ -118,11 +116,13 @@ class ClaimLoop:
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the present wait began; 0 outside of one."""
+        """Seconds since the current wait began; 0 when not waiting."""
         return 0.0 if self._is_over else self._ctx.clock.monotonic() - self._began_s
 
     async def until(self, ask: Callable[[], Awaitable[T | NotYet]]) -> T | None:
-        """Return the first answer of ``ask``, None at the drain. Errors of tasks propagate."""
+        """Call ``ask`` until it answers, and return the answer, or None when the worker drains.
+
+        Raises what a periodic task raises."""
         ctx = self._ctx
         self._began_s = ctx.clock.monotonic()
         answer = await ask()

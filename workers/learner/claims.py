@@ -1,11 +1,12 @@
-"""The units of a claim: their chunks as flow records, and units that cannot be trained on, each dropped
-as a dead letter.
+"""What happens to the units of a claim that cannot be trained on, and the flow records of their
+chunks.
 
 A unit is bad when its arrays hold NaN or infinity, or when an optimiser step on its responses was
-refused twice (not finite, or a spike). Such a step has responses of several units, and which of them
-is at fault is unknown, so all are dropped, though some of their responses may have been in other
-steps of the update. Units of a claim in which no token trains are dropped for want of signal instead.
-``headrace ledger dead-letters`` lists bad units and admits their prompts again."""
+refused twice (not finite, or a spike). Such a step holds responses of several units and it is
+unknown which is at fault, so all are dropped as dead letters. ``headrace ledger dead-letters``
+lists them and readmits their prompts.
+
+A claim in which no token trains is dropped for lack of signal instead."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ _MAX_NAMES = 8
 
 
 class BadData:
-    """Drops the bad units of one learner's claims."""
+    """Drops the untrainable units of one learner's claims."""
 
     def __init__(self, ctx: ActorContext) -> None:
         self._ctx = ctx
         self._num_in_a_row = 0
-        """Claims that were dropped whole since the last update."""
+        """Claims dropped whole since the last update."""
 
     async def refuse(self, claim: Claim, units: Sequence[ClaimedUnit], refused: Iterable[NonFiniteUnit]) -> set[str]:
         """Drop units whose arrays are not finite; return their names."""
@@ -46,8 +47,9 @@ class BadData:
     async def blame(
         self, claim: Claim, units: Sequence[ClaimedUnit], blamed: Iterable[BlamedStep], update: int
     ) -> set[str]:
-        """Drop the units of steps that were refused twice; return their names. Those of spikes that
-        were trained on are named in the log alone."""
+        """Drop the units of steps that were refused twice; return their names.
+
+        Spikes that were trained on anyway are only logged."""
         owners = {name: unit for unit in units for name in _names_of(unit)}
         found = set[str]()
         for step in blamed:
@@ -92,9 +94,10 @@ class BadData:
     async def give_up(
         self, claim: Claim, units: Sequence[ClaimedUnit], stepped: Stepped, update: int, version: int
     ) -> RefusedRow:
-        """Return what is left of a claim of which nothing was trained on; return its row for the
-        history. Weights, their ``version`` and their snapshot stay. Raises Diverged when so many
-        claims in a row came to nothing."""
+        """Return a claim from which nothing was trained, and return its row for the history.
+
+        The weights, their ``version`` and their snapshot stay. Raises Diverged after too many such
+        claims in a row."""
         ctx = self._ctx
         self._num_in_a_row += 1
         returned = await ctx.ledger.return_claim(ctx.who, claim.claim_id)
@@ -120,8 +123,10 @@ class BadData:
         return row
 
     async def drop_untrained(self, claim: Claim, units: Sequence[ClaimedUnit], update: int) -> int:
-        """Drop a claim of whose tokens the rule trains none, for want of signal: no response is
-        right, or judged. Return its number of groups."""
+        """Drop a claim in which the algorithm trains no token, because no response is correct or
+        judged.
+
+        Returns its number of groups."""
         ctx = self._ctx
         for unit in units:
             await ctx.ledger.drop(ctx.who, claim, unit.name, DropReason.NO_SIGNAL)
@@ -138,7 +143,7 @@ class BadData:
         return len({trajectory.group for trajectory in trajectories})
 
     def trained(self) -> None:
-        """A claim was trained on: reset the count."""
+        """Reset the count of failed claims in a row."""
         self._num_in_a_row = 0
 
     async def _drop(self, claim: Claim, unit: ClaimedUnit, error: str) -> None:
@@ -147,22 +152,21 @@ class BadData:
 
 
 def _names_of(unit: ClaimedUnit) -> Iterable[str]:
-    """Return the names that samples of a unit may have."""
     for member in unit.trajectories:
         yield str(member[0].chunk.trajectory)
         yield from (str(scored.chunk.id) for scored in member)
 
 
 class ClaimedChunks:
-    """The learner's end of the way of chunks: the ledger's claims, in place of a mailbox."""
+    """Writes the flow records of chunks that reach the learner in claims instead of a mailbox."""
 
     def __init__(self, worker: str, clock: Clock, flow: FlowRecorder) -> None:
         self._inbox = Inbox(worker, clock, flow)
         self._open: dict[ChunkId, str] = {}
-        """Each chunk's unit."""
+        """The unit of each chunk."""
 
     def claimed(self, units: Sequence[ClaimedUnit], version: int) -> None:
-        """Take the units of an update that will publish ``version``."""
+        """Add the units of the update that will publish ``version``."""
         for unit in units:
             for scored in (each for chunks in unit.trajectories for each in chunks):
                 chunk = scored.chunk
@@ -170,16 +174,15 @@ class ClaimedChunks:
                 self._inbox.took(chunk.id, parcel=Parcel(str(chunk.id), chunk.num_tokens, version))
 
     def begun(self) -> None:
-        """Record the begin of the update."""
         self._inbox.begun(self._open)
 
     def trained(self) -> None:
-        """Record its end: the version is to be published."""
+        """Record the end of the update, before its version is published."""
         for chunk in self._open:
             self._inbox.done(chunk)
 
     def published(self, dropped: Collection[str]) -> None:
-        """End them all. Those of the ``dropped`` units were not trained on."""
+        """Close all records; those of the ``dropped`` units were not trained on."""
         self._inbox.ended([chunk for chunk, unit in self._open.items() if unit in dropped])
         for chunk in self._open:
             self._inbox.stored(chunk)

@@ -1,16 +1,16 @@
-"""Why a run ends before its last update: the reasons, and the rule that finds data without signal.
+"""Why a run ends before its last update, and the rule that detects data without signal.
 
-``NoSignalStop`` is a pure state machine. It stops a run when so many groups in a row were dropped
-because nothing could be learned from them, and the learner really lacks units:
+``NoSignalStop`` is a pure state machine. It stops a run when too many groups in a row were dropped
+because nothing could be learned from them:
 
-    counted     since the last unit became ready: one good group restarts the count
+    counted     since a unit last became ready: one good group restarts the count
     judged      only while fewer units are ready than a batch needs; never while waiting for late
                 work, or while an operator has paused admission
-    certain     only once all groups in flight when the limit was reached came to nothing, too
+    certain     only once every group in flight when the limit was reached came to nothing, too
 
-It also counts claims without a token to train on: a rule may need right responses, or guidance.
-A generator that was cut off, and whose groups are late, does not end the run: other generators
-sample its groups first."""
+It also counts claims without a token to train on, since an algorithm may need correct responses or
+guidance. A disconnected generator with late groups does not end the run: other generators sample
+its groups first."""
 
 from __future__ import annotations
 
@@ -27,14 +27,11 @@ _AUDIT_HINT = "see `headrace ledger audit` for what became of every prompt"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """No update can fill any more, or is wanted."""
-
     reason: str
     exit_code: ExitCode = ExitCode.STARVED
 
     @classmethod
     def no_better(cls, best: EvaluationRow, num_since: int, num_updates: int) -> Ending:
-        """The last evaluations were no better than an earlier one."""
         return cls(
             f"early stop after {num_updates} updates: {num_since} evaluations of {best.set_name} in a row were no better than "
             f"{100 * best.accuracy:.1f} % at version {best.policy_version}",
@@ -43,9 +40,9 @@ class Ending:
 
     @classmethod
     def exhausted(cls, refused: ClaimRefused, num_updates: int) -> Ending:
-        """Every prompt was admitted ``data.epochs`` times, and nothing more is on the way.
+        """Every prompt was admitted ``data.epochs`` times and nothing is on the way.
 
-        That is how such a run ends. Only without any update it is a failure."""
+        This is the normal end of such a run; it is a failure only before the first update."""
         left = f"{refused.num_ready} of {refused.num_needed} units are ready and nothing is on the way"
         if num_updates:
             return cls(
@@ -58,7 +55,7 @@ class Ending:
 
     @classmethod
     def no_signal(cls, refused: ClaimRefused, num_updates: int, unusable: Counter[str], *, logs: Path) -> Ending:
-        """Nothing can be learned; ``unusable`` counts the groups dropped in a row by reason."""
+        """Nothing can be learned; ``unusable`` counts by reason the groups dropped in a row."""
         after = f"after {num_updates} updates, while {refused.num_ready} of {refused.num_needed} units were ready"
         if num_failed := unusable[DropReason.DEAD_LETTER]:
             return cls(
@@ -73,7 +70,6 @@ class Ending:
 
     @classmethod
     def untrainable(cls, num_groups: int, num_updates: int, algorithm: str) -> Ending:
-        """Batch after batch was claimed that held no token to train on."""
         return cls(
             f"{num_groups} groups in a row held no token that {algorithm} trains on, after {num_updates} updates: no response "
             f"was right, or had the judgment that it needs; see `headrace samples`, and change the data, the verifier or "
@@ -82,45 +78,44 @@ class Ending:
 
 
 UNUSABLE = (DropReason.NO_SIGNAL, DropReason.DEAD_LETTER)
-"""Drops with nothing left to learn from a group; any other reason blames the run, not the data."""
+"""Reasons for which a group has nothing left to learn from; any other is the run's fault, not the
+data's."""
 
 
 class NoSignalStop:
-    """Judges refusal after refusal; ``max_groups`` unusable ones in a row are borne (0: any)."""
+    """Stops a run after ``max_groups`` unusable groups in a row; 0 for never."""
 
     def __init__(self, max_groups: int) -> None:
         self._max_groups = max_groups
         self._begin: Counter[str] | None = None
         self._num_ready = 0
         self._admitted: int | None = None
-        """Above the numbers of the groups that were admitted when the limit was reached."""
+        """Number of the first group that was not admitted yet when the limit was reached."""
         self.num_unusable = 0
         """Groups in a row with nothing to learn from."""
         self.num_untrained = 0
         """Groups of claims in a row that held no token to train on."""
 
     def claimed(self) -> None:
-        """A batch was claimed: there was something to learn from."""
         self._begin = None
         self.num_unusable = 0
 
     def untrained(self, num_groups: int) -> None:
-        """A claimed batch of this many groups held no token to train on."""
+        """Count a claimed batch of ``num_groups`` groups without a token to train on."""
         self.num_untrained += num_groups
         self.num_unusable = self.num_untrained
 
     def trained(self) -> None:
-        """A claimed batch was trained on."""
         self.num_untrained = 0
 
     @property
     def is_untrainable(self) -> bool:
-        """Whether too many claims in a row held no token to train on."""
         return bool(self._max_groups) and self.num_untrained >= self._max_groups
 
     def evaluate(self, refused: ClaimRefused, totals: Totals) -> Counter[str] | None:
-        """Return the row's unusable groups by reason when the data is hopeless, else None;
-        ``totals`` were read after the refusal."""
+        """Return the unusable groups in a row, by reason, if the run should end, else None.
+
+        ``totals`` must have been read after the refusal."""
         dropped = totals.num_groups_dropped
         unusable = Counter({reason.value: dropped.get(reason, 0) for reason in UNUSABLE})
         if self._begin is None or totals.num_ready_units != self._num_ready:
@@ -139,5 +134,5 @@ class NoSignalStop:
 
 
 def _group(unit: str) -> int:
-    """Return the number of a unit's group: ``12`` of ``12``, of ``t.12.3`` and of ``t.12.3.0``."""
+    """Return the number of a unit's group: 12 for ``12``, ``t.12.3`` and ``t.12.3.0``."""
     return int(unit.split(".")[1] if "." in unit else unit)

@@ -1,7 +1,6 @@
-"""Evaluations as the learner keeps them: requested, collected and recorded, one EvaluationRow each.
+"""Requests and collects the run's evaluations, and records an EvaluationRow for each.
 
-Generators and the reward worker have a deadline. An evaluation that is incomplete by then is
-recorded with the responses that it has."""
+An evaluation that is incomplete at its deadline is recorded with the responses it has."""
 
 from __future__ import annotations
 
@@ -28,8 +27,6 @@ class _Pending:
 
 
 class Evaluations:
-    """Requests evaluations one after another and collects them."""
-
     def __init__(
         self,
         ctx: ActorContext,
@@ -38,8 +35,8 @@ class Evaluations:
         sets: Sequence[HeldOutSource],
         next_number: int = 0,
     ) -> None:
-        """Record rows with ``record``, in the same step in which they are no longer pending. The
-        accuracy of each prompt goes to the run's folder."""
+        """``record`` is called as soon as an evaluation is no longer pending. The accuracy of each
+        prompt goes to the run folder."""
         self._ctx = ctx
         self._record = record
         evaluation = ctx.config.evaluation
@@ -53,12 +50,13 @@ class Evaluations:
 
     @property
     def pending(self) -> tuple[tuple[int, int], ...]:
-        """Number and policy version of those that are not recorded yet, for a checkpoint."""
+        """Number and policy version of the evaluations not recorded yet, for a checkpoint."""
         return tuple((one.number, one.policy_version) for one in self._pending)
 
     async def resume(self, pending: Iterable[tuple[int, int]]) -> None:
-        """Go on collecting the evaluations that were pending at a checkpoint. Later numbers are
-        skipped: their responses belong to weights that were given up."""
+        """Continue to collect the evaluations that were pending at a checkpoint.
+
+        Later numbers are skipped: their responses belong to weights that were discarded."""
         deadline_s = self._ctx.clock.monotonic() + self._ctx.config.evaluation.timeout_s
         self._pending += [_Pending(number, version, deadline_s) for number, version in pending]
         while await self._ctx.ledger.evaluation(self.next_number) is not None:
@@ -66,11 +64,10 @@ class Evaluations:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether there is anything to evaluate on."""
         return bool(self._sets)
 
     async def request(self, policy_version: int) -> None:
-        """Open an evaluation of ``policy_version`` on each set, unless the last was of it."""
+        """Open an evaluation of ``policy_version`` on each set, unless it was evaluated last."""
         if policy_version == self._last_version:
             return
         self._last_version = policy_version
@@ -99,7 +96,7 @@ class Evaluations:
             self.next_number += 1
 
     async def collect(self) -> None:
-        """Record the evaluations that are complete by now, or past their deadline."""
+        """Record the evaluations that are complete or past their deadline."""
         for pending in list(self._pending):
             state = await self._ctx.ledger.evaluation(pending.number)
             is_late = self._ctx.clock.monotonic() >= pending.deadline_s
@@ -121,7 +118,7 @@ class Evaluations:
                 self._record(self._row(pending, state))
 
     async def wait(self) -> None:
-        """Record each requested one, complete or at its deadline, until the worker drains."""
+        """Wait until every pending evaluation is recorded, or the worker drains."""
         while self._pending and not self._ctx.draining.is_set():
             pending = self._pending[0]
             state = await self._ctx.ledger.evaluation(pending.number)
@@ -130,7 +127,6 @@ class Evaluations:
                 await self._until_recorded(pending, size)
 
     async def _until_recorded(self, pending: _Pending, size: float) -> None:
-        """Collect until an evaluation is recorded; heartbeats have its share."""
         num_seen = 0
         while pending in self._pending and not self._ctx.draining.is_set():
             self._ctx.waiting_for(WaitingFor.INPUT, f"evaluation {pending.number}")
@@ -174,8 +170,9 @@ class Evaluations:
         )
 
     def _keep(self, pending: _Pending, request: EvaluationRequest, by_prompt: Mapping[int, Sequence[float]]) -> None:
-        """Keep the accuracy of each prompt for comparisons. Training does not need it: a disk that
-        refuses it is logged once."""
+        """Store the accuracy of each prompt for comparisons.
+
+        Training does not need it, so a disk that refuses it is only logged, once."""
         held_out = self._sets.get(request.set)
         found = of_prompts(by_prompt, request.num_prompts)
         digest = held_out[0].digest if held_out is not None else ""
@@ -188,5 +185,6 @@ class Evaluations:
             self._is_refused = True
 
     def _settings(self, name: str) -> EvaluationSection:
-        """Return a set's settings; after a resume without it, those of ``[evaluation]``."""
+        """Return a set's settings, or those of ``[evaluation]`` if a resumed run no longer has the
+        set."""
         return self._sets[name][1] if name in self._sets else self._ctx.config.evaluation

@@ -1,24 +1,23 @@
 """The learner: claimed units in, policy versions and checkpoints out.
 
-One update: claim, fetch, advantages and masks, proximal log-probs, one or more optimiser steps,
-publish version + 1. The learner waits for enough ready units, which the scorers make ready, and for
-generators that lag too far behind to take new weights.
+One update: claim, fetch, compute advantages and masks, compute proximal log-probs, take one or more
+optimiser steps, publish version + 1. The learner waits for enough ready units, which the scorers
+make ready, and for generators that lag too far behind to take new weights.
 
 A batch is settled, that is counted as trained for good, only together with the checkpoint that
-holds its effect. Until then it is leased to this incarnation, and comes back whole if this process
-dies. Checkpoints are written while the next update is made (``workers.checkpoint_writer``).
+holds its effect. Until then it is leased to this incarnation and comes back whole if this process
+dies. Checkpoints are written while the next update is made (``workers.checkpoint_writer``). After
+every update the host's memory holds a snapshot (``workers.snapshots``); a successor that restores
+it keeps the claims, and settles them with its first checkpoint.
 
-After every update the host's memory holds a snapshot (``workers.snapshots``). A
-successor that goes on from it keeps the claims, and settles them with its first checkpoint.
-
-A critic has a gate before the first update. The gate opens when the value worker's heartbeat
-reports that the critic is good enough, or has had its time. Until then claimed units are dropped
-with reason ``value_warmup``: generation goes on and credit returns.
+With a critic, the first update waits for a gate: it opens when the value worker reports that the
+critic is good enough or has had its time. Until then claimed units are dropped with reason
+``value_warmup``.
 
 Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``needed``,
 ``trained_tokens``, ``accuracy``, ``reward``, ``reward_<part>``, ``evaluation_accuracy``,
-``refused_steps``, ``checkpoint_version``, ``failed_checkpoints``, and those of the check of
-log-probs (``workers.learner.logprob_check``)."""
+``refused_steps``, ``checkpoint_version``, ``failed_checkpoints``, and those of
+``workers.learner.logprob_check``."""
 
 from __future__ import annotations
 
@@ -69,14 +68,12 @@ _SETTINGS_EVERY_S = 0.02
 
 
 class Learner(Actor):
-    """Trains the policy on the ledger's ready units."""
-
     role: ClassVar[Role] = Role.LEARNER
     takes_settings: ClassVar[bool] = True
 
     def __init__(self, ctx: ActorContext) -> None:
         super().__init__(ctx)
-        # From setup to teardown: the parts.
+        # Set in setup, closed in teardown.
         self._backend: TrainingBackend
         self._folder: CheckpointFolder
         self._writer: CheckpointWriter
@@ -97,18 +94,17 @@ class Learner(Actor):
         self._times: CheckpointTimes
         self._bad_data = BadData(ctx)
         self._chunks = ClaimedChunks(ctx.who.worker, ctx.clock, ctx.flow)
-        # From update to update: the state that a checkpoint holds.
+        # Changes with each update; a checkpoint holds it.
         self._num_updates = 0
         self._version = 0
-        # From checkpoint to checkpoint.
+        # Changes with each checkpoint.
         self._applied: dict[str, tuple[str, ...]] = {}
         """Claims that no checkpoint holds yet, with their units."""
         self._claimed_s: float | None = None
-        """When the units in hand were claimed, by the monotonic clock."""
+        """When the units in hand were claimed, on the monotonic clock."""
         self._is_resumed = False
 
     async def setup(self) -> None:
-        """Join the ledger, restore the newest good checkpoint, publish its weights."""
         config = self.ctx.config
         self.ctx.starting("reading prompts")
         source = await self.ctx.prepare("prompts", PromptSource, config, load_text_tokenizer(config.model.path))
@@ -131,7 +127,7 @@ class Learner(Actor):
         self._version = await self._publisher.next_version(resumed)
         given_up = await self.ctx.ledger.resume_from(self.ctx.who, Restart(self._version, self._num_updates))
         if not self._wants_more and (config.only_evaluates or not config.has_critic):
-            # before there are weights to sample with: no group is begun that no update would claim
+            # before weights are published, so that no group starts that no update would claim
             await self.ctx.ledger.close_admission(self.ctx.who)
         self._version_history = self._recorder.history = VersionHistory(await self.ctx.ledger.restarts())
         history = self.ctx.run_dir / HISTORY_NAME
@@ -179,7 +175,8 @@ class Learner(Actor):
         await self._publish()
 
     async def run(self) -> None:
-        """Update until there are enough, the data is exhausted or hopeless, or a stop comes."""
+        """Make updates until there are enough, the data is exhausted or hopeless, or the worker
+        drains."""
         if self._evaluations.is_enabled and not self._is_resumed:
             await self._evaluations.request(self._version)
             await self._evaluations.wait()
@@ -197,12 +194,10 @@ class Learner(Actor):
         await self._finish(ending)
 
     async def drain(self) -> None:
-        """Keep the effect of all updates since the last checkpoint."""
         await self._keep()
         await self._snapshots.wait()
 
     async def teardown(self) -> None:
-        """Close files and endpoints, and let other ranks end."""
         self._backend.close()
         self._history.close()
         self._folder.close()
@@ -224,7 +219,7 @@ class Learner(Actor):
         if again := set(claim.units).intersection(chain.from_iterable(self._applied.values())):
             raise LedgerError(
                 f"claim {claim.claim_id} holds {len(again)} units that were already trained on, the first {min(again)}: "
-                f"the ledger's server lost its last writes, so the learner returns to its last checkpoint, and they "
+                f"the ledger's server lost its last writes. The learner returns to its last checkpoint, so that these units "
                 f"count once"
             )
         units = await self.ctx.ledger.fetch(claim)
@@ -290,7 +285,7 @@ class Learner(Actor):
             await self._evaluations.request(self._version)
         if self._is_checkpoint_due() or (is_evaluated and self.ctx.config.evaluation.keep_best):
             await self._checkpoint()
-        # after it: claims that it waited for are settled, and the snapshot holds only the others
+        # after the checkpoint, which settles claims: the snapshot holds only the others
         kept = {**self._state(), "claims": dict(self._applied)}
         await self._snapshots.start_snapshot(
             self._backend.live_state, kept, version=self._version, num_updates=self._num_updates
@@ -298,7 +293,6 @@ class Learner(Actor):
         self._done()
 
     def _done(self) -> None:
-        """End the work on a claim."""
         self.ctx.held, self._claimed_s = 0, None
         self.ctx.deliver()
         self.ctx.progress()
@@ -309,7 +303,8 @@ class Learner(Actor):
         self.ctx.policy_version = self._version
 
     async def _keep(self) -> None:
-        """Checkpoint, unless the last one holds all there is, and wait until it is on the disk.
+        """Write a checkpoint unless the last one is current, and wait until it is on disk.
+
         Raises StorageFailed when the disk refuses it for too long."""
         await self._writer.wait()
         if self._applied or not self._times.has_checkpoint:
@@ -323,7 +318,7 @@ class Learner(Actor):
         )
 
     async def _checkpoint(self) -> None:
-        """Begin a checkpoint, after which the claims whose effect it holds are settled."""
+        """Start a checkpoint; once written, the claims whose effect it holds are settled."""
         await self._writer.wait()
         num_updates, claims = self._num_updates, tuple(self._applied)
         self._times.began(self.ctx.clock.monotonic())
@@ -342,7 +337,7 @@ class Learner(Actor):
         await self._writer.write(self._version, self._backend.snapshot, state, settle)
 
     def _state(self) -> dict[str, Any]:
-        """Return what a checkpoint and a snapshot hold besides weights, optimiser and claims."""
+        """Return what checkpoints and snapshots hold besides weights, optimiser and claims."""
         return {
             "policy_version": self._version,
             "num_updates": self._num_updates,
@@ -353,8 +348,10 @@ class Learner(Actor):
         }
 
     async def _settle_idle(self) -> None:
-        """Checkpoint early when no work comes. Units that are trained but not settled hold memory
-        of the ledger, and admission may be waiting for just that."""
+        """Checkpoint early when no work arrives.
+
+        Trained units that are not settled hold memory in the ledger, and admission may be waiting
+        for that memory."""
         waited_s = self._wait.waited_s
         idle_s = min(waited_s, self.ctx.clock.monotonic() - self._writer.ended_s)
         if self._applied and is_idle_due(idle_s, last_s=self._writer.last_s) and not self._writer.is_writing:
@@ -364,7 +361,7 @@ class Learner(Actor):
     # -- waiting and ending --
 
     async def _wait_for_batch(self) -> Claim | Ending | None:
-        """Claim a batch as soon as the ledger has one; None at the drain."""
+        """Claim a batch as soon as the ledger has one; return None when draining."""
         forecast = Forecast(least_s=_POLL_S, most_s=_LONGEST_POLL_S)
 
         async def ask() -> Claim | Ending | NotYet:
@@ -380,7 +377,7 @@ class Learner(Actor):
         return await self._wait.until(ask)
 
     async def _wait_for_critic(self) -> Ending | None:
-        """Drop ready units until the critic is good; return why that can never be, or None."""
+        """Drop ready units until the critic is good; return an ending if it never can be."""
         critic = self._critic
         if critic is None or critic.is_open or self.ctx.draining.is_set():
             return None
@@ -411,7 +408,7 @@ class Learner(Actor):
         self.ctx.waiting_for(WaitingFor.INPUT, wait_words(refused, self._critic.trouble if self._critic else ""))
 
     async def _is_over(self, refused: ClaimRefused) -> Ending | None:
-        """Return why no update can fill any more, or None."""
+        """Return the ending if no further update is possible, else None."""
         if refused.wait is ClaimWait.STARVED:
             return Ending.exhausted(refused, self._num_updates)
         unusable = self._no_signal.evaluate(refused, await self.ctx.ledger.totals())
@@ -421,8 +418,8 @@ class Learner(Actor):
         return Ending.no_signal(refused, self._num_updates, unusable, logs=self.ctx.run_dir / "logs")
 
     def _early_stop(self) -> Ending | None:
-        """Return the ending of a run whose claims hold nothing to train on, or whose evaluations
-        have not improved for long enough, or None."""
+        """Return the ending if claims hold nothing to train on or evaluations stopped improving,
+        else None."""
         if self._no_signal.is_untrainable:
             name = self.ctx.config.algorithm.name
             return Ending.untrainable(self._no_signal.num_untrained, self._num_updates, name)
@@ -432,7 +429,7 @@ class Learner(Actor):
         return Ending.no_better(best.row, best.num_since, self._num_updates)
 
     async def _finish(self, ending: Ending | None) -> None:
-        """Close admission, checkpoint, evaluate, drop the units left, and record the end."""
+        """Close admission, checkpoint, evaluate, drop the remaining units, and record the end."""
         await self.ctx.ledger.close_admission(self.ctx.who)
         await self._keep()
         await self.ctx.ledger.cancel_in_flight(self.ctx.who)

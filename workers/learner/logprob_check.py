@@ -1,18 +1,18 @@
-"""Recomputes the log-probs of about one trained chunk in a hundred, to find generators whose tokens are
-not the policy's.
+"""Recomputes the log-probs of about one trained chunk in a hundred, to find generators that do not
+sample from the policy.
 
-The chunks are of claimed units, before their update, under the present weights. The check trains on
-nothing and changes no sample. The observer names a bad generator by the counters here
+The chunks belong to claimed units and are checked before their update, under the current weights.
+The check changes no sample. The observer names a bad generator from the counters here
 (``workers.observer.signals``).
 
 The *gap* of a chunk is the mean of |log p of the learner - log p of the generator| over its tokens,
-in nats. A token counts 3 nats at most: a policy that moves makes few tokens very unlikely, and
-garbage nearly all.
+in nats. A token counts at most 3 nats: a policy that moves makes few tokens very unlikely, garbage
+nearly all.
 
-At equal weights the gap is the difference of two engines. Tokens of an older version differ for an
-honest reason, too: the policy has moved. So a chunk is compared with chunks of other generators at
-the same lag in versions, and a lone generator with its own past. Chunks at a lag that no peer has are
-not judged: stale weights are found by other means."""
+At equal weights the gap is the numerical difference of two engines. Tokens of an older version
+differ for an honest reason, too: the policy has moved. So a chunk is compared with other
+generators' chunks at the same lag in versions, and a lone generator with its own past. A lag at
+which no peer has chunks is not judged; stale weights are found by other means."""
 
 from __future__ import annotations
 
@@ -32,29 +32,28 @@ from protocol.trajectory import TrajectoryChunk
 from workers.engines.training.seam import TrainingBackend
 
 LAST_CHUNKS: Final = 10
-"""Newest judged chunks of a generator, over which its gap is a mean."""
+"""Newest judged chunks over which a generator's gap is averaged."""
 FEWEST_CHUNKS, FEWEST_TOKENS = 3, 32
-"""Judged chunks, and tokens in them, without which nothing is reported."""
+"""Nothing is reported of a generator with fewer judged chunks or tokens."""
 MOST_OF_TOKEN: Final = 3.0
-"""Nats that one token counts at most."""
+"""Largest contribution of one token, in nats."""
 _FEWEST_PEERS, _FEWEST_OWN = 3, 8
-"""Chunks at a lag that make a usual gap: of others, and of a lone generator itself."""
+"""Chunks needed for the usual gap at a lag: of other generators, or of a lone generator itself."""
 _LAST_OF_LAG: Final = 64
 _MAX_GENERATORS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorGap:
-    """A generator's gap over its newest judged chunks, in nats a token."""
+    """A generator's mean gap over its newest judged chunks, in nats per token."""
 
     worker: str
     gap: float
     usual: float
-    """Of its peers at the same lags."""
+    """The gap of its peers at the same lags."""
 
     @property
     def excess(self) -> float:
-        """Gap above the usual one."""
         return self.gap - self.usual
 
 
@@ -62,28 +61,27 @@ class GeneratorGap:
 class _Judged:
     epoch: int
     chunks: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=LAST_CHUNKS))
-    """Gap, usual gap and tokens of each."""
+    """Gap, usual gap and number of tokens of each chunk."""
 
     @property
     def is_enough(self) -> bool:
-        """Whether a mean over them is reported."""
         return len(self.chunks) >= FEWEST_CHUNKS and sum(tokens for _, _, tokens in self.chunks) >= FEWEST_TOKENS
 
 
 class SamplerGaps:
-    """Remembers the newest checked chunks. The generators of a run bound its memory."""
+    """The gaps of each generator's newest checked chunks."""
 
     def __init__(self) -> None:
         self._judged: OrderedDict[str, _Judged] = OrderedDict()
         self._at_lag: dict[int, deque[tuple[str, float]]] = {}
-        """By lag: generator and gap of the newest parts of chunks."""
+        """By lag: the generator and gap of the newest checked chunks."""
 
     def record(self, sampler: str, gaps: np.ndarray, lags: np.ndarray) -> None:
-        """Take in a chunk.
+        """Add a chunk.
 
         Args:
             sampler: the incarnation that sampled it, as ``generator-0#3``.
-            gaps: float32 [tokens], of each token in nats; finite.
+            gaps: float32 [tokens], the gap of each token in nats; finite.
             lags: int [tokens], updates between the token's policy version and the learner's."""
         worker, _, epoch = sampler.rpartition("#")
         seen = self._judged.get(worker)
@@ -108,13 +106,15 @@ class SamplerGaps:
             seen.chunks.append((gap / num_tokens, usual / num_tokens, num_tokens))
 
     def worst(self, number: int) -> list[GeneratorGap]:
-        """Return the generators with the largest gaps above the usual ones, at most so many."""
+        """Return at most ``number`` generators, largest excess first."""
         known = [_mean(worker, seen.chunks) for worker, seen in self._judged.items() if seen.is_enough]
         return sorted(known, key=lambda one: -one.excess)[:number]
 
     def _usual(self, worker: str, bucket: int) -> float | None:
-        """Return the usual gap at a lag: of the others, or of a lone generator before; None while
-        it is not known."""
+        """Return the usual gap at a lag: the median of other generators, or of a lone generator's
+        own past.
+
+        None while there are too few chunks."""
         here = self._at_lag.get(bucket, ())
         others = [gap for of, gap in here if of != worker]
         if len(others) >= _FEWEST_PEERS:
@@ -125,7 +125,7 @@ class SamplerGaps:
 
 
 def _bucket(lag: int) -> int:
-    """Return a lag's class: 0, 1, 2, 3, then 4 to 7, 8 to 15 and so on."""
+    """Return the class of a lag: 0, 1, 2, 3, then 4 to 7, 8 to 15 and so on."""
     return max(0, lag) if lag < 4 else 2 + lag.bit_length() - 1
 
 
@@ -135,15 +135,13 @@ def _mean(worker: str, chunks: Sequence[tuple[float, float, int]]) -> GeneratorG
 
 
 MAX_REPORTED: Final = 8
-"""Generators in the heartbeat: those with the largest gaps above their peers'."""
+"""Generators in the heartbeat, largest excess first."""
 
 
 class LogprobCheck:
-    """Checks chunks of a learner's claims."""
-
     def __init__(self, ctx: ActorContext, backend: TrainingBackend) -> None:
         self._ctx, self._backend = ctx, backend
-        # recorded responses have no log-probs of a generator, and imitation has its own temperature
+        # recorded responses come without a generator's log-probs, and imitation uses another temperature
         config = ctx.config
         self._share = config.learner.logprob_check_share if config.compares_with_sampler else 0.0
         self._gaps = SamplerGaps()
@@ -151,12 +149,12 @@ class LogprobCheck:
     async def check_units(
         self, units: Sequence[ClaimedUnit], updates_of: Callable[[np.ndarray], np.ndarray], num_updates: int
     ) -> None:
-        """Check the chosen chunks of a claim, and report.
+        """Check the chosen chunks of a claim, and report the worst generators.
 
         Args:
-            units: the claim's.
-            updates_of: returns the updates in policy versions, int [n] of int [n].
-            num_updates: those in the present weights."""
+            units: the units of the claim.
+            updates_of: maps policy versions, int [n], to the number of updates in each.
+            num_updates: number of updates in the current weights."""
         chunks = [
             scored.chunk
             for unit in units
@@ -186,8 +184,9 @@ class LogprobCheck:
 
 
 def is_chosen(chunk: str, share: float) -> bool:
-    """Return whether a chunk is among the share that is checked: by its name, so that a repeat
-    chooses the same."""
+    """Return whether a chunk belongs to the checked share.
+
+    Decided by its name, so that a repeated update checks the same chunks."""
     return zlib.crc32(chunk.encode()) < share * 2.0**32
 
 
@@ -196,7 +195,7 @@ def _is_fit(chunk: TrajectoryChunk) -> bool:
 
 
 def sample_of(chunk: TrajectoryChunk) -> TrainingSample:
-    """Return a chunk as a sample without loss: its context as the prompt."""
+    """Return a chunk as a sample without loss, with its context as the prompt."""
     context = np.concatenate([chunk.prompt.tokens, chunk.context_tokens])
     versions = [segment.policy_version for segment in chunk.segments]
     lengths = [segment.num_tokens for segment in chunk.segments]

@@ -1,10 +1,10 @@
-"""The learner's part in a change of the run's settings: it takes one between two updates, and tries
-it with one update.
+"""Applies changes of the run's settings between two updates, and tries each change with one update.
 
-A change is on trial until an update was made with it; a new learner reads in the history which was.
-An update that fails, or has a step that is not finite, ends the trial. The learner then goes on
-with what held before, and the supervisor rolls the change back. A refused step changed nothing.
-Changes that other workers take, as versions of code, are not on trial here."""
+A change is on trial until an update was made with it; the history says which updates were made with
+which change, so a new learner knows. If the first update fails or has a refused step, the learner
+returns to the previous settings, and the supervisor rolls the change back. A refused step has
+changed nothing. Changes that only other workers apply, such as new versions of code, are not on
+trial here."""
 
 from __future__ import annotations
 
@@ -22,44 +22,46 @@ from workers.learner.policy_update import PolicyUpdate, Stepped
 from workers.learner.update_recorder import UpdateRecorder
 
 _ROLLBACK_S = 5.0
-"""Longest wait of a learner that ends with an error for the change to be rolled back."""
-_LOOK_S = 0.1
+"""How long a learner that ends with an error waits for the change to be rolled back."""
+_POLL_S = 0.1
 
 
 class NewSettings:
-    """Takes changes for the learner's parts, and judges each by its first update."""
+    """Applies settings changes to the learner's parts, and judges each by its first update."""
 
     def __init__(self, ctx: ActorContext, updates: PolicyUpdate, recorder: UpdateRecorder) -> None:
         self._ctx, self._updates, self._recorder = ctx, updates, recorder
         self._tried = 0
-        """The last change with an update; the learner's after it, up to ``number``, are on
-        trial."""
+        """The last change that an update was made with. The learner's changes after it, up to
+        ``number``, are on trial."""
 
     @property
     def number(self) -> int:
-        """Number of the change that holds; 0 for none."""
+        """Number of the change in force; 0 if there is none."""
         return self._ctx.worker_state.settings.number
 
     async def restore(self) -> None:
-        """Apply what the runtime took before the actor started; other ranks do not know of it."""
+        """Apply the changes that were in force before the actor started; other ranks do not know
+        them."""
         if self.number:
             await self._use()
 
     def resume(self, rows: Iterable[Row]) -> None:
-        """Continue the predecessor's trials: changes that no row of the history was made with."""
+        """Continue the trials of the previous learner: changes with which no row of the history was
+        made."""
         tried = max((row.settings_change for row in rows if isinstance(row, UpdateRow)), default=0)
-        # a run that goes on with another ledger numbers its changes from 1 again
+        # a run that continues with another ledger numbers its changes from 1 again
         self._tried = min(tried, self.number)
 
     async def apply_due(self, num_updates: int) -> None:
-        """Take a change, if there is one, between update ``num_updates`` and the next."""
+        """Apply a pending change, if any, between update ``num_updates`` and the next."""
         if (change := self._ctx.take_settings(first_update=num_updates + 1)) is None:
             return
         await self._use()
         self._ctx.log.info("settings_taken", number=change.number, sets=change.sets, first_update=num_updates + 1)
 
     async def first(self, update: int, step: Awaitable[Stepped]) -> Stepped:
-        """Make an update, and judge the changes that wait for one by it."""
+        """Make an update, and judge the changes on trial by it."""
         if self._tried >= self.number:
             return await step
         try:
@@ -68,7 +70,7 @@ class NewSettings:
             # the machine's fault: the next learner tries the change
             raise
         except Exception as error:
-            # without the ledger the change stays, and the next learner tries it again
+            # if the ledger is unreachable the change stays, and the next learner tries it again
             with suppress(LedgerError):
                 await self._give_up(f"update {update}, the first with it, failed: {error}")
                 await self._wait_for_rollback()
@@ -82,8 +84,10 @@ class NewSettings:
         return stepped
 
     async def _give_up(self, why: str) -> None:
-        """Go back to what held before the changes on trial: those that the learner takes, and that
-        no person has rolled back meanwhile."""
+        """Return to the settings before the changes on trial.
+
+        Only changes that the learner applies count, and only if nobody has rolled them back in the
+        meantime."""
         changes = await self._ctx.registry.settings_changes()
         taken = [change for change in standing(changes) if self._tried < change.number <= self.number]
         failed = [change for change in taken if Role.LEARNER in triers(change.sets)]
@@ -100,11 +104,10 @@ class NewSettings:
         self._recorder.apply_settings(self._ctx.config)
 
     async def _wait_for_rollback(self) -> None:
-        """Wait until what was given up is rolled back: this process ends, and the next one would
-        take it again."""
+        """Wait until the failed change is rolled back; the next learner would apply it again."""
         failed, clock = self._ctx.worker_state.settings.failed, self._ctx.clock
         end_s = clock.monotonic() + _ROLLBACK_S
         while failed and clock.monotonic() < end_s:
             if not any(one.number == failed for one in standing(await self._ctx.registry.settings_changes())):
                 return
-            await clock.sleep(_LOOK_S)
+            await clock.sleep(_POLL_S)

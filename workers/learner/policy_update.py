@@ -1,17 +1,17 @@
-"""One update of the policy, from claimed units to optimiser steps, for learner and replay alike.
+"""One update of the policy, from claimed units to optimiser steps, for both learner and replay.
 
-The same units, settings and weights give the same new weights: an asynchronous run is repeatable.
+The same units, settings and weights give the same new weights, so an asynchronous run is
+repeatable.
 
-The backend refuses a step whose loss or gradient is not finite, before it touches weights or
-optimiser; a step draws no random numbers. So a refused step is made again at once, from the same
-state and samples. The same result blames the samples, and the update goes on without them. Another
-result blames the machine, and the learner ends.
+The backend refuses a step whose loss or gradient is not finite before it touches weights or
+optimiser, and a step draws no random numbers. So a refused step is repeated at once from the same
+state and samples. If the result is the same, the samples are to blame and the update continues
+without them. If it differs, the machine is to blame and the learner ends. With
+``learner.spike_factor`` a spike (``pipeline.training.spikes``) is refused and repeated, too;
+``learner.spikes`` decides whether it is then left out or trained on.
 
-A mini-batch without a token that trains takes no step: decay and momentum alone would move the
-weights.
-
-With ``learner.spike_factor`` a spike (``pipeline.training.spikes``) is refused and made again, too.
-By ``learner.spikes`` it is then left out, or trained on as it is."""
+A mini-batch in which no token trains takes no step: decay and momentum alone would move the
+weights."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
 
 Compute = Callable[..., Awaitable[Any]]
-"""Runs a blocking function on the thread that does such work: ``ActorContext.compute``."""
+"""Runs a blocking function on the actor's compute thread: ``ActorContext.compute``."""
 
 _OF_BEHAVIOR = ("behavior_", "importance_", "log_perplexity_gap", "perplexity_ratio", "sequence_chi2")
 _OLD_LOGPROBS = 0.25
-"""About the share that a forward pass over the batch has in it and the steps together."""
+"""Rough share of an update's time that the forward pass for the proximal log-probs takes."""
 
 _NO_RESTARTS = VersionHistory()
 
@@ -50,37 +50,33 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A claim's units as training samples."""
-
     samples: list[TrainingSample]
     """In the order of the units."""
     refused: list[NonFiniteUnit]
-    """Units whose arrays hold NaN or infinity: never trained on."""
+    """Units whose arrays hold NaN or infinity; they are not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlamedStep:
-    """A step that was refused, with the same result the second time."""
+    """A step that was refused twice with the same result."""
 
     samples: tuple[str, ...]
     """Names of its samples: trajectories or chunks."""
     result: StepResult
-    """Of the second time; applied if it is a spike that is trained on."""
+    """The second result; applied if it is a spike that is trained on."""
     limits: StepLimits = NO_LIMITS
-    """By which it was refused."""
+    """The limits that it exceeded."""
 
     @property
     def is_spike(self) -> bool:
-        """Whether it was finite."""
+        """Whether loss and gradient norm were finite."""
         return NO_LIMITS.allow(self.result.loss, self.result.grad_norm)
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The result of an update's optimiser steps."""
-
     results: list[StepResult]
-    """One a step; none when no token trained."""
+    """One per step; empty when no token trained."""
     logprob_s: float
     """Time for the proximal policy's log-probs."""
     step_s: float
@@ -88,36 +84,34 @@ class Stepped:
 
 
 def is_made(stepped: Stepped) -> bool:
-    """Return whether an update makes a version: one that applied no step makes none."""
+    """Return whether an update produces a version: at least one step was applied."""
     return any(result.applied for result in stepped.results)
 
 
 class PolicyUpdate:
-    """Makes updates on a backend's weights, one after the other."""
-
     def __init__(self, config: RunConfig, backend: TrainingBackend) -> None:
-        """Update ``backend`` by the rule and the settings of ``config``."""
         self._config = config
         self._backend = backend
         self._algorithm = build(config)
         self._num_bad_steps = 0
         self.recent = RecentSteps()
-        """The applied steps that spikes are measured by."""
+        """The applied steps that spikes are measured against."""
 
     def apply_settings(self, config: RunConfig) -> None:
-        """Use ``config`` from the next update on; it differs in settings that may change while a
-        run goes on (``pipeline.config.changing``). Steps refused so far still count."""
+        """Use ``config`` from the next update on.
+
+        It may differ only in settings that can change during a run (``pipeline.config.changing``).
+        Steps refused so far still count."""
         self._config = config
         self._algorithm = build(config)
         self._backend.set_learning_rate(config.learner.learning_rate)
 
     @property
     def limits(self) -> StepLimits:
-        """The most that the next update's steps may have."""
         return self.recent.limits(self._config.learner.spike_factor)
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> Prepared:
-        """Make samples of all units that are finite. Raises LedgerError if one is not whole."""
+        """Make samples of all finite units. Raises LedgerError if a unit is incomplete."""
         kept = list(units)
         refused: list[NonFiniteUnit] = []
         while kept:
@@ -137,12 +131,17 @@ class PolicyUpdate:
         history: VersionHistory = _NO_RESTARTS,
         limits: StepLimits | None = None,
     ) -> Stepped:
-        """Do the optimiser steps of one update, from the weights of ``policy_version``. ``history``:
-        the run's restarts. ``limits``: as the log has them; None for those of the steps so far.
+        """Take the optimiser steps of one update, from the weights of ``policy_version``.
 
-        Raises Diverged after too many refused steps in a row, over updates. Raises StepDiffered
-        when a refused step had another result the second time, EngineError without device
-        memory."""
+        Args:
+            samples: the samples of the update.
+            policy_version: the version whose weights the backend holds.
+            compute: runs the backend's blocking calls.
+            history: the restarts of the run.
+            limits: limits of the steps, as a replay reads them from the log; None derives them from the steps so far.
+
+        Raises Diverged after too many refused steps in a row (counted across updates), StepDiffered
+        when a repeated step had another result, and EngineError when device memory runs out."""
         if not any(sample.trains for sample in samples):
             return Stepped([], 0.0, 0.0)
         started = time.monotonic()
@@ -182,9 +181,10 @@ class PolicyUpdate:
 
     @property
     def _needs_old_logprobs(self) -> bool:
-        """Whether the proximal policy's log-probs must be computed before the steps. In the only
-        step of an update the present policy is the proximal one, and the backend reads them off the
-        same forward pass."""
+        """Whether the proximal policy's log-probs must be computed before the steps.
+
+        If an update has a single step, the current policy is the proximal one, and the backend
+        reads the log-probs off the same forward pass."""
         objective = self._algorithm.objective
         return objective.needs_old and (self._config.algorithm.num_minibatches > 1 or objective.needs_old_first)
 
@@ -211,10 +211,11 @@ class PolicyUpdate:
 def _in_updates(
     samples: list[TrainingSample], policy_version: int, history: VersionHistory
 ) -> tuple[int, list[TrainingSample]]:
-    """Return ``policy_version`` and the samples with versions whose differences are updates.
+    """Renumber ``policy_version`` and the samples' versions so that differences count updates.
 
-    Version numbers jump at a restart. An abandoned version may have more updates than the present
-    one, and is then as far from it as one with so many fewer. Versions that are unknown stay so."""
+    Version numbers jump at a restart. A discarded version may have more updates than the current
+    one; it then counts as equally far away as a version with that many fewer. Unknown versions stay
+    unknown."""
     updates = history.updates(policy_version)
     ages = [np.abs(updates - history.updates_of(sample.versions)) for sample in samples]
     now = max(updates, *(int(age.max()) for age in ages))
@@ -223,7 +224,8 @@ def _in_updates(
 
 
 def _without_behavior(result: StepResult) -> StepResult:
-    """Return a result without metrics of the policy that sampled: it is unknown for recorded
-    responses, and of another temperature in imitation."""
+    """Return the result without metrics of the sampling policy.
+
+    That policy is unknown for recorded responses, and has another temperature in imitation."""
     kept = {name: value for name, value in result.metrics.items() if not name.startswith(_OF_BEHAVIOR)}
     return replace(result, metrics=kept)

@@ -21,31 +21,31 @@ from workers.snapshots import RestoredSnapshot, SnapshotWriter, restore_snapshot
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
-    """A learner's first state, and the claims that belong to it."""
+    """A learner's initial state and the claims that belong to it."""
 
     folder: CheckpointFolder
     backend: TrainingBackend
     snapshots: SnapshotWriter
     origin: Origin
     name: str
-    """In words."""
+    """For the log, such as ``checkpoint 00012``."""
     checkpoint: Path | None
-    """Which was loaded, if one was."""
+    """The checkpoint that was loaded, if any."""
     has_checkpoint: bool
-    """Whether there is one to fall back to."""
+    """Whether there is a checkpoint to fall back to."""
     state: dict[str, Any]
     kept: dict[str, tuple[str, ...]]
-    """Claims whose effect is in the weights and on no disk, with their units."""
+    """Claims whose effect is in the weights but not on disk, with their units."""
     num_returned: int
     """Units of other claims, which are ready again."""
 
 
 async def restore_learner(ctx: ActorContext) -> RestoredState:
-    """Take checkpoints and snapshots over, build the backend, and load the newest good state; then
-    settle, keep and return the former learner's claims accordingly.
+    """Take over checkpoints and snapshots, build the backend and load the newest good state.
 
-    Raises ConfigError when the ledger does not know a run that has a checkpoint, DataError when
-    there is no snapshot and all checkpoints are damaged."""
+    The previous learner's claims are settled, kept or returned accordingly. Raises ConfigError when
+    the ledger does not know a run that has a checkpoint, and DataError when there is no snapshot
+    and all checkpoints are damaged."""
     folder = CheckpointFolder(ctx.run_dir / CHECKPOINTS, owner=str(ctx.who), keep=ctx.config.checkpoint.keep)
     await ctx.compute(folder.enter)
     memory = SnapshotFolder(
@@ -104,8 +104,9 @@ async def _from_memory(
     restored: RestoredSnapshot,
     on_disk: list[Checkpoint],
 ) -> RestoredState:
-    """Settle what the newest checkpoint holds, as its writer may have died before it did; keep the
-    snapshot's other claims."""
+    """Settle the claims that the newest checkpoint holds and keep the snapshot's other claims.
+
+    The checkpoint's writer may have died before it settled them."""
     snapshot = restored.snapshot
     if on_disk:
         num_updates = int(on_disk[-1].state.get("num_updates", 0))

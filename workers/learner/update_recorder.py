@@ -1,7 +1,7 @@
-"""Writes the run's update log: the units of every update and the weights that it made.
+"""Writes the run's update log: the units of every update and digests of the weights it made.
 
-A disk that refuses never stops training. The log ends there and reports it once. It starts again at
-the next checkpoint, from which ``headrace run replay`` can go on."""
+A full or failing disk never stops training. The log ends there, reports it once, and starts again
+at the next checkpoint, from which ``headrace run replay`` can continue."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
 
 SEGMENT_KEY = "update_log_segment"
-"""In a checkpoint's state: number of the segment that begins with it."""
+"""Key in a checkpoint's state: number of the log segment that begins with it."""
 
 _log = structlog.get_logger(__name__)
 
 
 class UpdateRecorder:
-    """Writes the update log of one learner. Blocking; driven from its compute thread."""
+    """Writes the update log of one learner. Blocking; called from its compute thread."""
 
     def __init__(self, config: RunConfig, run_dir: Path, who: Incarnation, backend: TrainingBackend) -> None:
-        """Record the updates of ``backend``, unless ``replay.record`` is off."""
         self._config = config
         self._run_dir = run_dir
         self._who = who
@@ -50,8 +49,8 @@ class UpdateRecorder:
         self._state_version = 0
         self._changed: dict[str, str] = {}
         self.history = VersionHistory()
-        """The run's restarts, to be recorded with a segment's start."""
-        # now: a file may change while the learner goes on with what it imported
+        """Restarts of the run, recorded at the start of each segment."""
+        # read now: a file may change after the learner imported it
         self._sources = own_sources(dict(config.algorithm), config.algorithm.path)
 
     def start_log(self, origin: Origin, checkpoint: Path | None, state_version: int) -> None:
@@ -64,7 +63,7 @@ class UpdateRecorder:
             self._try(self._open)
 
     def apply_settings(self, config: RunConfig) -> None:
-        """Record the following updates as made by ``config``, by what differs from the start's."""
+        """Record following updates as made with ``config``, stored as a difference from the start."""
         self._changed = changed_since(self._config, config)
 
     def batch(
@@ -75,24 +74,24 @@ class UpdateRecorder:
         policy_version: int,
         limits: StepLimits = NO_LIMITS,
     ) -> None:
-        """Record an update's units before it is made, from the weights of ``policy_version``, with
-        steps within ``limits``."""
+        """Record an update's units before it is made from the weights of ``policy_version``."""
         self._try(self._write_batch, claim, units, update, policy_version, limits)
 
     def outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:
-        """Record an update's result, before it is published as ``policy_version``: the one before
-        where no step was applied."""
+        """Record an update's result before it is published.
+
+        ``policy_version`` is the new version, or the previous one if no step was applied."""
         self._try(self._write_outcome, prepared, stepped, update, policy_version)
 
     def cut(self) -> int:
-        """End the segment, as a checkpoint is taken of this state; return the next one's number. A
-        log above its bound is trimmed, up to the present checkpoints."""
+        """End the segment at a checkpoint and return the next segment's number.
+
+        A log above its size limit is trimmed to the segments that the remaining checkpoints need."""
         self._has_failed = False
         self._try(self._seal)
         return self._writer.next_segment if self._writer else 0
 
     def close(self) -> None:
-        """Leave the log as it is."""
         if self._writer is not None:
             self._writer.close()
 

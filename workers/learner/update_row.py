@@ -1,4 +1,4 @@
-"""One row of the history, from the units that an update trained on."""
+"""Builds the history's row for an update."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def update_row(
     num_unjudged: int = 0,
 ) -> UpdateRow:
     """Return the summary of an update that published ``version``; the caller sets its times.
-    ``num_unjudged``: responses that its groups went on without, since they never got a verdict."""
+
+    ``num_unjudged`` counts the responses of its groups that never got a verdict."""
     trained = [s.loss_mask if s.loss_mask.any() else np.ones_like(s.loss_mask) for s in samples]
     ages = np.concatenate(
         [update - 1 - version_history.updates_of(s.versions[mask]) for s, mask in zip(samples, trained, strict=True)]
@@ -66,18 +67,18 @@ def update_row(
 
 
 def _unjudged(num_unjudged: int, num_judged: int) -> dict[str, float]:
-    """Return the share of an update's responses without a verdict; nothing where all have one."""
+    """Return the share of an update's responses without a verdict; empty if all have one."""
     return {"no_verdict_fraction": num_unjudged / (num_unjudged + num_judged)} if num_unjudged else {}
 
 
 def _guidance(samples: Sequence[TrainingSample]) -> dict[str, float]:
-    """Return the share of responses without guidance; nothing for a rule that reads none."""
+    """Return the share of responses without guidance; empty for an algorithm that uses none."""
     known = [sample.is_unguided for sample in samples if sample.is_unguided is not None]
     return {"unguided_fraction": float(np.mean(known))} if known else {}
 
 
 def refused_row(update: int, version: int, num_samples: int, results: Sequence[StepResult]) -> RefusedRow:
-    """Return the summary of an update of which no step was applied, from ``version``."""
+    """Return the summary of an update on top of ``version`` that applied no step."""
     return RefusedRow(
         update=update,
         policy_version=version,
@@ -90,7 +91,7 @@ def refused_row(update: int, version: int, num_samples: int, results: Sequence[S
 
 
 def show(row: UpdateRow, ctx: ActorContext) -> None:
-    """Put an update's summary into the log and into the counters of the heartbeat."""
+    """Log an update's summary and copy it into the heartbeat's counters."""
     counters = ctx.counters
     counters["num_updates"] = ctx.config.run.num_updates
     ctx.count("trained_tokens", row.num_trained_tokens)
@@ -104,14 +105,15 @@ def show(row: UpdateRow, ctx: ActorContext) -> None:
 
 
 def histogram(values: np.ndarray) -> Histogram | None:
-    """Count numbers in at most 20 bins of equal width; whole numbers that are close together in a
-    bin each. None for no finite number."""
+    """Count values in at most 20 bins of equal width; None if no value is finite.
+
+    Integers in a narrow range get a bin each."""
     found = values[np.isfinite(values)]
     if not found.size:
         return None
     low, high = float(found.min()), float(found.max())
     if np.issubdtype(found.dtype, np.integer):
-        # A bin holds as many whole numbers as any other.
+        # Every bin covers the same number of integers.
         width = -(-int(high - low + 1) // _MAX_BINS)
         num_bins = -(-int(high - low + 1) // width)
         high = low + width * num_bins
@@ -119,7 +121,7 @@ def histogram(values: np.ndarray) -> Histogram | None:
         return Histogram(low, high, tuple(map(int, counts)))
     if low == high:
         return Histogram(low - 0.5, high + 0.5, (int(found.size),))
-    # As shares of the way from low to high, which leave room for the edges between any two numbers.
+    # Scale to [0, 1], where bin edges stay distinct however close low and high are.
     scale = 1.0 if np.isfinite(high - low) else 0.5
     shares = (found.astype(np.float64) * scale - low * scale) / (high * scale - low * scale)
     counts, _ = np.histogram(shares, _MAX_BINS, (0.0, 1.0))
@@ -127,10 +129,10 @@ def histogram(values: np.ndarray) -> Histogram | None:
 
 
 def metrics_of_steps(steps: Sequence[StepResult]) -> dict[str, float]:
-    """Return an update's metrics from those of its optimiser steps.
+    """Combine the metrics of an update's optimiser steps.
 
-    A name that ends in ``_max`` has the largest of its values, one in ``_min`` the smallest. Any
-    other has the mean over the update's tokens or samples. Steps without any do not count."""
+    Names ending in ``_max`` take the maximum and those in ``_min`` the minimum; others the mean
+    weighted by tokens or samples. Steps without any of these do not count."""
     found: dict[str, list[tuple[float, int]]] = {}
     for step in steps:
         for name, value in step.metrics.items():
@@ -140,20 +142,20 @@ def metrics_of_steps(steps: Sequence[StepResult]) -> dict[str, float]:
 
 
 def _number_of(name: str, counts: MetricCounts) -> int:
-    """Return how many values a step's metric is the mean of."""
+    """Return how many values a step's metric averages over."""
     if name == "nll":
         return counts.imitated_tokens
     return counts.loss_rows if name in ROW_METRICS else counts.loss_tokens
 
 
 def _of_steps(name: str, values: Sequence[float], numbers: Sequence[int]) -> float:
-    # numpy's keep a nan, which Python's max may lose
+    # numpy propagates NaN, which Python's max may lose
     if name.endswith("_max"):
         return float(np.max(values))
     return float(np.min(values) if name.endswith("_min") else np.average(values, weights=numbers))
 
 
 def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return each part's mean over all responses; one that lacks it counts as 0."""
+    """Return each part's mean over all responses; a missing part counts as 0."""
     names = dict.fromkeys(name for one in parts for name in one)
     return {name: float(np.mean([one.get(name, 0.0) for one in parts])) for name in names}

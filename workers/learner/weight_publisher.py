@@ -1,20 +1,20 @@
-"""Publishing policy versions, and watching which generator serves which version.
+"""Publishes policy versions, and waits for generators that lag behind.
 
-A version is announced with its digest. With an adapter, the weights below it are published once and
-then the adapter alone.
+A version is announced with its digest. When training an adapter, the base weights are published
+once and then only the adapter.
 
-A live generator that serves an older version than ``max_generator_lag`` allows is given
-``ack_timeout_s`` to take the new weights. Then it is fenced, so that the supervisor replaces it and
-its trajectories go on elsewhere. So the version never runs away from generators that have failed
-silently. A generator takes no weights in the middle of a long turn, such as a prefill. While pieces
-of the turn get done, or parts of a version come to its host, the learner waits for it.
+A live generator that serves an older version than ``max_generator_lag`` allows gets
+``ack_timeout_s`` to take the new weights. After that it is fenced, so the supervisor replaces it
+and its trajectories continue elsewhere; versions never run away from generators that failed
+silently. A generator cannot take weights in the middle of a long turn, such as a prefill, so the
+learner keeps waiting while the turn makes progress or parts of a version arrive at its host.
 
 A generator reports in its heartbeat when a version's bytes do not match. The learner then checks
-its own copy. If that is damaged, it publishes the version again: the same bytes and digest, in
-other pages.
+its own copy and, if that is damaged, publishes the version again: same bytes and digest, different
+pages.
 
-Counters in the heartbeat: ``published_bytes``, ``published_s`` (seconds in which they were written
-and digested)."""
+Counters in the heartbeat: ``published_bytes``, ``published_s`` (seconds spent writing and
+digesting)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,10 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _TURNS_TO_TAKE = 2
-"""The first may have begun before the version was there."""
+"""The first may have begun before the version was published."""
 
 
 class WeightPublisher:
-    """The learner's side of the weights."""
-
     def __init__(self, ctx: ActorContext) -> None:
         self._ctx = ctx
         settings = ctx.config.weights
@@ -62,7 +60,7 @@ class WeightPublisher:
         self._making = asyncio.Lock()
 
     async def start(self) -> None:
-        """Serve ranges of the files if generators on other hosts, so links over tcp, need them."""
+        """Serve ranges of the weight files if generators on other hosts need them (tcp)."""
         ctx = self._ctx
         if not self._is_served:
             return
@@ -72,13 +70,13 @@ class WeightPublisher:
         ctx.spawn("weights-server", serve_weights(self._responder, self, ctx.clock, ctx.log))
 
     async def next_version(self, checkpointed: int) -> int:
-        """Return the first version to publish, above all announced ones. Restored weights get a new
-        number, since one number never names two files."""
+        """Return the first version to publish, above all announced ones.
+
+        Restored weights get a new number, since a number never names two files."""
         announced = await self._ctx.registry.weights()
         return checkpointed if announced is None else max(checkpointed, announced.policy_version + 1)
 
     async def publish(self, policy_version: int, backend: TrainingBackend) -> None:
-        """Write, digest and announce the backend's weights as ``policy_version``."""
         await self._wait_for_laggards(policy_version)
         self._ctx.waiting_for(WaitingFor.COMPUTE)
         stored = await self._ctx.compute(self._write, policy_version, backend)
@@ -87,10 +85,10 @@ class WeightPublisher:
         )
 
     async def repair(self, policy_version: int, backend: TrainingBackend) -> None:
-        """Publish the newest version again if it is damaged, once a generator has refused it.
+        """Publish the newest version again if a generator refused it and this copy is damaged.
 
-        The backend must still have that version's weights. Raises WeightsDamaged when these give
-        other bytes now; a new learner publishes under a new number."""
+        The backend must still hold that version's weights. Raises WeightsDamaged when they now give
+        other bytes; a new learner then publishes under a new number."""
         ctx = self._ctx
         beats = await ctx.registry.heartbeats(Role.GENERATOR, below_version=policy_version)
         if not any(beat.counters.get("rejected_version") == policy_version for beat in beats):
@@ -109,7 +107,7 @@ class WeightPublisher:
                 )
 
     def _write(self, policy_version: int, backend: TrainingBackend) -> StoredWeights:
-        """Lay a version out and store it, after its base, if that is not stored yet."""
+        """Store a version, and first its base if that is not stored yet."""
         base = self._store.held(BASE_VERSION) or self._write_base(backend)
         started_s = time.perf_counter()
         return self._publish(policy_version, backend.publication(base and base.digest), started_s)
@@ -126,19 +124,19 @@ class WeightPublisher:
         return stored
 
     def close(self) -> None:
-        """Stop serving; the files stay for generators that are mapping them."""
+        """Stop serving; the files stay for generators that have them mapped."""
         if self._endpoint:
             self._responder.close()
         self._store.close()
 
     def answer_now(self, request: Message) -> WeightsPart | None:
-        """Answer on the loop, which copies a part; a delta takes its time."""
+        """Answer on the event loop by copying a part; None for a delta, which takes longer."""
         if isinstance(request, WeightsRequest) and request.base >= 0:
             return None
         return self._store.answer(request)
 
     async def answer_later(self, request: Message) -> WeightsPart:
-        """Answer on a thread, where a delta is made, one at a time."""
+        """Answer on a thread, where deltas are computed one at a time."""
         async with self._making:
             return await asyncio.to_thread(self._store.answer, request)
 
@@ -146,7 +144,7 @@ class WeightPublisher:
         ctx = self._ctx
         oldest_allowed = policy_version - ctx.config.weights.max_generator_lag
         deadline = ctx.clock.monotonic() + ctx.config.weights.ack_timeout_s
-        amid: dict[str, _Amid] = {}
+        progress: dict[str, _LaggardProgress] = {}
         while laggards := [
             beat
             for beat in await ctx.registry.heartbeats(Role.GENERATOR, below_version=oldest_allowed)
@@ -155,9 +153,9 @@ class WeightPublisher:
             names = ", ".join(f"{beat.who.worker} (version {beat.policy_version})" for beat in laggards)
             now = ctx.clock.monotonic()
             for beat in laggards:
-                amid.setdefault(beat.who.worker, _Amid(beat, now)).observe(beat, now)
+                progress.setdefault(beat.who.worker, _LaggardProgress(beat, now)).observe(beat, now)
             still_s = ctx.config.weights.ack_timeout_s
-            failed = [beat for beat in laggards if not amid[beat.who.worker].is_at_work(beat, now - still_s)]
+            failed = [beat for beat in laggards if not progress[beat.who.worker].is_at_work(beat, now - still_s)]
             if now >= deadline and failed:
                 failing = ", ".join(beat.who.worker for beat in failed)
                 ctx.log.error("generators_fenced", generators=failing, oldest_allowed=oldest_allowed)
@@ -169,9 +167,8 @@ class WeightPublisher:
             await ctx.clock.sleep(_POLL_S)
 
 
-class _Amid:
-    """A laggard's turn and transfer: whether it is the turn of the first look, and still gets on,
-    and whether parts of a version come."""
+class _LaggardProgress:
+    """Whether a laggard's turn advances and parts of a version arrive at it."""
 
     def __init__(self, beat: Heartbeat, now_s: float) -> None:
         self._turn = beat.counters.get(TURNS, 0.0)
@@ -181,7 +178,6 @@ class _Amid:
         self._came_s: float | None = None
 
     def observe(self, beat: Heartbeat, now_s: float) -> None:
-        """Record progress of the turn and of the transfer."""
         if beat.work.steps != self._steps:
             self._steps, self._moved_s = beat.work.steps, now_s
         parts = beat.counters.get(PARTS, 0.0)
@@ -189,8 +185,8 @@ class _Amid:
             self._parts, self._came_s = parts, now_s
 
     def is_at_work(self, beat: Heartbeat, since_s: float) -> bool:
-        """Whether a part has come since ``since_s``; or no turn that could bring new weights has
-        ended, but work."""
+        """Whether a part arrived since ``since_s``, or the turn that delays the weights made
+        progress."""
         if self._came_s is not None and self._came_s > since_s:
             return True
         return (
