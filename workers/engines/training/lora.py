@@ -1,21 +1,21 @@
 # pyright: reportMissingImports=false
-"""A LoRA adapter on a frozen policy, by peft: the adapter alone is trained and published.
+"""LoRA training with peft: only an adapter on a frozen policy is trained and published.
 
-Generators merge the adapter and the frozen weights below it (``workers.engines.model.adapter``). A
-checkpoint holds, beside ``model/`` with the merged weights:
+Generators merge the adapter into the frozen weights (``workers.engines.model.adapter``). Beside
+``model/`` with the merged weights, a checkpoint holds:
 
     adapter/adapter_config.json          as peft writes it
-    adapter/adapter_model.safetensors    likewise; its metadata hold the digest of the weights below the adapter
+    adapter/adapter_model.safetensors    likewise; its metadata hold the digest of the frozen weights
 
-A restart takes the weights below from the run's start model and the adapter from the checkpoint. It
-never takes the merged weights, which are rounded. So training goes on bit for bit.
+A restart takes the frozen weights from the run's start model and the adapter from the checkpoint,
+never the merged weights, which are rounded. So training resumes bit for bit.
 
-There is no dropout: a ratio of probabilities must be 1 while the weights are the same. Source: Hu
-et al. 2021, https://arxiv.org/abs/2106.09685. A layer computes ``W x + (alpha / rank) B A x`` with
-B = 0 at first.
+A layer computes ``W x + (alpha / rank) B A x`` with B = 0 at first. There is no dropout: the
+probability ratio must be 1 while the weights are unchanged. Source: Hu et al. 2021,
+https://arxiv.org/abs/2106.09685.
 
-This module is imported only where an adapter is configured: peft brings accelerate, and takes a
-second to import."""
+Import this module only where an adapter is configured: peft pulls in accelerate and takes a second
+to import."""
 
 from __future__ import annotations
 
@@ -57,22 +57,20 @@ _BASE = "base"
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """The adapter's shape."""
-
     rank: int
     alpha: float
-    """The adapter's part is scaled by alpha / rank."""
+    """The adapter's output is scaled by alpha / rank."""
     target_modules: tuple[str, ...] = ()
-    """Last parts of the names of linear layers; all but the output head when empty."""
+    """Last parts of the names of linear layers; if empty, all but the output head."""
     seed: int = 0
-    """Of A's first values."""
+    """For the initial values of A."""
 
 
 class AdapterForm:
-    """A frozen model with an adapter, as :class:`trained_weights.WeightsForm`."""
+    """A frozen model with an adapter; implements :class:`trained_weights.WeightsForm`."""
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings, tokenizer_from: Path | None) -> None:
-        """Freeze ``model`` and put an adapter into it. Raises ConfigError for a wrong target."""
+        """Freeze ``model`` and inject an adapter. Raises ConfigError for an unsuitable target."""
         self._skeleton = make_skeleton(model)
         self._tokenizer_from = tokenizer_from
         owners = list(dict.fromkeys(weight_owners(model).values()))
@@ -89,7 +87,7 @@ class AdapterForm:
         )
         head = model.get_output_embeddings()
         adapted = _inject(model, self._config, settings)
-        # as peft writes it: a reader of the folder does not train
+        # like peft's own files: whoever reads the folder does not train
         self._config.inference_mode = True
         model.eval()
         layers: dict[str, Any] = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
@@ -100,7 +98,7 @@ class AdapterForm:
         state = model.state_dict(keep_vars=True)
         inside = {f"{layer}.{kind}": f"{layer}.base_layer.{kind}" for layer in layers for kind in ("weight", "bias")}
         self._inner = {name: name if name in state else inside[name] for name in owners}
-        """Of the weights from before the adapter -> in the model that computes."""
+        """Name before the adapter was injected -> name in the adapted model."""
         self.adapter_names = [name for parts in self._parts.values() for name in parts]
         self.names = [*self._inner.values(), *self.adapter_names]
         self.shapes = {name: state[name].shape for name in self.names}
@@ -108,7 +106,7 @@ class AdapterForm:
         assert set(written) == set(map(_written_name, self.adapter_names)), "peft's names of an adapter's tensors"
 
     def published(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the merged weights, made one at a time, and the frozen ones."""
+        """Yield the frozen weights and, computed one at a time, the merged ones."""
         for name, inner in self._inner.items():
             tensor = weights[inner].detach()
             layer = name.removesuffix(".weight")
@@ -117,8 +115,6 @@ class AdapterForm:
             yield name, tensor.to("cpu")
 
     def adapter(self, parts: Weights, below: Callable[[], Weights]) -> Adapter:
-        """Return the adapter, on the weights from before it."""
-
         def frozen() -> Iterator[tuple[str, torch.Tensor]]:
             weights = below()
             return ((name, weights[inner].detach().to("cpu")) for name, inner in self._inner.items())
@@ -128,7 +124,7 @@ class AdapterForm:
         return Adapter(on_host, self._scaling, below=frozen)
 
     def writer(self, weights: Weights) -> Callable[[Path], None]:
-        """Merge ``weights`` now; return the writer of ``model/`` and ``adapter/``."""
+        """Merge ``weights`` now; return a function that writes ``model/`` and ``adapter/``."""
         write_model = model_writer(self._skeleton, dict(self.published(weights)), self._tokenizer_from)
         adapter = {_written_name(name): weights[name].detach().to("cpu").contiguous() for name in self.adapter_names}
 
@@ -137,13 +133,13 @@ class AdapterForm:
             self._config.save_pretrained(folder / ADAPTER_FOLDER)
             path = folder / ADAPTER_FOLDER / _WEIGHTS_FILE
             with storage_errors(path):
-                # one entry: of several the order is random
+                # a single entry, as safetensors writes several in random order
                 save_file(adapter, path, metadata={_BASE: self._base})
 
         return write
 
     def read(self, folder: Path) -> dict[str, torch.Tensor]:
-        """Read ``adapter/``, and see that ``model/`` is whole."""
+        """Read ``adapter/`` and check that ``model/`` is complete."""
         read_model(self._skeleton, folder)
         self._check_shape(folder / ADAPTER_FOLDER / _CONFIG_FILE)
         path = folder / ADAPTER_FOLDER / _WEIGHTS_FILE
@@ -155,25 +151,24 @@ class AdapterForm:
             raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
         if base != self._base:
             raise DataError(
-                f"{path} was trained on other weights than those of this run's start model; set model.path to the model that "
-                "the run began with"
+                f"{path} was trained on other weights than this run's start model; set model.path to the model that the run "
+                "started from"
             )
         expected = {_written_name(name): self.shapes[name] for name in self.adapter_names}
         if {name: tensor.shape for name, tensor in found.items()} != expected:
             raise DataError(
-                f"{path} has an adapter of other layers or another rank than learner.lora; resume with the target_modules and "
-                "rank that it was made with"
+                f"{path} has an adapter with other layers or another rank than learner.lora; resume with the target_modules "
+                "and rank that it was trained with"
             )
         return {name: found[_written_name(name)] for name in self.adapter_names}
 
     def _low_rank(self, layer: str, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
         """Return A [rank, columns] and B [rows, rank] for a weight of [rows, columns]."""
         a, b = (weights[name].detach() for name in self._parts[layer])
-        # of a layer whose weight lies transposed
+        # transposed for layers that store their weight transposed
         return (b.T.contiguous(), a.T.contiguous()) if self._is_transposed[layer] else (a, b)
 
     def _check_shape(self, path: Path) -> None:
-        """Refuse an adapter of another scale. Raises DataError."""
         try:
             config: dict[str, Any] = json.loads(path.read_bytes())
             found = (config["r"], config["lora_alpha"])
@@ -181,23 +176,22 @@ class AdapterForm:
             raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
         if found != (self._config.r, self._config.lora_alpha):
             raise DataError(
-                f"{path} has rank {found[0]} and alpha {found[1]}, learner.lora has {self._config.r} and "
-                f"{self._config.lora_alpha}; resume with those that the checkpoint was made with"
+                f"{path} has rank {found[0]} and alpha {found[1]}, but learner.lora has {self._config.r} and "
+                f"{self._config.lora_alpha}; resume with the values that the checkpoint was made with"
             )
 
 
 def _part_names(layer: str) -> tuple[str, str]:
-    """Return the names of a layer's A and B in the model that computes."""
     return f"{layer}.lora_A.{_ADAPTER}.weight", f"{layer}.lora_B.{_ADAPTER}.weight"
 
 
 def _written_name(name: str) -> str:
-    """Return the name of an adapter's tensor in peft's format."""
+    """Return the name of an adapter tensor in peft's file format."""
     return f"base_model.model.{name.removesuffix(f'.{_ADAPTER}.weight')}.weight"
 
 
 def _check_layers(layers: dict[str, Any], settings: LoraSettings, head: torch.nn.Module | None) -> None:
-    """Refuse targets that are not linear layers inside the blocks. Raises ConfigError."""
+    """Raise ConfigError for targets that are not linear layers inside the blocks."""
     for target in settings.target_modules:
         if not any(name == target or name.endswith(f".{target}") for name in layers):
             raise ConfigError(
@@ -213,7 +207,8 @@ def _check_layers(layers: dict[str, Any], settings: LoraSettings, head: torch.nn
 
 
 def _inject(model: PreTrainedModel, config: LoraConfig, settings: LoraSettings) -> torch.nn.Module:
-    """Let peft put in its layers, drawn from the seed; the process's streams stay as they are."""
+    """Let peft insert its layers, initialised from the seed; the process's random streams are not
+    touched."""
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(settings.seed)

@@ -1,8 +1,8 @@
-"""The computation that training backends share: log-probs, and the gradient of an objective.
+"""The computation that all training backends share: log-probs, and the gradient of an objective.
 
-Loss weights are made from the whole batch before it is cut. So neither the cut into micro-batches
-nor their sharing among ranks changes anything but memory. Sums stay on the device until the last
-micro-batch is done: one wait for the device a batch."""
+Loss weights are computed from the whole batch before it is split, so neither micro-batches nor
+sharing among ranks changes anything but memory. Sums stay on the device until the last micro-batch
+is done: one device sync per batch."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForwardSettings:
-    """How samples go through the model."""
+    """How samples are passed through the model."""
 
     temperature: float
-    """Of sampling; log-probs are those of the sampler."""
+    """Sampling temperature; log-probs are the sampler's."""
     micro_batch_tokens: int
-    """Prompt and response tokens of one forward; a longer sample is a forward of its own."""
+    """Prompt and response tokens per forward pass; a longer sample gets a pass to itself."""
     autocast: torch.dtype | None = None
-    """Type to compute in where it is safe; the weights' own when absent."""
+    """Compute type where it is safe; None for the type of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +47,24 @@ class BatchTotals:
 
     loss: float
     metrics: dict[str, float]
-    """Means over the loss mask, or over samples with loss (``divergence.row_divergence``); largest
-    and smallest values; and with an imitation term ``nll``, the mean over its own mask."""
+    """Means over the loss mask, or over samples with loss (``divergence.row_divergence``); maxima
+    and minima; and with an imitation term ``nll``, the mean over the imitation mask."""
     num_tokens: int
-    """Prompt and response tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSums:
-    """The sums that one rank adds to loss and metrics: scalars on the device, float64."""
+    """One rank's contribution to loss and metrics: float64 scalars on the device."""
 
     sums: dict[str, torch.Tensor]
-    """``loss``, and each metric's sum over tokens or samples; the same names on every rank."""
+    """``loss``, and each metric summed over tokens or samples; the same names on every rank."""
     largest: torch.Tensor
-    """[3]: the policy ratio, and the gap of log-perplexities from either side"""
+    """[3]: maxima of the policy ratio, of the log-perplexity gap and of its negative."""
 
 
 class PackedPolicy(torch.nn.Module):
-    """A language model whose ``forward`` scores packed tokens: one pass for wrappers of modules."""
+    """A language model whose ``forward`` scores packed tokens, so that module wrappers see one
+    call."""
 
     def __init__(self, model: PreTrainedModel, settings: ForwardSettings) -> None:
         super().__init__()
@@ -74,8 +74,8 @@ class PackedPolicy(torch.nn.Module):
     def forward(
         self, batch: PackedTokens, entropy: Entropy, keep_states: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return log-probs [M], entropies [M] (or None) and hidden states [M, hidden] (or None) of
-        the scored tokens."""
+        """Return log-probs [M], entropies [M] or None, and hidden states [M, hidden] or None of the
+        scored tokens."""
         context: AbstractContextManager[object] = nullcontext()
         if self._settings.autocast is not None:
             context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
@@ -88,7 +88,7 @@ class PackedPolicy(torch.nn.Module):
 def sample_logprobs(
     policy: torch.nn.Module, samples: Sequence[TrainingSample], plan: Plan, device: torch.device
 ) -> dict[int, np.ndarray]:
-    """Return float32 [response tokens] for each sample of ``plan``, by index; no gradients."""
+    """Return float32 [response tokens] for each sample of ``plan``, by index, without gradients."""
     results: dict[int, np.ndarray] = {}
     lengths = [int(sample.tokens.size) for sample in samples]
     for indices in plan:
@@ -100,14 +100,14 @@ def sample_logprobs(
 
 
 def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> None:
-    """Raise EngineError for no samples, or old log-probs on some only, before any computation."""
+    """Raise EngineError if there are no samples, or only some have old log-probs."""
     if not samples:
         raise EngineError("an optimiser step on 0 samples; expected at least 1; skip it")
     with_old = sum(sample.old_logprobs is not None for sample in samples)
     allowed = (len(samples),) if objective.needs_old_first else (0, len(samples))
     if objective.needs_old and with_old not in allowed:
         raise EngineError(
-            f"{with_old} of {len(samples)} samples have old_logprobs; expected all of them, or none where weights are not "
+            f"{with_old} of {len(samples)} samples have old_logprobs; expected all of them, or none if weights are not "
             "normalised over the batch: fill them in with response_logprobs before the first of several steps"
         )
 
@@ -122,13 +122,20 @@ def accumulate_gradient(
     backward: Backward | None = None,
     loss_scale: float = 1.0,
 ) -> BatchSums:
-    """Add the gradient of this plan's part of the whole batch's loss to the parameters' ``grad``.
+    """Add this plan's part of the whole batch's gradient to the parameters' ``grad``.
 
-    Old log-probs are on all ``samples`` or none (:func:`check_samples`). On none, the present
-    policy is the proximal one, as in the only step of an update. Its own log-probs stand in,
-    without gradient, and one forward pass is spared. ``plan`` is the whole batch's micro-batches,
-    or a rank's share. ``backward`` stands for ``loss.backward()``. ``loss_scale`` multiplies the
-    gradient only: the number of ranks where a backend averages gradients over them."""
+    Old log-probs are on all ``samples`` or none (:func:`check_samples`). Without them the current
+    policy is the proximal one, as in the only step of an update: its own log-probs are used,
+    detached, which saves a forward pass.
+
+    Args:
+        policy: scores packed tokens.
+        samples: the whole batch.
+        objective: the loss.
+        plan: the whole batch's micro-batches, or one rank's share of them.
+        device: where to compute.
+        backward: replaces ``loss.backward()``.
+        loss_scale: multiplies only the gradient; the number of ranks where a backend averages gradients over them."""
     weights = objective.token_weights(samples)
     has_imitation = objective.imitation_coefficient > 0.0
     imitation = objective.imitation_weights(samples) if has_imitation else []
@@ -168,7 +175,7 @@ def accumulate_gradient(
 
 
 def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: BatchSums) -> BatchTotals:
-    """Make loss and metrics of the whole batch from sums over all of it; waits for the device."""
+    """Turn the sums over all ranks into loss and metrics; waits for the device."""
     counted = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
     num_loss_tokens = max(1, sum(counted))
     *values, ratio, gap, negative_gap = torch.cat([torch.stack([*sums.sums.values()]), sums.largest]).tolist()
@@ -184,7 +191,8 @@ def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: 
 
 
 def _pack(samples: Sequence[TrainingSample], indices: Sequence[int]) -> PackedBatch:
-    """Lay a micro-batch end to end; an empty one becomes the shortest sample, for an input."""
+    """Pack a micro-batch; an empty one is given the shortest sample, so that every rank has an
+    input."""
     return pack([samples[index] for index in indices or [_shortest(samples)]])
 
 
@@ -222,7 +230,7 @@ def _token_loss(
 
 
 def _row_metrics(batch: PackedBatch, metrics: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the metrics of rows that have loss; 0 for others, whose perplexity would be 1."""
+    """Return the metrics of rows with loss; 0 for other rows, whose perplexity would be 1."""
     device = metrics["behavior_logprob"].device
     found = row_divergence(
         metrics["proximal_logprob"],
@@ -236,16 +244,15 @@ def _row_metrics(batch: PackedBatch, metrics: dict[str, torch.Tensor]) -> dict[s
 
 
 def _has_loss(batch: PackedBatch, device: torch.device) -> torch.Tensor:
-    """Mark the rows with a loss token."""
     return torch.from_numpy(np.bincount(batch.row_ids, batch.loss_mask, batch.num_rows) > 0).to(device)
 
 
 def _mean_weight(objective: Objective, samples: Sequence[TrainingSample]) -> float:
-    """Return the divisor of importance weights, from the whole batch, which every rank has."""
+    """Return the divisor of importance weights over the whole batch, which every rank has."""
     if not objective.needs_old_first:
         return 1.0
     batch = pack(samples)
-    assert batch.old_logprobs is not None, "check_samples saw to it"
+    assert batch.old_logprobs is not None, "check_samples ensures it"
     return mean_weight(
         objective,
         torch.from_numpy(batch.old_logprobs).double(),

@@ -1,4 +1,5 @@
-"""A torch backend's output for generators and the update log, in one process or on ranks."""
+"""How a torch backend, in one process or on ranks, publishes weights and describes itself for the
+update log."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ PROBE_TOKENS = 48
 
 
 def probe_tokens(vocabulary: int, longest: int) -> np.ndarray:
-    """Return int32 [n] token ids, n being PROBE_TOKENS or ``longest``."""
+    """Return int32 [n] token ids for the parity probe; n is PROBE_TOKENS or ``longest`` if smaller."""
     rng = np.random.default_rng(0)
     return rng.integers(0, vocabulary, size=min(PROBE_TOKENS, longest)).astype(np.int32)
 
 
 def probe_sample(config: RunConfig) -> TrainingSample:
-    """Return the probe's sequence for a run's model, to be scored at the sampling temperature."""
+    """Return the parity probe for a run's model, to be scored at the sampling temperature."""
     folder = read_model_config(config.model.path)
     vocabulary = folder.get("vocab_size") or folder["text_config"]["vocab_size"]
     tokens = probe_tokens(int(vocabulary), config.data.max_prompt_tokens + config.generation.max_response_tokens)
@@ -51,20 +52,17 @@ def probe_sample(config: RunConfig) -> TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class PublishSettings:
-    """How a run's weights leave its learner."""
-
     dtype: str = "float32"
-    """Floating-point numbers are published as ``float32`` or ``bfloat16``."""
+    """Floating-point weights are published as ``float32`` or ``bfloat16``."""
     probe: TrainingSample | None = None
-    """Scored with every version, for engines that must show that they compute the same."""
+    """Scored with every version, for engines that must prove that they compute the same."""
     device: str = "cpu"
-    """As configured."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Facts besides the process that the numbers depend on: ranks, and libraries of some runs."""
+    """More that the numbers depend on: the number of ranks, versions of some libraries."""
 
 
 def publish_settings(config: RunConfig) -> PublishSettings:
-    """Return how a run publishes. Only vLLM has model code of its own, so only it needs a probe."""
+    """Return how a run publishes. Only vLLM has its own model code, so only it needs a probe."""
     environment = {"ranks": str(config.learner.ranks)}
     environment |= {"deepspeed": installed("deepspeed") or ""} if config.learner.backend == "deepspeed" else {}
     environment |= {"peft": installed("peft") or ""} if config.learner.lora.rank else {}
@@ -82,24 +80,20 @@ class TorchPublishing(ABC):
     publishing = PublishSettings()
 
     @abstractmethod
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights."""
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]: ...
 
     @abstractmethod
-    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return log-probs under the present weights."""
+    def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]: ...
 
     def adapter(self) -> Adapter | None:
-        """Return the adapter on frozen weights, maybe the live one; None if all are trained."""
+        """Return the adapter, possibly the live one, or None if all weights are trained."""
         return None
 
     def base_publication(self) -> Publication | None:
-        """Lay out the frozen weights below an adapter, if there is one."""
         adapter = self.adapter()
         return None if adapter is None else adapters.publish_base(adapter, dtype=self.publishing.dtype)
 
     def publication(self, base_digest: str | None = None) -> Publication:
-        """Lay out the weights, or the adapter on the base of ``base_digest``, with the probe."""
         probe = self._probe()
         adapter = None if base_digest is None else self.adapter()
         if adapter is None or base_digest is None:
@@ -107,19 +101,15 @@ class TorchPublishing(ABC):
         return adapters.publish_adapter(adapter, base_digest, probe=probe)
 
     def digests(self) -> dict[str, bytes]:
-        """Return the digest of each tensor."""
         return weights_file.digest_tensors(self.tensors())
 
     def environment(self) -> dict[str, str]:
-        """Return the facts besides data that the backend's numbers depend on."""
         return weights_file.describe_environment(self.publishing.device) | dict(self.publishing.environment)
 
     def random_state(self) -> dict[str, bytes]:
-        """Return torch's random streams by device."""
         return weights_file.random_state()
 
     def restore_random_state(self, states: Mapping[str, bytes]) -> None:
-        """Put random streams back."""
         if states:
             weights_file.restore_random_state(states)
 

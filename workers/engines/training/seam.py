@@ -1,4 +1,5 @@
-"""The seam between the learner and its training backends, which block its one compute thread."""
+"""The interface between the learner and its training backends, whose calls block the learner's
+compute thread."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MetricCounts:
-    """What a step's metrics are means over, to join them with those of other steps."""
+    """How many tokens or samples a step's metrics average over, to combine several steps."""
 
     loss_tokens: int = 1
     loss_rows: int = 1
@@ -30,7 +31,6 @@ class MetricCounts:
 
     @classmethod
     def of(cls, samples: Sequence[TrainingSample]) -> MetricCounts:
-        """Count a mini-batch's."""
         tokens = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
         imitated = sum(int(np.count_nonzero(s.nll_mask)) for s in samples if s.nll_mask is not None)
         return cls(sum(tokens), sum(map(bool, tokens)), imitated)
@@ -38,17 +38,14 @@ class MetricCounts:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of one optimiser step."""
-
     applied: bool
-    """False when loss or gradient was not finite, or above its limit: nothing then changed."""
+    """False when loss or gradient was not finite or above its limit; then nothing changed."""
     loss: float
     grad_norm: float
     learning_rate: float
     metrics: dict[str, float]
-    """Means over the loss mask of the whole batch: clip_fraction, approx_kl, entropy ...
-
-    Those whose names end in ``_max`` or ``_min`` are the largest or smallest in it."""
+    """Means over the loss mask of the whole batch (clip_fraction, approx_kl, entropy, ...); maxima
+    and minima where the name ends in ``_max`` or ``_min``."""
     num_tokens: int
     """Prompt and response tokens that went through the model."""
     counts: MetricCounts = MetricCounts()
@@ -56,82 +53,83 @@ class StepResult:
 
 
 class TrainingBackend(Protocol):
-    """Owns the policy's weights and optimiser."""
-
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return, for each sample, float32 [response tokens] log-probs under the present weights,
-        at the sampling temperature. No gradients."""
+        """Return float32 [response tokens] log-probs of each sample at the sampling temperature,
+        without gradients."""
         ...
 
     def step(
         self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
     ) -> StepResult:
-        """Do one optimiser step on the whole of ``samples``, in micro-batches by token budget. The
-        denominator of the loss is that of the whole batch, so micro-batching changes nothing.
-        Samples without ``old_logprobs`` take the present policy as the proximal one: right for the
-        only step of an update. A step above ``limits`` is refused; DeepSpeed's knows none."""
+        """Take one optimiser step on all of ``samples``, in micro-batches by token budget.
+
+        The loss is normalised over the whole batch, so micro-batching changes nothing. For samples
+        without ``old_logprobs`` the current policy is the proximal one, which is right for the only
+        step of an update. A step above ``limits`` is refused; DeepSpeed ignores limits."""
         ...
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Step at another rate from the next step on: that after the warm-up, of which the schedule
-        takes its share."""
+        """Use this peak learning rate, which the schedule scales, from the next step on."""
         ...
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Yield the weights by Hugging Face names, on the CPU, tied ones once (or arrays)."""
+        """Yield the weights by Hugging Face name, as tensors or arrays on the CPU, tied ones once."""
         ...
 
     def base_publication(self) -> Publication | None:
-        """Lay out the weights that never change, when only an adapter on top of them is trained.
-        They are published once. None when whole versions are published."""
+        """Lay out the frozen weights below an adapter, which are published once.
+
+        None when whole versions are published."""
         ...
 
     def publication(self, base_digest: str | None = None) -> Publication:
-        """Lay out the present weights for generators, before they change: all, or the adapter when
-        ``base_digest`` names the published base. Engines that need a parity probe get one."""
+        """Lay out the current weights for generators, before they change.
+
+        With ``base_digest``, the digest of the published base, only the adapter is laid out.
+        Engines that need a parity probe get one."""
         ...
 
     def digests(self) -> dict[str, bytes]:
-        """Return digests of ``tensors`` by name: equal ones mean equal bits, types and shapes."""
+        """Return digests of ``tensors`` by name; equal digests mean equal bits, types and shapes."""
         ...
 
     def environment(self) -> dict[str, str]:
-        """Return the facts besides data that the numbers depend on: device, threads, libraries."""
+        """Return what the numbers depend on besides data: device, threads, libraries."""
         ...
 
     def random_state(self) -> dict[str, bytes]:
-        """Return the backend's random streams, by device."""
+        """Return the states of the random generators, by device."""
         ...
 
     def restore_random_state(self, states: Mapping[str, bytes]) -> None:
-        """Put back the streams that ``random_state`` returned."""
+        """Restore what ``random_state`` returned."""
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state of an exact resume to the host; return a function that writes the copy.
+        """Copy the state for an exact resume to the host; return a function that writes the copy.
 
         The function writes Hugging Face format under ``folder/model``, and optimiser, schedule and
-        RNG state beside it (safetensors and JSON, nothing pickled). It may run on another thread
-        while training goes on, and raises OSError. The caller fsyncs and renames."""
+        RNG state beside it (safetensors and JSON, no pickle). It may run on another thread while
+        training continues, and raises OSError. The caller fsyncs and renames."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Take back a snapshot. Raises DataError naming the file that is missing or damaged."""
+        """Restore a snapshot. Raises DataError naming the file that is missing or damaged."""
         ...
 
     def live_state(self) -> LiveState:
-        """Return the state of an exact resume where it lies, to be lent before the next change.
-        Weights that never change are left out.
+        """Return the state for an exact resume without copying it, to be lent before the next
+        change.
 
-        While it is lent, it is only read. A step, a load and ``put_back`` wait for the loan's end
-        before they change it. They raise EngineDied when its copy stands still. For a state that
-        this method has copied itself they wait for nothing."""
+        Frozen weights are left out. A lent state is only read: a step, a load and ``put_back`` wait
+        until the loan ends, and raise EngineDied if its copy makes no progress. If this method had
+        to copy the state, they do not wait."""
         ...
 
     def put_back(self, kept: KeptState) -> None:
-        """Take back a copied ``live_state``. On DataError nothing has changed."""
+        """Restore a copied ``live_state``. On DataError nothing has changed."""
         ...
 
     def close(self) -> None:
-        """Release resources outside this process: other ranks end."""
+        """Release resources outside this process, such as other ranks."""
         ...

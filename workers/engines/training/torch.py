@@ -1,4 +1,5 @@
-"""The training backend in plain torch: one process, one device. The others are tested against it.
+"""The training backend in plain torch, on one device in one process; the reference for the other
+backends.
 
 Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a
 whole or not at all (``workers.engines.model.optimizer``)."""
@@ -61,8 +62,6 @@ MEMORY_ADVICE = "lower learner.micro_batch_tokens or set model.gradient_checkpoi
 
 
 class TorchTraining(TorchPublishing):
-    """A policy and its optimiser behind :class:`workers.engines.training.seam.TrainingBackend`."""
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -74,11 +73,11 @@ class TorchTraining(TorchPublishing):
         lora: LoraSettings | None = None,
         publishing: PublishSettings | None = None,
     ) -> None:
-        """Train ``model``, in the type of its weights, or an adapter of shape ``lora`` on it.
+        """Train ``model`` in the type of its weights, or an adapter of shape ``lora`` on it.
 
-        Checkpoints take the tokenizer files of ``tokenizer_from``. Raises EngineError when the
+        Checkpoints get the tokenizer files of ``tokenizer_from``. Raises EngineError when the
         model's sequences cannot be packed, and ConfigError when the adapter does not fit."""
-        # without dropout: a ratio must be 1 while the weights are the same
+        # eval(), as with dropout the ratio would not be 1 while the weights are unchanged
         self._model = prepare_packed(model.eval())
         self._policy = PackedPolicy(model, forward)
         self._max_tokens = forward.micro_batch_tokens
@@ -91,18 +90,17 @@ class TorchTraining(TorchPublishing):
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps applied since the start of the run, over resumes."""
+        """Optimiser steps applied since the start of the run, including before a resume."""
         return self._optimizer.num_steps
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float32 [response tokens] for each sample, at the sampling temperature."""
         logprobs = sample_logprobs(self._policy, samples, self._plan(samples), self._model.device)
         return [logprobs[index] for index in range(len(samples))]
 
     def step(
         self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
     ) -> StepResult:
-        """Do one step by the seam's contract. Raises EngineError for samples or device memory."""
+        """See the seam. Raises EngineError for unusable samples or when device memory runs out."""
         check_samples(samples, objective)
         try:
             with memory_errors(self._max_tokens, MEMORY_ADVICE):
@@ -120,23 +118,20 @@ class TorchTraining(TorchPublishing):
         )
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Step at another rate from the next step on, by the seam's contract."""
         self._optimizer.set_learning_rate(learning_rate)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights, an adapter merged in; read live ones before the next step."""
+        """Yield the weights with an adapter merged in; read live ones before the next step."""
         return self._weights.tensors()
 
     def adapter(self) -> Adapter | None:
-        """Return the adapter, if one is trained."""
         return self._weights.adapter()
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state of an exact resume; return its writer, by the seam's contract."""
         return snapshot_writer(self._weights.snapshot(), self._optimizer.snapshot())
 
     def load(self, folder: Path) -> None:
-        """Take back a snapshot. On DataError, naming the file, nothing has changed."""
+        """Restore a snapshot. On DataError, which names the file, nothing has changed."""
         state = read_training_state(folder)
         put_weights = self._weights.read(folder)
         optimizer = self._optimizer.read(folder, state)
@@ -145,28 +140,26 @@ class TorchTraining(TorchPublishing):
         self._optimizer.restore(optimizer, state)
 
     def live_state(self) -> LiveState:
-        """Return weights, optimiser and random streams where they lie, to be lent."""
         states = optimizer_tensors(self._optimizer.states) | rng_tensors()
         return self._copier.live_state(self._weights.changing, states, self._optimizer.training_state)
 
     def put_back(self, kept: KeptState) -> None:
-        """Take back a copied ``live_state``. On DataError nothing has changed."""
         self._copier.loans.wait()
         put_back_state(kept, self._weights.changing, self._optimizer)
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Nothing to release."""
 
     def _plan(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
         lengths = [sample.tokens.size for sample in samples]
-        # on CUDA a prompt is computed with each of its responses
+        # on CUDA a prompt is computed again for each of its responses
         shares = self._model.device.type != "cuda"
         prompts = [sample.tokens[: sample.prompt_length].tobytes() for sample in samples] if shares else ()
         return plan_micro_batches(lengths, self._max_tokens, prompts)
 
 
 def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
-    """Make a run's backend on the model in ``model_path``. Raises DataError or ConfigError."""
+    """Build a run's backend on the model in ``model_path``. Raises DataError or ConfigError."""
     device = resolve_device(config.model.device)
     if device.type == "cpu":
         torch.set_num_threads(config.learner.threads)
@@ -186,9 +179,10 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
 def weights_form(
     model: PreTrainedModel, skeleton: PreTrainedModel, lora: LoraSettings | None, tokenizer_from: Path | None
 ) -> WeightsForm:
-    """Return the form of ``model``'s weights, and put an adapter of shape ``lora`` into it.
-    ``skeleton`` is the model itself, or the same on no device if ``model`` is cut later. Raises
-    ConfigError when the adapter does not fit."""
+    """Return the form of ``model``'s weights, after injecting an adapter if ``lora`` is given.
+
+    ``skeleton`` is the model itself, or a copy on the meta device if ``model`` will be sharded.
+    Raises ConfigError when the adapter does not fit."""
     if lora is None:
         return WholeForm(skeleton, tokenizer_from)
     from workers.engines.training.lora import AdapterForm
@@ -197,7 +191,7 @@ def weights_form(
 
 
 def lora_settings(config: RunConfig) -> LoraSettings | None:
-    """Return the adapter that a run trains; None for the whole policy. ConfigError without peft."""
+    """Return the adapter that a run trains, or None. Raises ConfigError without peft."""
     lora = config.learner.lora
     if not lora.rank:
         return None
@@ -208,7 +202,6 @@ def lora_settings(config: RunConfig) -> LoraSettings | None:
 
 
 def forward_settings(config: RunConfig, device: torch.device) -> ForwardSettings:
-    """Return how a run's samples go through its policy on ``device``."""
     return ForwardSettings(
         temperature=config.training_temperature,
         micro_batch_tokens=tokens_at_once(config.learner.micro_batch_tokens, on_cpu=device.type == "cpu"),
@@ -217,7 +210,6 @@ def forward_settings(config: RunConfig, device: torch.device) -> ForwardSettings
 
 
 def optimizer_settings(config: RunConfig) -> OptimizerSettings:
-    """Return how a run's policy is stepped."""
     learner, steps = config.learner, config.algorithm.num_minibatches
     # an update takes num_minibatches optimiser steps
     phases = rate_phases(learner, config.run.num_updates)

@@ -1,9 +1,8 @@
-"""The trained part of a policy, which only the optimiser changes, and its way into files.
+"""How the weights of a trained policy become published weights and checkpoints, and are read back.
 
-A :class:`WeightsForm` turns the tensors of the model that computes into published weights and
-checkpoints, and reads them back. Here all tensors are the policy's own; ``lora.AdapterForm`` has an
-adapter. Whole tensors come from a live model (:class:`TrainedModel`), or are gathered from ranks
-(``ranks.sharded``)."""
+A :class:`WeightsForm` maps the model's tensors to files. :class:`WholeForm` has only the policy's
+own tensors, ``lora.AdapterForm`` an adapter. Whole tensors come from a live model
+(:class:`TrainedModel`) or are gathered from ranks (``ranks.sharded``)."""
 
 from __future__ import annotations
 
@@ -21,52 +20,49 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Weights = Mapping[str, torch.Tensor]
-"""By their names in the model that computes."""
+"""By name in the live model."""
 
 
 class WeightsForm(Protocol):
-    """The tensors of a model that computes, and what they become. Tied ones are named once."""
+    """Names a live model's tensors, tied ones once, and converts them to files."""
 
     @property
     def names(self) -> Sequence[str]:
-        """All tensors, in the order of the model's state."""
+        """All tensors, in the order of the model's state dict."""
         ...
 
     @property
-    def shapes(self) -> Mapping[str, torch.Size]:
-        """Of each tensor."""
-        ...
+    def shapes(self) -> Mapping[str, torch.Size]: ...
 
     @property
     def adapter_names(self) -> Sequence[str]:
-        """The tensors of an adapter; none where all are the policy's own."""
+        """The tensors of the adapter; empty if there is none."""
         ...
 
     def published(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the policy's weights by the names that transformers reads, on the CPU."""
+        """Yield the policy's weights on the CPU, under the names that transformers reads."""
         ...
 
     def adapter(self, parts: Weights, below: Callable[[], Weights]) -> Adapter | None:
-        """Return the adapter of ``parts``, above all other tensors, which ``below`` returns; None
-        where all are the policy's own."""
+        """Return the adapter made of ``parts``, or None; ``below`` returns all other tensors."""
         ...
 
     def writer(self, weights: Weights) -> Callable[[Path], None]:
-        """Return a function that writes ``weights``, which may raise OSError on any thread."""
+        """Return a function that writes ``weights``; it runs on any thread and may raise OSError."""
         ...
 
     def read(self, folder: Path) -> dict[str, torch.Tensor]:
-        """Read the tensors that a load puts back. Raises DataError naming the file."""
+        """Read the tensors that a load restores. Raises DataError naming the file."""
         ...
 
 
 class WholeForm:
-    """Every tensor is the policy's own."""
+    """A model without an adapter: every tensor is the policy's own."""
 
     adapter_names = ()
 
     def __init__(self, model: PreTrainedModel, tokenizer_from: Path | None) -> None:
-        """Take names and configuration of ``model``, which may be on no device."""
+        """Use the names and configuration of ``model``, which may be on the meta device."""
         self._model = model
         self._tokenizer_from = tokenizer_from
         self.names = list(dict.fromkeys(weight_owners(model).values()))
@@ -74,42 +70,39 @@ class WholeForm:
         self.shapes = {name: state[name].shape for name in self.names}
 
     def published(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield ``weights`` as they are."""
         for name in self.names:
             yield name, weights[name].detach().to("cpu")
 
     def adapter(self, parts: Weights, below: Callable[[], Weights]) -> None:
-        """Return None: there is no adapter."""
+        """There is none."""
 
     def writer(self, weights: Weights) -> Callable[[Path], None]:
-        """Return the writer of ``model/``."""
         return model_writer(self._model, weights, self._tokenizer_from)
 
     def read(self, folder: Path) -> dict[str, torch.Tensor]:
-        """Read ``model/``."""
         found = read_model(self._model, folder)
         return {name: found[name] for name in self.names}
 
 
 class TrainedModel:
-    """A live model, whole in this process."""
+    """A live model that is whole in this process."""
 
     def __init__(self, model: PreTrainedModel, form: WeightsForm) -> None:
         self._model = model
         self._form = form
-        # by their names in the model that computes
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the policy's weights by name, on the CPU, tied ones once: live ones, or merged."""
+        """Yield the policy's weights on the CPU by name, tied ones once; live ones, or merged ones."""
         return self._form.published(self._live())
 
     def adapter(self) -> Adapter | None:
-        """Return the live adapter, and the frozen weights below it, if there is one."""
+        """Return the live adapter with the frozen weights below it, if there is one."""
         return self._form.adapter(self._live(), self._live)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the weights; return their writer, which runs on any thread and raises OSError."""
+        """Copy the weights; return a function that writes them, on any thread, and may raise
+        OSError."""
         live, changing = self._live(), self.changing
         # frozen ones never change
         copies = {name: live[name].detach().to("cpu") for name in self._form.names if name not in changing}
@@ -118,7 +111,7 @@ class TrainedModel:
 
     @cached_property
     def changing(self) -> dict[str, torch.Tensor]:
-        """The live tensors that are not frozen, tied ones once: they change in place."""
+        """The live tensors that are not frozen, tied ones once; they change in place."""
         frozen = {name for name, parameter in self._model.named_parameters() if not parameter.requires_grad}
         live = self._live()
         return {name: live[name] for name in self._form.names if name not in frozen}

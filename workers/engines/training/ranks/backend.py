@@ -1,7 +1,7 @@
-"""The common part of the policy's and the critic's backends on shares.
+"""The policy's and the critic's backends on sharded models.
 
-Every rank receives the whole batch, makes the same loss weights of it, and computes its share of
-the micro-batches. So the sum over ranks is that of one process, in another order of adding."""
+Every rank receives the whole batch, computes the same loss weights from it, and processes its share
+of the micro-batches. So the sum over ranks equals that of one process, added in another order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class RankedBackend:
-    """A model in shares. A subclass sends commands by ``self._lead.run`` to ``obey``."""
+    """A sharded model. A subclass sends commands with ``self._lead.run`` to ``obey``."""
 
     def __init__(self, model: ShardedModel, *, micro_batch_tokens: int) -> None:
         self._model = model
@@ -60,36 +60,32 @@ class RankedBackend:
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps applied since the start of the run, over resumes."""
+        """Optimiser steps applied since the start of the run, including before a resume."""
         return self._shards.num_steps
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Gather the state of an exact resume; return its writer, by the seam's contract."""
         return self._model.snapshot()
 
     def load(self, folder: Path) -> None:
-        """Take back any backend's snapshot. On DataError, naming the file, nothing has changed."""
+        """Restore any backend's snapshot. On DataError, which names the file, nothing has changed."""
         self._model.load(folder)
 
     def live_state(self) -> LiveState:
-        """Gather the state of an exact resume."""
         return self._model.live_state()
 
     def put_back(self, kept: KeptState) -> None:
-        """Take back a copied ``live_state``. On DataError nothing has changed."""
         self._model.put_back(kept)
 
     def close(self) -> None:
-        """Let the other ranks end."""
         self._lead.stop()
 
     def obey(self, command: Command) -> Any:
-        """Carry out a command, with all ranks at once; the return value is meant for rank 0."""
+        """Carry out a command together with all ranks; the return value is for rank 0."""
         return self._model.obey(command)
 
     @property
     def _loss_scale(self) -> float:
-        """Factor of gradients where the shares average them over the ranks, to be the batch's."""
+        """Compensates for shards that average gradients over the ranks instead of summing them."""
         return float(self._group.size) if self._shards.averages_gradients else 1.0
 
     def _plan(self, sequences: Sequence[TrainingSample | ScoringRequest | ValueSample]) -> list[list[int]]:
@@ -98,18 +94,16 @@ class RankedBackend:
         return plan_ranks(lengths, self._group.size, self._max_tokens)[self._group.rank]
 
     def _bring_together(self, lengths: Sequence[int], own: Mapping[int, np.ndarray]) -> list[np.ndarray]:
-        """Return float32 [length] for each sequence; this rank has its ``own``, by index."""
+        """Return float32 [length] for each sequence; this rank has only its ``own``, by index."""
         ends = np.cumsum(lengths)
         everything = np.zeros(int(ends[-1]), np.float32)
         for index, values in own.items():
             everything[ends[index] - lengths[index] : ends[index]] = values
-        # one rank has each, the others 0: a sum brings them together as they are
+        # exactly one rank has each value and the others 0, so the sum is exact
         return np.split(self._group.sum(torch.from_numpy(everything)).numpy(), ends[:-1])
 
 
 class RankedTraining(RankedBackend, TorchPublishing):
-    """A policy in shares."""
-
     def __init__(
         self, model: ShardedModel, forward: ForwardSettings, publishing: PublishSettings | None = None
     ) -> None:
@@ -117,30 +111,25 @@ class RankedTraining(RankedBackend, TorchPublishing):
         self.publishing = publishing or PublishSettings()
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float32 [response tokens] for each sample, at the sampling temperature."""
         return self._lead.run(Score(list(samples)), self.obey) if samples else []
 
     def step(
         self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
     ) -> StepResult:
-        """Do one step by the seam's contract. Raises EngineError, or EngineDied without a rank."""
+        """See the seam. Raises EngineError, or EngineDied when a rank is lost."""
         check_samples(samples, objective)
         return self._lead.run(Step(list(samples), objective, limits), self.obey)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Have all ranks step at another rate, by the seam's contract."""
         self._lead.run(SetRate(learning_rate), self.obey)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gather the weights, an adapter merged in, then yield them by name, tied ones once."""
         return self._model.tensors()
 
     def adapter(self) -> Adapter | None:
-        """Gather the adapter, if one is trained."""
         return self._model.adapter()
 
     def obey(self, command: Command) -> Any:
-        """Carry out a command, with all ranks at once; the return value is meant for rank 0."""
         match command:
             case Score():
                 return self._score(command.samples)
@@ -185,8 +174,6 @@ class RankedTraining(RankedBackend, TorchPublishing):
 
 
 class RankedValue(RankedBackend):
-    """A value model in shares."""
-
     def __init__(self, model: ShardedModel, settings: ValueSettings) -> None:
         super().__init__(model, micro_batch_tokens=settings.micro_batch_tokens)
         self._settings = settings
@@ -197,17 +184,16 @@ class RankedValue(RankedBackend):
             if not 0 <= request.num_scored < request.tokens.size:
                 raise EngineError(
                     f"a request has {request.tokens.size} tokens of which {request.num_scored} are to be valued; at least one "
-                    "token must come before the valued ones: start prompts with a token"
+                    "token must precede them: start prompts with a token"
                 )
         return self._lead.run(Evaluate(list(requests)), self.obey) if requests else []
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
-        """Do one step by the seam's contract. Raises EngineError, or EngineDied without a rank."""
+        """See the seam. Raises EngineError, or EngineDied when a rank is lost."""
         check_value_samples(samples)
         return self._lead.run(ValueStep(list(samples)), self.obey)
 
     def obey(self, command: Command) -> Any:
-        """Carry out a command, with all ranks at once; the return value is meant for rank 0."""
         match command:
             case Evaluate():
                 return self._evaluate(command.requests)

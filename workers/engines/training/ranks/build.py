@@ -1,7 +1,7 @@
-"""Builds one rank of a learner or value worker, as the launcher's environment numbers it.
+"""Builds one rank of a learner or value worker, numbered by the launcher's environment.
 
-The backend stands on this rank's share. The worker drives it on rank 0, and a follower on the
-others. The build waits for the other ranks to come, and for the disk while the model loads."""
+The worker drives the backend on rank 0, a follower on the others. The build waits for the other
+ranks, and for the disk while the model loads."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank, and how to lead the others."""
+    """This rank's group, and what it leads the others with."""
 
     group: Group
     lead: Lead
 
 
 def enter(config: RunConfig, device: str, threads: int) -> Ranks:
-    """Meet the other ranks of a run's worker.
+    """Join the other ranks of a run's worker.
 
-    Raises ConfigError when a rank reads another configuration or has no device, EngineDied when the
-    others do not come."""
+    Raises ConfigError when a rank reads another configuration or has no device, and EngineDied when
+    the others do not arrive."""
     if device == "cpu" or not torch.cuda.is_available():
         torch.set_num_threads(threads)
     # a first step may compile kernels; nothing between two steps takes longer than a worker may
-    # stand still
+    # be stuck
     timeout_s = max(config.supervisor.start_timeout_s, config.supervisor.stuck_after_s or 0.0)
     group = join(device, timeout_s=timeout_s)
     with peers():
@@ -72,7 +72,8 @@ def enter(config: RunConfig, device: str, threads: int) -> Ranks:
 
 
 def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
-    """Make this rank of a run's learner on the start model. Raises as :func:`enter`; DataError."""
+    """Build this rank of a run's learner on the start model. Raises as :func:`enter`, and
+    DataError."""
     ranks = enter(config, config.model.device, config.learner.threads)
     model = load_model(config.model.path, torch.float32, torch.device("cpu"))
     freeze(model, config.learner.freeze)
@@ -102,19 +103,22 @@ def make_training(
     lora: LoraSettings | None = None,
     publishing: PublishSettings | None = None,
 ) -> RankedTraining:
-    """Share ``model``, the same on every rank, out among them: by DeepSpeed for ``zero``, or FSDP2.
-    ``lora``: train an adapter on it. Raises EngineError when its sequences cannot be packed, or it
-    cannot be cut, and ConfigError when the adapter does not fit."""
+    """Shard ``model``, which is the same on every rank, with DeepSpeed if ``zero`` is given, else
+    FSDP2.
+
+    ``lora`` trains an adapter on it. Raises EngineError when the model cannot be sharded or its
+    sequences cannot be packed, and ConfigError when the adapter does not fit."""
     module = PackedPolicy(keep_packed(model.eval()), forward)
     form = weights_form(model, make_skeleton(model), lora, tokenizer_from)
     if gradient_checkpointing:
-        # after eval(), which would switch it off
+        # after eval(), which switches it off
         enable_gradient_checkpointing(model)
     return RankedTraining(_share_out(module, model, form, optimizer, ranks, zero), forward, publishing)
 
 
 def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
-    """Make this rank of a run's value worker, on ``value.path`` or the start model; see above."""
+    """Build this rank of a run's value worker, on ``value.path`` or the start model. Raises as
+    :func:`enter`."""
     path = config.value.path or config.model.path
     ranks = enter(config, config.value.device, config.value.threads)
     engine = make_value(
@@ -139,7 +143,7 @@ def make_value(
     gradient_checkpointing: bool = False,
     tokenizer_from: Path | None = None,
 ) -> RankedValue:
-    """Share a value model, with a scalar head, out among ranks, as :func:`make_training` does."""
+    """Shard a value model with a scalar head, as :func:`make_training` does."""
     module = PackedValue(keep_packed(model.eval()), settings)
     if gradient_checkpointing:
         enable_gradient_checkpointing(model)
@@ -155,7 +159,7 @@ def _share_out(
     ranks: Ranks,
     zero: DeepSpeedSection | None,
 ) -> ShardedModel:
-    """Cut ``model``, which ``module`` computes with, into shares."""
+    """Shard ``model``, which ``module`` wraps."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     dtype = model.dtype
     if zero is None:
@@ -170,7 +174,7 @@ def _share_out(
 
 
 def follow(group: Group, obey: Callable[[Command], Any]) -> None:
-    """Carry out commands until rank 0 stops. Raises EngineDied, and the errors of ``obey``."""
+    """Carry out commands until rank 0 stops. Raises EngineDied, and what ``obey`` raises."""
     with peers():
         while not isinstance(command := decode(group.broadcast_bytes(None)), Stop):
             if not isinstance(command, Idle):
@@ -178,7 +182,7 @@ def follow(group: Group, obey: Callable[[Command], Any]) -> None:
 
 
 def follower(role: Role, run_dir: Path, rank: int) -> int:
-    """Run one of the other ranks of a run's learner or value worker; return the exit code."""
+    """Run a rank other than 0 of a run's learner or value worker; return the exit code."""
     try:
         config = read_resolved(run_dir)
         ranks, backend = ranked_training(config) if role is Role.LEARNER else ranked_value(config)

@@ -1,11 +1,11 @@
-"""The ranks of one worker as torch's process group: their numbers, broadcasts and sums.
+"""The ranks of one worker as a torch process group.
 
-The launcher's environment describes the group; a rank that is alone needs none. A wait for the
-other ranks lasts at most the group's time limit. A rank that has died ends every wait at once.
+The launcher's environment describes the group; a lone rank needs none. A wait for other ranks lasts
+at most the group's time limit, and ends at once when a rank has died.
 
-Numbers on the host use gloo, on GPUs NCCL; both stay on this host's loopback and shared
-memory. Ranks find one another through a file in a folder that only this user can read. No socket
-listens for strangers."""
+Tensors on the host go over gloo, those on GPUs over NCCL; both stay on this host's loopback and
+shared memory. Ranks find each other through a file in a folder that only this user can read, so no
+socket listens for strangers."""
 
 from __future__ import annotations
 
@@ -28,33 +28,31 @@ from workers.engines.training.ranks.launch import GROUP_FILE, LOOPBACK, RANK_DIR
 
 _DIGEST_BYTES = 32
 _TRANSPORTS = ("gloo", "NCCL", "ProcessGroup", "pair closure")
-"""One of them stands in every complaint of a collective."""
+"""Each error of a collective mentions one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A worker's ranks, seen by one. Torch's errors are raised unchanged: see :func:`peers`."""
+    """One rank's view of a worker's ranks. Torch's errors are raised unchanged: see :func:`peers`."""
 
     rank: int
     size: int
     device: torch.device
-    """Where this rank computes."""
     mesh: DeviceMesh
-    """All ranks in one row."""
+    """All ranks, in one dimension."""
 
     @property
     def is_lead(self) -> bool:
-        """Whether this is rank 0, the worker itself."""
         return self.rank == 0
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Fill ``tensor`` with rank 0's, in place, and return it."""
+        """Overwrite ``tensor`` with rank 0's, in place, and return it."""
         if self.size > 1:
             dist.broadcast(tensor, src=0)
         return tensor
 
     def broadcast_bytes(self, data: bytes | None) -> np.ndarray:
-        """Return rank 0's ``data`` on every rank, as uint8 that may be written to."""
+        """Return rank 0's ``data`` on every rank, as a writable uint8 array."""
         length = self.broadcast(torch.tensor([len(data) if data is not None else 0], dtype=torch.int64))
         if data is not None:
             buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -63,19 +61,20 @@ class Group:
         return self.broadcast(buffer).numpy()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Add up ``tensor`` over all ranks, in place, and return it."""
+        """Sum ``tensor`` over all ranks, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def largest(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put the largest over all ranks into ``tensor`` and return it. Raises EngineDied."""
+        """Take the elementwise maximum of ``tensor`` over all ranks, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor
 
     def agree(self, digest: bytes, what: str) -> None:
-        """Check by a 32-byte digest that ranks have the same ``what``; else ConfigError on each."""
+        """Compare a 32-byte digest of ``what`` over the ranks. Raises ConfigError on all if they
+        differ."""
         if len(digest) != _DIGEST_BYTES:
             raise ValueError(f"a digest of {len(digest)} bytes was given; expected {_DIGEST_BYTES}")
         if self.size == 1:
@@ -93,9 +92,9 @@ class Group:
 def join(device: str, *, timeout_s: float) -> Group:
     """Join the ranks that the launcher started; without a launcher, return a group of one.
 
-    A process joins once; later calls return the same ranks. With several ranks each takes the GPU
+    A process joins once; later calls return the same group. With several ranks, each takes the GPU
     of its own number. No collective may take longer than ``timeout_s``. Raises ConfigError (no such
-    device, fewer GPUs than ranks) or EngineDied (the others did not come in time)."""
+    device, fewer GPUs than ranks) or EngineDied (the others did not arrive in time)."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     here = _device(device, rank, size)
     if not dist.is_initialized():
@@ -111,7 +110,7 @@ def join(device: str, *, timeout_s: float) -> Group:
 
 @contextmanager
 def peers() -> Iterator[None]:
-    """Raise EngineDied when a rank is gone or late. It wraps every exchange with other ranks."""
+    """Raise EngineDied when a rank is lost or late. Wraps every exchange with other ranks."""
     try:
         yield
     except RuntimeError as error:
@@ -129,7 +128,7 @@ def _device(name: str, rank: int, size: int) -> torch.device:
         return device
     if size > torch.cuda.device_count():
         raise ConfigError(
-            f"{size} ranks are to compute on {torch.cuda.device_count()} GPUs, and each takes one; lower the number of ranks, "
+            f"{size} ranks need a GPU each, but there are {torch.cuda.device_count()}; lower the number of ranks, "
             "or set the device to cpu"
         )
     return torch.device("cuda", rank)

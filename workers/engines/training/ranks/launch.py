@@ -1,14 +1,15 @@
-"""The launcher of a worker with several ranks: torch's elastic agent, on this host alone.
+"""The launcher of a worker with several ranks: torch's elastic agent, on this host only.
 
-It starts that many processes of one command line. They know one another by torch's usual
-environment (RANK, WORLD_SIZE). It waits for the ranks and ends with one exit code and a reported
-reason. When a rank dies, the agent ends the others.
+It starts the ranks as processes with the same command line and torch's usual environment (RANK,
+WORLD_SIZE), waits for them, and exits with one code and a reported reason. When a rank dies, the
+agent ends the others.
 
-The launcher's process stands for the worker. The supervisor starts, watches, signals and reaps it,
-and rank 0 beats with its process id. SIGTERM and SIGINT go on to rank 0, which drains and then lets
-the others end. When the launcher dies, however it dies, the kernel ends its ranks.
+The launcher's process is the worker to the outside: the supervisor starts, watches, signals and
+reaps it, and rank 0's heartbeats carry its process id. SIGTERM and SIGINT are passed on to rank 0,
+which drains and then lets the others end. When the launcher dies, for whatever reason, the kernel
+ends its ranks.
 
-Rendezvous goes through files in a folder that only this user can read. torch's own would listen on
+Rendezvous goes through files in a folder that only this user can read; torch's own would listen on
 every interface."""
 
 from __future__ import annotations
@@ -38,19 +39,20 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 RANK_DIR = "HEADRACE_RANK_DIR"
-"""Environment: the folder through which the ranks of one worker meet."""
+"""Environment variable: the folder through which the ranks of one worker meet."""
 GROUP_FILE = "group"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 _LEAD_FILE = "lead.pid"
 _SHUTDOWN_S = 10
-"""Seconds after the death of one rank until the others are killed."""
+"""Seconds between the death of one rank and killing the others."""
 _PR_SET_PDEATHSIG = 1
 _WATCH_S = 0.5
 
 
 def num_ranks(role: Role, run_dir: Path) -> int:
-    """Return a worker's number of ranks; 1 if no configuration is read, which rank 0 reports."""
+    """Return a worker's number of ranks; 1 if the configuration cannot be read, which rank 0 will
+    report."""
     from pipeline.config.load import read_resolved
 
     try:
@@ -61,7 +63,7 @@ def num_ranks(role: Role, run_dir: Path) -> int:
 
 
 def launch_worker(role: Role, run_dir: Path, worker: str, ranks: int) -> int:
-    """Run a learner or value worker on so many ranks; record and return its exit code."""
+    """Run a learner or value worker on ``ranks`` ranks; record and return its exit code."""
     code = int(ExitCode.FAILURE)
     command = headrace.command("workers", str(role), "--run-dir", str(run_dir), "--name", worker)
     try:
@@ -73,7 +75,9 @@ def launch_worker(role: Role, run_dir: Path, worker: str, ranks: int) -> int:
 
 def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: str = "headrace-ranks-") -> int:
     """Run ``command`` as ``num_ranks`` ranks until all have ended; return the worker's exit code.
-    Each rank calls :func:`enter_rank` first. They meet in a temporary folder of that prefix."""
+
+    Each rank calls :func:`enter_rank` first. They meet in a temporary folder whose name begins with
+    ``folder_prefix``."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -94,7 +98,7 @@ def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: 
         rdzv_endpoint=str(folder / "rendezvous"),
         rdzv_configs={"store_type": "file"},
         local_addr="127.0.0.1",
-        # the supervisor starts all of them again, from their checkpoint
+        # the supervisor restarts all of them from their checkpoint
         max_restarts=0,
         signals_to_handle="SIGHUP",
     )
@@ -111,7 +115,7 @@ def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: 
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         lead = error.failures.get(0)
-        # it died of a passed-on signal when its work was done
+        # it finished its work and died of a passed-on signal
         if lead is not None and -lead.exitcode in passed_on:
             _die_of(-lead.exitcode, folder)
         return _tell(name, num_ranks, error.failures)
@@ -121,12 +125,12 @@ def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: 
 
 
 def is_rank() -> bool:
-    """Whether the launcher started this process."""
+    """Return whether the launcher started this process."""
     return RANK_DIR in os.environ
 
 
 def enter_rank() -> int:
-    """Bind this process to its launcher, and return its rank."""
+    """Tie this process to its launcher, and return its rank."""
     _die_with(worker_pid())
     rank = int(os.environ["RANK"])
     if rank == 0:
@@ -137,7 +141,7 @@ def enter_rank() -> int:
 
 
 def _die_with(launcher: int) -> None:
-    """End when the launcher does: a rank without it holds locks that its successor needs."""
+    """End when the launcher does: an orphaned rank would hold locks that its successor needs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
@@ -153,7 +157,7 @@ def _die_with(launcher: int) -> None:
 
 
 def _pass_on(folder: Path, number: int) -> None:
-    """Signal rank 0. A rank 0 that has not begun yet holds nothing, and ends with the launcher."""
+    """Signal rank 0. A rank 0 that has not started yet holds nothing, and ends with the launcher."""
     try:
         lead = int((folder / _LEAD_FILE).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -164,14 +168,14 @@ def _pass_on(folder: Path, number: int) -> None:
 
 
 def _die_of(number: int, folder: Path) -> None:
-    """End as a worker of one rank would have: by the signal."""
+    """Die of the signal, as a worker of one rank would."""
     shutil.rmtree(folder, ignore_errors=True)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def _tell(name: str, num_ranks: int, failures: Mapping[int, ProcessFailure]) -> int:
-    """Report which rank ended the others, as the output's last line; return the exit code."""
+    """Report, as the last line of output, which rank brought the others down; return the exit code."""
     rank, failure = min(failures.items(), key=lambda item: _precedence(item[1].exitcode))
     code = failure.exitcode
     if code < 0:
@@ -185,5 +189,5 @@ def _tell(name: str, num_ranks: int, failures: Mapping[int, ProcessFailure]) -> 
 
 
 def _precedence(exit_code: int) -> tuple[bool, bool]:
-    """Sort the cause first: ranks that lost another end with ENGINE, the rest by SIGTERM."""
+    """Sort the cause first: ranks that lost another exit with ENGINE, the rest die of SIGTERM."""
     return exit_code == -signal.SIGTERM, exit_code == ExitCode.ENGINE

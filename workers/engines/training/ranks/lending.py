@@ -1,12 +1,13 @@
-"""The shares of a state, lent to one buffer: each rank copies its own pieces into its file.
+"""Lends a sharded state to one buffer: each rank copies its own pieces into its file.
 
     rank 0    live.lend(pages)    Lend goes to all ranks: each notes its pieces, and changes none before they are copied
     rank R    a thread            copies its pieces into the file, and then writes the turn into FILE.rank-R
     rank 0    loan.copy()         copies its own pieces, and waits for these files
 
-The ranks of a worker are on one host. The file has whole tensors, as a gathered state has, and a
-rank's piece of a tensor is a run of its numbers. So nothing travels between the ranks, and a
-snapshot goes on under another number of ranks. Random streams and step counts are rank 0's."""
+The ranks of a worker share a host, and the file holds whole tensors, like a gathered state. A
+rank's piece of a tensor is a contiguous range of its elements. So nothing travels between ranks,
+and a snapshot can be resumed with another number of ranks. Random generator states and step counts
+are rank 0's."""
 
 from __future__ import annotations
 
@@ -36,39 +37,38 @@ from workers.engines.training.ranks.messages import Command, Lead, Lend
 
 _LOOK_S = 0.003
 _LIMIT_S = 50.0
-"""Rank 0's wait for the next of the others. Before this ends, its own owner does not complain."""
+"""How long rank 0 waits for the next of the others; shorter than the loan's own limit."""
 _FAILURES = (OSError, MemoryError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
 class ShareRange:
-    """A rank's part of one tensor: a run of its numbers."""
+    """A rank's part of one tensor: a contiguous range of its elements."""
 
     start: int
-    """Number of the first, in the whole tensor."""
+    """Index of the first element in the whole tensor."""
     numbers: torch.Tensor
-    """[n], live."""
+    """[n], a view of live memory."""
 
 
 class LentShards(Protocol):
-    """A rank's share, as far as it is lent."""
+    """What lending needs from a rank's shards."""
 
     @property
-    def num_steps(self) -> int:
-        """Optimiser steps applied."""
-        ...
+    def num_steps(self) -> int: ...
 
     def kinds(self, name: str) -> Sequence[str]:
-        """Return the kinds of a trained parameter's state."""
+        """Return the kinds of optimiser state of a trained parameter."""
         ...
 
     def piece(self, name: str, key: str = "") -> ShareRange | None:
-        """Return this rank's piece of a parameter, or of its state of a kind; None without one."""
+        """Return this rank's piece of a parameter, or of its state of kind ``key``; None if it has
+        none."""
         ...
 
 
 class ShareLender:
-    """One rank's part in the loans of a model in shares."""
+    """One rank's part in the loans of a sharded model."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class ShareLender:
         shapes: Mapping[str, torch.Size],
         dtype: torch.dtype,
     ) -> None:
-        """``shapes``: of whole trained parameters, by name; ``dtype``: of them and their state."""
+        """``shapes`` are those of whole trained parameters, ``dtype`` that of parameters and their
+        state."""
         self._shards, self._group, self._lead = shards, group, lead
         self._shapes, self._dtype = shapes, dtype
         self.loans = OpenLoans()
@@ -88,8 +89,9 @@ class ShareLender:
         self._own: _OwnPieces | None = None
 
     def live_state(self, state: TrainingState, obey: Callable[[Command], Any]) -> LiveState:
-        """Return the state of an exact resume, of whole tensors; on rank 0. ``obey``: carries out a
-        command with all ranks."""
+        """Return the state for an exact resume as whole tensors; on rank 0.
+
+        ``obey`` carries out a command with all ranks."""
         own = rng_tensors()
         if self._shards.num_steps:
             count = torch.tensor(float(self._shards.num_steps))
@@ -116,10 +118,10 @@ class ShareLender:
         return LiveState(specs, msgspec.json.encode(state).decode(), copy, begin)
 
     def lend(self, command: Lend) -> None:
-        """Begin this rank's part of a loan, with all ranks at once."""
+        """Start this rank's part of a loan, together with all ranks."""
         pieces = self._pieces(command.places)
         if self._group.is_lead:
-            # copied by its loan's holder
+            # whoever holds the loan copies them
             self._own = pieces
             return
         loan = StateLoan(partial(self._copy_share, command, pieces))
@@ -131,7 +133,7 @@ class ShareLender:
         return ThreadPoolExecutor(1, thread_name_prefix="share")
 
     def _shared_specs(self) -> list[TensorSpec]:
-        """Return what ranks copy: weights, and their states but the step counts."""
+        """Return what the ranks copy: weights and their states, except the step counts."""
         labels = [(f"{WEIGHT}{name}", name) for name in self._shapes]
         if self._shards.num_steps:
             labels += [
@@ -156,7 +158,7 @@ class ShareLender:
         return _OwnPieces(found)
 
     def _copy_share(self, command: Lend, pieces: _OwnPieces) -> None:
-        """Copy this rank's pieces, and report the end, or the failure, to rank 0."""
+        """Copy this rank's pieces, and report success or failure to rank 0."""
         path, failure = Path(command.path), ""
         try:
             with path.open("r+b") as file:
@@ -170,7 +172,7 @@ class ShareLender:
         partial_file.replace(told)
 
     def _wait_for_others(self, path: Path, turn: str) -> None:
-        """Wait until each rank has copied its pieces. Raises StorageFailed when one has not."""
+        """Wait until each rank has copied its pieces. Raises StorageFailed if one fails or is late."""
         waiting, since_s = set(range(1, self._group.size)), time.monotonic()
         while waiting:
             for rank in sorted(waiting):
@@ -189,14 +191,14 @@ class ShareLender:
 
 
 class _OwnPieces:
-    """A rank's pieces of a moment, by label."""
+    """A rank's pieces at one moment, by label."""
 
     def __init__(self, pieces: Sequence[tuple[str, ShareRange]]) -> None:
         self._pieces = pieces
         self._copy_into = copy_of([piece.numbers for _, piece in pieces])
 
     def copy(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Copy them into whole tensors: uint8 [bytes, or more], by label."""
+        """Copy the pieces into whole tensors by label, each uint8 [at least its bytes]."""
         self._copy_into(_view(tensors[label], piece) for label, piece in self._pieces)
 
 

@@ -1,10 +1,10 @@
-"""Rank 0's messages to the others: typed commands as MessagePack, with their arrays as raw bytes
-behind it. Nothing is pickled.
+"""Rank 0's messages to the others: typed commands as MessagePack, followed by their arrays as raw
+bytes. No pickle.
 
     8 bytes: length h of the head | head: MessagePack, each array as [dtype, elements, offset] | arrays, each at a multiple of 8
 
-Both ends are processes of one release on one host, started together. So the bytes hold neither a
-version nor a byte order."""
+Both ends are processes of one release on one host, started together, so the bytes carry no version
+or byte order."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ from workers.engines.value.seam import ValueSample
 T = TypeVar("T")
 
 _BEATS = 6
-"""Empty commands within the group's time limit."""
+"""Empty commands sent within the group's time limit."""
 _STOP_S = 2.0
-"""Seconds that a close waits for a running command; then its process, and all ranks, end."""
+"""How long a close waits for a running command; after that its process ends, and all ranks with it."""
 
 
 class Lead:
-    """Sends commands to the other ranks."""
-
     def __init__(self, group: Group, *, timeout_s: float) -> None:
         self._group = group
         self._lock = threading.Lock()
@@ -43,7 +41,8 @@ class Lead:
             threading.Thread(target=self._beat, args=(timeout_s / _BEATS,), name="ranks", daemon=True).start()
 
     def run(self, command: Command, obey: Callable[[Command], T]) -> T:
-        """Let all ranks ``obey``; return this one's result. Raises EngineDied and its errors."""
+        """Let all ranks ``obey``; return this rank's result. Raises EngineDied, and what ``obey``
+        raises."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -52,7 +51,7 @@ class Lead:
                 return obey(command)
 
     def stop(self) -> None:
-        """Let the others end. Without effect when one has died, or a command does not end."""
+        """Let the others end. Does nothing when one has died or a command does not return."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -73,7 +72,7 @@ class Lead:
     def _beat(self, every_s: float) -> None:
         while not self._ended.wait(every_s):
             if not self._lock.acquire(blocking=False):
-                # a command is on its way
+                # a command is running
                 continue
             try:
                 self._tell(Idle())
@@ -88,76 +87,67 @@ _ALIGN = 8
 
 
 class Idle(msgspec.Struct, frozen=True, tag=True):
-    """Nothing to do: rank 0 is still there."""
+    """Nothing to do, but rank 0 is alive."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """The backend is closed; a follower's work is done."""
+    """The backend is closed; followers end."""
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
-    """Compute the log-probs of responses."""
-
     samples: list[TrainingSample]
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """Take an optimiser step of the policy."""
-
     samples: list[TrainingSample]
     objective: Objective
     limits: StepLimits
 
 
 class SetRate(msgspec.Struct, frozen=True, tag=True):
-    """Step at another learning rate from now on."""
+    """Use another learning rate from now on."""
 
     learning_rate: float
 
 
 class Evaluate(msgspec.Struct, frozen=True, tag=True):
-    """Compute values."""
-
     requests: list[ScoringRequest]
 
 
 class ValueStep(msgspec.Struct, frozen=True, tag=True):
-    """Take an optimiser step of the value model."""
-
     samples: list[ValueSample]
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
-    """Bring tensors together on rank 0."""
+    """Gather tensors on rank 0."""
 
     names: list[str]
     with_optimizer: bool
 
 
 class Lend(msgspec.Struct, frozen=True, tag=True):
-    """Begin the copy of shares into a file of this host."""
+    """Start copying shards into a file on this host."""
 
     path: str
     turn: str
-    """Names this copy: the other ranks report its end by it."""
+    """Identifies this copy in the other ranks' reports."""
     places: dict[str, int]
-    """Tensor's name, as a snapshot has it -> its first byte in the file."""
+    """Tensor name, as in a snapshot -> offset of its first byte in the file."""
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Take weights, then optimiser state, from rank 0, which broadcasts each tensor."""
+    """Load weights, then optimiser state; rank 0 broadcasts each tensor."""
 
     num_steps: int
     weights: list[str]
     states: dict[str, list[str]]
-    """State's name -> names of the parameters that have it."""
+    """Kind of state -> names of the parameters that have it."""
 
 
 Command = Idle | Stop | Score | Step | SetRate | Evaluate | ValueStep | Gather | Lend | Put
 
 
 def encode(command: Command) -> bytes:
-    """Return a command as bytes."""
     parts: list[bytes] = []
     size = 0
 
@@ -180,7 +170,7 @@ def encode(command: Command) -> bytes:
 
 
 def decode(data: np.ndarray) -> Command:
-    """Return the command in uint8 ``data``; its arrays are views of it."""
+    """Decode a command from uint8 ``data``; its arrays are views into it."""
     length = int.from_bytes(data[:_ALIGN].tobytes(), "little")
     arrays = data[_ALIGN + length + -length % _ALIGN :]
 

@@ -1,11 +1,11 @@
-"""A model and its optimiser in shares: the Protocol of shares, and operations on any of them.
+"""A sharded model with its optimiser: the Protocol of shards, and gathering, snapshots and loads
+for any of them.
 
-Gathered weights, snapshots and loads use the files of the single-process backend
-(``workers.engines.model.checkpoint_files``). So a checkpoint goes on under another number of ranks,
-and under another backend.
+Files are those of the single-process backend (``workers.engines.model.checkpoint_files``), so a
+checkpoint can be resumed with another number of ranks and another backend.
 
-Only rank 0 touches files. It reads and checks a whole checkpoint before it sends a command, so that
-a damaged one changes nothing anywhere. One full tensor at a time goes over the group."""
+Only rank 0 touches files. It reads and checks a whole checkpoint before it sends a command, so a
+damaged one changes nothing anywhere. Whole tensors are sent one at a time."""
 
 from __future__ import annotations
 
@@ -43,46 +43,44 @@ from workers.engines.training.trained_weights import WeightsForm
 
 
 class Shards(LentShards, Protocol):
-    """One rank's share of a model and its optimiser. All ranks call each method in one order."""
+    """One rank's share of a model and its optimiser. All ranks call the methods in the same order."""
 
     @property
     def lends(self) -> bool:
-        """Whether ``piece`` has all of a share; else a snapshot gathers it."""
+        """Whether ``piece`` covers the whole share; otherwise a snapshot gathers it."""
         ...
 
     @property
     def module(self) -> torch.nn.Module:
-        """The module that is called for a forward pass."""
+        """The module to call for a forward pass."""
         ...
 
     @property
     def averages_gradients(self) -> bool:
-        """Whether the gradients of the ranks are averaged, not added up."""
+        """Whether gradients are averaged over the ranks instead of summed."""
         ...
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
-        """Add a micro-batch's gradient; ``total``, with the last, is this rank's summed loss."""
+        """Add a micro-batch's gradient; with the last one, ``total`` is this rank's summed loss."""
         ...
 
     def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
-        """Step along the gradients, if they and the whole batch's ``loss`` are finite, and within
-        ``limits``."""
+        """Step if the gradients and the whole batch's ``loss`` are finite and within ``limits``."""
         ...
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Step at another rate after the warm-up from now on."""
+        """Use another learning rate after the warm-up from now on."""
         ...
 
-    def clear(self) -> None:
-        """Forget the gradients."""
-        ...
+    def clear(self) -> None: ...
 
     def weight(self, name: str) -> torch.Tensor:
         """Return a whole parameter, on any device; it may be the live one."""
         ...
 
     def state(self, name: str, key: str) -> torch.Tensor:
-        """Return a parameter's whole optimiser state of a kind but :data:`STEP`, in its shape."""
+        """Return a parameter's whole optimiser state of a kind other than :data:`STEP`, in the
+        parameter's shape."""
         ...
 
     def put_weight(self, name: str, value: torch.Tensor) -> None:
@@ -90,7 +88,7 @@ class Shards(LentShards, Protocol):
         ...
 
     def begin_states(self, num_steps: int) -> None:
-        """Forget all optimiser state after ``num_steps`` steps: it is 0 until put."""
+        """Reset all optimiser state to zero, as of ``num_steps`` steps."""
         ...
 
     def put_state(self, name: str, key: str, value: torch.Tensor) -> None:
@@ -100,12 +98,12 @@ class Shards(LentShards, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Whole tensors on the host; of other ranks than 0, nothing."""
+    """Whole tensors on the host; empty on ranks other than 0."""
 
     weights: dict[str, torch.Tensor]
-    """By owner's name, in the order of the model's state."""
+    """By name, in the order of the model's state dict."""
     states: dict[str, torch.Tensor]
-    """``<state>/<parameter>``, as checkpoints name them."""
+    """``<state>/<parameter>``, as in checkpoints."""
     num_steps: int
 
 
@@ -116,7 +114,7 @@ class _Loaded:
 
 
 class ShardedModel:
-    """Gathers, saves and loads a model in shares."""
+    """Gathers, saves and loads a sharded model."""
 
     def __init__(
         self,
@@ -129,8 +127,8 @@ class ShardedModel:
         trained: Iterable[str],
         dtype: torch.dtype,
     ) -> None:
-        """Take care of this rank's ``shards`` of ``form``'s tensors, in ``dtype``, of which those
-        named ``trained`` are stepped."""
+        """Manage this rank's ``shards`` of ``form``'s tensors, in ``dtype``; only ``trained`` ones
+        are stepped."""
         self._form = form
         self.shards = shards
         self._settings = settings
@@ -144,11 +142,11 @@ class ShardedModel:
         self._lender = ShareLender(shards, group, lead, shapes=shapes, dtype=dtype)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gather the weights, then yield them by name, tied ones once: copies, on the CPU."""
+        """Gather the weights, then yield copies on the CPU by name, tied ones once."""
         yield from self._form.published(self._gather(self._form.names).weights)
 
     def adapter(self) -> Adapter | None:
-        """Gather the adapter, if there is one; the weights below it are gathered when read."""
+        """Gather the adapter, if there is one; the frozen weights are gathered only when read."""
         names = list(self._form.adapter_names)
         if not names:
             return None
@@ -156,7 +154,6 @@ class ShardedModel:
         return self._form.adapter(self._gather(names).weights, lambda: self._gather(rest).weights)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Gather the state of an exact resume; return its writer, by the seam's contract."""
         gathered = self._gather(self._form.names, with_optimizer=True)
         write_model = self._form.writer(gathered.weights)
         write_optimizer = optimizer_writer(gathered.states, self._settings.training_state(gathered.num_steps))
@@ -164,15 +161,15 @@ class ShardedModel:
         return snapshot_writer(write_model, write_optimizer)
 
     def load(self, folder: Path) -> None:
-        """Take back any backend's snapshot. On DataError, naming the file, nothing has changed."""
+        """Restore any backend's snapshot. On DataError, which names the file, nothing has changed."""
         state = read_training_state(folder)
         self._settings.check_state(state, folder)
         weights = self._form.read(folder)
         self._put(weights, read_optimizer(self._trained_shapes, folder), state)
 
     def live_state(self) -> LiveState:
-        """Return weights, optimiser and random streams, to be lent by all ranks; copies of them, of
-        shares that cannot be lent."""
+        """Return weights, optimiser and random states, to be lent by all ranks, or copies if shards
+        cannot be lent."""
         if self.shards.lends:
             return self._lender.live_state(self._settings.training_state(self.shards.num_steps), self.obey)
         gathered = self._gather(self._changing, with_optimizer=True)
@@ -181,11 +178,11 @@ class ShardedModel:
         return self._copier.live_state(gathered.weights, gathered.states | rng_tensors(), state)
 
     def wait_for_loans(self) -> None:
-        """Wait, on each rank, until what its share has lent is copied. Raises EngineDied."""
+        """Wait, on each rank, until everything that it has lent is copied. Raises EngineDied."""
         self._lender.loans.wait()
 
     def put_back(self, kept: KeptState) -> None:
-        """Share out a copied ``live_state``. On DataError nothing has changed."""
+        """Restore a copied ``live_state`` on all ranks. On DataError nothing has changed."""
         state, weights, states = read_kept(kept)
         self._settings.check_state(state, kept.path)
         check_weights(weights, {name: self._form.shapes[name] for name in self._changing}, kept.path)
@@ -213,7 +210,7 @@ class ShardedModel:
         restore_rng(rng)
 
     def obey(self, command: Command) -> Gathered:
-        """Carry out a command on weights, with all ranks. Raises EngineError for another one."""
+        """Carry out a command on weights, with all ranks. Raises EngineError for any other command."""
         match command:
             case Gather():
                 return self._bring_together(command.names, with_optimizer=command.with_optimizer)

@@ -1,12 +1,12 @@
-"""Shares by DeepSpeed: ZeRO 1 (optimiser state), 2 (gradients as well) or 3 (weights as well).
+"""Shards with DeepSpeed: ZeRO 1 (optimiser state), 2 (gradients as well) or 3 (weights as well).
 
-Every method that computes waits for the other ranks. DeepSpeed steps plain torch's AdamW on flat
-fp32 shares; its own optimisers would be compiled at the first start. It clips by the same norm. It
-refuses a step whose gradient is not finite, and leaves all state as it was. A loss that is not
-finite is turned into such a gradient.
+Every method that computes waits for the other ranks. DeepSpeed steps torch's own AdamW on flat fp32
+shares; its own optimisers would be compiled at the first start. It clips by the same norm, and
+refuses a step whose gradient is not finite, leaving all state as it was. A loss that is not finite
+is turned into such a gradient.
 
-DeepSpeed's documented API is used. Stages 1 and 2 have none for a rank's part of the state: it is
-found by the links that DeepSpeed's own full reads follow."""
+Only DeepSpeed's documented API is used, with one exception: stages 1 and 2 have none for a rank's
+part of the state, so it is found through the links that DeepSpeed's own full reads follow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ZeroShards:
-    """A share of a model, as :class:`workers.engines.training.ranks.sharded.Shards`."""
+    """Implements :class:`workers.engines.training.ranks.sharded.Shards`."""
 
     averages_gradients = True
 
@@ -46,8 +46,10 @@ class ZeroShards:
         group: Group,
         options: DeepSpeedSection,
     ) -> None:
-        """Cut ``model``, in fp32 and whole on every rank; ``module`` around it is called. Raises
-        EngineError when DeepSpeed refuses the settings."""
+        """Shard ``model``, which is fp32 and whole on every rank; ``module`` wraps it and is
+        called.
+
+        Raises EngineError when DeepSpeed rejects the settings."""
         deepspeed = _import_deepspeed(group)
         self._zero = cast("Any", deepspeed.zero)
         self._tools = cast("Any", deepspeed.utils)
@@ -68,7 +70,7 @@ class ZeroShards:
                 )
         except (ValueError, AssertionError, TypeError) as error:
             raise EngineError(
-                f"DeepSpeed does not take the settings of [learner.deepspeed]: {error}; correct them"
+                f"DeepSpeed rejects the settings of [learner.deepspeed]: {error}; correct them"
             ) from error
         self._engine = cast("Any", engine)
         self.module = cast("torch.nn.Module", engine)
@@ -76,7 +78,8 @@ class ZeroShards:
         self._is_linked = False
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
-        """Add a micro-batch's gradient, averaged over ranks; the last one's total is checked."""
+        """Add a micro-batch's gradient, averaged over ranks; NaN if the last one's total is not
+        finite."""
         self._engine.set_gradient_accumulation_boundary(total is not None)
         if total is not None:
             total = self._group.sum(total.clone())
@@ -84,8 +87,9 @@ class ZeroShards:
         self._engine.backward(loss)
 
     def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
-        """Step along the gradients, unless they or the loss were not finite. There are no other
-        limits: DeepSpeed returns the norm after its step."""
+        """Step unless the gradients or the loss are not finite.
+
+        ``limits`` is ignored: DeepSpeed reports the norm only after its step."""
         del limits
         learning_rate = self._settings.rate_after(self.num_steps)
         for group in self._engine.optimizer.param_groups:
@@ -99,11 +103,10 @@ class ZeroShards:
         return AppliedStep(applied, float(norm) if applied else math.inf, learning_rate)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Step at another rate after the warm-up from now on."""
         self._settings = replace(self._settings, learning_rate=learning_rate)
 
     def clear(self) -> None:
-        """Do nothing: a step takes the gradients with it, whether it is applied or refused."""
+        """Do nothing: a step drops the gradients, whether applied or refused."""
 
     def weight(self, name: str) -> torch.Tensor:
         """Return a whole parameter or buffer."""
@@ -116,17 +119,14 @@ class ZeroShards:
             return parameter.detach().clone()
 
     def kinds(self, name: str) -> Sequence[str]:
-        """Return the kinds of AdamW's state."""
         del name
         return (*_MOMENTS, STEP)
 
     def state(self, name: str, key: str) -> torch.Tensor:
-        """Return a parameter's whole optimiser state of one kind."""
         return self._tools.safe_get_full_optimizer_state(self._parameters[name], key)
 
     @torch.no_grad()
     def piece(self, name: str, key: str = "") -> ShareRange | None:
-        """Return this rank's numbers of a parameter, or of its state of a kind."""
         parameter = self._parameters[name]
         rank, size = self._group.rank, self._group.size
         if self._stage == 3:
@@ -137,10 +137,10 @@ class ZeroShards:
                 else self._tools.safe_get_local_fp32_param(parameter)
             )
             first, numbers = rank * length, int(cast("Any", parameter).ds_numel)
-            # the last parts are filled with zeros
+            # the last parts are padded with zeros
             return ShareRange(first, local[: max(0, numbers - first)])
         if not key:
-            # each rank has all of it
+            # each rank has the whole parameter
             first, last = (parameter.numel() * number // size for number in (rank, rank + 1))
             return ShareRange(first, parameter.detach().flatten()[first:last])
         link = cast("Any", parameter)._hp_mapping
@@ -150,9 +150,9 @@ class ZeroShards:
 
     @torch.no_grad()
     def put_weight(self, name: str, value: torch.Tensor) -> None:
-        """Set a parameter or buffer from its whole value, in the module and the stepped share."""
+        """Set a parameter or buffer from its whole value, in the module and in the stepped share."""
         parameter = self._parameters.get(name)
-        # DeepSpeed sets nothing in the stepped share for a frozen parameter: it has none
+        # for a frozen parameter DeepSpeed has no stepped share to set
         if parameter is None:
             self._buffers[name].copy_(value)
         elif self._stage < 3:
@@ -165,7 +165,6 @@ class ZeroShards:
             self._tools.safe_set_local_fp32_param(parameter, self._part(parameter, value))
 
     def begin_states(self, num_steps: int) -> None:
-        """Forget all optimiser state."""
         self.num_steps = num_steps
         inner = self._engine.optimizer.optimizer
         flat = self._flat_shares()
@@ -176,7 +175,6 @@ class ZeroShards:
         self._link()
 
     def put_state(self, name: str, key: str, value: torch.Tensor) -> None:
-        """Set a parameter's optimiser state of one kind from its whole value."""
         parameter = self._parameters[name]
         if key == STEP:
             # begin_states has set it
@@ -187,7 +185,7 @@ class ZeroShards:
             self._tools.safe_set_local_optimizer_state(parameter, self._part(parameter, value), key)
 
     def _link(self) -> None:
-        """Link parameters to their flat state, which DeepSpeed does too early for a 2nd group."""
+        """Link parameters to their flat state, which DeepSpeed does too early for a second group."""
         self._is_linked = True
         optimizer = self._engine.optimizer
         if self._stage < 3:
@@ -201,7 +199,7 @@ class ZeroShards:
         )
 
     def _part(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a ZeRO-3 parameter: parts are equal, filled with zeros."""
+        """Return this rank's part of a ZeRO-3 parameter: parts are equal, padded with zeros."""
         share = cast("Any", parameter).ds_tensor
         length = int(share.ds_numel)
         flat = torch.nn.functional.pad(value.flatten(), (0, length * self._group.size - value.numel()))
@@ -209,7 +207,6 @@ class ZeroShards:
 
 
 def _configuration(settings: OptimizerSettings, options: DeepSpeedSection) -> dict[str, Any]:
-    """Return DeepSpeed's configuration."""
     zero = {
         "stage": options.stage,
         "offload_optimizer": options.offload_optimizer or None,
@@ -219,7 +216,7 @@ def _configuration(settings: OptimizerSettings, options: DeepSpeedSection) -> di
     return {
         **options.config,
         "train_micro_batch_size_per_gpu": 1,
-        # the boundary is set for each micro-batch
+        # set for each micro-batch in backward()
         "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.max_grad_norm,
         "zero_allow_untested_optimizer": True,
@@ -229,15 +226,15 @@ def _configuration(settings: OptimizerSettings, options: DeepSpeedSection) -> di
 
 
 def _import_deepspeed(group: Group) -> Any:
-    """Import DeepSpeed for this device over torch's process group, without compiling anything."""
+    """Import DeepSpeed for this device, over torch's process group, without compiling anything."""
     os.environ.setdefault("DS_ACCELERATOR", group.device.type)
-    # DeepSpeed reads it from the environment, not from its caller
+    # DeepSpeed reads the rank only from the environment
     os.environ.setdefault("LOCAL_RANK", str(group.rank))
     with _quietly():
         import deepspeed
         import deepspeed.ops
 
-        # compiled at the first use otherwise
+        # otherwise compiled at first use
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend="nccl" if group.device.type == "cuda" else "gloo", verbose=False)
     return deepspeed
@@ -245,7 +242,7 @@ def _import_deepspeed(group: Group) -> Any:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Suppress DeepSpeed's warnings about missing packages, and its page of settings."""
+    """Suppress DeepSpeed's warnings about missing packages, and its dump of settings."""
     import logging
     import warnings
 
