@@ -1,2 +1,3 @@
-"""The engines of generation, scoring, training and values, each kind behind one Protocol. Of the
-packages, only this one and ``pipeline.algorithms`` import torch."""
+"""The engines for generation, scoring, training and values, each kind behind one Protocol.
+
+Only this package and ``pipeline.algorithms`` import torch."""

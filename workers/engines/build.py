@@ -1,4 +1,4 @@
-"""Builds the engines that a configuration names, and imports torch only when it must."""
+"""Builds the engines that a configuration names, and imports torch only if needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def build_engine(config: RunConfig) -> GenerationEngine:
-    """Make the generation engine that ``generation.engine`` names, around the start model.
+    """Build the generation engine that ``generation.engine`` names, around the start model.
 
     Raises ConfigError (nothing at the import path, no such device), DataError (no model there) or
     EngineError (the engine cannot serve the model)."""
@@ -37,8 +37,9 @@ def build_engine(config: RunConfig) -> GenerationEngine:
 
 
 def build_generation_engine(config: RunConfig) -> GenerationEngine:
-    """Make the run's generation engine on the start model, which it serves until the first swap. A
-    run of recorded responses has a model for its evaluation alone, and without one none."""
+    """Build the run's generation engine on the start model, which it serves until the first swap.
+
+    A run of recorded responses uses a model only for evaluation, and has none without it."""
     if not config.data.responses:
         return build_engine(config)
     from workers.engines.generation.recorded import RecordedEngine
@@ -47,14 +48,15 @@ def build_generation_engine(config: RunConfig) -> GenerationEngine:
 
 
 def start_weights(config: RunConfig) -> Mapping[str, Any]:
-    """Return the start model's weights by name, as a learner publishes its first version. Raises
-    ConfigError for a learner's backend of your own, whose weights it alone knows."""
+    """Return the start model's weights by name, as a learner publishes its first version.
+
+    Raises ConfigError for a custom learner backend, which alone knows its weights."""
     if not config.has_sampling:
         return {}
     if config.learner.has_own_engine:
         raise ConfigError(
-            f"learner.backend is {config.learner.backend}, and only that code knows the weights that it publishes first; "
-            "expected torch, fsdp2 or deepspeed"
+            f"learner.backend is {config.learner.backend}, and only that code knows its first weights; expected torch, fsdp2 "
+            "or deepspeed"
         )
     import torch
 
@@ -66,7 +68,8 @@ def start_weights(config: RunConfig) -> Mapping[str, Any]:
 
 
 def build_scoring_engine(config: RunConfig) -> ScoringEngine:
-    """Make the reference's engine: of ``model.reference_path``, or the start model when absent."""
+    """Build the reference's engine on ``model.reference_path``, or the start model if that is not
+    set."""
     match config.reference.backend:
         case "torch":
             from workers.engines.scoring.torch import build_scoring
@@ -81,14 +84,13 @@ def build_scoring_engine(config: RunConfig) -> ScoringEngine:
 
 
 def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
-    """Load the reward model that a run's responses are read by."""
     from workers.engines.scoring.torch import build_reward
 
     return build_reward(config)
 
 
 def build_training_backend(config: RunConfig) -> TrainingBackend:
-    """Make the learner's backend on the start model; of ranks, rank 0's once all are there."""
+    """Build the learner's backend on the start model; with ranks, rank 0's, once all have joined."""
     match config.learner.backend:
         case "fsdp2" | "deepspeed":
             from workers.engines.training.ranks.build import ranked_training
@@ -103,7 +105,7 @@ def build_training_backend(config: RunConfig) -> TrainingBackend:
 
 
 def build_value_engine(config: RunConfig) -> ValueEngine:
-    """Make the value worker's engine on ``value.path`` or the start model; of ranks, rank 0's."""
+    """Build the value worker's engine on ``value.path`` or the start model; with ranks, rank 0's."""
     match config.value.backend:
         case "fsdp2" | "deepspeed":
             from workers.engines.training.ranks.build import ranked_value
@@ -118,8 +120,9 @@ def build_value_engine(config: RunConfig) -> ValueEngine:
 
 
 def _make_own(setting: str, path: str, config: RunConfig) -> Any:
-    """Return what the function at an import path makes of the configuration. Raises ConfigError:
-    there is none, and what it raises."""
+    """Call the function at an import path with the configuration, and return its result.
+
+    Raises ConfigError if there is no such function."""
     make = import_own(setting, path)
     if not callable(make):
         raise ConfigError(

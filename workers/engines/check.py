@@ -1,12 +1,12 @@
-"""Whether our engines can compute a run's models, on the devices that it names.
+"""Checks whether our engines can compute a run's models, on the configured devices.
 
-The check reads a resolved configuration file. Its exit code is 0, or 2 with the reason on standard
-error. Standard output has a line for each model that takes a slower way. The import of torch takes
-seconds.
+Reads a resolved configuration file. The exit code is 0, or 2 with the reason on standard error.
+Standard output has a line for each model that is computed in a slower way. Importing torch takes
+seconds, hence a process of its own.
 
-A model makes the trial pass that its workers make (``workers.engines.model.trial``): with its own
-weights where they are small. A larger one is built on torch's meta device, where a forward pass
-computes shapes alone. Its numbers are compared when its workers start."""
+Each model makes the trial pass that its workers make (``workers.engines.model.trial``): with its
+own weights if they are small, else on torch's meta device, where a forward pass computes only
+shapes. Numbers are then compared when its workers start."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 MOST_BYTES = 1 << 30
-"""Of a model's weight files, for a trial with them."""
+"""Largest weight files with which a trial is made."""
 _OURS = ("torch", "fsdp2", "deepspeed")
 
 
 def check(config: RunConfig) -> list[str]:
-    """Return what is to be known of how models are computed. Raises ConfigError, DataError or
-    EngineError for the first thing that cannot be computed. Models come last: the import of their
-    code takes as long as torch's."""
+    """Return notes on how models will be computed.
+
+    Raises ConfigError, DataError or EngineError for the first thing that cannot be computed. Models
+    come last, as importing their code takes as long as importing torch."""
     check_devices(config)
     check_surrogate(config.algorithm.surrogate)
     row_weights(np.array([3.0, 0.0, 5.0]), config.algorithm.loss_aggregation, norm_length=8.0)
@@ -47,7 +48,6 @@ def check(config: RunConfig) -> list[str]:
 
 
 def check_devices(config: RunConfig) -> None:
-    """Raise ConfigError, naming the setting, for a configured device that torch does not see."""
     devices = {"model.device": config.model.device}
     if not config.generation.has_own_engine:
         devices["generation.device"] = config.generation.device
@@ -65,7 +65,7 @@ def check_devices(config: RunConfig) -> None:
 
 
 def check_surrogate(name: str) -> None:
-    """Raise ConfigError for a surrogate of one's own that yields no finite gradient on a trial."""
+    """Raise ConfigError if a custom surrogate yields no finite gradient on a small example."""
     logprobs = torch.tensor([-0.5, -1.0, -2.0, -0.1], requires_grad=True)
     proximal = torch.tensor([-0.6, -0.9, -2.0, -0.3])
     terms = SurrogateTerms(
@@ -86,7 +86,7 @@ def check_surrogate(name: str) -> None:
         raise
     except Exception as error:
         raise ConfigError(
-            f"algorithm.surrogate {name!r} ended a trial by {type(error).__name__}: {error}; expected a loss that is "
+            f"algorithm.surrogate {name!r} raised {type(error).__name__} in a trial: {error}; expected a loss that is "
             "differentiable in terms.logprobs: correct it"
         ) from error
     if not torch.isfinite(gradient).all():
@@ -97,7 +97,7 @@ def check_surrogate(name: str) -> None:
 
 
 def check_parameter_names(config: RunConfig) -> None:
-    """Raise ConfigError for a pattern of the learner that fits no parameter of the policy."""
+    """Raise ConfigError for a pattern of the learner that matches no parameter of the policy."""
     patterns = {"learner.freeze": config.learner.freeze, "learner.no_decay": config.learner.no_decay}
     if not any(patterns.values()):
         return
@@ -111,7 +111,7 @@ def check_parameter_names(config: RunConfig) -> None:
 
 
 def _wanted(config: RunConfig) -> list[tuple[Path, str]]:
-    """Return each model with what is to compute it, a key of ``_REFUSALS``."""
+    """Return each model with how it will be computed, a key of ``_REFUSALS``."""
     wanted: list[tuple[Path, str]] = []
     if config.generation.engine == "local":
         wanted.append((config.model.path, "slots"))
@@ -135,7 +135,7 @@ _REFUSALS = {
 
 
 def _check_model(path: Path, what: str) -> str | None:
-    """Return what is to be known of how a model is computed, or None. Raises ConfigError."""
+    """Return a note on how a model will be computed, or None. Raises ConfigError."""
     from transformers import AutoConfig
 
     try:
@@ -149,7 +149,7 @@ def _check_model(path: Path, what: str) -> str | None:
         raise ConfigError(f"{path}: {_REFUSALS[what]}: {error}") from error
     except Exception as error:
         if isinstance(error, NotImplementedError) or "meta" in str(error):
-            # the model reads values, which meta tensors do not have: it cannot be tried in this way
+            # the model reads values, which meta tensors do not have, so it cannot be tried here
             return f"{path} is too large for a trial with its weights; its workers make one when they start"
         raise ConfigError(
             f"{path}: {_REFUSALS[what]}: a trial pass ended by {type(error).__name__}: {error}; choose another model (Qwen2, "
@@ -158,7 +158,8 @@ def _check_model(path: Path, what: str) -> str | None:
 
 
 def without_weights(config: PretrainedConfig, what: str) -> PreTrainedModel:
-    """Return a model of ``config`` on torch's meta device. Raises EngineError for no such model."""
+    """Build a model of ``config`` on torch's meta device. Raises EngineError if there is no such
+    model."""
     from transformers import AutoModelForCausalLM
 
     from workers.engines.model.loading import critic_class
@@ -172,11 +173,10 @@ def without_weights(config: PretrainedConfig, what: str) -> PreTrainedModel:
 
 
 def try_model(model: PreTrainedModel, what: str) -> str | None:
-    """Pass two sequences through a model, which may be on ``meta``, as its worker does. Return
-    what is to be known of how it is computed, or None.
+    """Pass two sequences through a model, which may be on ``meta``, as its worker does.
 
-    ``what`` is a key of ``_REFUSALS``. Raises EngineError when it would not be computed right, and
-    the errors of the model's own code."""
+    ``what`` is a key of ``_REFUSALS``. Returns a note on how the model is computed, or None. Raises
+    EngineError when the result would be wrong, and the errors of the model's own code."""
     from workers.engines.generation.local.forward import make_forward
     from workers.engines.generation.local.lone import LoneForward
     from workers.engines.model.loading import value_head
@@ -197,7 +197,6 @@ def try_model(model: PreTrainedModel, what: str) -> str | None:
 
 
 def main() -> ExitCode:
-    """Check the configuration file that the command line names; return the process's exit code."""
     try:
         notes = check(load_config([Path(sys.argv[1])]))
     except HeadraceError as error:

@@ -151,7 +151,7 @@ def test_a_surrogate_of_ones_own_is_the_loss_of_each_token(tmp_path: Path) -> No
     [
         (
             "def mine(terms): return terms.advantages\n",
-            "ended a trial by RuntimeError: .* differentiable in terms.logprobs",
+            "raised RuntimeError in a trial: .* differentiable in terms.logprobs",
         ),
         (
             "def mine(terms): return terms.ratio.sum()\n",

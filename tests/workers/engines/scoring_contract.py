@@ -60,7 +60,7 @@ class ScoringContract(abc.ABC):
     def test_a_request_without_context_is_refused_and_the_next_one_is_scored(self) -> None:
         engine = self.make_engine(tiny_model(), temperature=1.0, micro_batch_tokens=256)
         good = ScoringRequest(np.array([2, 3], dtype=np.int32), 1)
-        with pytest.raises(EngineError, match="at least one token must come before"):
+        with pytest.raises(EngineError, match="at least one token must precede"):
             engine.logprobs([good, ScoringRequest(np.array([2, 3], dtype=np.int32), 2)])
         assert engine.logprobs([good])[0].shape == (1,)
 

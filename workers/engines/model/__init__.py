@@ -1,1 +1,2 @@
-"""Parts of all engines around a model: loading, attention, weight files, optimiser, streams."""
+"""What all engines share around a model: loading, attention, weight files, optimisers, random
+streams."""

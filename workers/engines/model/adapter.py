@@ -1,16 +1,15 @@
-"""An adapter on its way to the generators: a small share of the weights' bytes.
+"""Publishes an adapter to the generators: a small share of the whole weights' bytes.
 
-The frozen weights are published once and the adapter at every version. A generator makes the merged
-weights of both:
+The frozen weights are published once and the adapter with every version. A generator merges both:
 
     weight = base + scaling * (B A)
 
-Merged weights are laid out by the rule for whole versions. They are made one tensor at a time, in
-the arithmetic of peft's own merge. On a CPU the file is, bit for bit, that of the learner's merged
-weights. So every engine takes it as any other version, and none needs peft.
+Merged weights have the layout of whole versions. They are computed one tensor at a time with the
+arithmetic of peft's own merge; on a CPU the result equals the learner's merged weights bit for bit.
+So any engine can load them like another version, and none needs peft.
 
-An adapter's file holds ``<layer>.lora_A.weight`` and ``<layer>.lora_B.weight``. Its metadata name
-its base by the digest of the base's file."""
+An adapter's file holds ``<layer>.lora_A.weight`` and ``<layer>.lora_B.weight``; its metadata name
+the base by the digest of the base's file."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ _ADAPTER = "headrace.adapter"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Low-rank parts, and the weights below them; all on the CPU."""
+    """Low-rank factors, and the frozen weights below them; all on the CPU."""
 
     layers: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-    """Name of a layer -> A [rank, columns] and B [rows, rank], its weight being [rows, columns]."""
+    """Layer -> A [rank, columns] and B [rows, rank], where the layer's weight is [rows, columns]."""
     scaling: float
-    """Of the product B A: alpha / rank."""
+    """Factor of the product B A: alpha / rank."""
     below: Callable[[], Iterable[tuple[str, torch.Tensor]]]
     """Yields the frozen weights by the model's own names, tied ones once."""
 
@@ -46,10 +45,10 @@ class _AdapterRecord(msgspec.Struct):
 
 
 def publish_base(adapter: Adapter, *, dtype: str) -> Publication:
-    """Lay out the weights below an adapter, as ``weights_file.publish_tensors`` does a version.
+    """Lay out the frozen weights, as ``weights_file.publish_tensors`` does for a version.
 
-    Weights to which the adapter adds keep their own type where ``dtype`` would round them: only the
-    sum is rounded."""
+    Weights that the adapter adds to keep their own type if ``dtype`` would round them: only the sum
+    is rounded."""
     wanted: torch.dtype = getattr(torch, dtype)
     adapted = {f"{layer}.weight" for layer in adapter.layers}
     named = dict(adapter.below())
@@ -62,7 +61,7 @@ def publish_base(adapter: Adapter, *, dtype: str) -> Publication:
 
 
 def publish_adapter(adapter: Adapter, base_digest: str, *, probe: ParityProbe | None = None) -> Publication:
-    """Lay out an adapter in the type that it is trained in; ``probe`` is of the merged weights."""
+    """Lay out an adapter in the type it is trained in; ``probe`` is for the merged weights."""
     named = {
         f"{layer}.lora_{part}.weight": tensor
         for layer, parts in adapter.layers.items()
@@ -74,7 +73,7 @@ def publish_adapter(adapter: Adapter, base_digest: str, *, probe: ParityProbe | 
 
 
 def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
-    """Lay out in ``dtype`` the weights that an adapter makes of its base, both files' uint8 bytes.
+    """Lay out the merged weights in ``dtype``; ``adapter`` and ``base`` are the files' uint8 bytes.
 
     Neither may change before the publication is written. Raises WeightsDamaged when one cannot be
     read, and WeightsRejected when the adapter does not fit the base of ``base_digest``."""
@@ -95,9 +94,10 @@ def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, d
 
 
 def merge(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Return ``base + scaling * (b a)`` in the adapter's type, rounded as peft's merge is. Shapes:
-    base [rows, columns], a [rank, columns], b [rows, rank]."""
-    # copies: how a product is summed up may depend on how its factors are aligned
+    """Return ``base + scaling * (b a)`` in the adapter's type, rounded as peft rounds it.
+
+    Shapes: base [rows, columns], a [rank, columns], b [rows, rank]."""
+    # copies, as the summation order of a product may depend on the alignment of its factors
     added = b.clone() @ a.clone()
     return added.mul_(scaling).add_(base)
 
@@ -105,7 +105,8 @@ def merge(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) 
 def _pairs(
     parts: Mapping[str, torch.Tensor], below: Mapping[str, torch.Tensor]
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return name of a weight below -> A and B. Raises WeightsRejected when they do not fit it."""
+    """Return A and B by the name of the weight they add to. Raises WeightsRejected when they do not
+    fit."""
     pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for layer in dict.fromkeys(name.rpartition(".lora_")[0] for name in parts):
         a, b = (parts.get(f"{layer}.lora_{part}.weight") for part in "AB")

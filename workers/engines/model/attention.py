@@ -1,16 +1,16 @@
 """Attention over packed sequences: many sequences in one row of tokens, none of which sees another.
 
-Queries, keys and values are a row ``[1, heads, N, head dim]``; a :class:`PackedLayout` holds where
-each sequence lies. Sequences that begin alike may share these tokens in the row.
+Queries, keys and values are a row ``[1, heads, N, head dim]``; a :class:`PackedLayout` says where
+each sequence is. Sequences with a common prefix may share its tokens in the row.
 
-The function is registered with transformers under :data:`PACKED_ATTENTION`, and a model that
-carries this name calls it in every layer. No mask is registered under the name, so transformers
-makes none: the layout alone decides which tokens see each other. On CUDA in half precision the row
-goes to a variable-length kernel as it is. Elsewhere sequences of similar length meet in small
-padded buckets, inside attention only. Every other layer works on the N tokens and nothing else.
+The function is registered with transformers under :data:`PACKED_ATTENTION`, and a model with this
+attention calls it in every layer. No mask is registered under the name, so transformers makes none:
+the layout alone decides which tokens see each other. On CUDA in half precision the row goes to a
+variable-length kernel as it is. Elsewhere sequences of similar length are padded into small
+buckets, inside attention only; all other layers work on the N tokens.
 
-Soft caps and attention sinks are computed in the buckets. A sink is one more key, whose score is
-the head's own number and whose value is 0 (gpt-oss)."""
+Soft caps and attention sinks are computed in the buckets. A sink is one more key, whose score is a
+parameter of the head and whose value is 0 (gpt-oss)."""
 
 from __future__ import annotations
 
@@ -28,49 +28,52 @@ from transformers import AttentionInterface
 from protocol.errors import EngineError
 
 PACKED_ATTENTION = "headrace_packed"
-"""Name under which transformers knows :func:`packed_attention`."""
+"""Name under which :func:`packed_attention` is registered with transformers."""
 
 BUCKET_FILL = 0.75
-"""A sequence shorter than this share of a bucket's longest opens the next bucket."""
+"""A sequence shorter than this share of a bucket's longest starts the next bucket."""
 
 BUCKET_SLACK = 16
-"""Sequences at most this many tokens shorter than the longest stay in its bucket anyway."""
+"""A sequence at most this many tokens shorter than the longest stays in its bucket anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sequences of similar length that go through attention together, padded to the longest."""
+    """Sequences of similar length that are padded to the longest and attend in one call."""
 
     gather: torch.Tensor
-    """int64 [num_sequences * length]: row's place of each padded one; last tokens are repeated."""
+    """int64 [num_sequences * length]: index into the row of each padded token; padding repeats the
+    last token."""
     num_sequences: int
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where the sequences of a packed row lie. Example: lengths (3, 2) make position_ids [0, 1, 2,
-    0, 1] and cumulative_lengths [0, 3, 5]. If the second begins as the first one does, shared (0, 1)
-    leaves out its first token: position_ids are [0, 1, 2, 1]."""
+    """Where the sequences of a packed row are.
+
+    Example: lengths (3, 2) give position_ids [0, 1, 2, 0, 1] and cumulative_lengths [0, 3, 5]. If
+    the second begins like the first, shared (0, 1) leaves out its first token: position_ids are [0,
+    1, 2, 1]."""
 
     position_ids: torch.Tensor
-    """int64 [N]: place of each token in its own sequence."""
+    """int64 [N]: position of each token in its own sequence."""
     cumulative_lengths: torch.Tensor | None
     """int32 [num_sequences + 1], from 0 to N; None when sequences share tokens."""
     max_length: int
     buckets: tuple[Bucket, ...]
     scatter: torch.Tensor
-    """int64 [N]: a place of each token among the padded places of all buckets, laid end to end."""
+    """int64 [N]: index of each token in the concatenated padded buckets."""
 
     @classmethod
     def of(
         cls, lengths: Sequence[int] | np.ndarray, device: torch.device, shared: Sequence[int] | np.ndarray | None = None
     ) -> PackedLayout:
-        """Lay sequences end to end. The first ``shared[i]`` tokens of sequence i are those of
-        sequence i - 1, and are not laid again; the default is none.
+        """Lay sequences end to end.
 
-        Raises ValueError for an empty list, an empty sequence, or more shared tokens than either
-        sequence has."""
+        The first ``shared[i]`` tokens of sequence i are those of sequence i - 1 and are not
+        repeated; by default none are shared. Raises ValueError for an empty list, an empty
+        sequence, or more shared tokens than either sequence has."""
         sizes = np.asarray(lengths, dtype=np.int64)
         if sizes.size == 0 or sizes.min() < 1:
             raise ValueError(f"a packed row of sequence lengths {sizes.tolist()}; each must be at least 1")
@@ -112,8 +115,9 @@ class PackedLayout:
 
 
 def lay(sizes: np.ndarray, shared: np.ndarray) -> list[np.ndarray]:
-    """Return, for each sequence of ``sizes``, int64 places of its tokens in a row: the first
-    ``shared[i]`` are places of sequence i - 1, and the others are new."""
+    """Return int64 indices into the row for the tokens of each sequence.
+
+    The first ``shared[i]`` are indices of sequence i - 1; the others are new."""
     places: list[np.ndarray] = []
     for size, alike, end in zip(sizes, shared, np.cumsum(sizes - shared), strict=True):
         before = places[-1][:alike] if alike else np.empty(0, np.int64)
@@ -135,12 +139,12 @@ def packed_attention(
     packed_layout: PackedLayout | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend causally within each sequence of a packed row: a transformers attention function.
+    """Attend causally within each sequence of a packed row; a transformers attention function.
 
     Query is [1, query heads, N, head dim]; key and value have key heads, which divide query heads.
-    ``scaling`` is head dim ** -0.5 when absent. Dropout is ignored: a policy's log-probs must not
-    depend on chance. With ``sliding_window`` a token sees so many tokens back, itself included.
-    ``softcap`` c makes scores ``c tanh(s / c)``. ``s_aux`` are the sinks' scores, [query heads].
+    ``scaling`` defaults to head dim ** -0.5. Dropout is ignored: a policy's log-probs must not
+    depend on chance. With ``sliding_window`` a token sees that many tokens, itself included.
+    ``softcap`` c makes scores ``c tanh(s / c)``. ``s_aux`` holds the sinks' scores, [query heads].
 
     Returns [1, N, query heads, head dim], and None in place of attention weights. Raises
     EngineError without a layout, with a mask, or for sinks together with a soft cap."""
@@ -183,7 +187,7 @@ def _attend_buckets(
         q, k, v = (
             tensor.index_select(0, bucket.gather).unflatten(0, shape).transpose(1, 2) for tensor in (query, key, value)
         )
-        # Padding lies to the right, so a causal mask alone keeps every real token from seeing it.
+        # Padding is on the right, so a causal mask is enough to hide it from every real token.
         if is_plain and window is None:
             attended = scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
@@ -204,13 +208,13 @@ def attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend by a mask, with soft-capped scores or sinks if given, and return what SDPA does.
+    """Attend with a mask, and optionally soft-capped scores or sinks; returns what SDPA returns.
 
     Query is [n, query heads, T, head dim]; key and value [n, key heads, S, head dim]. ``mask`` is
-    bool, True where a key is seen, or added to scores; it broadcasts to [n, query heads, T, S].
-    ``sinks`` are [query heads]. Raises EngineError for sinks and a soft cap at once."""
+    bool, True where a key is seen, or added to the scores; it broadcasts to [n, query heads, T, S].
+    ``sinks`` are [query heads]. Raises EngineError for sinks together with a soft cap."""
     if sinks is not None and softcap is not None:
-        raise EngineError("attention has sinks and a soft cap at once, which is not computed here")
+        raise EngineError("attention with both sinks and a soft cap is not supported")
     grouped = query.shape[1] != key.shape[1]
     if softcap is not None:
         if grouped:
@@ -229,7 +233,7 @@ def attend(
 
 
 _SINK_WIDTH = 8
-"""Numbers that sinks add to a head's width; only the first is used: kernels want multiples of 8."""
+"""Columns that sinks add to a head; only the first is used, but kernels want multiples of 8."""
 
 
 def _with_sinks(
@@ -240,8 +244,9 @@ def _with_sinks(
     scaling: float | None,
     sinks: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]:
-    """Add a last key that every query sees and whose value is 0. One more number of each query
-    makes its score, and is 0 in all other keys."""
+    """Append a key that every query sees and whose value is 0.
+
+    One more column of the queries makes its score; that column is 0 in all other keys."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = (torch.nn.functional.pad(tensor, (0, _SINK_WIDTH)) for tensor in (query, key, value))
     score = (sinks.to(query.dtype) / scale).view(1, -1, 1).expand(query.shape[:-1])
@@ -283,7 +288,7 @@ def _attend_varlen(
 
 @cache
 def _varlen_kernel() -> Any | None:
-    """Return torch's variable-length attention; None where it lacks the options we need."""
+    """Return torch's variable-length attention, or None if it lacks the options we need."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -292,14 +297,14 @@ def _varlen_kernel() -> Any | None:
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """Return bool [length, length]: query i sees keys i - window + 1 .. i."""
+    # query i sees keys i - window + 1 .. i
     place = torch.arange(length, device=device)
     distance = place[:, None] - place[None, :]
     return (distance >= 0) & (distance < window)
 
 
 def _group_by_length(sizes: np.ndarray) -> list[list[int]]:
-    """Group sequences so that each is nearly as long as its group's first, the longest."""
+    # longest first: a group begins with its longest sequence
     groups: list[list[int]] = []
     shortest = 0.0
     for member in np.argsort(-sizes, kind="stable").tolist():

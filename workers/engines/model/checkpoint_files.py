@@ -1,13 +1,11 @@
-"""The files of a training checkpoint: a Hugging Face model, and the optimiser beside it.
-
-Nothing is pickled. The folder holds:
+"""The files of a training checkpoint: a Hugging Face model, and the optimiser beside it. No pickle.
 
     model/                    config, safetensors weights, tokenizer: what ``from_pretrained`` reads
     optimizer.safetensors     <state>/<parameter name> for every parameter that was ever stepped, and rng/<device>
     training.json             number of steps taken, and which optimiser and schedule took them
 
-A snapshot is a copy in memory, which another thread may write while training goes on. A load reads
-and checks everything before anything is changed."""
+A snapshot is a copy in memory, which another thread may write while training continues. A load
+reads and checks everything before it changes anything."""
 
 from __future__ import annotations
 
@@ -36,10 +34,10 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINING_FILE = "training.json"
 
 OptimizerState: TypeAlias = tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
-"""State by parameter name and kind, and the random streams by device."""
+"""State by parameter name and kind, and random generator states by device."""
 
 STEP = "step"
-"""AdamW's count of steps: one number, kept with every parameter that it steps."""
+"""AdamW's step count: a scalar, stored with every parameter that it steps."""
 TRAINING_FORMAT = 1
 _RNG = "rng"
 _TOKENIZER_FILES = (
@@ -49,19 +47,17 @@ _TOKENIZER_FILES = (
 
 
 class TrainingState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of ``training.json``."""
-
     format: int
     num_steps: int
-    """Optimiser steps applied; places the learning-rate schedule."""
+    """Optimiser steps applied; the position in the learning-rate schedule."""
     optimizer: str = "adamw"
-    """The optimiser of the state beside; fused or not is the same."""
+    """Name of the optimiser; fused and unfused AdamW share one."""
     schedule: str = "constant"
-    """Of the rate after the warm-up."""
+    """Of the learning rate after the warm-up."""
 
 
 def snapshot_writer(*writers: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Return a function that makes a folder and lets each of ``writers`` write into it."""
+    """Return a function that creates a folder and lets each of ``writers`` write into it."""
 
     def write(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +68,7 @@ def snapshot_writer(*writers: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Callable[[Path], None]:
-    """Copy the weights to the host; return a function that writes the copy (`model_writer`)."""
+    """Copy the weights to the host; return a function that writes the copy, as `model_writer`."""
     state = model.state_dict(keep_vars=True)
     return model_writer(
         model,
@@ -86,10 +82,10 @@ def model_writer(
 ) -> Callable[[Path], None]:
     """Return a function that writes a model in Hugging Face format, with the tokenizer's files.
 
-    ``weights``, on the host, has a tensor for each owner of :func:`weight_owners`; the model's own,
-    which may be on ``meta``, are not read. The function raises OSError, and may run on any thread.
-    """
-    # tied weights stay tied: one tensor
+    ``weights``, on the host, has a tensor for each owner of :func:`weight_owners`; the model's own
+    tensors may be on ``meta`` and are not read. The function may run on any thread and raises
+    OSError."""
+    # tied weights remain one tensor
     named = {name: weights[owner] for name, owner in weight_owners(model).items()}
 
     def write(folder: Path) -> None:
@@ -105,13 +101,13 @@ def model_writer(
 
 
 def weight_owners(model: PreTrainedModel) -> dict[str, str]:
-    """Return, for every name in a model's state, the first name of the same tensor: its owner."""
+    """Map every name in a model's state dict to the first name of the same tensor, its owner."""
     owners: dict[int, str] = {}
     return {name: owners.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
 def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the same model on ``meta``, as it is before it is cut into shares or adapted."""
+    """Return a copy of the model on ``meta``, made before it is sharded or adapted."""
     with torch.device("meta"):
         skeleton = type(model)(model.config)
     torch.nn.Module.to(skeleton, model.dtype)
@@ -126,7 +122,8 @@ def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
 def snapshot_optimizer(
     states: Mapping[str, Mapping[str, torch.Tensor | int]], state: TrainingState
 ) -> Callable[[Path], None]:
-    """Copy state by parameter name, random streams and step count; return the copy's writer."""
+    """Copy optimiser state, random generator states and step count; return a function that writes
+    the copy."""
     return optimizer_writer(
         {label: copy_to_host(value) for label, value in optimizer_tensors(states).items()},
         state,
@@ -134,21 +131,21 @@ def snapshot_optimizer(
 
 
 def optimizer_tensors(states: Mapping[str, Mapping[str, torch.Tensor | int]]) -> dict[str, torch.Tensor]:
-    """Return live state by parameter name as ``<state>/<parameter name>``: a count may be a number,
-    and files have tensors."""
+    """Return live state as ``<state>/<parameter name>`` -> tensor; plain numbers become tensors."""
     return {f"{key}/{name}": torch.as_tensor(value) for name, kept in states.items() for key, value in kept.items()}
 
 
 def rng_tensors() -> dict[str, torch.Tensor]:
-    """Return the random streams as a file names them."""
+    """Return the random generator states under their names in a file."""
     return {f"{_RNG}/{device}": state for device, state in rng_states().items()}
 
 
 def optimizer_writer(states: Mapping[str, torch.Tensor], state: TrainingState) -> Callable[[Path], None]:
-    """Return a function that writes an optimiser's state, the random streams and the step count.
+    """Return a function that writes an optimiser's state, the random generator states and the step
+    count.
 
-    ``states`` is ``<state>/<parameter name>`` -> tensor on the host. The function raises OSError,
-    and may run on any thread."""
+    ``states`` is ``<state>/<parameter name>`` -> tensor on the host. The function may run on any
+    thread and raises OSError."""
     tensors = {**states, **rng_tensors()}
 
     def write(folder: Path) -> None:
@@ -170,7 +167,7 @@ def read_training_state(folder: Path) -> TrainingState:
 
 
 def parse_training_state(text: bytes, path: Path) -> TrainingState:
-    """Read the JSON of ``training.json``, which ``path`` has. Raises DataError naming it."""
+    """Parse the JSON of ``training.json`` at ``path``. Raises DataError naming it."""
     try:
         state = msgspec.json.decode(text, type=TrainingState)
     except (ValueError, RecursionError) as error:
@@ -183,7 +180,8 @@ def parse_training_state(text: bytes, path: Path) -> TrainingState:
 
 
 def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
-    """Read the weights under ``folder/model`` by ``model``'s names. DataError names the file."""
+    """Read the weights under ``folder/model`` by ``model``'s names. Raises DataError naming the
+    file."""
     count_files()
     path = folder / MODEL_FOLDER
     for file in (path / "config.json", *(sorted(path.glob("*.safetensors")) or [path / "model.safetensors"])):
@@ -210,7 +208,7 @@ def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
     expected = model.state_dict()
     if foreign := sorted(weights.keys() - expected.keys()):
         raise DataError(
-            f"{path} has weights that the model of this run has not: {foreign[:4]}; "
+            f"{path} has weights that the model of this run lacks: {foreign[:4]}; "
             "resume with the model that the checkpoint was made from"
         )
     for name, tensor in expected.items():
@@ -224,15 +222,16 @@ def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def put_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
-    """Put weights of :func:`read_model` into ``model``, in place."""
+    """Copy weights of :func:`read_model` into ``model``, in place."""
     with torch.no_grad():
         for name, tensor in model.state_dict(keep_vars=True).items():
             tensor.copy_(weights[name])
 
 
 def read_optimizer(shapes: Mapping[str, torch.Size], folder: Path) -> OptimizerState:
-    """Read the optimiser's state of parameters of these ``shapes``, and the random streams. Raises
-    DataError naming the file."""
+    """Read the state of parameters with these ``shapes``, and the random generator states.
+
+    Raises DataError naming the file."""
     path = folder / OPTIMIZER_FILE
     if not path.is_file():
         raise DataError(f"{path} is missing; resume from another checkpoint")
@@ -240,8 +239,9 @@ def read_optimizer(shapes: Mapping[str, torch.Size], folder: Path) -> OptimizerS
 
 
 def sort_optimizer(tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], path: Path) -> OptimizerState:
-    """Return ``<state>/<parameter name>`` and ``rng/<device>`` of ``path`` by parameter and device.
-    Raises DataError for one that fits no parameter of these ``shapes``."""
+    """Group the tensors of ``path`` by parameter, and the random generator states by device.
+
+    Raises DataError for a tensor that fits no parameter of these ``shapes``."""
     states: dict[str, dict[str, torch.Tensor]] = {}
     rng: dict[str, torch.Tensor] = {}
     for label, tensor in tensors.items():
@@ -259,14 +259,14 @@ def sort_optimizer(tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, tor
 
 
 def _fits(key: str, tensor: torch.Tensor, shape: torch.Size) -> bool:
-    """Return whether state of a kind has the shape that it has for a parameter of ``shape``."""
+    """Return whether state of this kind has the shape expected for a parameter of ``shape``."""
     if tensor.ndim == 0:
         return True
     of_other_shape = {
         # Adafactor's factors
         "row_var": (*shape[:-1], 1),
         "col_var": (*shape[:-2], 1, *shape[-1:]),
-        # 8-bit: a scale for each block of 256 numbers, and the 256 numbers that a byte stands for
+        # 8-bit: a scale for each block of 256 numbers, and the code book of 256 values
         **dict.fromkeys(("absmax1", "absmax2"), (-(-shape.numel() // 256),)),
         **dict.fromkeys(("qmap1", "qmap2"), (256,)),
     }
@@ -276,7 +276,7 @@ def _fits(key: str, tensor: torch.Tensor, shape: torch.Size) -> bool:
 def restored_state(
     kept: Mapping[str, torch.Tensor], device: torch.device, *, fused: bool
 ) -> dict[str, torch.Tensor | int]:
-    """Return a parameter's state of :func:`read_optimizer` as its optimiser holds it."""
+    """Convert a parameter's state of :func:`read_optimizer` to the form its optimiser holds."""
     found: dict[str, torch.Tensor | int] = {}
     for key, value in kept.items():
         if value.ndim == 0 and not value.is_floating_point():
@@ -291,7 +291,7 @@ def restored_state(
 
 
 def restore_rng(states: Mapping[str, torch.Tensor]) -> None:
-    """Put the random streams back, of those devices that are here."""
+    """Restore the random generator states of the devices that exist here."""
     for device, state in states.items():
         if device == "cpu":
             torch.set_rng_state(state)
@@ -307,7 +307,7 @@ def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rng_states() -> dict[str, torch.Tensor]:
-    """Return torch's random streams by device."""
+    """Return the states of torch's random generators by device."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         states |= {f"cuda:{index}": torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())}
@@ -323,7 +323,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Let a disk that refuses a safetensors file be the OSError that it is."""
+    """Turn safetensors' error for a failed write into the OSError behind it."""
     try:
         yield
     except SafetensorError as error:

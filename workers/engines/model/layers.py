@@ -1,7 +1,7 @@
-"""Layers of a model: progress of long work (``pipeline.process.work``), and what they recompute.
+"""Hooks on a model's layers: progress marks (``pipeline.process.work``) and gradient checkpointing.
 
-A mark is made at the end of every layer, forward and backward. Every loaded tensor and every saved
-file makes one too. The computation stays the same."""
+A mark is made at the end of every layer, forward and backward, and for every loaded tensor and
+saved file. The computation does not change."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FORWARD = 1.0 / 3.0
-"""Share of the forward pass in forward and backward: backward computes twice as much."""
+"""Share of a forward and backward pass that is forward: backward computes twice as much."""
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Checkpoint every layer by its training flag alone, so that no dropout is active. A later
-    ``eval()`` switches it off."""
+    """Enable checkpointing through each layer's training flag only, so that no dropout becomes
+    active.
+
+    A later ``eval()`` disables it."""
     model.gradient_checkpointing_enable()
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
@@ -42,8 +44,9 @@ def count_layers(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def count_part(output: object, share: float) -> None:
-    """Mark that ``share`` of a forward pass has made ``output``, and later its backward pass."""
-    # a backward pass may run on a thread of its own
+    """Mark ``share`` of a forward pass as done with ``output``, and later the same share of its
+    backward pass."""
+    # the backward pass may run on another thread
     meter = work.current()
     if not isinstance(output, torch.Tensor) or not output.requires_grad:
         meter.step(share)
@@ -66,7 +69,7 @@ def count_files() -> None:
 
 
 class _CountingBar:
-    """A progress bar of transformers that counts."""
+    """A transformers progress bar that makes marks."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar

@@ -2,14 +2,14 @@
 
     model/<name>                weights that change
     <state>/<parameter name>    the optimiser's, as in a checkpoint (``checkpoint_files``)
-    rng/<device>                the random streams
+    rng/<device>                random generator states
 
-The note is what a checkpoint has in ``training.json``.
+The note is the content of a checkpoint's ``training.json``.
 
-A copy runs on a thread beside the one that computes. On the host it is numpy's: it releases the
-interpreter's lock, and starts none of torch's threads, which would compete with the step's. A GPU
-copies on a stream beside the one that computes: from the loan's moment on, and the loan ends when
-that stream has. (The tests have no GPU: that part is not tested.)"""
+A copy runs on its own thread beside the one that computes. On the host numpy copies: it releases
+the GIL and starts none of torch's threads, which would compete with the step's. A GPU copies on its
+own stream, starting when the loan begins, and the loan ends when that stream is done. (The tests
+have no GPU: that part is not tested.)"""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ from workers.engines.model.weights_file import spec_of, torch_type
 
 WEIGHT = "model/"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes of a number: numpy has not all of torch's types, and a copy needs none."""
+"""By element size: numpy lacks some of torch's types, and a copy needs only their size."""
 
 
 class StateCopier:
-    """Makes live states of one model, and knows their loans. Layout and views of the pages are kept
-    from one to the next: to make them takes longer than a small model's copy."""
+    """Makes live states of one model and tracks their loans.
+
+    Layout and views of the pages are cached: building them takes longer than copying a small model."""
 
     def __init__(self) -> None:
         self.loans = OpenLoans()
@@ -50,8 +51,8 @@ class StateCopier:
     def live_state(
         self, weights: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor], state: TrainingState
     ) -> LiveState:
-        """Return live ``weights`` by name, and optimiser and random ``states`` as a checkpoint
-        names them, as one state."""
+        """Combine live ``weights`` by name with optimiser and random ``states``, named as in a
+        checkpoint."""
         tensors = {**{f"{WEIGHT}{name}": tensor for name, tensor in weights.items()}, **states}
         key = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if key != self._key:
@@ -70,7 +71,7 @@ class StateCopier:
         return LiveState(self._specs, msgspec.json.encode(state).decode(), copy, begin)
 
     def _views_of(self, pages: BufferPages, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return pages as tensors of the types and shapes of ``like``."""
+        """Return the pages as tensors with the types and shapes of ``like``."""
         if pages not in self._views:
             self._views[pages] = [
                 torch.from_numpy(page).view(tensor.dtype).view(tensor.shape)
@@ -80,8 +81,8 @@ class StateCopier:
 
 
 def copy_of(tensors: Sequence[torch.Tensor]) -> Callable[[Iterable[torch.Tensor]], None]:
-    """Take note of this moment of live tensors; return a function that copies them into as many
-    tensors on the host, on any thread."""
+    """Record this moment of live tensors; return a function that copies them into as many host
+    tensors, on any thread."""
     device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
     moment = None if device is None else torch.cuda.current_stream(device).record_event()
 
@@ -99,8 +100,8 @@ def copy_of(tensors: Sequence[torch.Tensor]) -> Callable[[Iterable[torch.Tensor]
 
 @contextmanager
 def _beside(device: torch.device | None, moment: Any) -> Generator[None]:
-    """Let the block's copies of a device run on a stream beside the present one, after a moment of
-    that. All have ended when the block has."""
+    """Run the block's copies of a device on another stream, after ``moment`` of the current one,
+    and wait for them."""
     if device is None:
         yield
         return
@@ -114,12 +115,13 @@ def _beside(device: torch.device | None, moment: Any) -> Generator[None]:
 
 
 def _bits(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor on the host as whole numbers of the same size, in place."""
+    """View a tensor on the host as integers of the same size."""
     return tensor.view(_BITS[tensor.element_size()]).numpy()
 
 
 def read_kept(kept: KeptState) -> tuple[TrainingState, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return note, weights by name, and optimiser and random states. Raises DataError."""
+    """Return the training state, weights by name, and optimiser and random states. Raises
+    DataError."""
     state = parse_training_state(kept.note.encode(), kept.path)
     weights: dict[str, torch.Tensor] = {}
     states: dict[str, torch.Tensor] = {}
@@ -133,7 +135,8 @@ def read_kept(kept: KeptState) -> tuple[TrainingState, dict[str, torch.Tensor], 
 
 
 def put_back_state(kept: KeptState, live: Mapping[str, torch.Tensor], optimizer: GuardedOptimizer) -> None:
-    """Give ``live`` weights and their optimiser a kept state. On DataError nothing has changed."""
+    """Restore a kept state into ``live`` weights and their optimiser. On DataError nothing has
+    changed."""
     state, weights, states = read_kept(kept)
     check_weights(weights, {name: tensor.shape for name, tensor in live.items()}, kept.path)
     sorted_states = optimizer.sort(states, state, kept.path)
@@ -145,7 +148,7 @@ def put_back_state(kept: KeptState, live: Mapping[str, torch.Tensor], optimizer:
 
 
 def check_weights(weights: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], path: Path) -> None:
-    """Raise DataError when ``path`` has other weights than those of these ``shapes``."""
+    """Raise DataError unless the weights of ``path`` have exactly these ``shapes``."""
     found = {name: tensor.shape for name, tensor in weights.items()}
     if found != dict(shapes):
         differing = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))

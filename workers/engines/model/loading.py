@@ -1,7 +1,6 @@
-"""Models and tokenizers from a folder, for every engine alike: one way to load, one way to refuse.
+"""Loads models and tokenizers from a folder, for all engines.
 
-A model is returned in evaluation mode, with its tokenizer and the tokens that end a response.
-Nothing is ever fetched from elsewhere."""
+Models are returned in evaluation mode. Nothing is downloaded, unpickled or run from the folder."""
 
 from __future__ import annotations
 
@@ -21,21 +20,23 @@ if TYPE_CHECKING:
 
 
 def critic_class(config: PretrainedConfig) -> type[PreTrainedModel]:
-    """Return the class of critics of an architecture. Raises EngineError for one that transformers
-    knows as no causal language model."""
+    """Return the critic class of an architecture.
+
+    Raises EngineError if transformers has no causal language model of that type."""
     theirs: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
     if theirs is not None and _ends_in_one_layer(theirs, config):
         return theirs
     language_model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if language_model is None:
         raise EngineError(
-            f"transformers knows no causal language model of type {config.model_type!r}; choose another (Qwen2, Qwen3, Llama)"
+            f"transformers has no causal language model of type {config.model_type!r}; choose another (Qwen2, Qwen3, Llama)"
         )
     return _made_class(language_model, config)
 
 
 def value_head(model: PreTrainedModel) -> torch.nn.Linear:
-    """Return the linear layer that reads values off hidden states. EngineError without one."""
+    """Return the linear layer that maps hidden states to values. Raises EngineError if there is
+    none."""
     for name in HEAD_PREFIXES:
         head = getattr(model, name.removesuffix("."), None)
         if isinstance(head, torch.nn.Linear) and head.out_features == 1:
@@ -62,7 +63,7 @@ def _made_class(language_model: type[PreTrainedModel], config: PretrainedConfig)
     base, head = backbone(example), example.get_output_embeddings()
     prefix = next(name for name, module in example.named_children() if module is base)
     kind: Any = type(base)
-    # as wide as what the head reads: OPT's last hidden states may be narrower than the others
+    # the width that the head reads: OPT's last hidden states may be narrower than the others
     width = int(head.in_features if isinstance(head, torch.nn.Linear) else config.get_text_config().hidden_size)
     family: Any = next(parent for parent in language_model.__mro__ if PreTrainedModel in parent.__bases__)
 
@@ -73,21 +74,22 @@ def _made_class(language_model: type[PreTrainedModel], config: PretrainedConfig)
         self.post_init()
 
     name = language_model.__name__.removesuffix("ForCausalLM").removesuffix("LMHeadModel") + "ForTokenClassification"
-    # transformers does not fill the buffers of classes from elsewhere, when it loads one
+    # with another __module__, transformers would not fill the buffers when it loads a model
     body = {"__init__": make, "__module__": language_model.__module__, "base_model_prefix": prefix}
     made: Any = type(name, (family,), body)
     return made
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-"""Names that a configuration may use."""
+"""By the names used in the configuration."""
 
 _OURS_ONLY: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
-"""A model folder may not cause a download, be unpickled, or bring code that is run."""
+"""A model folder must not cause a download, be unpickled, or run its own code."""
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return a configured device; ``auto`` is CUDA if torch sees it. ConfigError if not here."""
+    """Return a configured device; ``auto`` is CUDA if torch sees it. Raises ConfigError if it is
+    missing."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -112,7 +114,8 @@ def resolve_dtype(name: str) -> torch.dtype:
 
 def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Load a causal language model from a folder as ``dtype`` on ``device``, in evaluation mode.
-    Raises DataError when the folder is missing, or does not hold a causal language model."""
+
+    Raises DataError when the folder is missing or does not hold a causal language model."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -139,8 +142,10 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrain
 
 
 def load_structure(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Make a folder's causal language model as ``load_model`` does, but without its weights, which
-    have no values until the first version is put in. Raises DataError as ``load_model`` does."""
+    """Build a folder's causal language model like ``load_model``, but leave its weights
+    uninitialised.
+
+    They have no values until the first version is loaded. Raises DataError as ``load_model`` does."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.initialization import no_init_weights
 
@@ -162,7 +167,7 @@ def load_structure(path: Path, dtype: torch.dtype, device: torch.device) -> PreT
 
 
 def model_state(config: PretrainedConfig) -> dict[str, torch.Tensor]:
-    """Return a language model's weights by name, on ``meta``; tied names hold one object."""
+    """Return a language model's state dict on ``meta``; tied names hold one object."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -174,13 +179,13 @@ def model_state(config: PretrainedConfig) -> dict[str, torch.Tensor]:
 def load_value_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Load a value model: a backbone with a scalar head at every token, in evaluation mode.
 
-    From a causal language model its layers are taken, and the head starts at 0. So every value is 0
-    at first, which is the right estimate without knowledge when rewards are centred. It adds no
-    noise to the first advantages. (The layers begin to move with the second step, when the head is
-    no longer 0.)
+    From a causal language model only the layers are taken, and the head starts at 0. So every value
+    is 0 at first, which is the right estimate without knowledge when rewards are centred, and adds
+    no noise to the first advantages. (The layers start to move with the second step, when the head
+    is no longer 0.)
 
     Arguments are those of :func:`load_model`. Raises DataError when the folder holds neither kind
-    of model, EngineError when transformers knows no language model of its type."""
+    of model, EngineError when transformers has no language model of its type."""
     from transformers import AutoConfig
     from transformers.utils import logging
 
@@ -189,7 +194,7 @@ def load_value_model(path: Path, dtype: torch.dtype, device: torch.device) -> Pr
     count_files()
     source = value_source(path)
     verbosity = logging.get_verbosity()
-    # that the language model's head is not used, and ours is new, is meant
+    # silence the warning that the language model's head is unused and ours is new
     logging.set_verbosity_error()
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -225,8 +230,8 @@ def load_value_model(path: Path, dtype: torch.dtype, device: torch.device) -> Pr
 def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Load a reward model: a sequence classifier with one label, in evaluation mode.
 
-    ``path`` passes :func:`pipeline.preflight.reward_model.check_reward_model`. Raises DataError
-    when transformers has no such classifier, or the folder lacks weights of it."""
+    ``path`` must have passed :func:`pipeline.preflight.reward_model.check_reward_model`. Raises
+    DataError when transformers has no such classifier, or the folder lacks weights of it."""
     from transformers import AutoModelForSequenceClassification
 
     from workers.engines.model.layers import count_files
@@ -247,7 +252,7 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
             f"{path} lacks weights that a reward model needs: {sorted(map(str, report['missing_keys']))[:4]}; its scores would "
             "be random: give reward.model.path a complete folder written by save_pretrained"
         )
-    # transformers' other attention functions drop soft caps without a word
+    # transformers' other attention functions silently drop soft caps
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         attend_eagerly(model)
     # moves in place
@@ -256,7 +261,7 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model's folder. Raises DataError if it has none."""
+    """Load the tokenizer from a model's folder. Raises DataError if it has none."""
     from transformers import AutoTokenizer
 
     _check_folder(path, "tokenizer_config.json", "a tokenizer")

@@ -1,7 +1,8 @@
-"""The optimisers of policy and value models, their learning-rate decay, and a guard around each step.
+"""The optimisers of policy and value models, their learning-rate schedule, and a guard around each
+step.
 
 A step happens as a whole or not at all: loss and gradient norm are checked before the optimiser
-touches anything. The optimiser's files allow an exact resume."""
+touches anything. The saved state allows an exact resume."""
 
 from __future__ import annotations
 
@@ -42,16 +43,16 @@ _FORMS: Final = {"linear": "linear", "cosine": "cosine", "warmup-stable-decay": 
 
 @dataclass(frozen=True, slots=True)
 class RateDecay:
-    """A schedule's part after the warm-up. Lengths are optimiser steps."""
+    """The learning-rate schedule after the warm-up. Lengths are in optimiser steps."""
 
     kind: str = "constant"
     stable_steps: int = 0
     decay_steps: int = 0
     final_share: float = 0.0
-    """Of the learning rate."""
+    """Final rate as a share of the learning rate."""
 
     def share_after(self, num_steps: int) -> float:
-        """Return the share of the rate for the step after ``num_steps`` since the warm-up."""
+        """Return the share of the learning rate for the step after ``num_steps`` since the warm-up."""
         return 1.0 if self.kind == "constant" else _share_by_step(self)(max(0, num_steps))
 
     def __str__(self) -> str:
@@ -61,12 +62,12 @@ class RateDecay:
 
 
 CONSTANT: Final = RateDecay()
-"""The rate stays as it is after the warm-up."""
+"""The rate stays constant after the warm-up."""
 
 
 @cache
 def _share_by_step(decay: RateDecay) -> Callable[[int], float]:
-    # the schedule is read as a function: the optimiser that steps the weights is another
+    # only the schedule's function is used; a dummy optimiser carries it
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     schedule = get_wsd_schedule(
         optimizer,
@@ -83,45 +84,45 @@ _MAX_NAMED = 4
 
 
 class OptimizerTraits(Protocol):
-    """The settings of an optimiser: those that its steps are made with."""
+    """The settings that an optimiser is built from."""
 
     @property
     def name(self) -> str:
-        """One of the module's names."""
+        """One of the names that ``learner.optimizer`` takes."""
         ...
 
     @property
     def learning_rate(self) -> float:
-        """Rate after the warm-up."""
+        """After the warm-up."""
         ...
 
     @property
     def weight_decay(self) -> float:
-        """Decoupled, on matrices only."""
+        """Decoupled; on matrices only."""
         ...
 
     @property
     def betas(self) -> tuple[float, float]:
-        """AdamW's."""
+        """Of AdamW."""
         ...
 
     @property
     def eps(self) -> float:
-        """AdamW's."""
+        """Of AdamW."""
         ...
 
     @property
     def no_decay(self) -> tuple[str, ...]:
-        """Patterns of the names of matrices that do not decay."""
+        """Name patterns of matrices without weight decay."""
         ...
 
 
 def make_optimizers(
     parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerTraits, embeddings: Collection[str] = ()
 ) -> list[torch.optim.Optimizer]:
-    """Make the optimisers of ``parameters``, each stepped by one of them.
+    """Build the optimisers of ``parameters``; each parameter belongs to one of them.
 
-    ``embeddings`` are names of matrices whose rows are tokens, which Muon is not for."""
+    ``embeddings`` names the matrices whose rows are tokens, for which Muon is not meant."""
     if settings.name != "muon":
         return [_make(settings.name, parameters, settings)]
     hidden = {name: value for name, value in parameters.items() if value.ndim == 2 and name not in embeddings}
@@ -132,7 +133,7 @@ def make_optimizers(
 def make_adamw(
     parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerTraits, *, fused: bool = True
 ) -> torch.optim.AdamW:
-    """Make AdamW on ``parameters``, with weight decay on matrices only."""
+    """Build AdamW for ``parameters``, with weight decay on matrices only."""
     groups = _groups(parameters, settings)
     return torch.optim.AdamW(
         groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True if fused else None
@@ -140,25 +141,26 @@ def make_adamw(
 
 
 def named(names: Iterable[str], patterns: Collection[str]) -> list[str]:
-    """Return those of ``names`` that one of the patterns fits; ``*`` stands for any text."""
+    """Return the ``names`` that match one of the patterns; ``*`` matches any text."""
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def check_patterns(setting: str, patterns: Collection[str], names: Collection[str]) -> None:
-    """Raise ConfigError, naming the setting, for a pattern that fits nothing, or freezes all."""
+    """Raise ConfigError, naming the setting, for a pattern that matches nothing or freezes
+    everything."""
     for pattern in patterns:
         if not named(names, [pattern]):
             some = ", ".join([*names][:_MAX_NAMED])
             raise ConfigError(
-                f"{setting} has {pattern!r}, which fits none of the model's {len(names)} parameters ({some}, ...); correct "
-                "it: * stands for any text, and a tied head has its embedding's name"
+                f"{setting} has {pattern!r}, which matches none of the model's {len(names)} parameters ({some}, ...); correct "
+                "it: * matches any text, and a tied head has its embedding's name"
             )
     if setting.endswith("freeze") and len(named(names, patterns)) == len(names):
-        raise ConfigError(f"{setting} fits all {len(names)} parameters, so nothing would be trained; leave some out")
+        raise ConfigError(f"{setting} matches all {len(names)} parameters, so nothing would be trained; leave some out")
 
 
 def freeze(model: PreTrainedModel, patterns: Collection[str]) -> None:
-    """Take parameters out of training. Raises ConfigError for a pattern that fits none."""
+    """Exclude parameters from training. Raises ConfigError for a pattern that matches none."""
     names = [name for name, _ in model.named_parameters()]
     check_patterns("learner.freeze", patterns, names)
     for name in named(names, patterns):
@@ -207,17 +209,15 @@ def _groups(parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerTra
 
 
 GRADIENT = 0.95
-"""About the gradient's share of an optimiser step's time, for progress marks."""
+"""Rough share of an optimiser step's time spent on the gradient, for progress marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """An optimiser and its schedule."""
-
     learning_rate: float
-    """Rate after the warm-up."""
+    """After the warm-up."""
     warmup_steps: int = 0
-    """Optimiser steps; step k (from 1) of the warm-up has k / warmup_steps of the rate."""
+    """Step k (from 1) of the warm-up uses k / warmup_steps of the rate."""
     weight_decay: float = 0.0
     """Decoupled; on matrices only, never on norms and biases."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -225,11 +225,10 @@ class OptimizerSettings:
     max_grad_norm: float = 1.0
     """Longer gradients are scaled down to this global norm."""
     name: str = "adamw-fused"
-    """Of ``optimizers``."""
+    """One of the names that ``learner.optimizer`` takes."""
     decay: RateDecay = CONSTANT
-    """After the warm-up."""
     no_decay: tuple[str, ...] = ()
-    """Patterns of the names of matrices without weight decay."""
+    """Name patterns of matrices without weight decay."""
 
     @classmethod
     def of(
@@ -241,7 +240,6 @@ class OptimizerSettings:
         decay: RateDecay = CONSTANT,
         no_decay: tuple[str, ...] = (),
     ) -> OptimizerSettings:
-        """Take the settings of a configuration's section."""
         return cls(
             name=name,
             decay=decay,
@@ -261,7 +259,7 @@ class OptimizerSettings:
 
     def training_state(self, num_steps: int) -> TrainingState:
         """Return what a checkpoint after ``num_steps`` records of optimiser and schedule."""
-        # fused or not, its state is the same
+        # fused and unfused have the same state
         family = "adamw" if self.name == "adamw-fused" else self.name
         return TrainingState(TRAINING_FORMAT, num_steps, optimizer=family, schedule=str(self.decay))
 
@@ -274,25 +272,22 @@ class OptimizerSettings:
         ):
             if got != expected:
                 raise DataError(
-                    f"{folder / TRAINING_FILE} is of {what} {got}, expected {expected}; set learner.{what} and its lengths as "
+                    f"{folder / TRAINING_FILE} has {what} {got}, expected {expected}; set learner.{what} and its lengths as "
                     "they were, or start a new run with model.path at this checkpoint's model"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedStep:
-    """The result of one step's gradients."""
-
     applied: bool
-    """False when loss or gradient was not finite, or above its limit: parameters and state are then
-    unchanged."""
+    """False when loss or gradient was not finite or above its limit; then nothing changed."""
     grad_norm: float
-    """Before it was scaled down."""
+    """Before clipping."""
     learning_rate: float
 
 
 class GuardedOptimizer:
-    """Optimisers on named parameters, stepped together."""
+    """Optimisers of named parameters, stepped together."""
 
     def __init__(
         self,
@@ -300,7 +295,7 @@ class GuardedOptimizer:
         settings: OptimizerSettings,
         embeddings: Collection[str] = (),
     ) -> None:
-        """Step ``parameters``; ``embeddings`` names those whose rows are tokens."""
+        """``embeddings`` names the parameters whose rows are tokens."""
         self._parameters = dict(parameters)
         self._settings = settings
         self._optimizers = make_optimizers(self._parameters, settings, embeddings)
@@ -311,17 +306,17 @@ class GuardedOptimizer:
             for parameter in group["params"]
         }
         self.num_steps = 0
-        """Steps applied since the start of the run, over resumes."""
+        """Steps applied since the start of the run, including before a resume."""
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Step at another rate after the warm-up from now on; state and step count stay."""
+        """Use another rate after the warm-up from now on; state and step count stay."""
         self._settings = replace(self._settings, learning_rate=learning_rate)
 
     def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
-        """Step along the gradients that lie in the parameters, if they and ``loss`` are finite and
-        within ``limits``."""
+        """Step along the parameters' gradients if they and ``loss`` are finite and within
+        ``limits``."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
-        # of gradients that are shared out among ranks
+        # the gradients are sharded over ranks
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         grad_norm = float(norm)
@@ -339,42 +334,41 @@ class GuardedOptimizer:
         return AppliedStep(applied, grad_norm, learning_rate)
 
     def clear(self) -> None:
-        """Forget the gradients."""
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_of(self, name: str) -> dict[str, torch.Tensor]:
-        """Return a parameter's state, to be read or changed; empty before its first step."""
+        """Return a parameter's live state, which may be changed; empty before its first step."""
         parameter = self._parameters[name]
         return self._owners[id(parameter)].state[parameter]
 
     def forget(self, num_steps: int) -> None:
-        """Forget all state; ``num_steps`` steps have been taken."""
+        """Drop all state, and set the step count."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
         self.num_steps = num_steps
 
     @property
     def states(self) -> dict[str, dict[str, torch.Tensor | int]]:
-        """Live state by parameter name; empty before a parameter's first step."""
+        """Live state by parameter name; empty for a parameter before its first step."""
         return {name: self._owners[id(value)].state.get(value, {}) for name, value in self._parameters.items()}
 
     @property
     def training_state(self) -> TrainingState:
-        """Optimiser and schedule at this moment, as a checkpoint records them."""
+        """What a checkpoint records of optimiser and schedule now."""
         return self._settings.training_state(self.num_steps)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy state, random streams and step count; return a function that writes the copy."""
+        """Copy the state for an exact resume; return a function that writes the copy."""
         return snapshot_optimizer(self.states, self.training_state)
 
     def read(self, folder: Path, state: TrainingState) -> OptimizerState:
-        """Read a :meth:`snapshot`, and change nothing. Raises DataError naming the file."""
+        """Read a :meth:`snapshot` without changing anything. Raises DataError naming the file."""
         self._settings.check_state(state, folder)
         return read_optimizer(self._shapes, folder)
 
     def sort(self, tensors: Mapping[str, torch.Tensor], state: TrainingState, path: Path) -> OptimizerState:
-        """Return the state that ``path`` has as tensors, and change nothing. Raises DataError."""
+        """Group the tensors of ``path`` by parameter without changing anything. Raises DataError."""
         self._settings.check_state(state, path)
         return sort_optimizer(tensors, self._shapes, path)
 
@@ -383,7 +377,7 @@ class GuardedOptimizer:
         return {name: value.shape for name, value in self._parameters.items()}
 
     def restore(self, read: OptimizerState, state: TrainingState) -> None:
-        """Put back the read state: the next step is then that of the uninterrupted run."""
+        """Restore the state, so that the next step equals that of the uninterrupted run."""
         states, rng = read
         self.forget(state.num_steps)
         for name, kept in states.items():

@@ -1,12 +1,12 @@
-"""Log-probs of response tokens from one forward over packed sequences, without padding. Entropies
-are computed on request.
+"""Log-probs of response tokens, and optionally entropies, from one forward over packed sequences
+without padding.
 
-All sequences lie end to end in one row ``[1, N]`` whose position ids restart with each sequence
-(``workers.engines.model.attention`` keeps them apart). What a sequence has in common with the one
-before it, such as the prompt of a group, is in the row once, but not on CUDA, whose kernel wants
-whole sequences. Logits are computed only where a response
-token is predicted. A big vocabulary is taken some rows at a time, and each part's logits are
-recomputed for its gradient. So memory holds ``MAX_LOGITS`` logits whatever the batch."""
+All sequences are laid end to end in one row ``[1, N]`` whose position ids restart with each
+sequence (``workers.engines.model.attention`` keeps them apart). A prefix that a sequence shares
+with the previous one, such as the prompt of a group, is in the row once, except on CUDA, whose
+kernel needs whole sequences. Logits are computed only where a response token is predicted. With a
+large vocabulary they are computed a few rows at a time and recomputed for the gradient, so at most
+``MAX_LOGITS`` logits are in memory, whatever the batch."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ if TYPE_CHECKING:
 
 
 Plan = Sequence[Sequence[int]]
-"""Micro-batches, each as indices into the samples. An empty one is a forward and backward pass that
-counts for nothing: where ranks compute together, all of them must make the same number."""
+"""Micro-batches, each as indices into the samples. An empty one is a pass that counts for nothing: ranks that
+compute together must all make the same number of passes."""
 
 Backward = Callable[[torch.Tensor, torch.Tensor | None], None]
-"""Given the loss of a micro-batch, adds its gradient to the parameters'. The second argument comes
-with the last micro-batch: the sum of all losses of this rank, detached."""
+"""Adds the gradient of a micro-batch's loss to the parameters'. The second argument is given with the last
+micro-batch: the sum of all losses of this rank, detached."""
 
 
 def share_of_plan(plan: Plan, indices: Sequence[int], lengths: Sequence[int]) -> float:
-    """Return a micro-batch's share of ``plan``, by tokens; an empty one counts for nothing."""
+    """Return a micro-batch's share of the tokens of ``plan``; 0 for an empty one."""
     everything = sum(lengths[index] for micro in plan for index in micro)
     return sum(lengths[index] for index in indices) / max(1, everything)
 
 
 @contextmanager
 def memory_errors(micro_batch_tokens: int, advice: str) -> Iterator[None]:
-    """Raise EngineError, with the settings to change, when a device has no memory left."""
+    """Turn running out of device memory into an EngineError that names the settings to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -69,30 +69,31 @@ def memory_errors(micro_batch_tokens: int, advice: str) -> Iterator[None]:
 
 
 MAX_LOGITS = 1 << 26
-"""Logits alive at once: 64 Mi, or 256 MiB in fp32 (a row of 150,000 words: 447 tokens at once)."""
+"""Most logits in memory at once: 64 Mi, or 256 MiB in fp32 (447 tokens for a vocabulary of
+150,000)."""
 
 _Scores: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 _PACKING = "headrace_packing"
 
 
 class Entropy(Enum):
-    """Whether the entropy of the next-token distribution is computed, and how."""
+    """Whether and how the entropy of the next-token distribution is computed."""
 
     NONE = "none"
     MEASURE = "measure"
-    """Compute it without a gradient."""
+    """Without a gradient."""
     DIFFERENTIATE = "differentiate"
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """Sequences laid end to end, of which the last tokens of each are scored: M in all."""
+    """Sequences laid end to end; the last tokens of each are scored, M in all."""
 
     tokens: torch.Tensor
     """int64 [N]"""
     layout: PackedLayout
     positions: torch.Tensor
-    """int64 [M]: place in the row of the token before each scored one, where it is predicted."""
+    """int64 [M]: index in the row of the token before each scored one, where it is predicted."""
     targets: torch.Tensor
     """int64 [M]: the scored tokens."""
 
@@ -100,7 +101,7 @@ class PackedTokens:
     def of(
         cls, sequences: Sequence[np.ndarray], num_scored: Sequence[int] | np.ndarray, device: torch.device
     ) -> PackedTokens:
-        """Pack sequences. Raises EngineError unless a token precedes each one's scored tail."""
+        """Pack sequences. Raises EngineError unless a token precedes the scored tail of each."""
         lengths = np.array([sequence.size for sequence in sequences], dtype=np.int64)
         scored = np.array(num_scored, dtype=np.int64)
         wrong = np.flatnonzero((scored < 0) | (scored >= lengths))
@@ -108,13 +109,13 @@ class PackedTokens:
             first = int(wrong[0])
             raise EngineError(
                 f"sequence {first} of {lengths.size} has {lengths[first]} tokens of which {scored[first]} are to be scored; "
-                "at least one token must come before the scored ones: start prompts with a token"
+                "at least one token must precede them: start prompts with a token"
             )
         shared = np.zeros_like(lengths)
         if device.type != "cuda":
             shared[1:] = [_num_alike(one, other) for one, other in pairwise(sequences)]
         row = np.concatenate([sequence[n:] for sequence, n in zip(sequences, shared, strict=True)]).astype(np.int64)
-        # of each scored token, the place of the one before
+        # for each scored token, the index of the one before
         places = np.concatenate(
             [place[-n - 1 : -1] for place, n in zip(lay(lengths, shared), scored, strict=True)], dtype=np.int64
         )
@@ -128,13 +129,13 @@ class PackedTokens:
 
     @classmethod
     def from_batch(cls, batch: PackedBatch, device: torch.device) -> PackedTokens:
-        """Take the tokens of a training batch, whose scored tokens are its response tokens."""
+        """Pack a training batch, whose scored tokens are its response tokens."""
         num_scored = np.bincount(batch.row_ids, minlength=batch.num_rows)
         return cls.of(np.split(batch.tokens, batch.cumulative_lengths[1:-1]), num_scored, device)
 
 
 def _num_alike(one: np.ndarray, other: np.ndarray) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
+    """Return the length of the common prefix of two sequences."""
     size = min(one.size, other.size)
     differ = np.flatnonzero(one[:size] != other[:size])
     return int(differ[0]) if differ.size else size
@@ -142,14 +143,14 @@ def _num_alike(one: np.ndarray, other: np.ndarray) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """The policy's log-probs of the scored tokens, in row order, at the requested temperature."""
+    """Log-probs of the scored tokens, in row order, at the requested temperature."""
 
     logprobs: torch.Tensor
     """[M], float32 (float64 for a float64 model)"""
     entropy: torch.Tensor | None
     """[M], or None when not requested"""
     states: torch.Tensor | None = None
-    """[M, hidden]: the last hidden states that predict them, without gradient; or None"""
+    """[M, hidden]: the last hidden states that predict them, detached; or None"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,34 +158,35 @@ class Packing:
     """How a model computes a row of sequences."""
 
     unpacked_because: str = ""
-    """Why sequences go through the model in padded batches; empty where they stay packed."""
+    """Why sequences are computed in padded batches; empty if they stay packed."""
     is_head_last: bool = True
-    """Whether logits are what the head returns for the last hidden states, unchanged."""
+    """Whether the logits are exactly what the head returns for the last hidden states."""
 
 
 def prepare_packed(model: PreTrainedModel) -> PreTrainedModel:
-    """Make ``model`` compute rows of sequences, packed where that is right, and count its layers.
+    """Make ``model`` compute rows of sequences, packed where that is correct, and count its layers.
 
-    A model of an unknown type makes a trial pass (``workers.engines.model.trial``). If packed
-    attention does not do for it, sequences of similar length go through it in padded batches.
-    Raises EngineError when padding changes the model's numbers too."""
+    A model of an unknown type is tried first (``workers.engines.model.trial``). If packed attention
+    gives other results, sequences of similar length are computed in padded batches. Raises
+    EngineError when padding changes the results too."""
     setattr(model, _PACKING, _find_packing(model))
     return count_layers(model)
 
 
 def keep_packed(model: PreTrainedModel) -> PreTrainedModel:
-    """Prepare a model whose sequences stay packed. Raises EngineError for another: padded batches
-    are many passes, and ranks that share a model would make different numbers of them."""
+    """Prepare a model, and raise EngineError if its sequences cannot stay packed.
+
+    Padded batches take several passes, and ranks that share a model would make different numbers of
+    them."""
     if reason := packing_of(prepare_packed(model)).unpacked_because:
         raise EngineError(
-            f"{type(model).__name__} is computed in padded batches ({reason}), which shares over ranks cannot be; set the "
-            "backend to torch, or choose another model (Qwen2, Qwen3 and Llama do)"
+            f"{type(model).__name__} needs padded batches ({reason}), which sharding over ranks does not support; set the "
+            "backend to torch, or choose another model (Qwen2, Qwen3 and Llama work)"
         )
     return model
 
 
 def packing_of(model: PreTrainedModel) -> Packing:
-    """Return how a model of :func:`prepare_packed` computes rows."""
     return getattr(model, _PACKING)
 
 
@@ -231,17 +233,17 @@ def score_packed(
     *,
     keep_states: bool = False,
 ) -> TokenScores:
-    """Compute the log-prob of every scored token, differentiable when gradients are on.
+    """Compute the log-prob of every scored token, differentiable when gradients are enabled.
 
-    ``model`` went through :func:`prepare_packed`. Logits are divided by ``temperature``; that of
-    sampling makes these the sampler's log-probs. Bigger batches than ``max_logits`` are computed in
-    parts. ``keep_states`` returns hidden states, too; EngineError for a model that does more after
-    them than its head."""
+    ``model`` must have been through :func:`prepare_packed`. Logits are divided by ``temperature``;
+    with the sampling temperature these are the sampler's log-probs. Batches with more than
+    ``max_logits`` logits are computed in parts. ``keep_states`` also returns hidden states, and
+    raises EngineError for a model that changes them before its head."""
     packing = packing_of(model)
     if keep_states and not packing.is_head_last:
         raise EngineError(
-            f"{type(model).__name__} changes its hidden states before its head, so they are not at hand for guidance.clusters; "
-            "turn clusters off, or choose another model (Qwen2, Qwen3 and Llama do)"
+            f"{type(model).__name__} changes its hidden states before its head, so guidance.clusters cannot use them; "
+            "turn clusters off, or choose another model (Qwen2, Qwen3 and Llama work)"
         )
     vocabulary = int(model.config.get_text_config().vocab_size)
     rows = max(1, max_logits // vocabulary)
@@ -283,7 +285,8 @@ def score_packed(
 
 
 def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
-    """Return the last hidden states [N, hidden] under a model of :func:`prepare_packed`."""
+    """Return the last hidden states [N, hidden] of a model that went through
+    :func:`prepare_packed`."""
     return (_hidden_padded if packing_of(model).unpacked_because else _hidden_packed)(model, batch)
 
 
@@ -301,21 +304,24 @@ def _hidden_padded(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
 
 
 def _each_bucket(batch: PackedTokens, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Compute int64 [sequences, length] tokens of each bucket, and return the results in row order,
-    [N, ...]. Padding lies to the right, where no token of a causal model sees it."""
+    """Compute the int64 [sequences, length] tokens of each bucket; return the results in row order,
+    [N, ...].
+
+    Padding is on the right, where no token of a causal model sees it."""
     layout = batch.layout
     made: list[torch.Tensor] = []
     for bucket in layout.buckets:
         tokens = batch.tokens.index_select(0, bucket.gather).unflatten(0, (bucket.num_sequences, bucket.length))
         made.append(compute(tokens).flatten(0, 1))
-        # some models have no layers that count
+        # some models have no layers with progress marks
         count_part(made[-1], 0.0)
     return torch.cat(made).index_select(0, layout.scatter)
 
 
 def score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy) -> _Scores:
-    """Return log-probs [M] of ``targets``, ``z[target] - logsumexp(z)``, and entropies [M],
-    ``-sum p log p`` in nats, of ``logits`` [M, vocabulary] at ``temperature``."""
+    """Return log-probs of ``targets`` [M], and their entropies in nats [M] if requested.
+
+    ``logits`` are [M, vocabulary], before division by ``temperature``."""
     if logits.dtype != torch.float64:
         logits = logits.float()
     if temperature != 1.0:

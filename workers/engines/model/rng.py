@@ -1,9 +1,9 @@
 """Random streams keyed by (run seed, trajectory, position), never by process.
 
-The uniform for response position p of a trajectory is a function of (run seed, trajectory id, p). A
-64-bit key is hashed from seed and id once. SplitMix64 (Steele, Lea and Flood, OOPSLA 2014, section
-3) finalises key + (p + 1) * gamma. No state is carried, so a trajectory goes on identically in any
-process, slot, batch or window."""
+The uniform for response position p of a trajectory is a function of (run seed, trajectory id, p): a
+64-bit key is hashed from seed and id once, and SplitMix64 (Steele, Lea and Flood, OOPSLA 2014,
+section 3) finalises key + (p + 1) * gamma. There is no state, so a trajectory continues identically
+in any process, slot, batch or window."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def stream_key(seed: int, trajectory: TrajectoryId) -> int:
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Draw one number per (stream, response position): float64 [n] in the open interval (0, 1).
 
-    ``keys`` are uint64 [n] of :func:`stream_key`, ``positions`` integers [n] from 0. The grid of
-    2^-40 keeps u * total below total exactly: the inverse never runs off a cumulative sum."""
+    ``keys`` are uint64 [n] of :func:`stream_key`, ``positions`` integers [n] from 0. On the grid of
+    2^-40, u * total is always below total, so an inverse lookup never runs off a cumulative sum."""
     state = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
     state = (state ^ (state >> _S30)) * _MIX_1
     state = (state ^ (state >> _S27)) * _MIX_2

@@ -1,12 +1,12 @@
-"""A trial pass of a model: whether a way of computing it agrees with transformers' own.
+"""Trial passes of a model: whether another way of computing it agrees with transformers' own.
 
-The truth is a pass over each sequence alone, by the model's own code with ``eager`` attention. The
-other attention functions of transformers drop soft caps without a word. Another way is right if its
-numbers are the same up to rounding. On ``meta`` there are no numbers, so that only the calls count.
+The truth is a pass over each sequence alone, by the model's own code with ``eager`` attention (the
+other attention functions of transformers silently drop soft caps). Another way is correct if its
+numbers are equal up to rounding. On ``meta`` there are no numbers, so only the calls are checked.
 
-A short pass does not show everything, so that calls count as well. Our attention must have been
-called once in each layer, with a window in each layer that has one. Nothing else that mixes tokens
-(a convolution along the row) may have been called."""
+A short pass does not reveal everything, so calls are checked as well: our attention must have been
+called once per layer, with a window in each layer that has one, and nothing else that mixes tokens
+(such as a convolution along the row)."""
 
 from __future__ import annotations
 
@@ -23,44 +23,46 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 EAGER = "eager"
-"""Attention as a model's own file has it."""
+"""Attention as written in a model's own file."""
 
 _LENGTHS = (9, 5)
-"""Of the sequences of a trial pass."""
+"""Lengths of the sequences of a trial pass."""
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 5e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference that rounding explains, as a share of the numbers' length."""
+"""Largest relative difference of norms that rounding explains."""
 _MIXES = (torch.nn.Conv1d,)
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 
 
 def trial_tokens(model: PreTrainedModel) -> list[np.ndarray]:
-    """Return int64 sequences of different lengths, the same for all models of one vocabulary."""
+    """Return int64 sequences of different lengths, the same for all models of one vocabulary size."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     rng = np.random.default_rng(0)
     return [rng.integers(0, vocabulary, length) for length in _LENGTHS]
 
 
 def attend_eagerly(model: PreTrainedModel) -> None:
-    """Make a model compute by its own code alone."""
+    """Switch a model to its own attention code."""
     if model.config._attn_implementation not in (None, EAGER):
         model.set_attn_implementation(EAGER)
 
 
 def backbone(model: PreTrainedModel) -> torch.nn.Module:
-    """Return a model without its head. Raises EngineError for one that does not name it apart."""
+    """Return a model without its head. Raises EngineError if the model does not name it."""
     base = model.base_model
     if base is model:
-        # Llama 4 names a prefix that it does not have
+        # Llama 4's base_model_prefix names an attribute that it does not have
         base = getattr(model, "model", None)
     if not isinstance(base, torch.nn.Module):
-        raise EngineError(f"{type(model).__name__} does not name its layers apart from its head; choose another model")
+        raise EngineError(f"{type(model).__name__} has no named backbone apart from its head; choose another model")
     return base
 
 
 @torch.no_grad()
 def plain_hidden(model: PreTrainedModel) -> torch.Tensor:
-    """Return the last hidden states [N, hidden] of the trial's sequences, each alone, by a model
-    that attends eagerly. On ``meta``, where masks cannot be made, return nothing."""
+    """Return the last hidden states [N, hidden] of the trial's sequences, each computed alone with
+    eager attention.
+
+    On ``meta``, where masks cannot be made, the result is empty."""
     if model.device.type == "meta":
         return torch.empty(0, device="meta")
     rows = [torch.from_numpy(tokens)[None].to(model.device) for tokens in trial_tokens(model)]
@@ -68,27 +70,29 @@ def plain_hidden(model: PreTrainedModel) -> torch.Tensor:
 
 
 def difference(found: torch.Tensor, truth: torch.Tensor) -> str | None:
-    """Return how two tensors differ by more than rounding, in words; None if they do not."""
+    """Describe how two tensors differ by more than rounding; None if they agree."""
     if truth.is_meta:
         return None
     if found.shape != truth.shape:
         return f"its numbers have shape {tuple(found.shape)}, expected {tuple(truth.shape)}"
     share = float((found.double() - truth.double()).norm() / truth.double().norm().clamp_min(1e-30))
     allowed = _TOLERANCE.get(truth.dtype, 1e-1)
-    # written so that NaN is a difference
+    # written so that NaN counts as a difference
     return None if share <= allowed else f"its numbers differ from transformers' own by {share:.1e} of their length"
 
 
 def unlike_attention(model: PreTrainedModel) -> str | None:
-    """Return which layers of a model are not attention, in words; None if all are."""
+    """Describe which layers of a model are not attention; None if all are."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _ATTENTION_LAYERS
     return f"it has layers of kind {', '.join(sorted(kinds))}" if kinds else None
 
 
 @torch.no_grad()
 def trial(attempt: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Return the result of a trial pass. Raises EngineError for an error of the model's own code,
-    except for too little memory, and for numbers that ``meta`` does not have."""
+    """Return the result of a trial pass.
+
+    Errors of the model's own code become EngineError, except running out of memory and values
+    missing on ``meta``."""
     try:
         return attempt()
     except (EngineError, torch.OutOfMemoryError, NotImplementedError):
@@ -102,9 +106,11 @@ def trial(attempt: Callable[[], torch.Tensor]) -> torch.Tensor:
 def try_attention(
     model: PreTrainedModel, name: str, attempt: Callable[[], torch.Tensor], truth: torch.Tensor, *, passes: int = 1
 ) -> str:
-    """Make ``model`` attend by the registered function ``name``, and compare an attempt, of so many
-    ``passes``, with the truth. Return why the function does not do, in words; nothing if it does.
-    """
+    """Switch ``model`` to the registered attention ``name``, and compare ``attempt`` with
+    ``truth``.
+
+    ``passes`` is the number of forward passes that ``attempt`` makes. Returns why the attention is
+    not usable, or an empty string if it is."""
     if unlike := unlike_attention(model):
         return unlike
 
@@ -123,7 +129,7 @@ def try_attention(
 
 
 class _Calls:
-    """Counts calls that mix tokens, while a pass is made."""
+    """Counts attention calls during a pass, and records other modules that mix tokens."""
 
     def __init__(self, model: PreTrainedModel, name: str, passes: int) -> None:
         self._name, self._passes = name, passes
@@ -133,7 +139,7 @@ class _Calls:
         self._modules = [module for module in model.modules() if isinstance(module, _MIXES)]
 
     def complaint(self) -> str | None:
-        """Return why the calls of one pass are not those of plain attention; None if they are."""
+        """Describe how the calls differ from those of plain attention; None if they do not."""
         layers = int(self._text.num_hidden_layers)
         if self._mixers:
             return f"it mixes tokens by {', '.join(sorted(self._mixers))} too"

@@ -1,7 +1,7 @@
-"""Published weights as tensors: the bytes sent to the generators, their check, and their digests.
+"""Published weights as tensors: their file, its check, and their digests.
 
-The file's metadata may hold a *probe*: a sequence and the learner's log-probs of it. An engine uses
-it to show that it computes the same."""
+The file's metadata may hold a *probe*: a sequence and the learner's log-probs of it, with which an
+engine shows that it computes the same."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _VARIABLES = ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
 
 def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, bytes]:
-    """Return xxh3-128 of each tensor's type, shape and bytes, by name."""
+    """Return the xxh3-128 of each tensor's type, shape and bytes, by name."""
     return {name: _digest(tensor.detach().contiguous()) for name, tensor in tensors}
 
 
 def describe_environment(device: str) -> dict[str, str]:
-    """Return the facts that numbers depend on: device, processor, threads, libraries."""
+    """Return what numbers depend on: device, processor, threads, libraries."""
     resolved = resolve_device(device)
     told = {
         "device": resolved.type if resolved.type == "cpu" else torch.cuda.get_device_name(resolved),
@@ -51,19 +51,19 @@ def describe_environment(device: str) -> dict[str, str]:
         "python": platform.python_version(),
     }
     told |= {library: version(library) for library in _LIBRARIES}
-    # not the distribution's version, which the default index gives to every build alike: builds
-    # compute with other kernels
+    # torch's own version names the build; on the default index the distribution's does not, and
+    # builds differ in their kernels
     told["torch"] = str(torch.__version__)
     return told | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
 def random_state() -> dict[str, bytes]:
-    """Return torch's random streams by device."""
+    """Return the states of torch's random generators by device."""
     return {device: state.numpy().tobytes() for device, state in rng_states().items()}
 
 
 def restore_random_state(states: Mapping[str, bytes]) -> None:
-    """Put random streams back, of those devices that are here."""
+    """Restore the random generator states of the devices that exist here."""
     restore_rng({device: torch.frombuffer(bytearray(state), dtype=torch.uint8) for device, state in states.items()})
 
 
@@ -74,12 +74,12 @@ def _digest(tensor: torch.Tensor) -> bytes:
 
 
 def fit_weights(state: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the published tensor for every name of ``state`` that owns one; of tied, the first.
+    """Return the published tensor for the first name of each tensor in ``state``.
 
     ``state`` is ``model.state_dict(keep_vars=True)``: tied names hold the same object. Tied tensors
-    are published once, or under both names with the same values. Raises WeightsRejected for missing
-    or unknown names, shapes that differ, floating and integer types mixed up, or unequal tied ones.
-    """
+    are published once, or under both names with equal values. Raises WeightsRejected for missing or
+    unknown names, other shapes, floating-point where integers are expected or the reverse, and tied
+    tensors that differ."""
     owners: dict[int, str] = {}
     for name, tensor in state.items():
         owners.setdefault(id(tensor), name)
@@ -98,7 +98,7 @@ def fit_weights(state: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.T
     missing = sorted(set(names.values()) - set(chosen))
     if unknown or missing:
         raise WeightsRejected(
-            f"published weights do not name what this model has: missing {_some(missing)}; unknown {_some(unknown)}; "
+            f"published weights do not have this model's names: missing {_some(missing)}; unknown {_some(unknown)}; "
             "learner and generators must load the same architecture"
         )
     for name, tensor in chosen.items():
@@ -132,12 +132,12 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class ParityProbe:
-    """The learner's log-probs of a fixed sequence, with the weights of a file."""
+    """A fixed sequence with the learner's log-probs of it, under the weights of the file."""
 
     tokens: np.ndarray
     """int32 [n]"""
     logprobs: np.ndarray
-    """float32 [n - 1], of all tokens but the first, at the sampling temperature"""
+    """float32 [n - 1], for all tokens but the first, at the sampling temperature"""
 
 
 class _StoredProbe(msgspec.Struct):
@@ -146,7 +146,7 @@ class _StoredProbe(msgspec.Struct):
 
 
 class PublishedWeights(dict[str, torch.Tensor]):
-    """Tensors by their Hugging Face names, with their file's properties."""
+    """Tensors by Hugging Face name, with properties of their file."""
 
     def __init__(
         self,
@@ -156,10 +156,10 @@ class PublishedWeights(dict[str, torch.Tensor]):
         probe: ParityProbe | None = None,
         is_lasting: bool = False,
     ) -> None:
-        """Take tensors by name, and their file if other processes of this host may map it.
+        """``path`` is their file, if other processes on this host may map it.
 
-        ``is_lasting``: their bytes stay unchanged while they are served, so that an engine may use
-        them where they lie, instead of a copy."""
+        ``is_lasting`` promises that the bytes do not change while they are served, so an engine may
+        use them in place instead of copying."""
         super().__init__(tensors)
         self.path = path
         self.probe = probe
@@ -169,7 +169,8 @@ class PublishedWeights(dict[str, torch.Tensor]):
 def publish_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: ParityProbe | None = None
 ) -> Publication:
-    """Lay out tensors by Hugging Face names, floating-point ones as ``float32`` or ``bfloat16``.
+    """Lay out tensors by Hugging Face name, floating-point ones as ``float32`` or ``bfloat16``.
+
     Tensors are read while the publication is written, so they must not change before."""
     named = dict(tensors)
     specs = [spec_of(name, tensor, getattr(torch, dtype)) for name, tensor in named.items()]
@@ -177,33 +178,32 @@ def publish_tensors(
 
 
 def spec_of(name: str, tensor: torch.Tensor, floating: torch.dtype) -> TensorSpec:
-    """Return how a tensor is written: as ``floating`` if it has such numbers, else as it is."""
+    """Return how a tensor is written: floating-point numbers as ``floating``, others unchanged."""
     dtype = floating if tensor.is_floating_point() else tensor.dtype
     return TensorSpec(name, _NAMES[dtype], tuple(tensor.shape))
 
 
 def torch_type(spec: TensorSpec) -> torch.dtype:
-    """Return the type of a tensor's numbers. Raises KeyError for one that torch has not."""
+    """Return the torch type of a tensor. Raises KeyError for one that torch lacks."""
     return _DTYPES[spec.dtype]
 
 
 def lay_out(
     specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Publication:
-    """Lay out tensors that ``make`` returns, once each as they are written, cast to their spec."""
+    """Lay out tensors, each made by ``make`` when it is written and cast to its spec."""
     ordered = in_order(specs)
     return publication(ordered, _blocks(ordered, make), metadata)
 
 
 def probe_metadata(probe: ParityProbe | None) -> dict[str, str]:
-    """Return the metadata that hold a probe, if there is one."""
     if probe is None:
         return {}
     return {_PROBE: msgspec.json.encode(_StoredProbe(probe.tokens.tolist(), probe.logprobs.tolist())).decode()}
 
 
 def view_weights(data: np.ndarray, *, path: Path | None = None, is_lasting: bool = False) -> PublishedWeights:
-    """Return the tensors in a file's writable uint8 bytes, without a copy, or WeightsDamaged."""
+    """Return the tensors in a file's writable uint8 bytes, without copying. Raises WeightsDamaged."""
     contents = read_contents(data)
     tensors = {
         placed.spec.name: torch.frombuffer(
@@ -219,18 +219,18 @@ def view_weights(data: np.ndarray, *, path: Path | None = None, is_lasting: bool
         try:
             stored = msgspec.json.decode(contents.metadata[_PROBE], type=_StoredProbe)
         except (ValueError, RecursionError) as error:
-            raise WeightsDamaged(f"the probe beside the weights cannot be read: {error}") from error
+            raise WeightsDamaged(f"the probe in the weights' metadata cannot be read: {error}") from error
         probe = ParityProbe(np.array(stored.tokens, np.int32), np.array(stored.logprobs, np.float32))
     return PublishedWeights(tensors, path=path, probe=probe, is_lasting=is_lasting)
 
 
 def read_weights(path: Path) -> PublishedWeights:
-    """Map a weight file. Raises WeightsRejected for any other file, FileNotFoundError."""
+    """Map a weight file. Raises WeightsRejected for any other file, and FileNotFoundError."""
     with path.open("rb") as file:
         try:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except ValueError as error:
-            # of an empty file
+            # the file is empty
             raise WeightsRejected(f"{path} is not a safetensors file: {error}") from error
     try:
         return view_weights(np.frombuffer(pages, np.uint8), path=path)
@@ -241,7 +241,7 @@ def read_weights(path: Path) -> PublishedWeights:
 def write_weights(
     path: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: ParityProbe | None = None
 ) -> None:
-    """Write tensors into a file of their own; see :func:`publish_tensors`."""
+    """Write tensors to a new file; see :func:`publish_tensors`."""
     written = publish_tensors(tensors, dtype=dtype, probe=probe)
     with path.open("wb") as file:
         file.write(written.head)
@@ -249,7 +249,7 @@ def write_weights(
 
 
 def _blocks(specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor]) -> Iterator[np.ndarray]:
-    """Yield tensors' bytes in blocks: views where the type fits, else a block cast at a time."""
+    """Yield the tensors' bytes in blocks: views if the type fits, else cast one block at a time."""
     for spec in specs:
         dtype = _DTYPES[spec.dtype]
         flat = make(spec.name).detach().contiguous().reshape(-1)

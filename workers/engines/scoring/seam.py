@@ -38,7 +38,7 @@ def check_requests(requests: Sequence[ScoringRequest], vocabulary: int) -> None:
         if not 0 <= request.num_scored < tokens.size:
             raise EngineError(
                 f"a sequence has {tokens.size} tokens of which {request.num_scored} are to be scored; at least one token must "
-                "come before the scored ones: start prompts with a token"
+                "precede them: start prompts with a token"
             )
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise EngineError(

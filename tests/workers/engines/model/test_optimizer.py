@@ -97,7 +97,7 @@ def test_every_optimiser_trains_and_resumes_bit_for_bit(name: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (replace(SETTINGS, name="muon"), r"training\.json is of optimizer adafactor, expected muon"),
+        (replace(SETTINGS, name="muon"), r"training\.json has optimizer adafactor, expected muon"),
         (
             replace(SETTINGS, name="adafactor", decay=RateDecay("linear", 0, 8)),
             "of schedule cosine .*, expected linear",
@@ -177,9 +177,9 @@ def test_a_frozen_part_keeps_its_weights_and_has_no_state(tmp_path: Path) -> Non
 
 
 def test_a_pattern_without_a_parameter_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"learner.freeze has 'model.layer.0.*', which fits none"):
+    with pytest.raises(ConfigError, match=r"learner.freeze has 'model.layer.0.*', which matches none"):
         freeze(tiny_model(), ["model.layer.0.*"])
-    with pytest.raises(ConfigError, match=r"fits all 24 parameters, so nothing would be trained"):
+    with pytest.raises(ConfigError, match=r"matches all 24 parameters, so nothing would be trained"):
         freeze(tiny_model(), ["*"])
     check_patterns("learner.no_decay", ["*"], ["a", "b"])
 
@@ -191,5 +191,5 @@ def test_the_check_before_a_start_knows_the_models_parameters(tmp_path: Path, se
 
     tiny_model().save_pretrained(tmp_path / "tiny")
     check_parameter_names(config("*.q_proj.weight"))
-    with pytest.raises(ConfigError, match=rf"learner\.{setting} has 'x\.\*', which fits none of the model's 24"):
+    with pytest.raises(ConfigError, match=rf"learner\.{setting} has 'x\.\*', which matches none of the model's 24"):
         check_parameter_names(config("x.*"))

@@ -239,6 +239,6 @@ def test_soft_caps_and_sinks_are_those_of_transformers_own_attention(changed: di
 
 def test_sinks_and_a_soft_cap_at_once_are_refused() -> None:
     part = torch.zeros(1, 1, 2, 8)
-    with pytest.raises(EngineError, match="sinks and a soft cap at once"):
+    with pytest.raises(EngineError, match="both sinks and a soft cap"):
         layout = PackedLayout.of([2], CPU)
         packed_attention(None, part, part, part, None, packed_layout=layout, softcap=1.0, s_aux=torch.zeros(1))

@@ -114,7 +114,7 @@ def test_a_response_that_is_not_finite_changes_nothing_on_any_rank(
 
 def test_what_cannot_be_valued_is_refused_before_other_ranks_are_told(ranked: Subject, start: Path) -> None:
     engine = make_ranked_value(ranked, start)
-    with pytest.raises(EngineError, match="at least one token must come before"):
+    with pytest.raises(EngineError, match="at least one token must precede"):
         engine.values([ScoringRequest(np.arange(4, dtype=np.int32), 4)])
     with pytest.raises(EngineError, match="0 responses"):
         engine.step([])
