@@ -76,7 +76,7 @@ def test_a_model_whose_sequences_are_padded_is_not_cut_into_shares(what: str) ->
     model = family_model("bloom", torch.float32)
     if what == "shared value":
         model = without_weights(model.config, what)
-    with pytest.raises(EngineError, match=r"computed in padded batches .*; set the backend to torch"):
+    with pytest.raises(EngineError, match=r"needs padded batches .*; set the backend to torch"):
         try_model(model, what)
 
 

@@ -100,7 +100,7 @@ def test_every_optimiser_trains_and_resumes_bit_for_bit(name: str, tmp_path: Pat
         (replace(SETTINGS, name="muon"), r"training\.json has optimizer adafactor, expected muon"),
         (
             replace(SETTINGS, name="adafactor", decay=RateDecay("linear", 0, 8)),
-            "of schedule cosine .*, expected linear",
+            "has schedule cosine .*, expected linear",
         ),
         (replace(SETTINGS, name="adafactor", decay=RateDecay("cosine", 0, 9, 0.1)), r"expected cosine \(0 \+ 9 steps"),
     ],
