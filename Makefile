@@ -181,7 +181,7 @@ test-fleets: $(VENV)/.dev ## the tests with real fleets, two at a time
 
 test-long: $(VENV)/.dev $(LORA)/.run $(VLLM)/.run ## the tests that `make test` and `make test-lora` leave out for their time
 	$(BIN)/python -m pytest -q -m long $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.long' tests)
-	$(LORA)/bin/python -m pytest -q -m long tests/workers/engines/training/test_ranked_lora.py
+	$(LORA)/bin/python -m pytest -q -m long tests/workers/engines/training/test_ranked_lora.py tests/integration/test_lora.py
 	$(VLLM)/bin/python -m pytest -q -m long -W default::pytest.PytestUnraisableExceptionWarning tests/vllm
 
 test-docs: $(VENV)/.dev ## the tests of the documentation, with every command of the tutorial: a fleet, about a minute

@@ -41,6 +41,7 @@ def test_adapters_travel_alone_and_a_damaged_base_is_fetched_again(tmp_path: Pat
     assert not fetched_folder(run.run_dir, shared_memory=True).exists()
 
 
+@pytest.mark.long
 def test_a_base_that_is_damaged_where_all_map_it_is_mended_and_the_run_goes_on(tmp_path: Path) -> None:
     with fleet(tmp_path, *QUICK, *ADAPTER, "supervisor.max_restarts=20") as run:
         run.wait_until(lambda: run.num_updates() >= 2, "the second update", 180.0)

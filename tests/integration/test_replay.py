@@ -17,7 +17,7 @@ from pipeline.training.snapshots import snapshots_folder
 from pipeline.training.update_log.folder import read_log
 from tests.integration.fleet import ROOT, RunningFleet, fleet, kill
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 
 GROUPS_PER_UPDATE = 2
 QUICK = (

@@ -197,15 +197,10 @@ def test_a_runs_adapter_settings_reach_the_ranks(tmp_path: Path, backend: str) -
     assert {a.shape[0] for a, _ in adapter.layers.values()} == {3}
 
 
-QUICK = "not deepspeed-zero3 or makes_the_steps or merged_on_arrival"
-"""ZeRO-3 takes as long as the other three together: its resuming, checkpoints and checkpointing are
-tested on one rank above, and on two by `make test-long`."""
-
-
 @pytest.mark.integration
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(is_rank(), reason="on two ranks already")
-@pytest.mark.parametrize("chosen", [QUICK, pytest.param(f"not ({QUICK})", marks=pytest.mark.long)])
+@pytest.mark.parametrize("chosen", ["makes_the_steps", pytest.param("not makes_the_steps", marks=pytest.mark.long)])
 def test_all_of_this_holds_on_two_ranks(chosen: str) -> None:
     code, said = run("2", "-q", str(Path(__file__)), "-k", chosen)
     assert code == 0, said[-8000:]
