@@ -275,7 +275,8 @@ class WorkerProcess:
             await registry.aclose()
 
     async def _act(self, actor: Actor, ctx: ActorContext) -> None:
-        await actor.setup()
+        if not await self._set_up(actor, ctx):
+            return
         self._log.info("worker_ready")
         try:
             self._lifecycle = self._lifecycle.ready()
@@ -294,6 +295,21 @@ class WorkerProcess:
             await ctx.cancel_spawned()
             await self._tear_down(actor)
         ctx.waiting_for(WaitingFor.STOPPED)
+
+    async def _set_up(self, actor: Actor, ctx: ActorContext) -> bool:
+        """Set the actor up; return whether it is ready. A stop cancels its set-up at once: the worker holds
+        nothing yet, and an engine may take minutes to load."""
+        async with asyncio.TaskGroup() as both:
+            setup = both.create_task(actor.setup(), name="setup")
+            stop = both.create_task(ctx.draining.wait(), name="setup-stop")
+            await asyncio.wait({setup, stop}, return_when=asyncio.FIRST_COMPLETED)
+            is_ready = setup.done()
+            setup.cancel()
+            stop.cancel()
+        if not is_ready:
+            await ctx.cancel_spawned()
+            ctx.waiting_for(WaitingFor.STOPPED)
+        return is_ready
 
     async def _tear_down(self, actor: Actor) -> None:
         try:

@@ -36,5 +36,6 @@ def test_fifty_updates_of_the_demo_lose_no_engine(tmp_path: Path) -> None:
     rows = {path.stem: list(map(json.loads, path.read_text().splitlines())) for path in (run / "logs").glob("*.jsonl")}
     assert {"generator-0", "generator-1"} <= rows.keys()
     assert [row for worker in rows for row in rows[worker] if row["level"] in ("error", "critical")] == []
+    assert "teardown_timed_out" not in {row["event"] for worker in rows for row in rows[worker]}
     started = [row["worker"] for row in rows["supervisor"] if row["event"] == "worker_started"]
     assert len(started) == len(set(started)), "a worker was replaced"

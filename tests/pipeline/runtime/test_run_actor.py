@@ -215,6 +215,15 @@ def test_a_worker_that_is_done_ends_with_its_own_code_after_its_drain(run: Run):
     assert run.log()[-1]["reason"] == "the data is exhausted"
 
 
+def test_a_stop_ends_a_worker_that_is_still_loading_its_engine_at_once(run: Run):
+    process = run.start("SlowStart")
+    run.wait_for_mark("setup")
+    process.terminate()
+    assert process.wait(_PATIENCE_S) == ExitCode.OK, "no drain's deadline ended it"
+    assert run.marks() == ["setup"], "what was not set up is neither run nor torn down"
+    assert run.log()[-1]["reason"] == "received SIGTERM"
+
+
 def test_a_wrong_setting_is_a_sentence_not_a_traceback(run: Run):
     assert run.start("Misconfigured").wait(_PATIENCE_S) == ExitCode.CONFIG
     assert run.log()[-1]["reason"] == "model.path is /nowhere; expected a folder of a Hugging Face model"

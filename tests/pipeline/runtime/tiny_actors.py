@@ -112,6 +112,14 @@ class Misconfigured(Ticking):
         raise ConfigError("model.path is /nowhere; expected a folder of a Hugging Face model")
 
 
+class SlowStart(Ticking):
+    """Loads an engine for a minute, on its compute thread."""
+
+    async def setup(self) -> None:
+        await super().setup()
+        await self.ctx.compute(time.sleep, 60.0)
+
+
 class DeadLoop(Ticking):
     """Blocks its event loop, as no actor should, once it has begun."""
 

@@ -10,4 +10,6 @@ Its modules:
     journal     log-probs kept where they are sampled, for a core in the same process
     staging     weights on their way to a device, beside decoding
     worker      runs inside vLLM's own workers: weights, and tokens drawn from the trajectory's stream
+    processes   runs first inside vLLM's processes: their end with their parent, phases of their start
+    starting_worker  vLLM's worker, which tells these phases
     arguments   from a run's configuration to vLLM's arguments"""

@@ -15,7 +15,9 @@ Weights change in a pause. vLLM ends a pause when the outputs of all earlier ste
 outputs keep their order, so what lies before the version in the queue was sampled under the old
 one. vLLM from 0.32 on says the version of each step, which is checked.
 
-Every wait for vLLM's processes has a deadline. When they die, every wait ends with EngineDied."""
+Every wait for vLLM's processes has a deadline. When they die, every wait ends with EngineDied. When
+this process dies, they end by themselves (``processes``). Their phases at the start are reported as
+work."""
 
 from __future__ import annotations
 
@@ -26,16 +28,18 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from pipeline.process import work
 from protocol.errors import EngineDied
 from workers.engines.generation.vllm.core import CoreRequest, CoreSample
 from workers.engines.generation.vllm.in_process import probe_params, sampling_params, spans_of
+from workers.engines.generation.vllm.processes import PHASE_FILE
 from workers.engines.model.weights_file import PublishedWeights, write_weights
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ STAGE_S = 60.0
 """Longest wait for weights to come to the devices while decoding goes on; a swap waits for the rest."""
 _STAGE_POLL_S = 0.02
 _PROBE = "headrace-probe"
+_STARTING_WORKER = "workers.engines.generation.vllm.starting_worker.StartingWorker"
 
 
 class _Stream:
@@ -93,10 +98,12 @@ class BackgroundCore:
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-client", daemon=True)
         self._thread.start()
         try:
-            # in a thread without a loop, where AsyncLLM does not start to read the outputs itself
-            self._engine: Any = self._call(
-                asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments)), LOAD_S
-            )
+            with _phases_reported() as report:
+                arguments = {"worker_cls": _STARTING_WORKER, **arguments}
+                # in a thread without a loop, where AsyncLLM does not start to read the outputs itself
+                self._engine: Any = self._call(
+                    asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments)), LOAD_S, report
+                )
             self._client: Any = self._engine.engine_core
             self._reader = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
             self.has_streams = all(self._call(self._engine.collective_rpc("headrace_begin", args=(temperature,))))
@@ -193,6 +200,9 @@ class BackgroundCore:
         """End vLLM's processes."""
 
         async def stop() -> None:
+            # asked to end, vLLM's processes wait seconds for each other, and are then killed too
+            for process in self._client.resources.engine_manager.processes:
+                process.kill()
             self._engine.shutdown()
 
         # a dead engine has leftovers too
@@ -288,7 +298,12 @@ class BackgroundCore:
 
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).add_done_callback(forward)
 
-    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = CALL_S) -> T:
+    def _call(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        timeout_s: float = CALL_S,
+        every_second: Callable[[], None] = lambda: None,
+    ) -> T:
         """Run a coroutine on the loop. Raises EngineDied when vLLM is dead or late."""
         if self._failure is not None:
             coroutine.close()
@@ -301,6 +316,7 @@ class BackgroundCore:
             except TimeoutError:
                 if future.done():
                     raise
+                every_second()
                 if time.monotonic() >= deadline:
                     future.cancel()
                     raise self._died(f"it did not answer within {timeout_s:g} s") from None
@@ -320,6 +336,33 @@ class BackgroundCore:
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+@contextlib.contextmanager
+def _phases_reported() -> Generator[Callable[[], None]]:
+    """Report the phases of a starting engine as work, one task each, when the given function is called.
+
+    A start that has a deadline is no standstill until then."""
+    with tempfile.TemporaryDirectory(prefix="headrace-vllm-") as folder, contextlib.ExitStack() as task:
+        path, num_told = Path(folder) / "phases", 0
+        path.touch()
+        os.environ[PHASE_FILE] = str(path)
+        task.enter_context(work.task("vLLM: importing"))
+
+        def report() -> None:
+            nonlocal num_told
+            work.step()
+            phases = path.read_text(encoding="utf-8").splitlines()
+            for phase in phases[num_told:]:
+                task.close()
+                task.enter_context(work.task(f"vLLM: {phase}"))
+            num_told = len(phases)
+
+        try:
+            yield report
+            report()
+        finally:
+            del os.environ[PHASE_FILE]
 
 
 def _is_death(error: BaseException) -> bool:
