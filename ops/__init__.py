@@ -1,1 +1,1 @@
-"""For the operator: supervise script, start model, benchmarks."""
+"""What operators and contributors run from a checkout: benchmarks, drills, demos, checks, the documentation."""

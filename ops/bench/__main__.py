@@ -1,6 +1,4 @@
-"""``python -m ops.bench NAME ...``: one comparison with its own arguments; without a name, the list.
-
-*Consumes* a name. *Produces* what the module ``ops.bench.NAME`` prints, and its exit code."""
+"""``python -m ops.bench NAME ...`` runs one comparison with its own arguments; without a name it lists them."""
 
 from __future__ import annotations
 
@@ -28,7 +26,6 @@ NAMES = {
 
 
 def main() -> None:
-    """Run the named module as a program."""
     listed = "\n".join(f"  {name:<14}{summary}" for name, summary in NAMES.items())
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench",
@@ -38,7 +35,9 @@ def main() -> None:
     )
     parser.add_argument("--list", action="store_true", help="list the comparisons")
     parser.add_argument("name", nargs="?", choices=NAMES, metavar="NAME")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own; NAME --help")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the comparison's own; see NAME --help"
+    )
     options = parser.parse_args()
     if options.list or options.name is None:
         print(listed)

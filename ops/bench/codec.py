@@ -1,13 +1,10 @@
-"""Times the codec: one chunk encoded and decoded, part by part, against bare bytes and against
-lists in MessagePack.
+"""Times the codec: one chunk encoded and decoded, part by part, against bare bytes and lists in MessagePack.
 
-*Consumes* nothing. *Produces* a table of medians, and JSON on request. *Waits for* nothing.
-
-The goal is 5 us for both ways. It is missed: 5.6 to 6.2 us on two busy virtual cores. Objects and
-arrays take 1.0 us to encode and 1.9 us to decode, 0.18 us for each ``np.frombuffer``. The checksum
-takes 0.4 us each way, consistency 0.25 us each way, dtypes 0.25 us and the envelope 0.5 us for both
-ways. Calls and memory take the rest. A chunk with earlier response tokens takes 0.2 us more.
-Nesting costs nothing, because only a non-empty ``Prompt.extra`` is searched.
+The goal is 5 us for both ways. It is missed: 5.6 to 6.2 us on two busy virtual cores. Objects and arrays take
+1.0 us to encode and 1.9 us to decode, 0.18 us for each ``np.frombuffer``. The checksum takes 0.4 us each way,
+consistency 0.25 us each way, dtypes 0.25 us and the envelope 0.5 us for both ways. Calls and memory take the
+rest. A chunk with earlier response tokens takes 0.2 us more. Nesting costs nothing, because only a non-empty
+``Prompt.extra`` is searched.
 
     python -m ops.bench.codec [--json FILE] [--rounds N] [--tokens N]"""
 
@@ -38,8 +35,7 @@ GOAL_US = 5.0
 
 
 def sample(num_tokens: int) -> TrajectoryChunk:
-    """Return the first chunk of a trajectory: a 64-token prompt, no earlier response, two policy
-    versions."""
+    """Return the first chunk of a trajectory: a 64-token prompt, no earlier response, two policy versions."""
     rng = np.random.default_rng(0)
     return TrajectoryChunk(
         id=ChunkId(TrajectoryId("t", 12, 3), 0),
@@ -61,7 +57,6 @@ def sample(num_tokens: int) -> TrajectoryChunk:
 
 
 def contenders(chunk: TrajectoryChunk) -> dict[str, Callable[[], object]]:
-    """Return the compared codecs, by name."""
     frames = encode(chunk, sender="generator-0", sequence=7, sent_s=1.75e9)
     head, body = frames
     blob = to_blob(chunk)
@@ -103,7 +98,6 @@ def contenders(chunk: TrajectoryChunk) -> dict[str, Callable[[], object]]:
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of the chunk")
     parser.add_argument("--rounds", type=int, default=1000, help=f"rounds of {CALLS_PER_ROUND} calls each")

@@ -2,10 +2,8 @@
 
     python -m ops.bench.demos --seeds 3
 
-*Consumes* the demos' run files as they are. *Produces* a page and ``demos.json``, which holds each
-run's held-out accuracies and clipped shares, update by update. *Waits for* the runs. A finished run
-with a folder below ``--work`` is not made again. The exit code is 1 when a run that was made misses
-its bar, or never clipped."""
+Writes a page and ``demos.json``, which has each run's held-out accuracies and clipped shares, update by update.
+A finished run below ``--work`` is not repeated. The exit code is 1 if a run missed its bar, or never clipped."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRo
 from pipeline.process.progress_bar import tracked
 
 BARS: Final = {"demo": 0.90, "tppo": 0.85, "vapo": 0.85, "ppo": 0.85}
-"""Greedy accuracy on 256 held-out prompts after the last update, by ALGO of ``make demo``; the
-start model has 0.40."""
+"""Greedy accuracy on 256 held-out prompts after the last update, by ALGO of ``make demo``; the start model has
+0.40."""
 
 _FLEET = Path("configs/fleets/demo.toml")
 _LIMIT_S = 1800.0
@@ -44,8 +42,6 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class DemoFigures:
-    """The figures of one run's history."""
-
     demo: str
     seed: int
     num_minibatches: int
@@ -53,9 +49,9 @@ class DemoFigures:
     group_size: int
     groups_per_update: int
     held_out: tuple[tuple[int, float], ...]
-    """Policy version and accuracy of each evaluation, the first and the last included."""
+    """Policy version and accuracy of each evaluation, including the first and the last."""
     clip_fraction: tuple[float, ...]
-    """Of each update: the share of trained tokens whose gradient the clip took away."""
+    """For each update, the share of trained tokens whose gradient was clipped away."""
     policy_ratio_max: tuple[float, ...]
     entropy: tuple[float, ...]
     seconds: float
@@ -63,12 +59,10 @@ class DemoFigures:
 
     @property
     def last(self) -> float:
-        """Held-out accuracy after the last update."""
         return self.held_out[-1][1]
 
     @property
     def clips(self) -> bool:
-        """Whether any token was ever clipped."""
         return max(self.clip_fraction, default=0.0) > 0.0
 
     @property
@@ -78,7 +72,7 @@ class DemoFigures:
 
 
 def read_figures(demo: str, seed: int, run_dir: Path) -> DemoFigures:
-    """Read a finished run. Raises DataError when its folder holds none."""
+    """Read a finished run. Raises DataError if its folder has none."""
     rows = list(read_history(run_dir / HISTORY_NAME))
     updates = [row for row in rows if isinstance(row, UpdateRow)]
     evaluations = [row for row in rows if isinstance(row, EvaluationRow)]
@@ -104,7 +98,7 @@ def read_figures(demo: str, seed: int, run_dir: Path) -> DemoFigures:
 
 
 def is_finished(run_dir: Path) -> bool:
-    """Whether a folder holds a run that has all its updates, and was evaluated after the last."""
+    """Whether a folder has a run with all its updates, evaluated after the last."""
     if not (run_dir / HISTORY_NAME).is_file():
         return False
     wanted = read_resolved(run_dir).run.num_updates
@@ -116,7 +110,6 @@ def is_finished(run_dir: Path) -> bool:
 
 
 def as_markdown(told: Sequence[DemoFigures], command: str) -> str:
-    """Write the page."""
     parts = ["# The demos, seed by seed", _ABOUT, f"    {command}"]
     lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" + "|---:" * (len(_COLUMNS) - 1) + "|"]
     for run in told:
@@ -140,13 +133,17 @@ def as_markdown(told: Sequence[DemoFigures], command: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the missing demos, then write the page of all."""
+    """Run the missing demos, then write the page of all of them."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.demos", description="Whether the demos reach their bar.")
-    parser.add_argument("--seeds", type=int, default=3, help="0, 1 ... (default: %(default)s)")
-    parser.add_argument("--only", choices=sorted(BARS), help="one demo")
-    parser.add_argument("--work", type=Path, default=Path("bench-results/demos"), help="runs (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("ops/results"), help="page and JSON (default: %(default)s)")
-    parser.add_argument("--no-runs", action="store_true", help="write the page of the runs that are there")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--only", choices=sorted(BARS), help="run only this demo")
+    parser.add_argument(
+        "--work", type=Path, default=Path("bench-results/demos"), help="folder of the runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("ops/results"), help="folder of the page (default: %(default)s)"
+    )
+    parser.add_argument("--no-runs", action="store_true", help="only write the page, of the finished runs")
     options = parser.parse_args(arguments)
     if not options.no_runs:
         demo_task.main(["--out", "runs/demo-data"])

@@ -1,25 +1,19 @@
-"""How fast the local engine samples: against ``generate`` and continuous batching of transformers,
-and vLLM, on a CPU.
+"""How fast the local engine samples on a CPU, against transformers (``generate``, continuous batching) and vLLM.
 
-*Consumes* random models and heavy-tailed response lengths. *Produces* a table of sampled tokens a
-second. *Waits for* nothing.
+All contenders sample the same number of response tokens for the same prompts from the same weights, at
+temperature 1 without truncation of the distribution, with a KV cache, on one thread. The length of each
+response is forced, so that chance favours no contender: engines get a limit per request, and ``generate`` gets
+a stopping criterion that ends each row at the same length, and pads the row until the longest has ended. The
+lengths are log-normal with a 99th percentile above four times the median. They come in random order, because no
+contender may know them beforehand.
 
-All contenders sample the same number of response tokens for the same prompts from the same weights.
-They sample at temperature 1 without truncation of the distribution, with a KV cache, on one thread.
-The length of each response is forced, so that chance favours no contender. Engines get a limit per
-request. ``generate`` gets a stopping criterion that ends each row at the same length, and pads the
-row until the longest one has ended. No other token ends a response. The lengths are log-normal with
-a 99th percentile above four times the median. They come in the order in which they are drawn,
-because no contender may know them beforehand.
+Each contender gets as many places as the engine has slots, and four times as many sequences. ``generate`` runs
+in batches of that size. With 64 slots it also runs with all sequences in one batch, and the bar is for the
+faster of the two. The engine also records the log-prob of every token; the others do not. vLLM is driven as
+``LLM.generate`` drives it, where it is installed (``make vllm``).
 
-Each contender gets as many places as the engine has slots, and four times as many sequences.
-``generate`` runs in batches of that size. With 64 slots it also runs with all sequences in one
-batch, and the promise is held against the faster of the two. The engine also records the log-prob
-of every token; the others do not. vLLM is driven as ``LLM.generate`` drives it, where it is
-installed (``make vllm``).
-
-Seconds are this process's processor seconds. One thread computes everything, so another process on
-the machine stretches only the wall clock.
+Seconds are this process's processor seconds. One thread computes everything, so another process on the machine
+stretches only the wall clock.
 
     python -m ops.bench.engine --json bench-results/engine.json"""
 
@@ -72,18 +66,15 @@ class EndsAt(StoppingCriteria):
     """Ends each row of a batch at its own response length."""
 
     def __init__(self, prompt_tokens: int, lengths: torch.Tensor) -> None:
-        """Take the padded prompt length and int64 [rows] response lengths."""
         self._ends = prompt_tokens + lengths
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        """Return which rows have ended: bool [rows]."""
         return input_ids.shape[1] >= self._ends
 
 
 @torch.inference_mode()
 def run_generate(model: Any, work: Work, batch_size: int) -> int:
-    """Sample with ``generate``, prompts padded on the left; return the response
-    tokens that count."""
+    """Sample with ``generate``, prompts padded on the left; return the number of response tokens."""
     total = 0
     for start in range(0, len(work.prompts), batch_size):
         prompts = work.prompts[start : start + batch_size]
@@ -109,7 +100,7 @@ def run_generate(model: Any, work: Work, batch_size: int) -> int:
 
 
 def run_engine(engine: LocalEngine, work: Work, turn: int) -> int:
-    """Sample with the engine; return the response tokens."""
+    """Sample with the engine; return the number of response tokens."""
     for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
         engine.submit(
             WindowRequest(
@@ -130,8 +121,8 @@ def run_engine(engine: LocalEngine, work: Work, turn: int) -> int:
 
 @contextmanager
 def continuous_batching(model: Any, work: Work, num_slots: int) -> Iterator[Callable[[int], int]]:
-    """Start the batching of transformers; yield a function that samples everything once and returns
-    the response tokens."""
+    """Start the batching of transformers; yield a function that samples everything once and returns the number of
+    response tokens."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     longest = max(prompt.size for prompt in work.prompts) + LONGEST
@@ -168,8 +159,7 @@ def continuous_batching(model: Any, work: Work, num_slots: int) -> Iterator[Call
 
 @contextmanager
 def vllm(model: PreTrainedModel, work: Work, num_slots: int) -> Iterator[Callable[[int], int]]:
-    """Start vLLM in this process on the model's weights; yield a function that samples everything
-    once."""
+    """Start vLLM in this process on the model's weights; yield a function that samples everything once."""
     from ops.bench.vllm_overhead import prepare, run_offline
 
     with tempfile.TemporaryDirectory(prefix="headrace-vllm-") as folder:
@@ -215,18 +205,17 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
 
 
 def has_vllm() -> bool:
-    """Whether this environment holds vLLM."""
     return importlib.util.find_spec("vllm") is not None
 
 
 def with_slots(shape: Shape, num_slots: int) -> Shape:
-    """Return a shape for an engine of so many slots."""
+    """Return the shape for an engine with this many slots."""
     return replace(shape, num_slots=num_slots, num_sequences=max(_LEAST_SEQUENCES, _SEQUENCES_PER_SLOT * num_slots))
 
 
 def judge(result: dict[str, Any]) -> dict[str, Spread]:
-    """Return the engine's speed over that of each bar's contender, round by round; of ``generate``,
-    over the faster one's."""
+    """Return the engine's speed over each bar's contender, round by round; for ``generate``, over the faster
+    variant."""
     seconds: dict[str, list[float]] = result["seconds"]
     found: dict[str, Spread] = {}
     for name in BARS:
@@ -237,14 +226,14 @@ def judge(result: dict[str, Any]) -> dict[str, Spread]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and return 1 when the engine does not keep its promise."""
+    """Measure, print, and return 1 if the engine misses a bar."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.engine",
         description="The local engine against generate and continuous batching of transformers, and vLLM, on a CPU.",
     )
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds; the median counts")
-    parser.add_argument("--slots", type=int, action="append", help=f"of the engine (default: {SLOTS})")
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="measure the first so many models")
+    parser.add_argument("--slots", type=int, action="append", help=f"slots of the engine (default: {SLOTS})")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="measure only the first N models", metavar="N")
     parser.add_argument("--json", type=Path, help="write the results here")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

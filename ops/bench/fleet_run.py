@@ -1,8 +1,4 @@
-"""A whole run as a benchmark's contender: ``headrace up`` in a process of its own, and its workers'
-counters.
-
-*Consumes* run files and overrides. *Produces* a finished run's folder. *Waits for* the run, within
-a limit. A run past its limit is drained, and killed if it still does not end."""
+"""A whole run as a benchmark's contender: ``headrace up`` in its own process, and its workers' counters."""
 
 from __future__ import annotations
 
@@ -30,11 +26,12 @@ def train(
     on_poll: Callable[[], None] | None = None,
     environment: Mapping[str, str] = {},
 ) -> None:
-    """Run a fleet to its end; its output goes beside ``run_dir``. ``on_poll`` is called ten times a
-    second meanwhile; ``environment`` is added to this process's.
+    """Run a fleet to its end, with its output beside ``run_dir``. ``on_poll`` is called ten times a second;
+    ``environment`` is added to this process's. A run past its limit is drained, and killed if it still does not
+    end.
 
     Raises:
-        DataError: the run failed or did not end in time; the message has the path of its log."""
+        DataError: The run failed or did not end in time; the message has the path of its log."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     log = run_dir.parent / f"{run_dir.name}.out"
     command = [sys.executable, "-m", "pipeline.cli", "up", *map(str, files), "--plain"]
@@ -56,7 +53,7 @@ def train(
 
 
 def last_counters(run_dir: Path, role: str) -> Iterator[dict[str, float]]:
-    """Yield the last counters of every worker of a role."""
+    """Yield the last counters of each worker of a role."""
     for path in sorted((run_dir / "logs").glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             event: dict[str, Any] = json.loads(line)
@@ -65,7 +62,7 @@ def last_counters(run_dir: Path, role: str) -> Iterator[dict[str, float]]:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return a process's own processor seconds so far; 0 for one that has ended."""
+    """Return a process's own processor seconds so far; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

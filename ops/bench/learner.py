@@ -1,18 +1,13 @@
-"""How fast the learner steps: packed, against the same step on padded micro-batches, and by TRL's
-trainer.
+"""How fast the learner steps on packed sequences, against padded micro-batches and TRL's trainer.
 
-*Consumes* random models and responses of heavy-tailed lengths. *Produces* a table of prompt and
-response tokens a second.
+All contenders compute the same loss of the same samples on the same weights, which is checked before the
+timing, and make the same AdamW step. TRL's is its GRPO trainer's own (``ops.bench.trl_step``), where TRL is
+installed. The padded one is a plain loop over micro-batches of equal size, each padded to its longest sequence.
+It keeps the order of the sequences, uses the model's own attention with a mask, and computes logits for every
+position. Both compete at their fastest micro-batch size.
 
-All contenders compute the same loss of the same samples on the same weights, which is checked
-before the timing. They make the same AdamW step. TRL's is its GRPO trainer's own
-(``ops.bench.trl_step``), where TRL is installed. The padded one is a plain loop with micro-batches
-of equal size, each padded to its longest sequence. It keeps the order of the sequences, uses the
-model's own attention with a mask, and computes logits for every place. Both compete at their
-fastest micro-batch size.
-
-Seconds are this process's processor seconds. One thread computes everything, so another process on
-the machine stretches only the wall clock.
+Seconds are this process's processor seconds. One thread computes everything, so another process on the machine
+stretches only the wall clock.
 
     python -m ops.bench.learner --json bench-results/learner.json"""
 
@@ -46,19 +41,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BAR = 1.5
-"""Promised packed tokens a second of the learner, over the fastest other contender's."""
+"""Least packed tokens a second of the learner, over the fastest rival's."""
 
 MAX_TOKENS = 4096
 """Budget of a packed micro-batch."""
 
 PADDED_SIZES = (4, 8, 16, 32)
-"""Sequences of a padded micro-batch that are tried."""
+"""Sizes that are tried for a padded micro-batch, in sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model to measure on."""
-
     name: str
     hidden: int
     layers: int
@@ -73,7 +66,6 @@ SHAPES = (
 
 
 def make_model(shape: Shape) -> PreTrainedModel:
-    """Make a random Qwen3 of this shape with heads of 32."""
     torch.manual_seed(0)
     heads = shape.hidden // 32
     return Qwen3ForCausalLM(
@@ -95,8 +87,7 @@ def make_model(shape: Shape) -> PreTrainedModel:
 
 
 def make_samples(shape: Shape, seed: int = 0) -> list[TrainingSample]:
-    """Make responses of log-normal lengths (median 60, longest several times that), in random
-    order."""
+    """Make responses of log-normal lengths (median 60, the longest several times that), in random order."""
     rng = np.random.default_rng(seed)
     ranks = (np.arange(shape.num_samples) + 0.5) / shape.num_samples
     law = NormalDist(np.log(60.0), 0.8)
@@ -124,13 +115,11 @@ class PaddedStep:
     """The same step as a plain training loop would write it."""
 
     def __init__(self, model: PreTrainedModel, micro_batch_size: int) -> None:
-        """Step ``model`` on micro-batches of ``micro_batch_size`` sequences."""
         self._model = model.eval()
         self.size = micro_batch_size
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float:
-        """Do one optimiser step; return the loss."""
         weights = objective.token_weights(samples)
         total = 0.0
         for start in range(0, len(samples), self.size):
@@ -178,16 +167,12 @@ class PaddedStep:
 
 
 class Step(Protocol):
-    """A contender that steps on micro-batches of a size."""
+    """A contender that steps on micro-batches of ``size`` sequences."""
 
     @property
-    def size(self) -> int:
-        """Sequences of a micro-batch."""
-        ...
+    def size(self) -> int: ...
 
-    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float:
-        """Do one optimiser step; return the loss."""
-        ...
+    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float: ...
 
 
 def fastest(
@@ -196,8 +181,7 @@ def fastest(
     samples: list[TrainingSample],
     objective: Objective,
 ) -> Step:
-    """Return a contender at the micro-batch size that steps fastest, on the weights
-    of ``model``."""
+    """Return a contender at its fastest micro-batch size, on the weights of ``model``."""
     times: dict[int, float] = {}
     for size in PADDED_SIZES:
         trial = make(copy.deepcopy(model), size)
@@ -208,7 +192,7 @@ def fastest(
 
 
 def rivals() -> dict[str, Callable[[PreTrainedModel, int], Step]]:
-    """Return the contenders that are installed here."""
+    """Return the rivals that are installed."""
     if importlib.util.find_spec("trl") is None:
         return {"padded": PaddedStep}
     from ops.bench.trl_step import TrlStep
@@ -217,7 +201,7 @@ def rivals() -> dict[str, Callable[[PreTrainedModel, int], Step]]:
 
 
 def measure(shape: Shape, rounds: int) -> dict[str, Any]:
-    """Measure one shape. Raises SystemExit when the contenders do not compute the same loss."""
+    """Measure one shape. Raises SystemExit if the contenders do not compute the same loss."""
     samples = make_samples(shape)
     lengths = np.array([sample.tokens.size for sample in samples])
     num_tokens = int(lengths.sum())
@@ -254,7 +238,7 @@ def speedups(result: dict[str, Any]) -> dict[str, Spread]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure every shape; return 1 when one is below the bar."""
+    """Measure every shape; return 1 if one is below the bar."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.learner",
         description="Time the learner's step on packed sequences against padded micro-batches and TRL's trainer.",

@@ -1,16 +1,13 @@
-"""A demo's learning in one process: sample, score, value and train in turn, with a run's own
-engines, rules and backends.
+"""A demo's learning in one process: sample, score, value and train in turn, with a run's own engines and rules.
 
     python -m ops.bench.one_process configs/vapo.toml --seeds 3
 
-Runs without ledger, wire and other processes. The weights before an update sample it
-(``staleness.eta`` of 0). So a seed gives the same run again, and the effect of a setting on
-learning shows in a minute or two. ``python -m ops.bench.demos`` measures whether a demo reaches its bar
-in an asynchronous run.
+There is no ledger, wire or other process. Each update trains on samples of the weights before it
+(``staleness.eta`` of 0), so a seed always gives the same run, and the effect of a setting on learning shows in
+a minute or two. ``python -m ops.bench.demos`` measures whether a demo reaches its bar in an asynchronous run.
 
-*Consumes* run files of small tasks with the ``arithmetic`` verifier, or of recorded responses.
-*Produces* accuracies on held-out prompts and clipped shares, update by update, printed and as JSON.
-*Waits for* nothing."""
+Takes run files of small tasks with the ``arithmetic`` verifier, or of recorded responses. Prints accuracies on
+held-out prompts and clipped shares, update by update, and writes them as JSON."""
 
 from __future__ import annotations
 
@@ -55,12 +52,12 @@ _SUPPORTED = (0.0, "local", "arithmetic")
 _NUM_SLOTS = 256
 _STEPS_A_TURN = 16
 _SPARE_GROUPS = 8
-"""Sampled beyond those that an update lacks, since some will have no signal."""
+"""Sampled in addition to the missing ones, since some will have no signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A response, its text and score."""
+    """A response with its text and score."""
 
     prompt: Prompt
     window: SampledWindow
@@ -77,40 +74,37 @@ class Live:
     tokens: np.ndarray
     """int32 [tokens so far]"""
     values: np.ndarray
-    """float32 [tokens so far], each of the critic as it was when its window was sampled"""
+    """float32 [tokens so far], by the critic at the time of each window"""
     num_windows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LearningResult:
-    """The result of training with one seed."""
-
     config: str
     seed: int
     overrides: tuple[str, ...]
     value_steps: int
-    """Steps of the critic before the policy's first."""
+    """Optimiser steps of the critic before the policy's first."""
     held_out: tuple[tuple[int, float], ...]
-    """Updates done, and accuracy."""
+    """Number of updates done, and accuracy."""
     clip_fraction: tuple[float, ...]
-    """Of each update."""
+    """For each update."""
     entropy: tuple[float, ...]
     seconds: float
 
 
 class OneProcess:
-    """A configuration's learning."""
+    """Learns by one configuration.
+
+    Raises:
+        ConfigError: A setting needs a fleet."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Load model, prompts and engines.
-
-        Raises:
-            ConfigError: The configuration has a setting that only a fleet can fulfil."""
         settings = (config.algorithm.kl_coefficient, config.generation.engine, config.data.verifier)
         if settings != _SUPPORTED:
             raise ConfigError(
-                f"algorithm.kl_coefficient, generation.engine and data.verifier are {settings}; one process has no reference "
-                f"policy, one engine and one verifier: set them to {_SUPPORTED}"
+                f"algorithm.kl_coefficient, generation.engine and data.verifier are {settings}; one process has no "
+                f"reference policy, one engine and one verifier: set them to {_SUPPORTED}"
             )
         reference = config.reference.model_copy(update={"always": False})
         generation = config.generation.model_copy(update={"num_slots": _NUM_SLOTS})
@@ -127,14 +121,13 @@ class OneProcess:
         self._live: list[Live] = []
         self._ended: list[ValueSample] = []
         self.num_responses = 0
-        """Sampled for learning so far, by the critic alone too."""
+        """Sampled for learning so far, including those for the critic alone."""
         self.num_tokens = 0
-        """Of these responses."""
+        """Tokens of these responses."""
         self._publish()
 
     def evaluate(self) -> float:
-        """Return the accuracy on the held-out prompts, sampled with the settings of
-        ``[evaluation]``."""
+        """Return the accuracy on the held-out prompts, sampled with the settings of ``[evaluation]``."""
         return mean(accuracy for _, accuracy in self.evaluate_prompts())
 
     def evaluate_prompts(self) -> list[tuple[Prompt, float]]:
@@ -145,7 +138,7 @@ class OneProcess:
         return [(group[0].prompt, mean(one.score.accuracy for one in group)) for group in groups]
 
     def pretrain(self) -> int:
-        """Train the critic until its gate would open; return its steps."""
+        """Train the critic until its gate would open; return the number of steps."""
         settings, num_steps = self.config.value, 0
         while self._critic is not None and num_steps < settings.pretrain_steps:
             groups = self._groups(filtered=False)
@@ -157,12 +150,12 @@ class OneProcess:
         return num_steps
 
     def update(self) -> dict[str, float]:
-        """Sample one update's batch, train the policy on it, then the critic. Return the metrics'
-        means over the steps and ``trained_tokens``, the number of tokens that carried loss. The
-        ``explained_variance`` of the critic's steps is there if it made any.
+        """Sample one update's batch, then train the policy and the critic on it. Return the metrics' means over
+        the steps, the number of ``trained_tokens`` (those with loss), and ``explained_variance`` if the critic
+        made a step.
 
-        T-PPO's batch is one window of each of a number of responses. Unfinished responses continue
-        in the next update, under its weights. Every other algorithm's batch is whole responses."""
+        T-PPO's batch is one window of each of a number of responses; unfinished responses continue in the next
+        update, under its weights. Every other algorithm's batch is whole responses."""
         if self.config.declaration.unit is Unit.CHUNK:
             units, ended = self._windows()
         else:
@@ -190,7 +183,6 @@ class OneProcess:
         self._engine.load_weights({name: tensor.clone() for name, tensor in self._backend.tensors()}, self._num_updates)
 
     def _groups(self, *, filtered: bool) -> list[list[Sampled]]:
-        """Sample the groups of one update."""
         algorithm = self.config.algorithm
         if self._source.responses is not None:
             return self._recorded(self._source.responses)
@@ -206,7 +198,7 @@ class OneProcess:
         return groups[: algorithm.groups_per_update]
 
     def _recorded(self, responses: RecordedResponses) -> list[list[Sampled]]:
-        """Read one update's recorded responses, each a group of one."""
+        """Read one update's recorded responses, each as a group of one."""
         first, many = self._position, self.config.algorithm.groups_per_update
         self._position += many
         pairs: list[tuple[Prompt, SampledWindow]] = []
@@ -241,7 +233,7 @@ class OneProcess:
         window_tokens: int,
         temperature: float,
     ) -> dict[TrajectoryId, SampledWindow]:
-        """Sample a window of each response, after its earlier windows."""
+        """Sample the next window of each response."""
         for trajectory, prompt, tokens in wanted:
             self._engine.submit(
                 WindowRequest(
@@ -260,8 +252,8 @@ class OneProcess:
         return found
 
     def _windows(self) -> tuple[list[ClaimedUnit], list[ValueSample]]:
-        """Fill up the number of live responses with new ones, and let every live response grow by a
-        window. Return the windows, and the critic's samples of the responses that finished."""
+        """Start new responses in place of finished ones, and let every live response grow by a window. Return the
+        windows, and the critic's samples of the responses that finished."""
         assert self._critic is not None
         algorithm = self.config.algorithm
         while len(self._live) < algorithm.groups_per_update * algorithm.group_size:
@@ -353,7 +345,7 @@ class OneProcess:
         return made
 
     def _values(self, groups: Sequence[Sequence[Sampled]]) -> list[list[np.ndarray]]:
-        """Return the critic's values of each response, float32 [R]; empty ones without a critic."""
+        """Return the critic's values of each response, float32 [R]; empty without a critic."""
         if self._critic is None:
             return [[np.empty(0, np.float32) for _ in group] for group in groups]
         flat = [one for group in groups for one in group]
@@ -362,8 +354,8 @@ class OneProcess:
         return [[next(values) for _ in group] for group in groups]
 
     def _learn_values(self, samples: Sequence[ValueSample]) -> list[float]:
-        """Train the critic once on every response; responses that do not fill a batch wait for
-        more. Return the steps' explained variances."""
+        """Train the critic once on every response; responses that do not fill a batch wait for more. Return the
+        explained variance of each step."""
         assert self._critic is not None
         self._ended += samples
         size, explained = self.config.value.batch_trajectories, list[float]()
@@ -448,8 +440,8 @@ async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int | None, every: int) -> LearningResult:
-    """Train by a run file, for its number of updates or a given one. Evaluate before, after, and
-    every so many updates."""
+    """Train by a run file, with its number of updates or the given one. Evaluate before, after, and every
+    ``every`` updates."""
     began = time.monotonic()
     loaded = load_config([config], [*overrides, f"run.seed={seed}"])
     learner = OneProcess(loaded)
@@ -475,16 +467,15 @@ def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, print, write."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.one_process", description="A demo's learning in one process."
     )
     parser.add_argument("configs", type=Path, nargs="+", metavar="CONFIG")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--seeds", type=int, default=1, help="0, 1 ... (default: %(default)s)")
-    parser.add_argument("--updates", type=int, help="in place of the run file's")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--updates", type=int, help="number of updates (default: the run file's)")
     parser.add_argument("--every", type=int, default=10, help="updates between evaluations (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     results = [

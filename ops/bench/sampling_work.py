@@ -1,5 +1,4 @@
-"""Models, prompts and heavy-tailed response lengths that the benchmarks of sampling
-have in common."""
+"""Models, prompts and heavy-tailed response lengths shared by the benchmarks of sampling."""
 
 from __future__ import annotations
 
@@ -14,20 +13,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LONGEST = 512
-"""Longest response."""
+"""Longest response in tokens."""
 
 VLLM_SETTINGS: Final = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-"""For vLLM in this process, on one thread."""
+"""Environment of vLLM in this process, on one thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model and a batch to measure on."""
-
     name: str
     hidden: int
     layers: int
@@ -49,8 +46,6 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The prompts and response lengths to sample."""
-
     prompts: list[np.ndarray]
     """int32 [prompt tokens] each"""
     lengths: np.ndarray
@@ -78,7 +73,6 @@ def make_model(shape: Shape) -> PreTrainedModel:
 
 
 def make_work(shape: Shape, seed: int = 0) -> Work:
-    """Draw prompts and heavy-tailed response lengths."""
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(np.log(shape.median), 0.8, shape.num_sequences), 2, LONGEST).astype(np.int64)
     prompts = [rng.integers(1, shape.vocabulary, rng.integers(6, 24)).astype(np.int32) for _ in lengths]

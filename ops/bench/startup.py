@@ -2,8 +2,7 @@
 
     python -m ops.bench.startup --json bench-results/startup.json
 
-*Consumes* this environment. *Produces* medians of interleaved starts; the bar is half a second.
-*Waits for* child processes."""
+Prints medians of interleaved starts; the bar is half a second."""
 
 from __future__ import annotations
 
@@ -25,7 +24,6 @@ _CONTENDERS = {
 
 
 def main() -> None:
-    """Measure, print, and write the figures to the given file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="also write the figures here")

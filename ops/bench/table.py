@@ -1,8 +1,7 @@
-"""Shared parts of the benchmarks: contenders timed turn by turn, a table for people, JSON for
-programs.
+"""Shared by the benchmarks: contenders timed turn by turn, a table for people, JSON for programs.
 
-Contenders take turns within each round, so that a machine that slows down or speeds up does so for
-all of them. A median over rounds discards a disturbed one."""
+Contenders take turns within each round, so a slow spell of the machine hits all of them. A median over rounds
+discards a disturbed one."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 _PAGE_COLUMNS = 100
-"""Of a line of prose on a page."""
+"""Width of prose on a page."""
 _CODE_SPAN = re.compile(r"`[^`]+`")
 _MIN_WIDTH = 110
-"""Columns of a terminal; a narrower one wraps lines rather than losing digits."""
+"""Columns. A narrower terminal wraps lines rather than losing digits."""
 
 
 _LIBRARIES = ("headrace", "torch", "transformers", "numpy", "redis", "hiredis", "pyzmq", "msgspec")
@@ -36,7 +35,7 @@ _LIBRARIES = ("headrace", "torch", "transformers", "numpy", "redis", "hiredis", 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The figures of several rounds."""
+    """Median and range over several rounds."""
 
     median: float
     low: float
@@ -44,7 +43,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Summarise at least one value."""
         return cls(median(values), min(values), max(values))
 
     def __str__(self) -> str:
@@ -57,7 +55,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
 
 
 def wilson(right: float, number: float) -> tuple[float, float]:
-    """Return Wilson's interval of 95 % of a share, 0 to 1 without trials. E. B. Wilson, 1927."""
+    """Return Wilson's 95 % interval of a share (E. B. Wilson, 1927); 0 to 1 without trials."""
     if not number:
         return 0.0, 1.0
     z, share = 1.959964, right / number
@@ -67,14 +65,13 @@ def wilson(right: float, number: float) -> tuple[float, float]:
 
 
 def quantile(values: Sequence[float | None], share: float) -> float:
-    """Return a quantile of delays, with misses as infinite."""
+    """Return a quantile of delays; a miss (None) counts as infinite."""
     ordered = sorted(math.inf if value is None else value for value in values)
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else math.inf
 
 
 def provenance(name: str, arguments: Sequence[str] | None, **settings: object) -> dict[str, Any]:
-    """Return the conditions of a measurement: command, machine, versions, and all other settings,
-    seeds among them."""
+    """Return the conditions of a measurement: command, machine, versions, and settings such as seeds."""
     words = sys.argv[1:] if arguments is None else arguments
     return {
         "command": " ".join([f"python -m ops.bench.{name}", *words]),
@@ -98,8 +95,7 @@ def interleaved_medians(
     warmup: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Call every contender once a round and return the median seconds of each; ``warmup`` rounds
-    are not counted."""
+    """Call every contender once a round; return the median seconds of each. ``warmup`` rounds do not count."""
     seconds = interleaved(contenders, rounds=rounds, warmup=warmup, clock=clock)
     return {name: median(values) for name, values in seconds.items()}
 
@@ -111,8 +107,7 @@ def interleaved(
     warmup: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Call every contender once a round and return the seconds of each, by round; ``warmup`` rounds
-    are not counted."""
+    """Call every contender once a round; return the seconds of each, by round. ``warmup`` rounds do not count."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warmup + rounds):
         for name, run in contenders.items():
@@ -124,7 +119,7 @@ def interleaved(
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; numbers to the right."""
+    """Print a table, with numbers on the right."""
     table = Table(title=title)
     for place, column in enumerate(columns):
         is_number = bool(rows) and isinstance(rows[0][place], (int, float))
@@ -137,7 +132,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
 
 
 def prose(text: str) -> str:
-    """Return paragraphs of Markdown with lines of at most 100 characters, code spans whole."""
+    """Return paragraphs of Markdown wrapped at 100 columns, with code spans kept whole."""
     return "\n\n".join(map(_wrapped, text.split("\n\n")))
 
 
@@ -155,7 +150,6 @@ def _wrapped(paragraph: str) -> str:
 
 
 def write_json(path: Path, results: Mapping[str, Any]) -> None:
-    """Write results for programs to read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

@@ -1,11 +1,9 @@
-"""TRL's GRPO step as a contender: its trainer's own loss, on batches padded as its trainer pads
-them.
+"""TRL's GRPO step as a contender: its trainer's own loss, on batches padded as its trainer pads them.
 
-This project does not depend on TRL: ``make trl`` builds an environment that holds both.
+This project does not depend on TRL: ``make trl`` builds an environment with both.
 
-The trainer is a real one, with TRL's patched forward and its loss of type ``dapo``, the mean over
-all tokens of the batch. Its generation, its rewards and its data loader are left out, because only
-the learning is compared."""
+The trainer is a real one, with TRL's patched forward and its loss of type ``dapo``, the mean over all tokens of
+the batch. Its generation, rewards and data loader are not used, because only learning is compared."""
 
 from __future__ import annotations
 
@@ -31,10 +29,7 @@ _LEARNING_RATE = 1e-6
 
 
 class TrlStep:
-    """One optimiser step by TRL's loss."""
-
     def __init__(self, model: PreTrainedModel, micro_batch_size: int) -> None:
-        """Step ``model`` on micro-batches of ``micro_batch_size`` sequences."""
         self.size = micro_batch_size
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-trl-")
         self._trainer: Any = GRPOTrainer(
@@ -55,13 +50,13 @@ class TrlStep:
             train_dataset=Dataset.from_dict({"prompt": ["1+1="] * 8}),
             processing_class=AutoTokenizer.from_pretrained(_TOKENIZER),
         )
-        # no dropout in it
+        # has no dropout
         self._model = self._trainer.model.train()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0, fused=True)
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float:
-        """Do one optimiser step; return the loss. ``objective`` is the default one, which this
-        trainer uses."""
+        """Do one optimiser step; return the loss. ``objective`` must be the default one, which this trainer
+        implements."""
         trainer, num_micro = self._trainer, -(-len(samples) // self.size)
         trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = num_micro
         num_tokens = torch.tensor(sum(int(sample.loss_mask.sum()) for sample in samples))

@@ -1,19 +1,15 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""The cost of Headrace's engine over vLLM itself: tokens a second of the same prompts, in this
-process, on this CPU.
+"""The cost of Headrace's engine over vLLM itself: tokens a second of the same prompts, in this process, on this CPU.
 
-*Consumes* a random model and ragged prompts. *Produces* a table of sampled tokens a second.
+All contenders run in the same vLLM engine with the same weights and limits. Each prompt has one response length,
+and no token ends a response. *offline* works like ``LLM.generate``: all requests enter, steps run until all are
+finished, and there are no log-probs. *offline, log-probs* requests the sampled token's log-prob from vLLM, as
+training needs it. *engine* is ``VllmEngine`` with windows, segments, log-probs and a random stream for each
+trajectory, each response in one window. *engine, windows* cuts responses into windows of a quarter of the longest,
+as T-PPO does. The bar is for *engine* over *offline*, the fastest.
 
-All contenders run in the same vLLM engine with the same weights and the same limits. Each prompt
-has one response length, and no token ends a response. *offline* works as ``LLM.generate``: all
-requests enter, steps run until all are finished, and there are no log-probs. *offline, log-probs*
-requests the sampled token's log-prob from vLLM, as training needs it. *engine* is ``VllmEngine``
-with windows, segments, log-probs and a random stream for each trajectory, each response in one
-window. *engine, windows* returns for every next window of a quarter of the longest response, as
-T-PPO does. The promise is held against *offline*, the fastest.
-
-Seconds are this process's processor seconds. One thread computes everything, so another process on
-the machine stretches only the wall clock.
+Seconds are this process's processor seconds. One thread computes everything, so another process on the machine
+stretches only the wall clock.
 
     python -m ops.bench.vllm_overhead --json bench-results/vllm_overhead.json      (in the environment of `make vllm`)
 """
@@ -46,11 +42,11 @@ if TYPE_CHECKING:
     from workers.engines.generation.vllm.in_process import InProcessCore
 
 BAR = 0.9
-"""The engine's tokens a second over vLLM's own."""
+"""Least tokens a second of the engine over vLLM's own."""
 
 
 def run_offline(llm: Any, work: Work, turn: int, *, logprobs: int | None) -> int:
-    """Sample with vLLM's engine as ``LLM.generate`` drives it; return the response tokens."""
+    """Sample with vLLM's engine as ``LLM.generate`` drives it; return the number of response tokens."""
     from vllm import SamplingParams as VllmParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -67,8 +63,7 @@ def run_offline(llm: Any, work: Work, turn: int, *, logprobs: int | None) -> int
 
 
 def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> int:
-    """Sample with Headrace's engine, trajectories coming back for every next window; return the
-    response tokens."""
+    """Sample with Headrace's engine, window by window; return the number of response tokens."""
     requests: dict[TrajectoryId, WindowRequest] = {}
     for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
         request = WindowRequest(
@@ -95,7 +90,7 @@ def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> 
 
 
 def prepare(model: PreTrainedModel, folder: Path, num_slots: int) -> InProcessCore:
-    """Start vLLM in this process on a model's weights, which are saved to ``folder`` for it."""
+    """Start vLLM in this process on a model's weights, which are saved to ``folder``."""
     from workers.engines.generation.vllm.arguments import engine_arguments
     from workers.engines.generation.vllm.in_process import InProcessCore
 
@@ -151,10 +146,10 @@ def measure(shape: Shape, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and return 1 when the engine does not keep its promise."""
+    """Measure, print, and return 1 if the engine misses its bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds; the median counts")
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="measure the first so many shapes")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="measure only the first N shapes", metavar="N")
     parser.add_argument("--json", type=Path, help="write the results here")
     options = parser.parse_args(arguments)
     os.environ.update(VLLM_SETTINGS)

@@ -1,2 +1,1 @@
-"""Checks of the repository and of its tests: mutants, hostile bytes, words, and nothing undone
-unsaid."""
+"""Checks of the repository and of its tests: mutants, Lua, hostile bytes."""

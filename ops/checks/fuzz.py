@@ -1,13 +1,10 @@
 """``python -m ops.checks.fuzz decoder|mailbox|peek|score``: hostile bytes, steered by coverage.
-``make fuzz`` gives each ten minutes.
 
-libFuzzer invents the inputs, through ``atheris``, which ``make fuzz`` installs into an environment
-of its own. Its corpus begins with one message of each type.
-
-*Consumes* the corpus. *Produces* executions, coverage and peak memory as JSON, and the corpus. The
-first input that breaks a promise of ``ops.checks.fuzz_targets`` is written to a file. So is an
-input that takes more memory than ``--rss-limit-mb`` or more than thirty seconds. *Waits for* its
-child process, for ``--seconds``. The exit code is 0 when every promise held."""
+libFuzzer invents the inputs, through ``atheris``, which ``make fuzz`` installs into its own environment; it
+gives each target ten minutes. The corpus begins with one message of each type. Prints executions, coverage and
+peak memory as JSON. The first input that breaks a promise of ``ops.checks.fuzz_targets``, or takes more memory
+than ``--rss-limit-mb`` or more than thirty seconds, is written to a file. The exit code is 0 if every promise
+held."""
 
 from __future__ import annotations
 
@@ -34,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--rss-limit-mb", type=int, default=512)
-    parser.add_argument("--corpus", type=Path, help="inputs worth keeping, and crashes; a fresh folder when absent")
+    parser.add_argument(
+        "--corpus", type=Path, help="folder of inputs worth keeping, and of crashes (default: a new one)"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
@@ -52,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fuzz(target: str, folder: Path, seconds: int, rss_limit_mb: int) -> None:
-    """Run libFuzzer in this process; it ends the process itself."""
+    """Run libFuzzer in this process, which it ends itself."""
     import importlib
 
     # not among the project's dependencies
@@ -86,7 +85,7 @@ def _write_corpus(folder: Path, target: str) -> None:
 
 
 def _told(log: Path) -> dict[str, object]:
-    """Return the figures that libFuzzer prints."""
+    """Return the figures that libFuzzer printed."""
     text = log.read_text(errors="replace")
     figures = {name: int(value) for name, value in _STATISTIC.findall(text)}
     covered = _COVERAGE.findall(text)

@@ -1,13 +1,10 @@
-"""Promises of the decoder, of mailboxes, ``peek`` and ``score`` under hostile bytes, for
-``ops.checks.fuzz`` and the test suite.
+"""Promises of the decoder, mailboxes, ``peek`` and ``score`` under hostile bytes, for ``ops.checks.fuzz`` and the
+tests.
 
-*Consumes* any bytes. *Produces* nothing; raises when a promise is broken. *Waits for* the good
-message that follows the hostile ones, with a deadline.
-
-The promises: reading raises no error but a WireError. A message that was read can be written and
-read again. A mailbox, a responder and a requester continue after hostile messages, and deliver the
-good message that follows. The output of ``peek`` and ``score`` is short, and moves no cursor.
-``score`` judges each line or reports its error."""
+Reading raises no error but a WireError. A message that was read can be written and read again. A mailbox, a
+responder and a requester continue after hostile messages, and deliver the good message that follows. The output
+of ``peek`` and ``score`` is short, and moves no cursor. ``score`` judges each line or reports its error. A
+target takes any bytes and raises if a promise is broken."""
 
 from __future__ import annotations
 
@@ -153,7 +150,7 @@ def good_inputs(target: str) -> dict[str, bytes]:
 
 
 def read_anything(data: bytes) -> None:
-    """Read bytes in every way that there is. Raises when a promise is broken."""
+    """Read bytes in every possible way. Raises if a promise is broken."""
     kind, rest = (data[0], data[1:]) if data else (0, b"")
     tags = (*_MESSAGES, *_SCORES)
     tag = tags[kind % len(tags)]
@@ -177,8 +174,7 @@ def _read_frames(frames: Sequence[bytes]) -> None:
 
 
 def _is_rewritten(frames: Sequence[bytes], again: Sequence[Buffer]) -> bool:
-    """Whether the difference is only in how the same values were written: unknown fields, longer
-    forms, another order."""
+    """Whether only the encoding of the same values differs: unknown fields, longer forms, another order."""
     one, other = decode(frames, max_bytes=MAX_BYTES)[0], decode(again, max_bytes=MAX_BYTES)[0]
     write = lambda message: [bytes(frame) for frame in encode(message, sender="", sequence=0, sent_s=0.0)[1:]]  # noqa: E731
     return write(one) == write(other)
@@ -187,14 +183,13 @@ def _is_rewritten(frames: Sequence[bytes], again: Sequence[Buffer]) -> bool:
 # -- peek and score --------------------------------------------------------------------------------
 
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that a terminal would obey, or could not show; ``protocol.printable`` has the reason
-for each."""
+"""Characters that a terminal would obey or could not show; ``protocol.printable`` has the reason for each."""
 _MAX_SHOWN_CHARS = 2_000_000
 
 
 def show_anything(data: bytes) -> None:
-    """Peek at bytes as a blob, as a body and as frames. Raises when the output is long, no JSON, or
-    acts on a terminal."""
+    """Peek at bytes as a blob, as a body and as frames. Raises if the output is long, not JSON, or acts on a
+    terminal."""
     kind, rest = (data[0], data[1:]) if data else (0, b"")
     tags = (*_MESSAGES, *_SCORES)
     tag = tags[kind % len(tags)]
@@ -203,7 +198,7 @@ def show_anything(data: bytes) -> None:
         shown = render(frames)
         json.loads(shown)
         _check_shown(shown)
-        # it is a hundred times slower
+        # a hundred times slower
         if kind & 0x40:
             page = io.StringIO()
             show(peek(frames), Console(file=page, width=120))
@@ -226,8 +221,7 @@ class Scoring:
         self._runner.run(self._pool.start(["math"]))
 
     def feed(self, data: bytes) -> None:
-        """Score a file, or a response. Raises when that ends otherwise than with a report, a
-        verdict or a failure."""
+        """Score a file or a response. Raises unless that ends with a report, a verdict or a failure."""
         kind, rest = (data[0] % 8, data[1:]) if data else (0, b"")
         if kind < 4:
             self._score_file(rest, None if kind % 2 else "arithmetic")
@@ -235,7 +229,6 @@ class Scoring:
             self._judge(rest, ("arithmetic", "dapo_math", "math", "dapo_math")[kind - 4])
 
     def close(self) -> None:
-        """End the sandbox."""
         self._runner.run(self._pool.aclose())
         self._runner.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -266,8 +259,7 @@ class Scoring:
 
 
 def messages_in(data: bytes) -> list[list[bytes]]:
-    """Cut bytes into up to four messages of up to four frames; some get an envelope with a right
-    checksum."""
+    """Cut bytes into up to four messages of up to four frames; some get an envelope with a right checksum."""
     found: list[list[bytes]] = []
     at = 0
     while at < len(data) and len(found) < 4:
@@ -307,12 +299,10 @@ class Mailboxes:
         self._sequence = 1 << 20
 
     def feed(self, data: bytes) -> None:
-        """Send hostile messages to each, then a good one, which alone must be delivered. Raises
-        when that fails."""
+        """Send hostile messages to each, then a good one, which must be delivered. Raises if it is not."""
         self._runner.run(self._feed(messages_in(data)))
 
     def close(self) -> None:
-        """Close everything."""
         self._transport.close()
         self._context.destroy(linger=0)
         self._runner.close()
@@ -354,7 +344,7 @@ class Mailboxes:
             try:
                 assert await self._responder.serve_one(self._answer, timeout_s=_WAIT_S), "the request did not come"
             except UnknownMessage:
-                # a message that is no request, which the learner logs
+                # not a request; the learner logs it
                 continue
             _, envelope = decode(self._dealer.recv_multipart(), max_bytes=MAX_BYTES)
             if envelope.sequence == self._sequence:

@@ -1,15 +1,14 @@
 """``python -m ops.checks.lua``: lint of the Lua that runs in the ledger's server.
 
-Each file is read with the parts that its header names. A finding is a line; with one the exit code
-is 1. Findings are:
+Each file is read with the parts that its header names. Each finding is a line; the exit code is 1 if there is
+one.
 
-* syntax that Lua 5.1 does not have;
-* a name that is neither local nor Lua's own, or an assignment to one;
-* a local or a parameter that nothing reads, and one that hides another;
-* a part that is named and not used, used and not named, or exports what no file reads;
-* a KEYS or ARGV that differs from the header: its place, its name or its type.
+* syntax that Lua 5.1 does not have; * a name that is neither local nor Lua's own, or an assignment to one; * a
+local or a parameter that nothing reads, and one that hides another; * a part that is named and not used, used
+and not named, or exports what no file reads; * a KEYS or ARGV that differs from the header in place, name or
+type.
 
-tree-sitter parses, and this module resolves names: luacheck does not install from PyPI."""
+tree-sitter parses, and this module resolves names, because luacheck does not install from PyPI."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ LIBRARIES = {
     "cjson": "decode encode",
     "cmsgpack": "pack unpack",
 }
-"""Lua 5.1's and the server's own, with their members."""
+"""Libraries of Lua 5.1 and of the server, with their members."""
 _BASE = "KEYS ARGV assert error ipairs next pairs pcall select tonumber tostring type unpack"
 GLOBALS = frozenset((*LIBRARIES, *_BASE.split(" ")))
 _NEWER = {
@@ -47,7 +46,7 @@ _NEWER = {
     "<<": "<<",
     ">>": ">>",
 }
-"""Of later versions of Lua, by the parser's name."""
+"""Syntax of later versions of Lua, by the parser's name."""
 _PARSER = Parser(Language(tree_sitter_lua.language()))
 
 
@@ -66,7 +65,6 @@ class _Scope:
     names: dict[str, _Local] = field(default_factory=dict[str, _Local])
 
     def find(self, name: str) -> _Local | None:
-        """Return the meaning of a name here."""
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.names:
@@ -77,21 +75,20 @@ class _Scope:
 
 @dataclass(slots=True)
 class _File:
-    """One file's walk, below the scope of the parts that stand before it."""
+    """One file's walk, below the scope of the parts before it."""
 
     name: str
     uses: tuple[str, ...]
     scope: _Scope
     findings: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     origins: set[str] = field(default_factory=set[str])
-    """Files of whose names this one reads some."""
+    """Files that declare the names which this one reads."""
 
     def say(self, node: Node | int, what: str) -> None:
-        """Note a finding."""
         self.findings.append((node if isinstance(node, int) else node.start_point[0] + 1, what))
 
     def visit(self, node: Node) -> None:
-        """Walk a node in the present scope."""
+        """Walk a node in the current scope."""
         if node.is_error or node.is_missing:
             self.say(node, "syntax error")
         if (newer := _NEWER.get(node.type)) and (node.is_named or node.parent is None or _is_operator(node)):
@@ -103,23 +100,20 @@ class _File:
             self.visit_all(node.children)
 
     def visit_all(self, nodes: list[Node]) -> None:
-        """Walk nodes in the present scope."""
         for node in nodes:
             self.visit(node)
 
     def declare(self, node: Node) -> None:
-        """Add a local of this name to the present scope."""
         name = _text(node)
         if name != "_" and (other := self.scope.find(name)) is not None:
             self.say(node, f"{name} hides that of {other.origin}:{other.line}")
         self.scope.names[name] = _Local(name, node.start_point[0] + 1, self.name)
 
     def enter(self) -> None:
-        """Begin a scope."""
         self.scope = _Scope(self.scope)
 
     def leave(self) -> None:
-        """End the innermost scope: its locals must have been read."""
+        """End the innermost scope, whose locals must have been read."""
         for local in self.scope.names.values():
             if not local.is_read and not local.name.startswith("_"):
                 self.say(local.line, f"{local.name} is never read")
@@ -230,12 +224,12 @@ class _File:
         if found is not None and found.origin != self.name:
             self.origins.add(found.origin)
             if found.origin not in self.uses:
-                self.say(node, f"{found.name} is of {found.origin}, which the header's Uses does not name")
+                self.say(node, f"{found.name} is declared in {found.origin}, which the header's Uses does not name")
         return found
 
 
 def check(scripts: Scripts) -> list[str]:
-    """Return the findings of a folder of scripts and of their parts."""
+    """Return the findings in a folder of scripts and their parts."""
     exported: dict[str, dict[str, _Local]] = {}
     files: list[_File] = []
     for name in (*scripts.part_names(), *scripts.names()):
@@ -251,7 +245,7 @@ def check(scripts: Scripts) -> list[str]:
             file.say(1, f"the header does not begin with `-- {name}.lua: `")
         for part in file.uses:
             if part not in file.origins:
-                file.say(1, f"Uses names {part}, of which nothing is used")
+                file.say(1, f"Uses names {part}, but nothing of it is used")
         file.findings += _argument_findings(list(declarations(text)), root)
         files.append(file)
     for file in files:
@@ -268,7 +262,7 @@ def check(scripts: Scripts) -> list[str]:
 
 
 def _argument_findings(declared: list[Declared], root: Node) -> Iterator[tuple[int, str]]:
-    """Yield where KEYS and ARGV are used otherwise than the header declares them."""
+    """Yield where the use of KEYS and ARGV differs from the header."""
     named = {(one.array, one.place): one for one in declared}
     bound: set[tuple[str, int]] = set()
     bindings: list[Node] = []
@@ -345,7 +339,6 @@ def _text(node: Node) -> str:
 
 
 def main() -> int:
-    """Print the findings; return the exit code."""
     findings = [finding for scripts in (LEDGER, REGISTRY) for finding in check(scripts)]
     for finding in findings:
         print(finding)

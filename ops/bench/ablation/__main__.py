@@ -2,10 +2,9 @@
 
     python -m ops.bench.ablation dapo-leave-one-out --seeds 5
 
-*Consumes* nothing but this project. *Produces* ``<table>.md`` and ``<table>.json`` below ``--out``, and an
-outcome of every run below ``--work``. Runs seed by seed with the variants in turn, so that a machine
-that changes does so for all of them. An outcome that is already below ``--work`` is not made again.
-Models that a table starts from are made first."""
+Writes ``<table>.md`` and ``<table>.json`` below ``--out``, and the outcome of each run below ``--work``. Goes
+seed by seed with the variants in turn, so that a slow spell of the machine hits all of them. An outcome that is
+already below ``--work`` is not computed again. Models that a table starts from are made first."""
 
 from __future__ import annotations
 
@@ -26,7 +25,6 @@ from pipeline.process.progress_bar import tracked
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one table."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.ablation",
         description="Repeat a table of the papers in small, in one process.",
@@ -74,8 +72,7 @@ def _report(outcome: Outcome) -> None:
 
 
 def write_inputs(table: Table, folder: Path, num_held_out: int) -> list[str]:
-    """Write the prompts, make the reward model if a row has a critic, and return the overrides that
-    name them."""
+    """Write the prompts, make the reward model if a row has a critic, and return the overrides that name them."""
     from ops.bench.ablation import start_models
 
     data = (folder / "data").resolve()

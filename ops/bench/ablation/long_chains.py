@@ -1,22 +1,20 @@
-"""The tables' task: a counter whose answer is decided at once, and written after hundreds of
-tokens.
+"""The tables' task: a counter whose answer is decided at once, and written after hundreds of tokens.
 
-It makes ``train.jsonl`` and ``heldout.jsonl``, prompt files as ``[data]`` reads them, and
-demonstrations. The same arguments always give the same bytes.
+Makes ``train.jsonl`` and ``heldout.jsonl``, prompt files as ``[data]`` reads them, and demonstrations. The same
+arguments always give the same bytes.
 
     prompt    a2b<4c<3*2=                        2, then 4 down, then 3 down, on a counter that rolls over; two laps
     response  a2b8c5~2ABC...XYZ1ABC...XYZ=5      the counter after each change, the laps, the answer
     answer    5
 
-**Reward at the end only.** The verifier ``arithmetic`` compares the last number with the answer;
-the rest is not judged.
+**Reward at the end only.** The verifier ``arithmetic`` compares the last number with the answer and judges
+nothing else.
 
-**What is to be learned, and where.** Short chains count down by ``<`` and have one lap, long ones
-count up by ``>`` and have nine. At the end of the scale the demonstrator mostly turns back (2 < 4
-shows 2, not 8). Laps stand for the long and certain working of a reasoning model, which carries the
-outcome to the end. So a response is decided at its beginning, as the choice of an approach is. Its
-reward comes some 30 tokens later in short chains and some 245 in long ones. And the rule that long
-chains need is not taught by short ones.
+**What is learned, and where.** Short chains count down by ``<`` and have one lap, long ones count up by ``>``
+and have nine. At the end of the scale the demonstrator mostly turns back (2 < 4 shows 2, not 8). Laps stand for
+the long and certain working of a reasoning model, which carries the outcome to the end. So a response is
+decided at its beginning, like the choice of an approach. Its reward comes some 30 tokens later in short chains
+and some 245 in long ones, and short chains do not teach the rule that long ones need.
 
 **Train and held-out** prompts are disjoint by construction, as in ``ops.demo.task``."""
 
@@ -37,12 +35,12 @@ LABELS = string.ascii_lowercase
 LAP = string.ascii_uppercase
 MIN_CHANGES, MAX_CHANGES = 3, 5
 WRONG_TURNS = 0.7
-"""How often the demonstrator turns back at an end instead of passing it."""
+"""Probability that the demonstrator turns back at an end of the scale instead of passing it."""
 _LAST = 9
 
 
 class Kind(StrEnum):
-    """How long a chain is, and what decides it; half of the chains are of either kind."""
+    """How long a chain is, and what decides it. Half of the chains are of each kind."""
 
     SHORT = "short"
     """One lap; the changes count down by ``<``."""
@@ -56,29 +54,25 @@ LAPS = {Kind.SHORT: 1, Kind.LONG: 9}
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A problem."""
-
     kind: Kind
     start: int
     steps: tuple[int, ...]
-    """Of each change, 1 to 9."""
+    """Size of each change, 1 to 9."""
     laps: int
 
     @property
     def prompt(self) -> str:
-        """The problem as text, ``a2b<4c<3*2=``."""
         sign = "<" if self.kind is Kind.SHORT else ">"
         changes = "".join(f"{label}{sign}{steps}" for label, steps in zip(LABELS[1:], self.steps, strict=False))
         return f"{LABELS[0]}{self.start}{changes}*{self.laps}="
 
     @property
     def answer(self) -> str:
-        """The digit that the counter shows in the end."""
         return str(self.counter()[-1])
 
     @property
     def num_turns(self) -> int:
-        """How often an end of the scale is passed, where the demonstrator errs."""
+        """How often the chain passes an end of the scale, where the demonstrator errs."""
         return sum(
             not 0 <= before + self._towards * by <= _LAST
             for before, by in zip(self.counter(), self.steps, strict=False)
@@ -86,7 +80,7 @@ class Chain:
 
     @property
     def split(self) -> Split:
-        """The side on which this prompt lies, from a digest of its text."""
+        """Train or held-out, decided by a digest of the prompt."""
         digest = hashlib.blake2b(self.prompt.encode(), digest_size=4).digest()
         return Split.HELD_OUT if int.from_bytes(digest) % HELD_OUT_SHARE == 0 else Split.TRAIN
 
@@ -95,8 +89,8 @@ class Chain:
         return -1 if self.kind is Kind.SHORT else 1
 
     def counter(self, rng: random.Random | None = None, wrong_turns: float = WRONG_TURNS) -> list[int]:
-        """Return the counter at first and after each change: rightly without ``rng``, or as the
-        demonstrator."""
+        """Return the counter's value at first and after each change: correct without ``rng``, else as the
+        demonstrator shows it."""
         shown = [self.start]
         for steps in self.steps:
             end = shown[-1] + self._towards * steps
@@ -106,7 +100,7 @@ class Chain:
         return shown
 
     def respond(self, rng: random.Random | None = None, wrong_turns: float = WRONG_TURNS) -> str:
-        """Write a response: a right one without ``rng``, else as the demonstrator does."""
+        """Write a response: correct without ``rng``, else as the demonstrator writes it."""
         counter = self.counter(rng, wrong_turns)
         working = "".join(f"{label}{digit}" for label, digit in zip(LABELS, counter, strict=False))
         laps = "".join(f"{left}{LAP}" for left in range(self.laps, 0, -1))
@@ -114,8 +108,8 @@ class Chain:
 
 
 def draw(rng: random.Random, split: Split, kind: Kind | None = None, laps: int | None = None) -> Chain:
-    """Draw one chain of a side; a function of ``rng``'s state. ``laps`` replaces those of the kind."""
-    # ends soon: one in eight chains, or seven, are on the wanted side
+    """Draw a chain of one split from ``rng``. ``laps`` replaces the kind's number of laps."""
+    # ends soon: one in eight chains, or seven, is in the wanted split
     while True:
         drawn = kind or rng.choice(tuple(Kind))
         steps = tuple(rng.randint(1, _LAST) for _ in range(rng.randint(MIN_CHANGES, MAX_CHANGES)))
@@ -125,7 +119,7 @@ def draw(rng: random.Random, split: Split, kind: Kind | None = None, laps: int |
 
 
 def generate(split: Split, num_prompts: int, seed: int) -> Iterator[Chain]:
-    """Yield ``num_prompts`` different chains of one side, short and long ones in turn."""
+    """Yield ``num_prompts`` different chains of one split, short and long ones in turn."""
     rng = random.Random(f"{split}:{seed}")
     seen: set[Chain] = set()
     while len(seen) < num_prompts:
@@ -136,8 +130,7 @@ def generate(split: Split, num_prompts: int, seed: int) -> Iterator[Chain]:
 
 
 def write_file(path: Path, split: Split, num_prompts: int, seed: int) -> None:
-    """Write a prompt file: one JSON object a line with prompt, answer, verifier, kind and
-    num_turns."""
+    """Write a prompt file: one JSON object a line with prompt, answer, verifier, kind and num_turns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for chain in generate(split, num_prompts, seed):

@@ -1,5 +1,6 @@
-"""A comparison as a page: what was compared, with which command and seeds, means and intervals, and
-the accuracy of each seed. Markdown for people, and JSON with all raw data for programs."""
+"""A comparison as a page: command, seeds, means with intervals, and the accuracy of each seed.
+
+Markdown for people, and JSON with all raw data for programs."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _LIBRARIES = ("torch", "transformers", "redis", "pyzmq")
 
 
 def as_json(table: Table, outcomes: Sequence[Outcome], command: str) -> dict[str, Any]:
-    """Return everything that the page holds, and every curve."""
+    """Return everything that the page shows, and every curve."""
     return {
         "table": table.name,
         "command": command,
@@ -57,7 +58,6 @@ def _machine() -> dict[str, Any]:
 
 
 def as_markdown(table: Table, outcomes: Sequence[Outcome], command: str) -> str:
-    """Write the page."""
     machine = prose("Machine: " + ", ".join(f"{name} {value}" for name, value in _machine().items()) + ".")
     parts = [f"# {table.title}", prose(table.about), f"    {command}", machine]
     if outcomes:
@@ -72,13 +72,13 @@ def as_markdown(table: Table, outcomes: Sequence[Outcome], command: str) -> str:
 
 
 def rows_of(table: Table, outcomes: Sequence[Outcome]) -> list[tuple[str, str, list[Outcome]]]:
-    """Return each row that was run: its name, the paper's figure, its outcomes."""
+    """Return each row that was trained: its name, the paper's figure, its outcomes."""
     found = [(v.name, v.paper, [o for o in outcomes if o.variant == v.name]) for v in table.variants]
     return [row for row in found if row[2]]
 
 
 def paired(of: Sequence[Outcome], against: Sequence[Outcome], reading: Callable[[Outcome], float]) -> Figures | None:
-    """Return the differences in points of the seeds that both have; None without one."""
+    """Return the differences, in points, of the seeds that both rows have; None if they share none."""
     base = {o.seed: reading(o) for o in against}
     found = [100 * (reading(o) - base[o.seed]) for o in of if o.seed in base]
     return figures(found) if found else None
@@ -95,7 +95,7 @@ def _critics(table: Table, outcomes: Sequence[Outcome]) -> str:
 
 
 def _accuracies(table: Table, outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the rows' accuracies compared twice: after as many updates, and after as many sampled tokens."""
+    """Return the tables of accuracies after equal numbers of updates, and after equal numbers of sampled tokens."""
     tokens = equal_tokens(outcomes)
     updates = max(point.update for o in outcomes for point in o.curve)
     return [
@@ -142,8 +142,8 @@ def _readings(table: Table, outcomes: Sequence[Outcome]) -> str:
 
 
 def verdict(difference: Compared | None, *, lacks_a_part: bool = True) -> str:
-    """Return whether a difference from the first row separates, and in which direction. In the papers a row that lacks
-    a part of a method ends below the method."""
+    """Return whether a difference from the first row is significant, and in which direction. In the papers a row
+    that lacks a part of a method ends below the method."""
     if difference is None or difference.half_width is None:
         return "too few seeds"
     is_below = difference.difference.mean < 0

@@ -1,6 +1,6 @@
-"""One variant trained with one seed in this process, and its ``Outcome``.
+"""Trains one variant with one seed in this process, and keeps its ``Outcome``.
 
-The outcome is kept as JSON in a folder, so that a comparison that was interrupted continues."""
+The outcome is a JSON file, so an interrupted comparison can continue."""
 
 from __future__ import annotations
 
@@ -25,25 +25,23 @@ _ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A policy version that was evaluated."""
+    """The evaluation of one policy version."""
 
     update: int
     at_s: float
     """Seconds since the first update began."""
     accuracy: float
-    """Share of right responses to the held-out prompts."""
+    """Share of correct responses to the held-out prompts."""
     tokens: int
-    """Sampled for learning by then, including those of dropped groups and of the critic's pretraining."""
+    """Sampled for learning so far, including dropped groups and the critic's pretraining."""
     responses: int
-    """Likewise."""
+    """Sampled for learning so far, counted like ``tokens``."""
     accuracy_by_kind: dict[str, float] = field(default_factory=dict[str, float])
     """Accuracy on each kind of prompt that the task has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one run."""
-
     variant: str
     seed: int
     overrides: tuple[str, ...]
@@ -55,20 +53,20 @@ class Outcome:
     entropy_last: float
     """Mean over the last five updates."""
     clip_fraction: float
-    """Share of the tokens whose ratio was clipped, mean over updates."""
+    """Share of tokens whose ratio was clipped, mean over updates."""
     explained_variance: tuple[float, ...]
-    """Of the critic, update by update."""
+    """The critic's, for each update."""
     value_steps: int
-    """Steps of the critic before the policy's first."""
+    """Optimiser steps of the critic before the policy's first."""
     commit: str
-    """Git's commit of the sources, as in a run's start record; empty if unknown."""
+    """Git commit of the sources, as in a run's start record; empty if unknown."""
 
     def late_accuracy(self) -> float:
         """Mean accuracy of the last three evaluated versions."""
         return fmean(point.accuracy for point in self.curve[-3:])
 
     def mean_accuracy(self) -> float:
-        """Mean accuracy of all evaluated versions, which is higher the sooner accuracy rises."""
+        """Mean accuracy of all evaluated versions: higher when accuracy rises sooner."""
         return fmean(point.accuracy for point in self.curve)
 
     def late_accuracy_of(self, kind: str) -> float:
@@ -76,30 +74,28 @@ class Outcome:
         return fmean(point.accuracy_by_kind[kind] for point in self.curve[-3:])
 
     def within(self, tokens: int) -> Outcome:
-        """Return the outcome with its curve cut after so many sampled tokens; keeps one point at least."""
+        """Return the outcome with its curve cut after this many sampled tokens; keeps at least one point."""
         kept = tuple(point for point in self.curve if point.tokens <= tokens)
         return replace(self, curve=kept or self.curve[:1])
 
 
 def outcome_path(folder: Path, variant: Variant, seed: int) -> Path:
-    """Return where the outcome of a variant and seed is kept."""
     name = "".join(letter if letter.isalnum() else "-" for letter in variant.name.lower()).strip("-")
     return folder / f"{name}.seed-{seed}.json"
 
 
 def read_outcome(path: Path) -> Outcome:
-    """Read back what ``train_variant`` kept. Raises DataError when the file holds something else."""
+    """Read what ``train_variant`` wrote. Raises DataError if the file holds something else."""
     try:
         values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         curve = tuple(Point(**point) for point in values["curve"])
         tuples = {name: tuple(values[name]) for name in ("overrides", "explained_variance")}
         return Outcome(**{**values, **tuples, "curve": curve})
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path} does not hold an outcome: {error}; remove it, and it is made again") from error
+        raise DataError(f"{path} does not hold an outcome: {error}; remove it to compute it again") from error
 
 
 def outcomes(folder: Path, variants: Sequence[Variant], seeds: int) -> Iterator[Outcome]:
-    """Yield every outcome in the folder, variant by variant."""
     for variant in variants:
         for seed in range(seeds):
             path = outcome_path(folder, variant, seed)
@@ -108,11 +104,10 @@ def outcomes(folder: Path, variants: Sequence[Variant], seeds: int) -> Iterator[
 
 
 def train_variant(variant: Variant, seed: int, folder: Path, start: Sequence[str], *, every: int = 1) -> Outcome:
-    """Train a variant with a seed in this process, synchronously, and keep the outcome in
-    ``folder``.
+    """Train a variant with one seed in this process, synchronously, and keep the outcome in ``folder``.
 
-    All held-out prompts are answered after every ``every`` updates. ``start``: overrides that name
-    prompts and models."""
+    Answers all held-out prompts after every ``every`` updates. ``start`` holds the overrides that name prompts
+    and models."""
     from ops.bench.one_process import OneProcess
 
     config = load_config([variant.config], [*start, *variant.overrides, f"run.seed={seed}"])

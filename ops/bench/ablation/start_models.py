@@ -1,18 +1,18 @@
-"""The models that the tables on long chains start from: a policy of mixed quality, and a reward
-model for the critic.
+"""The models that the tables on long chains start from: a policy of mixed quality, and a reward model for the
+critic.
 
-They are Hugging Face folders, made from the demo's start model and a seed in minutes of a core.
+Both are Hugging Face folders, made in minutes on one core from the demo's start model and a seed.
 
     python -m ops.bench.ablation.start_models --out ops/bench/ablation/policy
 
-**The policy** is committed in ``policy``. It begins as the demo's start model, which finds
-terms by their letters and counts. Demonstrations that turn back at an end of the scale
-(``long_chains``) make it err where a chain is decided, while sampling finds right responses.
+**The policy** is committed in ``policy``. It begins as the demo's start model, which finds terms by their
+letters and counts. Demonstrations that turn back at an end of the scale (``long_chains``) make it err where a
+chain is decided, while sampling still finds correct responses.
 
-**The reward model** is made before a table, from that policy's layers under a scalar head. It
-learns from pairs of a right and a wrong response to one prompt (Bradley-Terry). Their last token
-alone counts, as for any reward model. Its scores of earlier tokens were never taught, and its scale
-is its own. VAPO's baseline starts its critic so, and VC-PPO describes the effect of the bias."""
+**The reward model** is made before a table from that policy's layers under a scalar head. It learns from pairs
+of a correct and a wrong response to one prompt (Bradley-Terry), by their last token alone. Its scores of
+earlier tokens are untrained and its scale is arbitrary. VAPO starts its critic this way, and VC-PPO describes
+the bias that results."""
 
 from __future__ import annotations
 
@@ -47,14 +47,13 @@ POLICY = Path(__file__).parent / "policy"
 _PAIRS_A_STEP = 8
 _BATCH_TOKENS = 2048
 PHASES = ((0.0, 600), (0.8, 600), (0.2, 300))
-"""Share of short chains, and steps: first the laps are learned, then to find the outcome behind
-one, then behind many."""
+"""Share of short chains, and steps: first the laps are learned, then finding the outcome after one, then after
+many."""
 _SKILLED = Path(__file__).parents[2] / "demo" / "tiny_model"
 """Finds terms by their letters, and counts."""
 
 
 def make_policy(folder: Path, phases: Sequence[tuple[float, int]], seed: int) -> None:
-    """Teach a policy from demonstrations."""
     tokenizer = build_tokenizer(SYMBOLS, MAX_POSITIONS)
     model = build_model(seed, len(SYMBOLS), MAX_POSITIONS)
     _copy_skills(model, AutoModelForCausalLM.from_pretrained(_SKILLED))
@@ -71,7 +70,7 @@ def make_policy(folder: Path, phases: Sequence[tuple[float, int]], seed: int) ->
 
 
 def make_reward_model(folder: Path, *, num_steps: int = 300, seed: int = 0) -> None:
-    """Teach a reward model from pairs, unless the folder holds one already."""
+    """Train a reward model on pairs, unless the folder already has one."""
     if (folder / "config.json").exists():
         return
     torch.set_num_threads(1)
@@ -98,8 +97,7 @@ def make_reward_model(folder: Path, *, num_steps: int = 300, seed: int = 0) -> N
 
 
 def _copy_skills(model: Qwen3ForCausalLM, skilled: PreTrainedModel) -> None:
-    """Give a model the weights of one with another vocabulary; ``<`` begins as ``-`` does, ``>`` as
-    ``+``."""
+    """Copy weights from a model with another vocabulary; ``<`` starts as ``-``, and ``>`` as ``+``."""
     known = skilled.state_dict()
     like = [{"<": "-", ">": "+"}.get(symbol, symbol) for symbol in SYMBOLS]
     places = [(row, DEMO_SYMBOLS.index(symbol)) for row, symbol in enumerate(like) if symbol in DEMO_SYMBOLS]
@@ -121,7 +119,7 @@ def _demonstrations(
 
 
 def _pairs(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield a right and a wrong response to one prompt, each with its prompt."""
+    """Yield a correct and a wrong response to one prompt, each with its prompt."""
     while True:
         chain = draw(rng, Split.TRAIN)
         wrong = chain.respond(rng)
@@ -145,10 +143,9 @@ def _last_scores(model: Qwen3ForTokenClassification, sequences: tuple[list[int],
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the policy again."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.ablation.start_models", description="Make the policy.")
-    parser.add_argument("--out", type=Path, default=POLICY, help="folder (default: the one beside this module)")
-    parser.add_argument("--seed", type=int, default=0, help="of the demonstrations (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=POLICY, help="output folder (default: the committed one)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the demonstrations (default: %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     make_policy(options.out, PHASES, options.seed)

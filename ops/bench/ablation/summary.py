@@ -1,5 +1,5 @@
-"""Means over seeds with their intervals, by Student's t, and comparisons of several rows with the
-same one: Holm's correction, and exact sign-flip tests of differences paired by seed."""
+"""Means over seeds with Student's t intervals, and comparisons of several rows with one: Holm's correction, and
+exact sign-flip tests of differences paired by seed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ JUDGED = (
     "In parentheses: p of the exact sign-flip test over the pairs, alone and by Holm; with n pairs it is at least "
     "2 / 2^n."
 )
-"""Of a page with differences by ``marked``."""
+"""How a page explains differences written by ``marked``."""
 _MOST_FLIPPED = 16
-"""Differences of one test: each doubles the sums."""
+"""Largest number of differences in one test: each doubles the number of sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One figure over seeds."""
+    """One figure, over seeds."""
 
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """Mean over seeds."""
         return mean(self.values)
 
     @property
@@ -59,11 +58,11 @@ class Compared:
 
     difference: Figures
     half_width: float | None
-    """Of the interval at the level that Holm's procedure holds this difference to."""
+    """Half of the interval at the level that Holm's procedure applies to this difference."""
     flip_p: float
-    """Exact two-sided p of the sign-flip test, of this difference alone."""
+    """Exact two-sided p of the sign-flip test, for this difference alone."""
     adjusted_flip_p: float
-    """The same by Holm's correction."""
+    """The same with Holm's correction."""
 
     @property
     def separates(self) -> bool:
@@ -72,18 +71,19 @@ class Compared:
 
 
 def figures(values: Sequence[float]) -> Figures:
-    """Summarise the values of one row. Raises ValueError without values."""
+    """Wrap the values of one row. Raises ValueError without values."""
     if not values:
         raise ValueError("no outcome to summarize")
     return Figures(tuple(values))
 
 
 def compared(differences: Sequence[Figures | None], alpha: float = 0.05) -> list[Compared | None]:
-    """Judge differences from one row together; None stays None, and does not count.
+    """Judge several differences from one row together; None stays None and does not count.
 
-    Their family-wise error is ``alpha`` by Holm's procedure. The k-th smallest p of m is held to
-    ``alpha / (m - k + 1)``; the first that fails ends it, and its level is that of the rest. Intervals
-    have these levels: 0 is outside where the procedure rejects. They do not all cover together."""
+    Holm's procedure bounds the family-wise error by ``alpha``: the k-th smallest p of m is tested at level
+    ``alpha / (m - k + 1)``; the first one that fails ends it, and its level applies to the rest. Each interval
+    has the level of its test, so it excludes 0 exactly where the procedure rejects. The intervals have no joint
+    coverage."""
     found = [of for of in differences if of is not None]
     levels = _holm_levels([of.t_p_value for of in found], alpha)
     flips = [sign_flip_p(of.values) for of in found]
@@ -118,8 +118,8 @@ def _ascending(p_values: Sequence[float]) -> list[int]:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Return the exact two-sided p that paired differences are symmetric around 0: the share of all
-    choices of signs whose sum is as far from 0. It is at least ``2 / 2**n``.
+    """Return the exact two-sided p that paired differences are symmetric around 0: the share of all sign choices
+    whose sum is at least as far from 0. It is at least ``2 / 2**n``.
 
     Raises:
         ValueError: There are no differences, or more than 16."""
@@ -135,8 +135,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def t_p_value(t: float, freedom: int) -> float:
-    """Return the two-sided p of Student's t with a whole number of degrees of freedom (Abramowitz
-    and Stegun 26.7.3, 26.7.4)."""
+    """Return the two-sided p of Student's t for integer degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4)."""
     angle = atan(t / sqrt(freedom))
     term, total = (cos(angle), 0.0) if freedom % 2 else (1.0, 0.0)
     for order in range(freedom % 2 + 1, freedom + 1, 2):
@@ -158,14 +157,14 @@ def t_quantile(alpha: float, freedom: int) -> float:
 
 
 def interval(of: Figures) -> str:
-    """Return a mean with half of its 95 % interval, as a cell of a page."""
+    """Format a mean with half of its 95 % interval."""
     half = of.half_width
     mean = f"{of.mean:.1f}"
     return mean if half is None else f"{mean} ± {half:.1f}"
 
 
 def marked(of: Compared | None) -> str:
-    """Return a difference as a cell of a page; bold where it separates."""
+    """Format a difference; bold where it is significant."""
     if of is None:
         return "–"
     shown = f"{of.difference.mean:+.1f}"

@@ -1,9 +1,7 @@
-"""The compared variants: each table is a list of variants of a configuration, after a table of a
-paper.
+"""The tables: each is a list of variants of a configuration, after a table of a paper.
 
-All variants of a table share prompts, start model, number of updates and batch. A variant is named
-by what it adds or lacks. It is made by overrides alone, so ``headrace up`` can repeat it by hand.
-"""
+All variants of a table share prompts, start model, number of updates and batch size. A variant is named by what
+it adds or lacks, and made by overrides alone, so ``headrace up`` can repeat it."""
 
 from __future__ import annotations
 
@@ -61,33 +59,29 @@ policy's first, Monte-Carlo targets."""
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row of a table."""
-
     name: str
     config: Path
-    """Run file, from the root of the project."""
+    """Run file, relative to the root of the project."""
     overrides: tuple[str, ...]
     is_headline: bool = False
-    """Run with every seed; other rows with the first few by default."""
+    """Runs with every seed; other rows run with the first few by default."""
     paper: str = ""
-    """The paper's figure for its own task, as the paper gives it."""
+    """The paper's figure for its own task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Variants to compare."""
-
     name: str
     title: str
     about: str
     """Names the paper's table, and the differences from it."""
     variants: tuple[Variant, ...]
     num_prompts: int = 16_384
-    """Training prompts, all different: of the shortest chains there are few."""
+    """Number of training prompts. All differ, and there are few of the shortest chains."""
     rows_lack_a_part: bool = True
     """Each row lacks a part of the first row's method, and ends below it in the paper."""
     every: int = 3
-    """Updates from one evaluation of the policy to the next."""
+    """Updates between evaluations of the policy."""
 
 
 _LONG: Final = (
@@ -107,7 +101,7 @@ _LONG: Final = (
     "learner.learning_rate=5e-4",
     "learner.warmup_updates=3",
 )
-"""Of every row on long chains."""
+"""Overrides of every row on long chains."""
 
 _DAPO: Final = (*_LONG, "algorithm.group_size=8", "algorithm.groups_per_update=16")
 _NO_CLIP_HIGHER: Final = ("algorithm.clip_high=0.2",)

@@ -1,7 +1,6 @@
-"""``python -m ops.bench.gpu``: the whole check; ``--part NAME`` measures one part in this process.
+"""``python -m ops.bench.gpu`` runs the whole check; ``--part NAME`` measures one part in this process.
 
-*Consumes* the machine. *Produces* a table on the terminal, and JSON beside it. *Waits for* each
-part's process, within a limit. Exit code 0 when every bar holds and no part failed, else 1."""
+Prints a table and writes JSON. Exit code 0 if every bar holds and no part failed, else 1."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ PARTS: dict[str, Callable[[Form, Path], dict[str, float]]] = {
     "dapo": runs.dapo,
 }
 LIMIT_S = 1800.0
-"""For one part."""
+"""Time limit of one part."""
 _SURROUNDINGS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -44,12 +43,12 @@ _SURROUNDINGS = {
 
 
 def parts_of(form: Form) -> list[str]:
-    """Return the parts that a form has: vLLM's own speed has a process of its own on GPUs only."""
+    """Return the parts of a form: vLLM's own speed has its own process on GPUs only."""
     return [part for part in PARTS if part != "offline" or (form.on_gpu and form.engine == "vllm")]
 
 
 def measure_part(part: str, out: Path) -> None:
-    """Measure one part here and write its figures."""
+    """Measure one part in this process and write its figures."""
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-check-") as folder:
@@ -57,8 +56,7 @@ def measure_part(part: str, out: Path) -> None:
 
 
 def run_part(part: str) -> Figures | str:
-    """Measure one part in a process of its own; return its figures, or the end of its output when
-    it failed."""
+    """Measure one part in its own process; return its figures, or the end of its output if it failed."""
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-check-") as folder:
         out, log = Path(folder) / "figures.json", Path(folder) / "log"
         with log.open("wb") as stream:
@@ -85,7 +83,6 @@ def run_part(part: str) -> Figures | str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all parts, print the table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=list(PARTS), help="measure this part in this process")
     parser.add_argument("--only", choices=list(PARTS), action="append", help="run only these parts")

@@ -1,9 +1,7 @@
-"""Model-FLOPs utilisation of the learner: the operations that a step needs over those that the
-device could do in its time.
+"""Model-FLOPs utilisation of the learner: the operations of a step over those that the device can do in that time.
 
-The peak is the vendor's figure for dense bf16, where the device is known. Otherwise, and on a CPU,
-it is the rate of a large matrix product measured here. Samples are all of one length, so that the
-step is measured and not the packing."""
+The peak is the vendor's figure for dense bf16 if the device is known. Otherwise, and on a CPU, it is the
+measured rate of a large matrix product. All samples have the same length, so that packing does not matter."""
 
 from __future__ import annotations
 
@@ -14,9 +12,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from ops.bench.gpu.form import Form
+from ops.bench.gpu.form import Form, run_config
 from ops.bench.gpu.models import Shape, write_model
-from ops.bench.gpu.settings import run_config
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
 from workers.engines.build import build_training_backend
@@ -24,12 +21,12 @@ from workers.engines.model.loading import resolve_dtype
 
 ROUNDS = 3
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Dense bf16 operations a second, SXM boards, by the vendor's data sheets; a name that contains the
-key."""
+"""Dense bf16 operations a second of SXM boards, by the vendor's data sheets. A device matches if its name contains
+the key."""
 
 
 def learner(form: Form, folder: Path) -> dict[str, float]:
-    """Return, for each model of the form, its utilisation and tokens a second; and the peak."""
+    """Return the utilisation and tokens a second of each of the form's models, and the peak."""
     peak = peak_flops(form)
     figures = {"peak_tflops": peak / 1e12}
     for shape in form.learned:
@@ -41,7 +38,7 @@ def learner(form: Form, folder: Path) -> dict[str, float]:
 
 
 def peak_flops(form: Form) -> float:
-    """Return operations a second that the device could do."""
+    """Return the operations a second that the device can do."""
     if form.on_gpu:
         name = torch.cuda.get_device_name()
         known = [value for key, value in PEAKS.items() if key in name]
@@ -78,7 +75,6 @@ def _step_seconds(form: Form, shape: Shape, folder: Path) -> float:
 
 
 def make_samples(form: Form, shape: Shape) -> list[TrainingSample]:
-    """Make equal samples of random tokens."""
     rng = np.random.default_rng(0)
     response = form.response_tokens
     old = np.full(response, -np.log(shape.vocabulary), np.float32)

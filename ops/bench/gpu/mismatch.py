@@ -1,7 +1,7 @@
-"""The difference of the log-probs of engine and learner on the same weights.
+"""The difference between the log-probs of engine and learner on the same weights.
 
-Of tokens that the engine sampled: d = log p(engine) - log p(learner). The figures are its largest and
-mean absolute value, and the k3 estimate of KL(engine || learner), the mean of exp(-d) - 1 + d."""
+For tokens that the engine sampled, d = log p(engine) - log p(learner). The figures are the largest and the mean
+absolute value of d, and the k3 estimate of KL(engine || learner), the mean of exp(-d) - 1 + d."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ops.bench.gpu.form import Form
+from ops.bench.gpu.form import Form, run_config
 from ops.bench.gpu.models import write_model
-from ops.bench.gpu.settings import run_config
 from pipeline.algorithms.batching import TrainingSample
 from protocol.ids import TrajectoryId
 from workers.engines.build import build_generation_engine, build_training_backend

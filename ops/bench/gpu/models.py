@@ -1,8 +1,7 @@
-"""Random models of known shapes: folders that every engine loads, and the operations that training
-them takes.
+"""Random models of known shapes: folders that every engine loads, and their floating-point operations in training.
 
-The two big shapes are those of Qwen2.5-0.5B and -1.5B (their ``config.json``). Speed does not
-depend on the values of the weights."""
+The two big shapes are those of Qwen2.5-0.5B and -1.5B (from their ``config.json``). Speed does not depend on
+the values of the weights."""
 
 from __future__ import annotations
 
@@ -30,20 +29,17 @@ class Shape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that every token is multiplied with: all layers, and the output layer; the
-        embedding is looked up."""
+        """Weights that every token is multiplied with: all layers and the output layer. The embedding is a lookup."""
         head_dim = self.hidden // self.heads
         attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.key_heads * head_dim
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocabulary
 
     def step_flops(self, prompt_tokens: int, response_tokens: int, num_sequences: int) -> float:
-        """Return the floating-point operations of forward and backward of equal sequences, without
-        any recomputation.
+        """Return the floating-point operations of forward and backward on equal sequences, without recomputation.
 
-        Six operations count for each weight and token (PaLM, 2204.02311, appendix B). The output
-        layer counts for response tokens only, because no other logits are needed. Six more count
-        for each hidden unit, layer and pair of tokens that attend: two products, half of the
-        square."""
+        Counts six operations for each weight and token (PaLM, 2204.02311, appendix B). The output layer counts
+        for response tokens only, because no other logits are needed. Six more count for each hidden unit, layer
+        and pair of attending tokens: two products, half of the square."""
         length = prompt_tokens + response_tokens
         layers = self.matmul_parameters - self.hidden * self.vocabulary
         products = 6.0 * (layers * length + self.hidden * self.vocabulary * response_tokens)
@@ -58,7 +54,7 @@ DEMO = Shape("5M", 256, 6, 8, 4, 768, 2048)
 
 
 def write_model(shape: Shape, folder: Path, *, dtype: torch.dtype, positions: int) -> Path:
-    """Write a random model and a tokenizer beside it into ``folder`` and return it."""
+    """Write a random model with a tokenizer into ``folder``; return the folder."""
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = Qwen2ForCausalLM(

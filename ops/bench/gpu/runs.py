@@ -1,7 +1,4 @@
-"""A whole asynchronous run on this machine: 20 updates of the demo by ``headrace up``.
-
-*Consumes* the demo's run file. *Produces* seconds, staleness, and whether the ledger balances. *Waits
-for* the run. On a GPU all workers share it, one generator among them."""
+"""20 updates of the demo by ``headrace up``. On a GPU all workers share it, with one generator."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ LIMIT_S = 1200.0
 
 
 def dapo(form: Form, folder: Path) -> dict[str, float]:
-    """Run DAPO with the form's engine."""
+    """Run DAPO with the form's engine; return its seconds, its staleness and whether the ledger balances."""
     data = folder / "data"
     _command("-m", "ops.demo.task", "--out", str(data))
     overrides = [

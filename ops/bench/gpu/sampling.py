@@ -1,11 +1,10 @@
 # pyright: reportMissingImports=false
-"""Tokens a second of the generation engine, against the fastest way to sample the same without
-Headrace.
+"""Tokens a second of the generation engine, against the fastest way to sample the same without Headrace.
 
-On a GPU vLLM has the device for itself in each of two processes. One runs vLLM's offline
-``LLM.generate`` without log-probs, the other Headrace's engine on vLLM's async one. On a CPU both
-are interleaved in one process, by processor time (``ops.bench.vllm_overhead``). Without vLLM the
-local engine is held against transformers' ``generate`` (``ops.bench.engine``)."""
+On a GPU each of two processes has the device for itself: one runs vLLM's offline ``LLM.generate`` without
+log-probs, the other Headrace's engine. On a CPU both take turns in one process, by processor time
+(``ops.bench.vllm_overhead``). Without vLLM the local engine is compared with transformers' ``generate``
+(``ops.bench.engine``)."""
 
 from __future__ import annotations
 
@@ -16,19 +15,17 @@ from statistics import median
 
 import numpy as np
 
-from ops.bench.gpu.form import Form
+from ops.bench.gpu.form import Form, run_config
 from ops.bench.gpu.models import write_model
-from ops.bench.gpu.settings import run_config
 from ops.bench.sampling_work import SHAPES, Work
 
 ROUNDS = 3
 _ROUNDS_ON_CPU = 9
-"""Of a third of a second each."""
+"""Each takes a third of a second."""
 
 
 def make_work(form: Form, seed: int = 0) -> Work:
-    """Draw prompts of the form's length, and heavy-tailed response lengths of which the longest is
-    the form's."""
+    """Draw prompts of the form's length, and heavy-tailed response lengths up to the form's longest."""
     rng = np.random.default_rng(seed)
     law = rng.lognormal(np.log(form.response_tokens / 4), 0.8, form.num_sequences)
     lengths = np.clip(law, 2, form.response_tokens).astype(np.int64)
@@ -60,7 +57,7 @@ def offline(form: Form, folder: Path) -> dict[str, float]:
 
 
 def engine(form: Form, folder: Path) -> dict[str, float]:
-    """Measure Headrace's engine; on a CPU, measure its rival, too."""
+    """Measure Headrace's engine; on a CPU, its rival too."""
     if not form.on_gpu:
         return _on_cpu(form, folder)
     from ops.bench.vllm_overhead import run_engine
@@ -109,7 +106,7 @@ def _write(form: Form, folder: Path) -> Path:
 
 
 def _speed(sample: Callable[[], int]) -> float:
-    """Return the median tokens a second of some rounds; the first is not counted."""
+    """Return the median tokens a second of some rounds; the first does not count."""
     sample()
     speeds: list[float] = []
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""From figures to rows, each held against its bar."""
+"""Turns figures into rows, each held against its bar."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from ops.bench.gpu.runs import NUM_UPDATES
 Figures = Mapping[str, float]
 
 ENGINE_BAR = {"cuda": 0.95, "cpu": 0.9}
-"""The engine's tokens a second over vLLM's own."""
+"""Least tokens a second of the engine over vLLM's own."""
 LOCAL_BAR = 2.0
-"""The local engine's tokens a second over those of transformers' ``generate``."""
+"""Least tokens a second of the local engine over transformers' ``generate``."""
 MFU_BAR = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table."""
-
     what: str
     measured: str
     bar: str

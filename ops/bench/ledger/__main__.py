@@ -1,9 +1,6 @@
-"""Run every contender at every size, turn by turn, and print one table.
+"""Run every contender at every size, turn by turn, and print one table. Exit code 1 if a bar does not hold.
 
-    python -m ops.bench.ledger --json bench-results/ledger.json
-
-*Consumes* nothing but this project. *Produces* a table, JSON, and exit code 1 when a bar does not
-hold. *Waits for* the races."""
+python -m ops.bench.ledger --json bench-results/ledger.json"""
 
 from __future__ import annotations
 
@@ -53,16 +50,15 @@ class Bench:
         self._load = rivals.Load(url, folder, num_chunks, num_tokens)
         self._ray = rivals.ray_python()
         self.cpu_us: dict[str, list[float]] = {}
-        """Processor time a chunk, without the server's."""
+        """Processor time of a chunk, without the server's."""
         self.server_us: dict[str, list[float]] = {}
 
     @property
     def contenders(self) -> list[str]:
-        """Return those that can run here."""
         return [*_PATHS, *_RIVALS, *([RAY] if self._ray else [])]
 
     def run(self, name: str) -> float:
-        """Run one contender; return seconds."""
+        """Run one contender; return its seconds."""
         if name == RAY:
             assert self._ray is not None
             return rivals.ray_seconds(self._ray, self._load)
@@ -86,8 +82,8 @@ class Bench:
 
 
 def measure(num_tokens: int, *, num_chunks: int, rounds: int) -> dict[str, Any]:
-    """Run all contenders at one size, turn by turn, on a server of their own; return seconds by
-    round, and the figures from them."""
+    """Run all contenders at one size, turn by turn, on their own server; return seconds by round, and other
+    figures."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         folder = Path(name)
         server = EmbeddedServer(folder, max_memory_mb=_MAX_MEMORY_MB)
@@ -112,8 +108,7 @@ def measure(num_tokens: int, *, num_chunks: int, rounds: int) -> dict[str, Any]:
 
 
 def judge(result: dict[str, Any]) -> dict[str, Spread]:
-    """Return the path's speed over that of each bar's contender; (a) and (b) are compared round by
-    round."""
+    """Return the path's speed over each bar's contender; (a) and (b) are compared round by round."""
     seconds: dict[str, list[float]] = result["seconds"]
     found: dict[str, Spread] = {}
     if result["num_tokens"] >= BARS_FROM:
@@ -126,8 +121,7 @@ def judge(result: dict[str, Any]) -> dict[str, Spread]:
 
 
 def judge_by_cpu(result: dict[str, Any]) -> dict[str, Spread]:
-    """Return the same ratios of processor time a chunk, which a neighbour on the machine disturbs
-    least."""
+    """Return the same ratios of processor time a chunk, which other processes disturb least."""
     spent = {
         name: [client + server for client, server in zip(taken, result["server_cpu_us"][name], strict=True)]
         for name, taken in result["client_cpu_us"].items()
@@ -136,17 +130,19 @@ def judge_by_cpu(result: dict[str, Any]) -> dict[str, Spread]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; return 1 when a bar does not hold."""
+    """Measure, print, write; return 1 if a bar does not hold."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.ledger",
         description="Chunks through ledger and wire, against raw ZeroMQ, SET and GET, a stream of pickles, and Ray's queue.",
     )
     parser.add_argument(
-        "--tokens", type=int, action="append", help=f"of a chunk (default: {', '.join(map(str, SIZES))})"
+        "--tokens", type=int, action="append", help=f"tokens of a chunk (default: {', '.join(map(str, SIZES))})"
     )
-    parser.add_argument("--chunks", type=int, default=4096, help="of a race, a multiple of 128 (default: %(default)s)")
+    parser.add_argument(
+        "--chunks", type=int, default=4096, help="chunks of a race, a multiple of 128 (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args(arguments)
     if options.chunks <= 0 or options.chunks % path.BATCH:
         parser.error(

@@ -1,14 +1,9 @@
-"""The product's path, with nothing computed on the way: lease, write, send, score, claim, fetch,
-settle.
-
-*Consumes* a ledger server with the product's settings. *Produces* settled updates. *Waits for*
-credit, room in a mailbox and ready units, as a run does.
+"""The product's path with nothing computed on the way: lease, write, send, score, claim, fetch, settle.
 
 Each process makes a worker's calls in a worker's order (``workers.generator.generator``,
-``workers.scorers.scorer``, ``workers.learner.learner``), with no engine between them. Every chunk
-is written to the ledger once, under its own key, before it is sent. Every score is written once,
-and every claim is settled. At the end the ledger's records must show that each chunk was trained
-once."""
+``workers.scorers.scorer``, ``workers.learner.learner``), without an engine between them. Every chunk is written
+to the ledger under its own key before it is sent. Every score is written once, and every claim is settled. At
+the end the ledger's records must show that each chunk was trained on once."""
 
 from __future__ import annotations
 
@@ -35,18 +30,18 @@ from workers.learner.claim_loop import Forecast
 RUN = "bench"
 GROUP = 8
 BATCH = 128
-"""Trajectories an update."""
+"""Trajectories of an update."""
 _ETA = 4
 _WRITERS = 16
 _LEASED = 128
 _SCORED_AT_ONCE = 64
 _POLL_S = 0.002
-"""Between two questions at least. A worker waits ten times as long, but its updates take seconds,
-not milliseconds."""
+"""Shortest wait between two polls. A worker waits ten times as long, but its updates take seconds, not
+milliseconds."""
 _LONGEST_POLL_S = 0.1
 _PATIENCE_S = 60.0
 _MAILBOX_MESSAGES = 16
-"""As wire.high_water_mark is by default."""
+"""The default of wire.high_water_mark."""
 _MAX_MESSAGE_BYTES = 64 << 20
 _SCORES: dict[Field, Callable[[TrajectoryChunk], Score]] = {Field.REWARD: reward_of, Field.REFERENCE: reference_of}
 
@@ -57,23 +52,20 @@ class Job:
 
     url: str
     folder: Path
-    """Of the sockets."""
+    """Holds the sockets."""
     fields: tuple[Field, ...]
     num_chunks: int
     """A multiple of BATCH."""
     num_tokens: int
 
     def ledger(self) -> RedisLedger:
-        """Return a process's ledger."""
         return RedisLedger(connect(self.url), RUN)
 
     def endpoint(self, field: Field) -> str:
-        """Return where a field's scorer listens."""
         return f"ipc://{self.folder}/{field}"
 
     @property
     def spec(self) -> LedgerSpec:
-        """Return the specification of the ledger."""
         return LedgerSpec(
             run=RUN,
             unit=Unit.TRAJECTORY,
@@ -85,12 +77,10 @@ class Job:
 
 
 def parts(job: Job) -> list[Part]:
-    """Return the processes of the path."""
     return [Part(generate, (job,)), *(Part(score, (job, field)) for field in job.fields), Part(learn, (job,))]
 
 
 def generate(gate: Gate, job: Job) -> None:
-    """Lease, write, send."""
     asyncio.run(_Generator(job).run(gate))
 
 
@@ -150,8 +140,8 @@ class _Generator:
 
 
 async def receive_some(mailbox: Mailbox) -> list[TrajectoryChunk]:
-    """Wait for a chunk; return it with the others that are there, as many as a scorer takes. Raises
-    DataError when none comes."""
+    """Wait for a chunk; return it with the others that have come, at most as many as a scorer takes. Raises
+    DataError if none comes."""
     batch: list[TrajectoryChunk] = []
     while len(batch) < _SCORED_AT_ONCE:
         delivery = await mailbox.receive(timeout_s=0.0 if batch else _PATIENCE_S)
@@ -165,7 +155,6 @@ async def receive_some(mailbox: Mailbox) -> list[TrajectoryChunk]:
 
 
 def score(gate: Gate, job: Job, field: Field) -> None:
-    """Receive, write a field."""
     asyncio.run(_score(gate, job, field))
 
 
@@ -187,7 +176,6 @@ async def _score(gate: Gate, job: Job, field: Field) -> None:
 
 
 def learn(gate: Gate, job: Job) -> None:
-    """Claim, fetch, settle."""
     asyncio.run(_learn(gate, job))
 
 
@@ -218,5 +206,4 @@ async def _learn(gate: Gate, job: Job) -> None:
 
 
 def make_transport(who: Incarnation) -> ZmqTransport:
-    """Return the wire's end of one process, with a worker's limits."""
     return ZmqTransport(str(who), high_water_mark=_MAILBOX_MESSAGES, max_message_bytes=_MAX_MESSAGE_BYTES, keys=None)

@@ -1,6 +1,6 @@
 """The chunks that every contender moves: finished responses of one window.
 
-The arrays are drawn once, because random numbers are not measured. Every chunk has its own name."""
+The arrays are drawn once, because drawing random numbers is not what is measured."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ _VOCABULARY = 150_000
 
 
 class Payload:
-    """Makes chunks of one size, and their scores."""
-
     def __init__(self, num_tokens: int, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         self._prompt = Prompt(
@@ -32,7 +30,7 @@ class Payload:
         self._text = "so 2+3 is 5. " * (num_tokens // 4)
 
     def chunk(self, trajectory: TrajectoryId, policy_version: int) -> TrajectoryChunk:
-        """Return the first and last chunk of a trajectory."""
+        """Return the only chunk of a trajectory."""
         return TrajectoryChunk(
             id=ChunkId(trajectory, 0),
             prompt=self._prompt,
@@ -48,10 +46,8 @@ class Payload:
 
 
 def reward_of(chunk: TrajectoryChunk) -> Score:
-    """Return a reward for free."""
     return RewardScore(reward=1.0, accuracy=float(chunk.trajectory.member % 2))
 
 
 def reference_of(chunk: TrajectoryChunk) -> Score:
-    """Return reference log-probs for free."""
     return ReferenceScore(logprobs=chunk.behavior_logprobs)

@@ -1,8 +1,7 @@
-"""One contender's processes, started together.
+"""Starts one contender's processes together and times them.
 
-*Consumes* parts: functions that set themselves up, pass the gate, do their share, and pass it
-again. *Produces* the seconds from the common start to the last part's end, and the parts' processor
-time; starting and ending processes is not counted. *Waits for* the parts, up to a limit; then they
+Each part sets itself up, passes the gate, does its share, and passes the gate again. The time runs from the
+common start to the last part's end, so starting and ending processes does not count. Parts that take too long
 are killed."""
 
 from __future__ import annotations
@@ -22,28 +21,26 @@ _SETUP_S = 60.0
 
 
 class Gate:
-    """The barriers of a race: all parts begin together, and no part closes its sockets before all
-    are done."""
+    """The barriers of a race: all parts begin together, and none closes its sockets before all are done."""
 
     def __init__(self, begin: Barrier, end: Barrier) -> None:
         self._begin, self._end = begin, end
         self._marks: list[tuple[float, float]] = []
 
     def begin(self) -> None:
-        """Wait until every part is set up."""
         # as a worker's process does, and for all contenders
         gc.freeze()
         self._begin.wait(_SETUP_S)
         self._mark()
 
     def end(self) -> None:
-        """Stop this part's watch, then wait until every part is done."""
+        """Stop this part's clock, then wait until every part is done."""
         self._mark()
         self._end.wait()
 
     @property
     def told(self) -> tuple[float, float, float]:
-        """Return begin, end and processor seconds between them."""
+        """Begin, end, and processor seconds between them."""
         (begin, cpu_begin), (end, cpu_end) = self._marks
         return begin, end, cpu_end - cpu_begin
 
@@ -53,24 +50,21 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One process."""
+    """One process: ``work`` is called with a ``Gate`` and the arguments."""
 
     work: Callable[..., None]
-    """Called with a ``Gate`` and the arguments."""
     arguments: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a race went."""
-
     seconds: float
     cpu_s: float
-    """Of all parts together; servers are not parts."""
+    """Processor seconds of all parts together; servers are not parts."""
 
 
 def race(parts: Sequence[Part], *, limit_s: float = 120.0) -> Finish:
-    """Run the parts. Raises DataError when one fails or they take too long."""
+    """Run the parts. Raises DataError if one fails or they take too long."""
     context = multiprocessing.get_context("spawn")
     gate = Gate(context.Barrier(len(parts)), context.Barrier(len(parts)))
     results: SimpleQueue[tuple[float, float, float]] = context.SimpleQueue()

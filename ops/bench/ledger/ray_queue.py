@@ -1,5 +1,5 @@
-"""Rollouts through Ray's queues: generator, scorer and learner. Run by Ray's own environment,
-without this project.
+"""Moves rollouts through Ray's queues: generator, scorer and learner. Runs in Ray's own environment, without this
+project.
 
     python ray_queue.py NUM_CHUNKS NUM_TOKENS
 
@@ -20,7 +20,7 @@ _ENDS = 3
 
 
 def rollout(num_tokens: int) -> dict[str, Any]:
-    """Return what ``ops.bench.ledger.rivals.rollout`` does."""
+    """Return the same content as ``ops.bench.ledger.rivals.rollout``."""
     rng = np.random.default_rng(0)
     return {
         "tokens": rng.integers(0, 150_000, num_tokens, dtype=np.int32),
@@ -35,14 +35,10 @@ def rollout(num_tokens: int) -> dict[str, Any]:
 
 @ray.remote
 class Worker:
-    """One of the three."""
-
     def ready(self) -> bool:
-        """Return when the process runs."""
         return True
 
     def generate(self, out: Queue, num_chunks: int, num_tokens: int) -> float:
-        """Put rollouts."""
         one = rollout(num_tokens)
         begin = time.perf_counter()
         for number in range(num_chunks):
@@ -50,19 +46,17 @@ class Worker:
         return begin
 
     def score(self, source: Queue, out: Queue, num_chunks: int) -> None:
-        """Add a reward to each."""
         for _ in range(num_chunks):
             out.put(source.get() | {"reward": 1.0})
 
     def learn(self, source: Queue, num_chunks: int) -> float:
-        """Take all."""
         for _ in range(num_chunks):
             assert "reward" in source.get()
         return time.perf_counter()
 
 
 def main(num_chunks: int, num_tokens: int) -> float:
-    """Return seconds."""
+    """Return the seconds."""
     ray.init("local", num_cpus=_ENDS + 2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     rollouts, scored = Queue(maxsize=_BOUND), Queue(maxsize=_BOUND)
     generator, scorer, learner = (Worker.remote() for _ in range(_ENDS))  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,18 +1,16 @@
-"""How others move rollouts, each as well as its few lines do it.
+"""Other ways to move rollouts, each as fast as its few lines make it.
 
-*Consumes* the same server as the path, or none. *Produces* moved chunks. *Waits for* its peers.
+    raw pyzmq       one PUSH to one PULL over a unix socket, with as many frames and bytes as a chunk on our wire; nothing
+                    is decoded, scored or stored
+    SET and GET     our client and our server: one process sets values of a chunk's size under their own keys, one gets
+                    such values, each awaiting every answer; nothing is decoded or scored
+    SET, GET x 64   the same with 64 commands a round trip: what the server can do when nobody waits for an answer
+    Redis stream    generator, scorer and learner, linked by streams (as in PipelineRL): pickled dictionaries,
+                    appended one by one, read 64 at a time by a consumer group, acknowledged and deleted
+    Ray queue       generator, scorer and learner, linked by ray.util.queue.Queue, with the same dictionaries one by one;
+                    nothing is durable. It moves a sixteenth of the chunks, and its seconds count sixteen times
 
-    raw pyzmq       one PUSH to one PULL over a unix socket, as many frames and bytes as a chunk on our wire; nothing is
-                    decoded, scored or kept
-    SET and GET     our client and our server: one process sets values of a chunk's size under their own keys, one gets such
-                    values, each awaiting every answer; nothing is decoded or scored
-    SET, GET x 64   the same with 64 commands to a trip: what the server can do when nobody waits for an answer
-    Redis stream    generator, scorer and learner, from one to the next by a stream each (as PipelineRL does): pickled
-                    dictionaries, appended one by one, read 64 at a time by a consumer group, acknowledged and deleted
-    Ray queue       generator, scorer and learner, from one to the next by a ray.util.queue.Queue of the same dictionaries, one
-                    by one; nothing is durable. It moves a sixteenth of the chunks, and its seconds count sixteen times
-
-Redis keeps its append-only file for all of them as it does for us: on, flushed every second."""
+Redis flushes its append-only file every second for all of them, as it does for us."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class Load:
 
     @property
     def name(self) -> TrajectoryId:
-        """Return some name; all are as long."""
+        """A name; all have the same length."""
         return TrajectoryId("t", 1000, 3)
 
 
@@ -60,7 +58,6 @@ class Load:
 
 
 def raw_zmq(load: Load) -> list[Part]:
-    """Return the processes."""
     return [Part(_push, (load,)), Part(_pull, (load,))]
 
 
@@ -87,12 +84,11 @@ def _pull(gate: Gate, load: Load) -> None:
 
 
 def set_get(load: Load, deep: int = 1) -> list[Part]:
-    """Return the processes; ``deep`` commands share a trip."""
+    """``deep`` is the number of commands a round trip."""
     return [Part(_command, (load, "SET", deep)), Part(_command, (load, "GET", deep))]
 
 
 def set_get_deep(load: Load) -> list[Part]:
-    """Return the processes of the deep one."""
     return set_get(load, _DEEP)
 
 
@@ -124,12 +120,11 @@ def _command(gate: Gate, load: Load, command: str, deep: int) -> None:
 
 
 def streams(load: Load) -> list[Part]:
-    """Return the processes."""
     return [Part(_append, (load,)), Part(_relay, (load,)), Part(_drain, (load,))]
 
 
 def rollout(load: Load) -> dict[str, Any]:
-    """Return a chunk's content, as a dictionary of strings, numbers and arrays."""
+    """Return a chunk's content as a dictionary of strings, numbers and arrays."""
     chunk = Payload(load.num_tokens).chunk(load.name, 0)
     return {name: getattr(chunk, name) for name in ("tokens", "behavior_logprobs", "response_text", "worker")} | {
         "prompt": {name: getattr(chunk.prompt, name) for name in ("tokens", "text", "answer")},
@@ -191,20 +186,18 @@ def _forget(client: redis.Redis, stream: str, group: str, found: list[tuple[byte
 
 
 def ray_python() -> Path | None:
-    """Return the interpreter of the environment that holds Ray; None when there is none:
-    ``make ray`` builds it."""
+    """Return the Python of the environment that has Ray (``make ray`` builds it), or None."""
     path = Path(os.environ.get("HEADRACE_RAY", ".venv-ray")) / "bin" / "python"
     return path if path.exists() else None
 
 
 def ray_seconds(python: Path, load: Load) -> float:
-    """Run the queues in Ray's environment; return the seconds that all chunks would take. Raises
-    DataError."""
+    """Run the queues in Ray's environment; return the seconds that all chunks would take. Raises DataError."""
     script = Path(__file__).with_name("ray_queue.py")
     num_chunks = max(1, load.num_chunks // _RAY_SHARE)
     command = [python, script, str(num_chunks), str(load.num_tokens)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    # else its workers run at a priority lower by 15 than all other processes
+    # otherwise its workers run at niceness 15
     environment["RAY_worker_niceness"] = "0"
     try:
         done = subprocess.run(command, capture_output=True, timeout=_RAY_LIMIT_S, check=False, env=environment)

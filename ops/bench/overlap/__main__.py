@@ -1,9 +1,6 @@
-"""Run every scenario and print one table.
+"""Run every scenario once a round and print one table.
 
-    python -m ops.bench.overlap --json bench-results/overlap.json
-
-*Consumes* nothing but this project. *Produces* a table, and JSON. *Waits for* the runs, scenario by
-scenario in each round."""
+python -m ops.bench.overlap --json bench-results/overlap.json"""
 
 from __future__ import annotations
 
@@ -22,19 +19,20 @@ from protocol.errors import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.overlap", description="Schedules of the same draws, with emulated engines."
     )
-    parser.add_argument("--rounds", type=int, default=1, help="each with a seed of its own (default: %(default)s)")
-    parser.add_argument("--updates", type=int, default=24, help="of a scenario (default: %(default)s)")
-    parser.add_argument("--only", help="scenarios whose name holds this text")
-    parser.add_argument("--work", type=Path, default=Path("bench-results/overlap"), help="runs (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds, each with its own seed (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=24, help="updates of a run (default: %(default)s)")
+    parser.add_argument("--only", metavar="TEXT", help="run only scenarios with this text in their name")
+    parser.add_argument(
+        "--work", type=Path, default=Path("bench-results/overlap"), help="folder of the runs (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args(arguments)
     if options.updates <= WARMUP_UPDATES:
         raise ConfigError(
-            f"--updates is {options.updates}; the first {WARMUP_UPDATES} do not count: give more than that"
+            f"--updates is {options.updates}; the first {WARMUP_UPDATES} are warm-up and do not count: give more"
         )
     scenarios = [scenario for scenario in SCENARIOS if not options.only or options.only in scenario.name]
     runs: dict[str, list[Measured]] = {scenario.name: [] for scenario in scenarios}

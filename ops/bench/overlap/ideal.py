@@ -1,11 +1,9 @@
-"""The time of an update if only the emulated work took any: computed from the law and the costs
-alone.
+"""The time of an update if only the emulated work took any, computed from the length law and the costs.
 
-With a barrier an update is its rollout, on slots that empty as responses end, and then its step.
-Without one its time is the longest of three: generators with full slots, a learner that always has
-a batch, and staleness. Responses that begin under the weights of one update must be in a batch
-``eta`` updates later. So ``eta + 1`` updates take the longest response of a batch, alone on its
-generator, and a step."""
+With a barrier an update is its rollout, on slots that empty as responses end, and then its step. Without one
+its time is the longest of three: generators with full slots, a learner that always has a batch, and staleness.
+Responses that begin under the weights of one update must be in a batch ``eta`` updates later, so ``eta + 1``
+updates take at least the longest response of a batch, alone on its generator, and a step."""
 
 from __future__ import annotations
 
@@ -21,19 +19,19 @@ class Costs:
 
     num_generators: int
     num_slots: int
-    """A generator's."""
+    """Slots of a generator."""
     decode_base_s: float
     decode_slot_s: float
 
     def saturated_s(self, num_tokens: float) -> float:
-        """Seconds to decode so many tokens with every slot full."""
+        """Return the seconds to decode this many tokens with every slot full."""
         step_s = self.decode_base_s + self.decode_slot_s * self.num_slots
         return num_tokens / (self.num_generators * self.num_slots) * step_s
 
     def rollout_s(self, lengths: Sequence[int]) -> float:
-        """Return the seconds until the last of these responses ends when nothing else is decoded.
-        Responses are spread evenly over the generators, and each takes the slot that falls free
-        first. A step costs as much as its live sequences."""
+        """Return the seconds until the last of these responses ends, if nothing else is decoded. Responses are
+        spread evenly over the generators, and each takes the first slot that becomes free. A step costs as much
+        as its live sequences."""
         return max(self._one(lengths[first :: self.num_generators]) for first in range(self.num_generators))
 
     def _one(self, lengths: Sequence[int]) -> float:
@@ -48,29 +46,28 @@ class Costs:
 
 
 def batches(lengths: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Yield the whole batches of responses in order of admission."""
+    """Yield the whole batches, in order of admission."""
     for begin in range(0, len(lengths) - size + 1, size):
         yield lengths[begin : begin + size]
 
 
 def windows(lengths: Sequence[int], window: int) -> list[int]:
-    """Cut responses into windows; return their lengths, in tokens."""
+    """Cut responses into windows; return the windows' lengths in tokens."""
     return [min(window, length - begin) for length in lengths for begin in range(0, length, window)]
 
 
 def ideal_update_s(
     costs: Costs, lengths: Sequence[int], batch: int, *, learn_s: float, eta: int, sampled_per_trained: float = 1.0
 ) -> float:
-    """Return the bound of a scenario.
+    """Return the lower bound of an update's seconds.
 
     Args:
-        costs: Of the generators.
+        costs: Costs of the generators.
         lengths: Tokens of each unit, responses or windows, in order of admission.
-        batch: How many of them an update trains on.
+        batch: Number of units that an update trains on.
         learn_s: The learner's seconds for an update.
         eta: The largest staleness; 0 is a barrier.
-        sampled_per_trained: Responses sampled for one that is trained on; more than 1 where groups
-            are filtered."""
+        sampled_per_trained: Responses sampled for each one that is trained on; above 1 if groups are filtered."""
     if eta == 0:
         return mean(costs.rollout_s(part) for part in batches(lengths, batch)) + learn_s
     longest_s = mean(costs.rollout_s([max(part)]) for part in batches(lengths, batch))

@@ -1,7 +1,7 @@
 """One scenario as a real run, and its figures.
 
-Rates are those of the steady state: the first updates, when every queue is empty, are left out.
-Utilisations are those of the whole run, from the first wait of the learner to its last update."""
+Rates are those of the steady state: the first updates, when every queue is empty, do not count. Utilisations
+are those of the whole run, from the learner's first wait to its last update."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _NUM_DRAWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of one run of a scenario."""
+    """The figures of one run."""
 
     scenario: str
     num_updates: int
     update_s: float
-    """Mean seconds an update, warm-up left out."""
+    """Mean seconds an update, without warm-up."""
     tokens_per_s: float
     """Response tokens trained on."""
     ideal_update_s: float
-    """Bound of this scenario for batches of the size that was trained on."""
+    """Lower bound for batches of the size that was trained on."""
     generator_utilisation: float
     """Tokens sampled, over those of slots that are always full."""
     learner_utilisation: float
@@ -52,25 +52,24 @@ class Measured:
     staleness_max: int
     eta: int
     mean_length: float
-    """Of trained responses (for windows: trained tokens a response that began), in tokens."""
+    """Tokens of a trained response; for windows, trained tokens for each response that began."""
     mean_length_drawn: float
-    """Of the law, cut at the cap."""
+    """Mean of the length law, cut at the cap."""
 
     @property
     def share_of_ideal(self) -> float:
-        """The bound's time over the time taken."""
         return self.ideal_update_s / self.update_s
 
 
 def measure(scenario: Scenario, work: Path, *, seed: int, num_updates: int) -> Measured:
-    """Run a scenario. Raises DataError when the run fails."""
+    """Run a scenario. Raises DataError if the run fails."""
     name = "".join(letter if letter.isalnum() else "-" for letter in scenario.name)[:40].strip("-")
     return _read(scenario, run_fleet(scenario.overrides, name, work, seed=seed, num_updates=num_updates))
 
 
 def run_fleet(overrides: Sequence[str], name: str, work: Path, *, seed: int, num_updates: int) -> RunConfig:
-    """Train by a fleet with emulated models to its end, and return its configuration. An earlier
-    run of the same name and seed in ``work`` is removed. Raises DataError when the run fails."""
+    """Train with emulated models to the end; return the configuration. Removes an earlier run of the same name and
+    seed in ``work``. Raises DataError if the run fails."""
     overrides = [
         *overrides,
         f"model.path={prepare_model(work / 'model')}",
@@ -127,8 +126,7 @@ def _read(scenario: Scenario, config: RunConfig) -> Measured:
 
 
 def draws(config: RunConfig) -> list[int]:
-    """Return the response lengths of the first trajectories in order of admission,
-    cut at the cap."""
+    """Return the response lengths of the first trajectories in order of admission, cut at the cap."""
     law, algorithm = length_law(emulation_of(config)), config.algorithm
     return [
         min(config.generation.max_response_tokens, law.draw(config.run.seed, TrajectoryId("t", group, member)))
@@ -138,8 +136,7 @@ def draws(config: RunConfig) -> list[int]:
 
 
 def prepare_model(folder: Path) -> Path:
-    """Copy the demo's tokenizer and configuration, with room for long responses; there are no
-    weights."""
+    """Copy the demo's model folder, with room for long responses."""
     folder.mkdir(parents=True, exist_ok=True)
     source = Path("ops/demo/tiny_model")
     for path in source.iterdir():
@@ -153,7 +150,7 @@ def prepare_model(folder: Path) -> Path:
 
 
 def prepare_data(folder: Path) -> Path:
-    """Write prompts that name no verifier, so that the run's own judges them; return their file."""
+    """Write prompts that name no verifier, so that the run's own judges them; return the file."""
     path = folder / "train.jsonl"
     write_file(path, Split.TRAIN, _NUM_PROMPTS, 0)
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

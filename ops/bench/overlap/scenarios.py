@@ -1,25 +1,45 @@
-"""The ways to schedule that are compared, as overrides of one run file.
+"""The schedules that are compared, as overrides of one run file.
 
-**Lengths** are log-normal, as response lengths of reasoning models usually are. The standard
-deviation of ln(length) is 1 and the cap is eight medians. So the longest response of a batch is
-about five times the mean. RollPacker (2509.21009) reports skewed lengths, and rollouts that take
-about 70 % of a synchronous update. The emulated learner is as slow as that makes it."""
+**Lengths** are log-normal, as response lengths of reasoning models usually are. The standard deviation of
+ln(length) is 1 and the cap is eight medians, so the longest response of a batch is about five times the mean.
+RollPacker (2509.21009) reports skewed lengths, and rollouts that take about 70 % of a synchronous update. The
+emulated learner is slow enough to match that.
+
+``judge`` is a verifier without a task: it draws the accuracy, 0 or 1, from the prompt's pass rate. A third of
+the prompts are always right or always wrong; these are the groups without signal that over-sampling makes up
+for."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pipeline.rewards.verifier import Response
 
 CONFIG: Final = Path("configs/overlap.toml")
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One way to schedule."""
-
     name: str
     overrides: tuple[str, ...]
+
+
+def judge(responses: Sequence[Response]) -> list[float]:
+    """Return 1 for a correct and 0 for a wrong response, a function of prompt and response alone."""
+    return [float(_uniform(r.prompt_text + r.response_text) < _pass_rate(r.prompt_text)) for r in responses]
+
+
+def _pass_rate(prompt: str) -> float:
+    return min(1.0, max(0.0, 1.5 * _uniform(prompt) - 0.25))
+
+
+def _uniform(text: str) -> float:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2.0**64
 
 
 _WHOLE: Final = "generation.window_tokens=512"
@@ -48,7 +68,7 @@ SCENARIOS: Final = (
             "algorithm.dynamic_sampling=true",
             "algorithm.max_generation_batches=0",
             "generation.window_tokens=128",
-            "data.verifier=ops.bench.overlap.verifier:judge",
+            "data.verifier=ops.bench.overlap.scenarios:judge",
             "staleness.eta=4",
         ),
     ),

@@ -1,4 +1,3 @@
-"""How long a fleet needs to be whole again after a fault, on real processes.
+"""How long a fleet needs to recover from a fault, on real processes.
 
-``trials`` scores the records, and is pure. ``processes`` injects faults into a real fleet, and
-``__main__`` is the command."""
+``trials`` scores the records, and is pure. ``processes`` injects faults into a real fleet."""

@@ -1,14 +1,11 @@
-"""``python -m ops.bench.recover``: how soon a killed or frozen worker's work continues, and the cost.
+"""``python -m ops.bench.recover``: how soon the work of a killed or frozen worker continues, and what it costs.
 
     python -m ops.bench.recover --role learner generator --minutes 10 --mean 30 --json bench-results/recover.json
     python -m ops.bench.recover --role generator --against fleet.standby=1
 
-Each role has a fleet of its own, of real processes with emulated models. Faults arrive by seeded
-exponential gaps. With --against each run is made twice, the second time with other settings and the
-same faults.
-
-*Consumes* seeds. *Produces* tables, JSON, and exit code 1 when a bar does not hold. *Waits for* the
-fleets."""
+Each role has its own fleet, of real processes with emulated models. Faults arrive at seeded exponential gaps.
+With --against each run is made twice, the second time with other settings and the same faults. Exit code 1 if a
+bar does not hold."""
 
 from __future__ import annotations
 
@@ -30,9 +27,8 @@ from protocol.ids import Role
 
 
 def planned(given: argparse.Namespace) -> Iterator[PlannedRun]:
-    """Yield the runs: of each role and seed one for each of the compared fleets, in turns.
-
-    Raises ConfigError for times that are not above 0."""
+    """Yield the runs: for each role and seed one of each compared fleet, in turns. Raises ConfigError for times
+    that are not above 0."""
     for name in ("minutes", "warm", "mean"):
         value = getattr(given, name)
         if not 0.0 < value < float("inf"):
@@ -59,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.recover", description="Repairs after faults, measured.")
     parser.add_argument(
-        "--role", nargs="+", default=["learner", "generator"], choices=[*map(str, ROLES)], help="struck"
+        "--role", nargs="+", default=["learner", "generator"], choices=[*map(str, ROLES)], help="roles to strike"
     )
-    parser.add_argument("--fault", nargs="+", default=list(FAULTS), choices=list(FAULTS), help="a seeded one each time")
+    parser.add_argument("--fault", nargs="+", default=list(FAULTS), choices=list(FAULTS), help="faults to draw from")
     parser.add_argument("--mean", type=float, default=30.0, metavar="SECONDS", help="mean gap between faults")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of each run under faults")
+    parser.add_argument("--minutes", type=float, default=5.0, help="length of each run under faults")
     parser.add_argument("--warm", type=float, default=30.0, metavar="SECONDS", help="without faults, before and after")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one run of each role for each")
-    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of all runs")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one run of each role a seed")
+    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="settings of all runs")
     parser.add_argument("--against", nargs="+", metavar="SETTING=VALUE", help="compare with these settings")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every trial")
     given = parser.parse_args(arguments)

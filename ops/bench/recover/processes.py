@@ -1,10 +1,9 @@
 """Real fleets that are struck at given times, and the records of their repairs.
 
-The first updates, each repair and the end have deadlines. A fleet that does not start is an error.
-A repair that does not come makes a trial without times.
-
-The models are emulated: decode steps and optimiser steps take set times. Processes, signals,
-ledger, messages, snapshots and repairs are real. Only the injector knows the onset."""
+The models are emulated: decode steps and optimiser steps take set times. Processes, signals, ledger, messages,
+snapshots and repairs are real. Only the injector knows the onset. The first updates, each repair and the end
+have deadlines: a fleet that does not start is an error, a repair that does not come makes a trial without
+times."""
 
 from __future__ import annotations
 
@@ -43,12 +42,12 @@ SETTINGS = (
     "generation.num_slots=4", "engines.settings.decode_base_s=0.06", "engines.settings.step_s=0.6",
     "checkpoint.every_updates=20", "checkpoint.keep=2", "recovery.max_repairs=1000",
 )  # fmt: skip
-"""Over ``configs/drill.toml``. Eight generators are a little faster than the learner needs. One
-worker is struck again and again on purpose, so that no number of losses evicts it."""
+"""Overrides of ``configs/drill.toml``. Eight generators are a little faster than the learner needs. One worker is
+struck again and again on purpose, so no number of losses evicts it."""
 _CRITIC = ("algorithm.name=vapo", "algorithm.dynamic_sampling=false", "value.checkpoint_keep=2")
 _STARTED_S = 90.0
 _LATEST_S = 90.0
-"""After the last fault's onset: a repair that is not there by then is missed."""
+"""After the last fault's onset. A repair that has not come by then is missed."""
 _END_S = 90.0
 _KNOWN_S = 2.0
 """From a standby's report of readiness to its being known, at the latest."""
@@ -60,20 +59,20 @@ _FEWEST_UPDATES = 8
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One fleet, and the arrivals of faults that strike it."""
+    """One fleet, and when faults strike it."""
 
     label: str
     role: Role
     faults: tuple[str, ...]
-    """Names in ``FAULTS``; a seeded one strikes at each arrival."""
+    """Names in ``FAULTS``; each arrival draws one."""
     onsets: tuple[float, ...]
     """Seconds after the warm-up."""
     seed: int
     warm_s: float
-    """Without faults, before them and once more after them."""
+    """Seconds without faults, before and again after them."""
     duration_s: float
     settings: tuple[str, ...] = ()
-    """Over ``SETTINGS``."""
+    """Overrides on top of ``SETTINGS``."""
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ class _Struck:
 
 @dataclass(slots=True)
 class _Seen:
-    """Updates in the order in which they were made, repeated ones included."""
+    """Updates in the order in which they were made, including repeated ones."""
 
     updates: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     last_s: float = 0.0
@@ -98,11 +97,10 @@ class _Seen:
 
     @property
     def newest(self) -> int:
-        """The highest number so far."""
         return max((update for update, _ in self.updates), default=0)
 
     def first_times(self) -> list[float]:
-        """Return when each number was made for the first time, in order."""
+        """Return when each update was made for the first time, in order."""
         times, newest = list[float](), 0
         for update, at_s in self.updates:
             if update > newest:
@@ -112,7 +110,7 @@ class _Seen:
 
 
 def onsets(mean_s: float, seed: int, duration_s: float) -> tuple[float, ...]:
-    """Return the arrivals of a Poisson process within a time, in seconds from its begin."""
+    """Return the arrivals of a Poisson process, in seconds from its begin."""
     rng = random.Random(f"gaps/{seed}")
     found, at_s = list[float](), rng.expovariate(1.0 / mean_s)
     while at_s < duration_s:
@@ -125,7 +123,7 @@ def measure(plan: PlannedRun, on_trial: Callable[[Trial], None] = lambda _: None
     """Run a fleet under a plan's faults; return its record.
 
     Raises:
-        DataError: the fleet did not start, was too slow for a median, or ended by itself."""
+        DataError: The fleet did not start, was too slow for a median, or ended by itself."""
     folder = Path(tempfile.mkdtemp(prefix="recover-"))
     critic = _CRITIC if plan.role is Role.VALUE else ()
     fleet = DrillFleet(folder, [*SETTINGS, f"run.seed={plan.seed}", *critic, *plan.settings])
@@ -149,8 +147,6 @@ def measure(plan: PlannedRun, on_trial: Callable[[Trial], None] = lambda _: None
 
 
 class _StruckFleet:
-    """One fleet while it is struck."""
-
     def __init__(self, plan: PlannedRun, fleet: DrillFleet, on_trial: Callable[[Trial], None]) -> None:
         self._plan, self._fleet, self._on_trial = plan, fleet, on_trial
         self._rng = random.Random(f"victims/{plan.seed}")
@@ -192,8 +188,8 @@ class _StruckFleet:
         self._seen.poll(self._fleet)
 
     def cool(self) -> None:
-        """Run without faults once more: the median of both times is the fault-free one. A machine
-        that becomes slower meanwhile counts half. Raises DataError."""
+        """Run without faults once more: the fault-free figure is the mean of both medians, so a machine that
+        becomes slower meanwhile counts half. Raises DataError."""
         self._watch(self._plan.warm_s)
         times = self._seen.first_times()
         before = [at_s for at_s in times if at_s <= self._began_s]
@@ -217,7 +213,7 @@ class _StruckFleet:
             time.sleep(min(_POLL_S, left_s))
 
     def _strike(self, due_s: float) -> bool:
-        """Strike a worker of the role that is at work; False without one."""
+        """Strike a working worker of the role; return False if there is none."""
         under_repair = {each.trial.target for each in self._open}
         at_work = [beat for beat in self._fleet.workers(self._plan.role) if beat.progress > 0]
         free = [beat for beat in at_work if beat.who.worker not in under_repair]
@@ -236,7 +232,7 @@ class _StruckFleet:
         return True
 
     def _settle(self) -> None:
-        """Complete the trials whose repair is in the record, a learner's once it has committed."""
+        """Complete the trials whose repair is on record; a learner's also needs its next committed update."""
         now_s = time.monotonic()
         if now_s >= self._next_read_s:
             self._next_read_s = now_s + _READ_EVERY_S
@@ -254,8 +250,7 @@ class _StruckFleet:
                 self._on_trial(each.trial)
 
     def record(self, replaced: Sequence[tuple[float, str, str]], *, balances: bool) -> RunRecord:
-        """Return the run's record. ``replaced``: time, name and reason of workers that the
-        supervisor has ended."""
+        """Return the run's record. ``replaced``: time, name and reason of the workers that the supervisor ended."""
         trials = tuple(sorted(self._done, key=lambda trial: trial.onset_s))
         evicted = [
             (row.at_s, row.worker, row.sentence)

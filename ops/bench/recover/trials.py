@@ -1,9 +1,8 @@
-"""The score of a run with faults: the parts of each repair, and the loss. Pure.
+"""Scores a run with faults: the parts of each repair, and the loss. Pure.
 
-The injector knows the onset. The supervisor's line in ``repairs.jsonl`` has the rest: when it knew,
-when a new process started, and when that had done its first work. Both clocks are of one host.
-Heartbeats come every second and are read twice a second. So work may be 1.5 s older than its line,
-and never newer."""
+The injector knows the onset. The supervisor's line in ``repairs.jsonl`` has the rest: when it noticed, when a
+new process started, and when that had done its first work. Both clocks are of one host. Heartbeats come every
+second and are read twice a second, so work may be 1.5 s older than its line, and never newer."""
 
 from __future__ import annotations
 
@@ -18,34 +17,34 @@ from ops.bench.table import quantile, wilson
 from pipeline.observability.repairs import RepairRow
 
 BASE = "as configured"
-"""Name of the settings with which others are compared."""
+"""Name of the settings that others are compared with."""
 REPLACED_S, LEARNER_S = 8.0, 10.0
-"""Bars: onset to first useful work, and of a learner to its first committed update; P95."""
+"""Bars on the 95th percentile: onset to the first useful work, and for a learner to its first committed update."""
 MOST_REPEATED = 1
 _SLACK_S = 0.05
-"""By which two readings of one clock may differ, rounding of the records included."""
+"""Two readings of one clock may differ by this much, including the rounding of the records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One fault, and the repair after it. Times are seconds from the onset; None: not seen."""
+    """One fault, and the repair after it. Times are seconds from the onset; None if never seen."""
 
     role: str
     fault: str
     target: str
     onset_s: float
-    """After the first fault's earliest moment: the end of the warm-up."""
+    """Seconds after the end of the warm-up."""
     put_off_s: float
-    """By which it came late, since no worker of the role was at work."""
+    """Delay of the fault, because no worker of the role was working."""
     noticed_s: float | None = None
     started_s: float | None = None
     """A new process was started."""
     useful_s: float | None = None
-    """That had done its first work, as the supervisor saw it."""
+    """The new process had done its first work, as the supervisor saw it."""
     committed_s: float | None = None
     """The learner's first update after the onset; None for other roles."""
     num_repeated: int | None = None
-    """Updates that the learner made again; None for other roles."""
+    """Updates that the learner repeated; None for other roles."""
     load: float = 0.0
     """Load average of the machine over the last minute, at the onset."""
 
@@ -65,24 +64,23 @@ class RunRecord:
     seed: int
     settings: tuple[str, ...]
     usual_s: float
-    """From one update to the next without faults: mean of the medians before and after them."""
+    """Seconds an update without faults: mean of the medians before and after them."""
     wall_s: float
     """From the end of the warm-up to the end of the faults."""
     num_updates: int
     """Committed in that time; repeated ones count once."""
     healthy: tuple[str, ...]
-    """Workers that were ended and had not been struck, with the reason."""
+    """Workers that were ended but not struck, with the reason."""
     balances: bool
-    """Whether the ledger's audit balanced at the end."""
     trials: tuple[Trial, ...]
     notes: tuple[str, ...] = ()
     usual_ratio: float | None = None
-    """The ratio by steps without faults, before and after. It is below 1 where updates differ in
-    length: a few long ones move the mean, and not the median. None in earlier records."""
+    """``by_steps`` without faults, before and after. Below 1 if updates differ in length: a few long ones move the
+    mean, and not the median. None in earlier records."""
 
     @property
     def kept(self) -> float | None:
-        """Share of the rate without faults, where that is known."""
+        """Share of the fault-free rate, if that is known."""
         return None if self.usual_ratio is None else self.by_steps / self.usual_ratio
 
     @property
@@ -92,7 +90,7 @@ class RunRecord:
 
 
 def repaired(trial: Trial, began_s: float, rows: Iterable[RepairRow]) -> Trial | None:
-    """Return a trial with its repair; None while that is not in the record.
+    """Return a trial with its repair; None until the repair is on record.
 
     ``began_s``: the end of the warm-up, in seconds since 1970."""
     onset_s = began_s + trial.onset_s
@@ -113,8 +111,8 @@ def repaired(trial: Trial, began_s: float, rows: Iterable[RepairRow]) -> Trial |
 def committed(trial: Trial, began_s: float, seen: Sequence[tuple[int, float]]) -> Trial | None:
     """Return a learner's trial with its first update after the onset; None until it comes.
 
-    ``seen``: number and wall-clock time of each update, in the order in which they were made,
-    repeated ones again."""
+    ``seen``: number and wall-clock time of each update in the order in which they were made, including repeated
+    ones."""
     onset_s = began_s + trial.onset_s
     before = max((update for update, at_s in seen if at_s <= onset_s), default=0)
     for update, at_s in seen:
@@ -128,10 +126,10 @@ def _with(trial: Trial, values: dict[str, Any]) -> Trial:
 
 
 def ended_unstruck(ended: Iterable[tuple[float, str, str]], trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Return the ended workers that no fault was on, with the reason.
+    """Return the ended workers that were not struck, with the reason.
 
-    ``ended``: time on the trials' clock, name and reason. A fault is on its worker from the onset
-    until the successor has done work, or for ever where none has."""
+    ``ended``: time on the trials' clock, name and reason. A fault lasts from its onset until the successor has
+    done work, or for ever if none has."""
     return tuple(
         f"{worker}: {reason}"
         for at_s, worker, reason in ended
@@ -145,7 +143,7 @@ def ended_unstruck(ended: Iterable[tuple[float, str, str]], trials: Sequence[Tri
 
 
 def usual_seconds(updates_at_s: Sequence[float]) -> float:
-    """Return the median from one update to the next. Needs two updates."""
+    """Return the median time between updates. Needs two updates."""
     return median(after - before for before, after in pairwise(updates_at_s))
 
 
@@ -153,7 +151,7 @@ def usual_seconds(updates_at_s: Sequence[float]) -> float:
 
 
 def tables(runs: Sequence[RunRecord]) -> str:
-    """Return the page's tables, as Markdown: repairs by role and fault, then each run."""
+    """Return the page's tables as Markdown: repairs by role and fault, then each run."""
     columns = (
         "settings",
         "role",
@@ -183,8 +181,8 @@ def tables(runs: Sequence[RunRecord]) -> str:
 
 
 def compared(runs: Sequence[RunRecord]) -> str:
-    """Return by role and fault how many times sooner the second settings are back, as Markdown; ""
-    for one."""
+    """Return as Markdown how many times sooner the second settings recover, by role and fault; "" for one set of
+    settings."""
     labels = list(dict.fromkeys(run.label for run in runs))
     if len(labels) != 2:
         return ""
@@ -261,8 +259,6 @@ def _seconds(value: float) -> str:
 
 
 def describe(trial: Trial) -> str:
-    """Return a line about one trial."""
-
     def at(value: float | None) -> str:
         return "never" if value is None else f"{value:.1f} s"
 

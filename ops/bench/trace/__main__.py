@@ -1,11 +1,9 @@
-"""``python -m ops.bench.trace``: whether the cause of a fault is named, on emulated fleets.
+"""``python -m ops.bench.trace``: whether the analysis names the cause of a fault, on emulated fleets.
 
     python -m ops.bench.trace --json bench-results/trace.json
 
-Seeds of development are 0 to 99: limits were chosen on them. Seeds from 1000 on are frozen: they
-are for the page alone. *Consumes* the seeds. *Produces* tables on standard output, JSON, and exit
-code 1 when a bar does not hold. *Waits for* nothing. On real processes ``ops.drill`` asks ``headrace
-why``."""
+Seeds 0 to 99 are for development: the limits were chosen on them. Seeds from 1000 on are frozen, for the page
+alone. Exit code 1 if a bar does not hold. On real processes ``ops.drill`` asks ``headrace why``."""
 
 from __future__ import annotations
 
@@ -25,16 +23,15 @@ from ops.ending import exit_code
 from pipeline.process.progress_bar import tracked
 
 FROZEN = 1000
-"""First of the frozen seeds."""
+"""First frozen seed."""
 DURATION_S = 180.0
 SLOWNESS = ("slow generator", "slow scorer", "slow link")
-"""Faults that stop nothing: their delay is not that of a stall."""
+"""Faults that stop nothing, so their delay is not that of a stall."""
 TOP1, TOP3, BENIGN, TRIGGER_S, NAMED_S = 0.95, 0.99, 0.02, 15.0, 2.0
-"""The bars."""
 
 
 def runs_of(sizes: Sequence[int], seeds: int, first: int) -> list[tuple[int, str, int]]:
-    """Return size, kind and seed of every run. Fleets of 98 have a third of the seeds."""
+    """Return size, kind and seed of every run. Fleets of 98 workers get a third of the seeds."""
     return [
         (size, kind, first + seed)
         for size in sizes
@@ -51,14 +48,13 @@ def one(size: int, kind: str, seed: int) -> Answer:
 
 
 def share(answers: Sequence[Answer], *, by: str) -> str:
-    """Return a share with its Wilson interval."""
+    """Format a share with its Wilson interval."""
     right = sum(getattr(each, by) for each in answers)
     low, high = wilson(right, len(answers))
     return f"{right / len(answers):.3f} ({low:.3f} to {high:.3f})" if answers else "-"
 
 
 def seconds(value: float) -> str:
-    """Return seconds, a miss as such."""
     return "missed" if isinf(value) else f"{value:.1f}"
 
 
@@ -108,15 +104,16 @@ def _row(name: str, answers: Sequence[Answer]) -> tuple[str, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m ops.bench.trace", description="Causes of faults, as they are named."
+        prog="python -m ops.bench.trace", description="Whether the analysis names the causes of faults."
     )
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), choices=list(SHAPES), help="of fleets")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=list(SHAPES), choices=list(SHAPES), help="workers of a fleet"
+    )
     parser.add_argument("--seeds", type=int, default=10, help="runs of each kind; a third of them with 98 workers")
-    parser.add_argument("--development", action="store_true", help="seeds from 0 on, on which limits are chosen")
-    parser.add_argument("--first", type=int, metavar="SEED", help="the first seed; the default is 1000, or 0")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer")
+    parser.add_argument("--development", action="store_true", help="use the development seeds, from 0")
+    parser.add_argument("--first", type=int, metavar="SEED", help="first seed (default: 1000; 0 with --development)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer here")
     given = parser.parse_args(arguments)
     first = given.first if given.first is not None else 0 if given.development else FROZEN
     runs = tracked(runs_of(given.sizes, given.seeds, first), "runs", unit="runs")

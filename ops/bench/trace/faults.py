@@ -1,4 +1,4 @@
-"""Faults and negative controls of an emulated fleet. The truth is known here and nowhere else."""
+"""Faults and negative controls of an emulated fleet. Only this module knows the truth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Truth:
     kind: str
     onset_s: float
     components: set[str]
-    """Any of them is right; none: the fleet is healthy, and any blame is wrong."""
+    """Blaming any of them is right. Empty if the fleet is healthy: any blame is wrong."""
 
 
 def _any(fleet: EmulatedFleet, *roles: str) -> Node:
@@ -122,7 +122,7 @@ def _learner_disk(fleet: EmulatedFleet) -> frozenset[str]:
 
 
 def _judge_down(fleet: EmulatedFleet) -> frozenset[str]:
-    """Every reward worker waits for the judge. The judge itself is outside the fleet."""
+    """Every reward worker waits for the judge, which is outside the fleet."""
     for node in fleet.by_role["reward"]:
         node.is_hung, node.busy_word, node.idle_word = True, "endpoint", "endpoint"
     return frozenset(node.name for node in fleet.by_role["reward"])
@@ -181,7 +181,7 @@ def _weight_sync(fleet: EmulatedFleet) -> None:
 
 
 def _collection(fleet: EmulatedFleet) -> None:
-    """A pause of garbage collection of two seconds, again and again, in one worker at a time."""
+    """Pauses of two seconds for garbage collection, in one worker after another."""
 
     def pause() -> None:
         node = _any(fleet, *_WORKERS, "learner")
@@ -229,7 +229,7 @@ def _scale_down(fleet: EmulatedFleet) -> None:
 
 
 def _slow_tool(fleet: EmulatedFleet) -> None:
-    """One generator's trajectory after another waits twenty seconds for a tool."""
+    """One generator's trajectories, one after another, wait twenty seconds for a tool."""
     node = _any(fleet, "generator")
 
     def call() -> None:
@@ -265,8 +265,8 @@ CONTROLS: dict[str, Callable[[EmulatedFleet], None]] = {
 
 
 def inject(fleet: EmulatedFleet, kind: str, *, earliest_s: float = 70.0, latest_s: float = 110.0) -> Truth:
-    """Plan a fault or a control at a random moment between these; return the truth, whose
-    components are filled in when it happens."""
+    """Plan a fault or a control at a random moment in this range; return the truth, whose components are filled in
+    when it happens."""
     onset_s = round(fleet.rng.uniform(earliest_s, latest_s), 3)
     components = set[str]()
     if kind in CONTROLS:

@@ -1,10 +1,10 @@
-"""A fleet in virtual time: generators, scorers, ledger, learner, weights, as events on a heap.
+"""A fleet in virtual time: generators, scorers, ledger, learner and weights, as events on a heap.
 
-A generator samples trajectories in slots, under an admission credit. It sends each to a reward, a
-reference and a value worker; each writes its score to the ledger. A trajectory with all scores is
-ready. The learner claims a batch, makes a step, returns the credit, and publishes weights to every
-generator. Mailboxes are bounded: a sender has at most ``WINDOW`` messages under way on a link, and
-waits with a full outbox. Every draw comes from one seeded generator of random numbers."""
+A generator samples trajectories in slots, under an admission credit. It sends each to a reward, a reference and
+a value worker, which write their scores to the ledger. A trajectory with all scores is ready. The learner
+claims a batch, makes a step, returns the credit, and publishes weights to every generator. Mailboxes are
+bounded: a sender has at most ``WINDOW`` unacknowledged messages on a link, and otherwise waits with a full
+outbox. Every draw comes from one seeded random number generator."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ from dataclasses import dataclass, field
 
 WINDOW = 3
 MAX_WAYS = 4
-"""Workers of one role that a generator has links to."""
+"""Largest number of workers of one role that a generator has links to."""
 SCORERS = ("reward", "reference", "value")
 SHAPES = {
     14: {"generator": 8, "reward": 2, "reference": 1, "value": 1, "learner": 1, "ledger": 1},
     26: {"generator": 16, "reward": 4, "reference": 2, "value": 2, "learner": 1, "ledger": 1},
     98: {"generator": 72, "reward": 12, "reference": 6, "value": 6, "learner": 1, "ledger": 1},
 }
-"""Workers of each role, by the size of the fleet."""
+"""Number of workers of each role, by the size of the fleet."""
 _LATENCY_S = 0.004
 _SCORER_LOAD = 0.55
 _STEP_SHARE = 0.6
-"""Of the time between two batches, in a learner's step."""
+"""The learner's step, as a share of the time between two batches."""
 
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """One trajectory."""
-
     number: int
     size: float
-    """Of an ordinary one; 1 is the middle."""
+    """Relative to the median trajectory."""
     missing: set[str]
     is_evaluation: bool = False
 
@@ -50,7 +48,7 @@ class Link:
     window: float = WINDOW
     latency_s: float = _LATENCY_S
     is_cut: bool = False
-    """Messages vanish, and so do acknowledgements."""
+    """Messages and acknowledgements vanish."""
     produced: int = 0
     sent: int = 0
     received: int = 0
@@ -58,28 +56,25 @@ class Link:
     acknowledged: int = 0
     outbox: deque[tuple[Item, Callable[[], None] | None]] = field(default_factory=deque)
     open: dict[Item, float] = field(default_factory=dict)
-    """Messages that are not done, with the time of their production."""
+    """Messages that the receiver has not finished, with the time when they were produced."""
 
     @property
     def has_credit(self) -> bool:
-        """Whether the receiver takes one more."""
         return self.sent - self.acknowledged < self.window
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One worker."""
-
     name: str
     role: str
     slots: int
     service_s: float
-    """Of an item of size 1."""
+    """Seconds for an item of size 1."""
     mailbox: deque[tuple[Item, Link]] = field(default_factory=deque)
     held: dict[Item, float] = field(default_factory=dict)
-    """Items in service or waiting for room, with the time that they were taken."""
+    """Items in service or waiting for room, with the time when they were taken."""
     blocked: dict[Item, str] = field(default_factory=dict)
-    """Held items that wait, with the word for it."""
+    """Held items that wait, with the word for what they wait for."""
     outside: set[Item] = field(default_factory=set)
     done: int = 0
     errors: int = 0
@@ -92,7 +87,7 @@ class Node:
     is_frozen: bool = False
     is_hung: bool = False
     is_deaf_to_room: bool = False
-    """Its sending loop is blocked: messages are produced and not sent."""
+    """Its sending loop is blocked: it produces messages and does not send them."""
     is_leaving: bool = False
     idle_word: str = "input"
     busy_word: str = "compute"
@@ -114,8 +109,6 @@ class Node:
 
 
 class EmulatedFleet:
-    """The fleet and its events."""
-
     def __init__(self, size: int, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now_s = 0.0
@@ -124,7 +117,7 @@ class EmulatedFleet:
         self.by_role: dict[str, list[Node]] = defaultdict(list)
         self.tail_share, self.tail_factor = 0.01, 4.0
         self.pace = 1.0
-        """Generators' speed: 2 is twice the load."""
+        """Speed of the generators: 2 is twice the load."""
         self.is_paused = False
         self.is_evaluating = False
         self.sync_pause_s = 0.0
@@ -152,19 +145,18 @@ class EmulatedFleet:
     # -- events ---------------------------------------------------------------------------------
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something later."""
+        """Schedule an action."""
         self._numbers += 1
         heapq.heappush(self._events, (self.now_s + delay_s, self._numbers, action))
 
     def run(self, until_s: float) -> None:
-        """Let all events until then happen."""
+        """Run all events up to this time."""
         while self._events and self._events[0][0] <= until_s:
             self.now_s, _, action = heapq.heappop(self._events)
             action()
         self.now_s = until_s
 
     def add(self, node: Node) -> None:
-        """Let a worker join."""
         self.nodes[node.name] = node
         self.by_role[node.role].append(node)
         if node.role == "generator":
@@ -173,7 +165,6 @@ class EmulatedFleet:
             self.at(self.rng.random(), lambda: self.sample(node))
 
     def link(self, sender: Node, receiver: Node) -> Link:
-        """Return the link between two workers."""
         key = (sender.name, receiver.name)
         found = self.links.get(key)
         if found is None:
@@ -186,7 +177,6 @@ class EmulatedFleet:
     # -- generators -----------------------------------------------------------------------------
 
     def sample(self, node: Node) -> None:
-        """Fill a generator's slots."""
         if not node.works:
             return
         node.idle_word = "input" if self.is_paused else "credit"
@@ -207,7 +197,7 @@ class EmulatedFleet:
 
         def end() -> None:
             if not node.works or item in node.outside:
-                # a frozen or hung worker continues where it was, once it works again
+                # a frozen or hung worker later continues where it was
                 if not node.is_dead:
                     self.at(0.25, end)
                 return
@@ -253,12 +243,11 @@ class EmulatedFleet:
         self.produce(way, item, accepted)
 
     def _reachable(self, node: Node, receivers: list[Node]) -> list[Node]:
-        """Return the receivers that a generator has links to: few of many."""
+        """Return the few receivers that a generator has links to."""
         first = int(node.name.rpartition("-")[2]) if node.name[-1].isdigit() else 0
         return [receivers[(first + i) % len(receivers)] for i in range(min(MAX_WAYS, len(receivers)))]
 
     def produce(self, way: Link, item: Item, accepted: Callable[[], None] | None) -> None:
-        """Put a message into a link's outbox."""
         way.produced += 1
         way.open[item] = self.now_s
         way.outbox.append((item, accepted))
@@ -340,7 +329,7 @@ class EmulatedFleet:
     # -- the learner ----------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Begin a step when a batch is ready."""
+        """Begin a step if a batch is ready."""
         learner = self.learner
         if self._is_stepping or not learner.works or len(self.ready) < self.batch:
             return

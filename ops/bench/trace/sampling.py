@@ -1,7 +1,7 @@
-"""The tables of an emulated fleet, as an observer would write them: rows of states and links.
+"""Records an emulated fleet as an observer would: rows of worker states and links.
 
-Each worker reports at moments of its own, every ``interval_s``. A dead or frozen worker reports
-nothing. Links are reported by the observer for both ends."""
+Each worker reports every ``interval_s``, at its own phase. A dead or frozen worker reports nothing. The
+observer reports links for both ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class Tables:
 
 
 def record(fleet: EmulatedFleet, duration_s: float, *, interval_s: float = 1.0) -> Tables:
-    """Run the fleet and return its tables."""
     states, links = list[StateRow](), list[LinkRow]()
 
     def report(node: Node) -> None:

@@ -1,8 +1,8 @@
-"""From incidents and the truth to figures: whether and how soon the cause was named, wrong blame.
+"""Scores incidents against the truth: whether and how soon the cause was named, and wrong blame.
 
-A run with a fault counts once. Its first incident after the onset, within ``WITHIN_S``, is the
-answer; none is a miss, which counts as a wrong answer. An incident before the onset is a false one
-and makes the run wrong too. A healthy run is wrong with any incident."""
+A run with a fault counts once. Its first incident within ``WITHIN_S`` after the onset is the answer; none
+counts as a wrong answer. An incident before the onset makes the run wrong too. A healthy run is wrong with any
+incident."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answer:
     named: str
     truth: str
     analysis_ms: float
-    """Of the slowest tick."""
+    """Time of the slowest tick."""
     mean_ms: float
 
 
@@ -54,7 +54,7 @@ def ticks(tables: Tables) -> list[tuple[float, list[StateRow], list[LinkRow]]]:
 
 
 def answer(tables: Tables, truth: Truth, size: int, seed: int) -> Answer:
-    """Run the analysis on the tables, and compare with the truth."""
+    """Run the analysis on the tables, and compare it with the truth."""
     watch = FlowWatch()
     incidents, slowest_s, total_s = list[FlowIncident](), 0.0, 0.0
     every = ticks(tables)

@@ -1,1 +1,1 @@
-"""Synthetic fleets with known faults, and how well detectors name the faulty worker."""
+"""Synthetic fleets with known faults, and how well the watch names the faulty worker."""

@@ -3,11 +3,9 @@
     python -m ops.bench.watch --seeds dev --sizes 8,32 --windows 26 --json bench-results/watch.json
     python -m ops.bench.watch --calibrate --sizes 32 --windows 30
 
-Half of the windows have a fault, half have none; half of the latter are negative controls. A fifth
-as many more have two or three faults. The test seeds are for the final figures alone.
-
-*Consumes* a generator of fleets. *Produces* a table, JSON with the outcome of every window, and exit
-code 1 when a bar does not hold. *Waits for* nothing."""
+Half of the windows have a fault and half have none; half of the latter are negative controls. A fifth as many
+more have two or three faults. The test seeds are for the final figures alone. Exit code 1 if a bar does not
+hold."""
 
 from __future__ import annotations
 
@@ -30,19 +28,19 @@ from pipeline.watch.watcher import Watch
 
 SIZES = (8, 32, 128, 512, 1024, 4096, 10_000)
 F1, F1_LARGEST, F1_CONCURRENT, BLAMED, GRAY_P90_S = 0.96, 0.90, 0.85, 0.02, 120.0
-"""The bars; the second is that of 10,000 workers."""
+"""The bars; the second is for 10,000 workers."""
 
 
 def planned(split: str, size: int, windows: int, first: int = 0) -> list[Case]:
-    """Return the windows of one size: that many with one fault, as many benign, and a fifth as many
-    with several faults."""
+    """Return the windows of one size: ``windows`` with one fault, as many benign, and a fifth as many with several
+    faults."""
     half = windows // 2
     shares = {"single": windows, "concurrent": windows // 5, "benign": windows - half, "controls": half}
     return list(cases(split, size, **shares, first=first))
 
 
 def run_case(case: Case) -> Outcome:
-    """Return the worth of the watch's findings in a window."""
+    """Run the watch on a window and judge its alarms."""
     fleet, watch = SyntheticFleet(case), Watch()
     alarms: list[Alarm] = []
     for second, frame in enumerate(fleet.frames()):
@@ -54,7 +52,7 @@ def run_case(case: Case) -> Outcome:
 
 
 def bars(outcomes: Sequence[Outcome], size: int) -> dict[str, bool]:
-    """Return whether each bar holds in the windows of one size; those without a window hold."""
+    """Return whether each bar holds for the windows of one size. A bar without windows holds."""
     own = [outcome for outcome in outcomes if outcome.size == size]
     total = summarise([outcome for outcome in own if outcome.label != CONCURRENT])
     several = summarise([outcome for outcome in own if outcome.label == CONCURRENT])
@@ -74,7 +72,7 @@ def bars(outcomes: Sequence[Outcome], size: int) -> dict[str, bool]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 1 when a bar does not hold."""
+    """Run the benchmark; return 1 if a bar does not hold."""
     chosen = _parsed(arguments)
     if chosen.calibrate:
         for size in chosen.sizes:
@@ -111,7 +109,7 @@ def _report(outcomes: Sequence[Outcome]) -> bool:
 
 
 def _calibrate(size: int, windows: int, first: int) -> None:
-    """Fit the thresholds that the package brings, of one size, on development windows."""
+    """Fit the shipped thresholds of one size on development windows."""
     half = windows // 2
     benign = list(cases("dev", size, single=0, concurrent=0, benign=windows - half, controls=half, first=first))
     found = [
@@ -131,11 +129,13 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m ops.bench.watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", type=numbers, default=SIZES, help="workers of the fleets")
-    parser.add_argument("--windows", type=int, default=52, help="with one fault, and as many benign, a size")
+    parser.add_argument("--windows", type=int, default=52, help="windows of a size with one fault; as many are benign")
     parser.add_argument("--seeds", choices=SPLITS, default="dev")
-    parser.add_argument("--first", type=int, default=0, help="number of each kind's first window: others, other seeds")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of each kind's first window; other numbers mean other seeds"
+    )
     parser.add_argument("--json", type=Path, help="write every window's outcome here")
-    parser.add_argument("--calibrate", action="store_true", help="set the shipped thresholds on development seeds")
+    parser.add_argument("--calibrate", action="store_true", help="fit the shipped thresholds on the development seeds")
     return parser.parse_args(arguments)
 
 

@@ -1,7 +1,6 @@
-"""The windows of the benchmark: which fleet, what goes wrong in it, and by which seed.
+"""The windows of the benchmark: which fleet, what goes wrong in it, and its seed.
 
-A case has all that a window is made of. Development and test cases have different seeds, by
-construction: the split is part of the seed's entropy."""
+Development and test cases have different seeds by construction: the split is part of the seed's entropy."""
 
 from __future__ import annotations
 
@@ -15,12 +14,10 @@ import numpy as np
 WINDOW_S = 900
 """Length of a window: 15 minutes at 1 Hz."""
 EXPLICIT_S, GRAY_S = 10.0, 240.0
-"""Longest time from onset to a right alarm, of explicit and of gray faults."""
+"""Longest time from onset to a right alarm, for explicit and for gray faults."""
 
 
 class Kind(StrEnum):
-    """A kind of fault."""
-
     KILLED = "killed"
     HUNG = "hung"
     SLOW = "slow"
@@ -64,28 +61,28 @@ SPLITS = ("dev", "test")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong, with one component."""
+    """One fault of one component."""
 
     kind: Kind
     workers: tuple[str, ...]
-    """The faulty worker; for a fault of a host, each of its workers is a right answer."""
+    """The faulty worker. For a fault of a host, each of its workers is a right answer."""
     onset_s: float
     """Seconds since the window began."""
     intensity: float
-    """Factor of the time of work (slow) or of latency (link). Bytes a second (leak). Share (errors,
-    corrupt). Seconds to a full disk (disk). Milliseconds (clock)."""
+    """Factor of the time of work (slow) or of latency (link); bytes a second (leak); share (errors, corrupt);
+    seconds to a full disk (disk); milliseconds (clock)."""
     variant: str = ""
     """Hung: ``loop``, ``compute`` or ``spin``. Clock: ``jump`` or ``drift``."""
 
     @property
     def limit_s(self) -> float:
-        """The longest time from onset to a right alarm."""
+        """Longest time from onset to a right alarm."""
         return EXPLICIT_S if self.kind in EXPLICIT else GRAY_S
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The generator's knowledge of a window, which no detector reads."""
+    """What the generator knows of a window. No detector reads it."""
 
     faults: tuple[Fault, ...] = ()
     control: Control | None = None
@@ -93,7 +90,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One window, before it is made."""
+    """The name of one window, from which it is generated."""
 
     split: str
     size: int
@@ -104,11 +101,11 @@ class Case:
 
     @property
     def is_benign(self) -> bool:
-        """Whether any alarm is a false one."""
+        """Whether any alarm is false."""
         return self.label == BENIGN or self.label in {control.value for control in Control}
 
     def random(self, purpose: str) -> np.random.Generator:
-        """Return the stream of random numbers for one purpose of this window."""
+        """Return the random stream for one purpose of this window."""
         name = f"{self.split}|regimes|{self.size}|{self.label}|{self.index}|{purpose}"
         return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "big"))
 
@@ -123,8 +120,8 @@ def cases(
     controls: int,
     first: int = 0,
 ) -> Iterator[Case]:
-    """Yield that many windows of each sort. ``first`` is the number of the first window of each label:
-    windows with other numbers have other seeds."""
+    """Yield this many windows of each sort. ``first`` is the number of the first window of each label; windows
+    with other numbers have other seeds."""
     for label, number in _shares(single, concurrent, benign, controls):
         yield from (Case(split, size, label, index) for index in range(first, first + number))
 

@@ -1,10 +1,10 @@
-"""A synthetic fleet: every metric is a level of its role with autocorrelated noise, regimes, bursts
-and common movements.
+"""A synthetic fleet: every metric is its role's level with autocorrelated noise, regimes, bursts and common
+movements.
 
-Nothing flows between its workers. A worker's signals are correlated because they share latent
-processes: AR(1) noise by channel, a regime (usual, light, long), a host's and a role's part. Noise
-is normal or has heavy tails, by window. Faults and controls strain a worker: they act on its pace,
-its time of work, latency and so on, and the metrics follow."""
+Nothing flows between its workers. A worker's signals are correlated because they share latent processes: AR(1)
+noise by channel, a regime (usual, light, long), and a part from its host and its role. Noise is normal or
+heavy-tailed, by window. Faults and controls strain a worker: they act on its pace, time of work, latency and so
+on, and the metrics follow."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _START_S: Final = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class _Usual:
-    """A role's levels."""
+    """The levels of a role."""
 
     work_s: float
-    """Of one piece of work."""
+    """Seconds of one piece of work."""
     at_once: float
     tokens_per_s: float
     depth: float
     cpu: float
     rss: float
     gpu: float
-    """Usual duty; 0: no GPU."""
+    """Usual duty; 0 without a GPU."""
 
 
 _USUAL: Final = {
@@ -65,11 +65,11 @@ _CHANNELS: Final = ("pace", "cpu", "rtt", "lag", "memory", "depth", "service", "
 _REGIMES: Final = np.array([[1.0, 1.0], [0.7, 0.8], [1.1, 2.2]], dtype=np.float32)
 """Pace and age of work, by regime: usual, light, long."""
 _NEW_SHARE: Final = 0.25
-"""Of a role that comes, and that leaves, in the control of scale."""
+"""Share of a role that joins, and that leaves, in the control of scale."""
 
 
 class Strain:
-    """Factors and sums over the usual that act on each worker at one tick."""
+    """Factors and offsets that act on each worker's usual values at one tick."""
 
     def __init__(self, number: int) -> None:
         def ones() -> Floats:
@@ -88,7 +88,7 @@ class Strain:
 
 
 class SyntheticFleet:
-    """A window: its truth, and frames that know nothing of it."""
+    """A window: its truth, and frames that do not reveal it."""
 
     def __init__(self, case: Case) -> None:
         rng = case.random("regimes")
@@ -148,7 +148,7 @@ class SyntheticFleet:
         self._beat_at = rng.uniform(0.0, 1.0, n)
         self._missing_until = np.zeros(n)
         self._group = rng.random(n)
-        """Places each worker in the parts that a control strains."""
+        """Selects the workers that a control strains."""
         self._gc_at = rng.uniform(0.0, 40.0, n)
         self._place = {name: place for place, name in enumerate(roster.workers)}
 
@@ -172,7 +172,7 @@ class SyntheticFleet:
         )
 
     def _shown(self, now: float) -> Places:
-        """Return the places of the workers that the fleet has."""
+        """Return the indices of the workers that are in the fleet."""
         every = np.arange(self._n)
         if self.truth.control is not Control.SCALE:
             return every
@@ -235,7 +235,7 @@ class SyntheticFleet:
         strain.depth[active[kind == 4]] *= by[kind == 4] ** 2
 
     def _synchronise(self, strain: Strain, now: float) -> None:
-        """Every new version makes the generators pause, each at a moment of its own."""
+        """Every new version makes the generators pause, each at its own moment."""
         since = (now % self._version_s) - self._delay_s % self._version_s
         pausing = (self._role == 0) & (since >= 0.0) & (since < 1.5)
         strain.pace[pausing] *= 0.5
@@ -333,7 +333,7 @@ class SyntheticFleet:
             case Kind.CORRUPT:
                 strain.refused[at] += 3.0 * by
             case Kind.STALE:
-                # see _lag: the version is not applied
+                # _lag shows it: the version is not applied
                 pass
             case Kind.DISK:
                 free = self._disk_free[at]
@@ -412,7 +412,7 @@ class SyntheticFleet:
         return self._is_new() & (now < self._begin_s + 60.0)
 
     def _lose(self, table: Floats, strain: Strain, now: float) -> None:
-        """Take samples away: single ones, a few seconds of a worker, and all of a dead one."""
+        """Drop samples: single ones, a few seconds of a worker, and all of a dead one."""
         rng = self._rng
         table[:, 1:][rng.random((self._n, table.shape[1] - 1), dtype=np.float32) < 0.002] = np.nan
         gap = rng.random(self._n) < 1.0 / 3000.0
@@ -422,6 +422,5 @@ class SyntheticFleet:
 
 
 def _span(rng: np.random.Generator) -> tuple[float, float]:
-    """Return when a control begins and ends."""
     begin = float(rng.uniform(EARLIEST_S, LATEST_S))
     return begin, begin + float(rng.uniform(60.0, 240.0))

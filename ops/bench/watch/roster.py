@@ -1,4 +1,4 @@
-"""The workers of a synthetic fleet, and which of them get which fault.
+"""The workers of a synthetic fleet, and which of them gets which fault.
 
 The draw of a fault knows roles and hosts, and nothing of how a fleet makes its signals."""
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from ops.bench.watch.cases import CONCURRENT, SINGLE, SLOW_BY, Case, Control, Fault, Kind, Truth
 
 EARLIEST_S, LATEST_S = 300.0, 600.0
-"""Of a fault's onset, and of a control's begin."""
+"""Range of a fault's onset, and of a control's begin."""
 BURST_S = (5, 45)
-"""Shortest and longest burst of a healthy worker or host."""
+"""Shortest and longest burst of a healthy worker or host, in seconds."""
 CALM_S = 120.0
-"""Least time from one burst's end to the next: two that run into one another would be slowness."""
+"""Least time from one burst's end to the next: two in a row would be slowness."""
 MAX_APART_S = 90.0
-"""Between the first onset and the last of concurrent faults."""
+"""From the first onset to the last of concurrent faults."""
 _SCORERS = ("reward", "reference", "value")
 _ALLOWED = {
     Kind.STALE: ("generator",),
@@ -27,27 +27,25 @@ _ALLOWED = {
     Kind.ERRORS: ("generator", *_SCORERS),
     Kind.SLOW: ("generator", *_SCORERS, "learner"),
 }
-"""Roles that apply versions; with a mailbox; that finish work often enough for a rate of errors;
-whose work has a size. Any role can have the other faults."""
+"""Roles that apply versions; that have a mailbox; that finish work often enough for a rate of errors; whose work
+has a size. Any role can have the other faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The workers of a fleet."""
-
     workers: tuple[str, ...]
     roles: tuple[str, ...]
     hosts: NDArray[np.int64]
-    """[workers] the number of each worker's host."""
+    """[workers] the number of each worker's host"""
 
     def of_role(self, role: str) -> NDArray[np.int64]:
-        """Return the places of a role's workers."""
+        """Return the indices of a role's workers."""
         return np.array([place for place, name in enumerate(self.roles) if name == role], dtype=np.int64)
 
 
 def draw_roster(mix: Mapping[str, float], least: Mapping[str, int], size: int, rng: np.random.Generator) -> Roster:
-    """Return ``size`` workers: each role has its share, at least its least number, and the first
-    role of ``mix`` the rest. Neighbours share hosts of 1 to 8 workers, fewer in small fleets."""
+    """Return ``size`` workers: each role has its share, but at least its least number, and the first role of
+    ``mix`` has the rest. Neighbours share hosts of 1 to 8 workers, fewer in small fleets."""
     names = list(mix)
     counts = {name: max(least[name], round(mix[name] * size)) for name in names[1:]}
     counts[names[0]] = size - sum(counts.values())
@@ -60,7 +58,6 @@ def draw_roster(mix: Mapping[str, float], least: Mapping[str, int], size: int, r
 
 
 def draw_truth(case: Case, roster: Roster) -> Truth:
-    """Return what goes wrong in a window."""
     rng = case.random("truth")
     if case.label in SINGLE:
         return Truth((_fault(case.label, float(rng.uniform(EARLIEST_S, LATEST_S)), roster, set(), rng),))
@@ -92,7 +89,7 @@ def _fault(label: str, onset_s: float, roster: Roster, taken: set[str], rng: np.
 
 def _strength(kind: Kind, label: str, rng: np.random.Generator) -> tuple[float, str]:
     def between(low: float, high: float) -> float:
-        """Draw evenly on a scale of logarithms."""
+        """Draw log-uniformly."""
         return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
     match kind:

@@ -1,9 +1,8 @@
-"""What the alarms in a window are worth, and sums of it.
+"""Judges the alarms in a window, and sums up windows.
 
-In a window with one fault its first alarm decides. It is right within the fault's limit; a wrong
-component, or an alarm before the onset, counts as false and as a miss. In a window with several
-faults each is found or missed, and each wrong worker is one false alarm. In a benign window any
-alarm is false."""
+In a window with one fault its first alarm decides. It is right within the fault's limit; a wrong component, or
+an alarm before the onset, counts as false and as a miss. In a window with several faults each is found or
+missed, and each wrong worker is one false alarm. In a benign window any alarm is false."""
 
 from __future__ import annotations
 
@@ -28,34 +27,31 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The worth of the alarms in one window."""
-
     size: int
     label: str
     index: int
     kinds: tuple[str, ...]
-    """Of the faults; empty in a benign window."""
+    """Kinds of the faults; empty in a benign window."""
     limits_s: tuple[float, ...]
     delays_s: tuple[float, ...]
-    """From each onset to its right alarm; infinite for a miss, at most 240 otherwise."""
+    """From each onset to its right alarm: at most 240, or infinite for a miss."""
     num_wrong: int
-    """Wrong workers that were named: at most one in a window with one fault, or a benign one."""
+    """Number of wrong workers named: at most one unless the window has several faults."""
     first: str = ""
     """The first wrong alarm in words: worker, kind, metric and second."""
 
     @property
     def is_benign(self) -> bool:
-        """Whether there was nothing to find."""
         return not self.kinds
 
     @property
     def num_found(self) -> int:
-        """Return the faults that were named within their limits."""
+        """Number of faults that were named within their limits."""
         return sum(delay <= limit for delay, limit in zip(self.delays_s, self.limits_s, strict=True))
 
 
 def is_decided(truth: Truth, alarms: Sequence[Alarm], now_s: float) -> bool:
-    """Whether later alarms cannot change the outcome; benign windows are watched to their end."""
+    """Whether later alarms cannot change the outcome. Benign windows are watched to their end."""
     if not truth.faults:
         return False
     if len(truth.faults) == 1 and alarms:
@@ -66,7 +62,7 @@ def is_decided(truth: Truth, alarms: Sequence[Alarm], now_s: float) -> bool:
 
 
 def judge(case: Case, truth: Truth, alarms: Sequence[Alarm]) -> Outcome:
-    """Return the outcome of the alarms of one window, in their order."""
+    """Return the outcome of a window's alarms, which are in the order of time."""
     if len(truth.faults) == 1:
         # the first alarm decides; alarms of the same tick come with it
         alarms = [alarm for alarm in alarms if alarm.time_s == alarms[0].time_s]
@@ -99,41 +95,38 @@ def _is_early(truth: Truth, alarm: Alarm) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A share, with Wilson's interval of 95 %."""
+    """A share with its 95 % Wilson interval."""
 
     share: float
     low: float
     high: float
     of: float
-    """The number of trials."""
+    """Number of trials."""
 
     def __str__(self) -> str:
         return f"{self.share:.3f} ({self.low:.3f} to {self.high:.3f})" if self.of else "none"
 
 
 def interval(successes: float, trials: float) -> Interval:
-    """Return a share with its interval; without trials it is NaN, from 0 to 1."""
+    """Return a share with its interval; NaN and 0 to 1 without trials."""
     low, high = wilson(successes, trials)
     return Interval(successes / trials if trials else math.nan, low, high, trials)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The sums of several windows."""
-
     windows: int
     precision: Interval
     recall: Interval
     f1: Interval
-    """Of 2 TP / (2 TP + FP + FN); its interval is Wilson's with TP + (FP + FN) / 2 trials."""
+    """2 TP / (2 TP + FP + FN), with Wilson's interval for TP + (FP + FN) / 2 trials."""
     blamed: Interval
     """Benign windows with an alarm."""
     delay_s: tuple[float, float, float]
-    """Median, P90 and P99, misses infinite."""
+    """Median, P90 and P99, with misses as infinite."""
 
 
 def summarise(outcomes: Iterable[Outcome]) -> Summary:
-    """Return the sums of the outcomes."""
     given = list(outcomes)
     benign = [outcome for outcome in given if outcome.is_benign]
     delays = [delay for outcome in given for delay in outcome.delays_s]

@@ -1,10 +1,7 @@
 """Weight updates measured on this machine.
 
-    python -m ops.bench.weights --json bench-results/weights.json
-    python -m ops.bench.weights delta --json bench-results/weights-delta.json
-
-*Consumes* nothing but this project. *Produces* a table, and JSON. *Waits for* the processes that it
-starts."""
+python -m ops.bench.weights --json bench-results/weights.json
+python -m ops.bench.weights delta --json bench-results/weights-delta.json"""
 
 from __future__ import annotations
 
@@ -25,29 +22,30 @@ from ops.bench.weights.learner import TRANSFER_MODES, Turn, measure
 from ops.ending import exit_code
 
 SHARE_BAR = 0.5
-"""Of memcpy's bandwidth, from publish to served on one host."""
+"""Least share of memcpy's bandwidth, from publish to served on one host."""
 DELTA_BAR = 10.0
-"""Times fewer bytes than whole bf16 at a learning rate of 1e-6."""
+"""A delta at a learning rate of 1e-6 must be this many times smaller than whole bf16 weights."""
 DELTAS = (("bfloat16", 1e-6), ("bfloat16", 1e-5), ("float32", 1e-6))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.weights",
         description="`times`: publish to served, and the pause, against memcpy, a file's copy and gloo. `delta`: bytes of what "
         "changed at a step.",
     )
     parser.add_argument("what", nargs="?", choices=("times", "delta"), default="times")
-    parser.add_argument("--rounds", type=int, default=9, help="of a size and a way (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of a size and a way (default: %(default)s)")
     parser.add_argument(
         "--mb",
         default="1,16,128,1024",
-        help="sizes in MB of 2**20, with commas; 4096 needs 40 GB of memory (default: %(default)s)",
+        help="comma-separated sizes in MiB; 4096 needs 40 GB of memory (default: %(default)s)",
     )
-    parser.add_argument("--only", help="ways whose name holds this text (file, wire, delta, adapter)")
+    parser.add_argument(
+        "--only", metavar="TEXT", help="measure only ways with this text in their name (file, wire, delta, adapter)"
+    )
     parser.add_argument("--steps", type=int, default=6, help="delta: optimiser steps (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args(arguments)
     options.told = provenance("weights", arguments)
     torch.set_num_threads(1)
@@ -112,7 +110,7 @@ def _times(options: argparse.Namespace) -> None:
 
 
 def _spread(turns: Sequence[Turn], of: Callable[[Turn], float]) -> str:
-    """Return milliseconds as median (lower to upper quartile)."""
+    """Format milliseconds as median (lower to upper quartile)."""
     values = sorted(1e3 * of(turn) for turn in turns)
     low, high = values[len(values) // 4], values[(3 * len(values)) // 4]
     return f"{median(values):,.1f} ({low:,.1f}-{high:,.1f})"

@@ -1,8 +1,4 @@
-"""The surroundings of an actor whose weights are measured: a real registry and transport, and an
-unused ledger.
-
-*Consumes* the folder of a run whose ledger server is there. *Produces* an actor's context. *Waits
-for* the server, and at the end for the spawned tasks."""
+"""The surroundings of an actor whose weights are measured: a real registry and transport, and an unused ledger."""
 
 from __future__ import annotations
 
@@ -26,15 +22,15 @@ from pipeline.runtime.worker_start import open_transport
 from protocol.ids import Role
 
 _SILENT_AFTER_S = 3600.0
-"""No process beats here; every registered worker counts as alive."""
+"""No process sends heartbeats here, so every registered worker must count as alive."""
 
 
 @asynccontextmanager
 async def actor(run_dir: Path, role: Role, worker: str) -> AsyncIterator[tuple[ActorContext, ExitStack]]:
-    """Be a worker of the run in ``run_dir``.
+    """Act as a worker of the run in ``run_dir``, whose ledger server is running.
 
-    The callbacks on the stack run when the spawned tasks have ended and the transport is still
-    open, as a worker's teardown does."""
+    The callbacks on the stack run after the spawned tasks have ended and before the transport closes, as a
+    worker's teardown does."""
     config = read_resolved(run_dir)
     client, run = connect(read_ledger_url(run_dir)), config.run.name
     registry = RedisRegistry(client, run, unlisted_after_s=_SILENT_AFTER_S)

@@ -1,8 +1,8 @@
-"""Changes in a model's bf16 weights at a learner's step, and the size of a delta of them.
+"""How much of a model's weights changes at a learner's step, and the size of a delta.
 
-The steps are real steps of the learner's own backend, with master weights and moments in float32.
-The figures are the share of numbers that change, bytes of the delta and of the whole version, and
-seconds to make and apply it. Every delta is applied, and must give the new version bit for bit."""
+The steps are real steps of the learner's own backend, with master weights and moments in float32. The figures
+are the share of numbers that change, bytes of the delta and of the whole version, and seconds to make and apply
+it. Every delta is applied, and must give the new version bit for bit."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SHAPE = Shape("54M", hidden=512, layers=13, vocabulary=8192, num_samples=4)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One step's."""
+    """The figures of one step."""
 
     dtype: str
     learning_rate: float
     step: int
     num_parameters: int
     changed: float
-    """Share of the numbers of which at least one bit changed."""
+    """Share of the numbers in which at least one bit changed."""
     whole_bytes: int
     delta_bytes: int
     encode_s: float
@@ -43,14 +43,12 @@ class Change:
 
     @property
     def times_fewer(self) -> float:
-        """Bytes of the whole version over those of the delta."""
         return self.whole_bytes / self.delta_bytes
 
 
 def changes(
     *, dtype: str, learning_rate: float, num_steps: int, shape: Shape = SHAPE, seed: int = 0
 ) -> Iterator[Change]:
-    """Yield the changes of each of ``num_steps`` steps."""
     model = make_model(shape)
     training = TorchTraining(
         model,

@@ -1,12 +1,8 @@
-"""A generator's process for the benchmark: decodes all the time, and takes weights as the generator
-worker does.
-
-*Consumes* a run's folder and a model's size. *Produces* a line of JSON for every version that it
-serves. *Waits for* the learner's announcements, and ends when its input is closed.
+"""A generator's process for the benchmark: decodes all the time, and takes weights as the generator worker does.
 
 The engine, the registry, the weight receiver and the order of the loop are those of
-``workers.generator.generator``. Leases, chunks and scorers are left out, because they do not touch
-weights.
+``workers.generator.generator``. Leases, chunks and scorers are left out, because they do not touch weights.
+Prints a line of JSON for every version that it serves, and ends when its input is closed.
 
     python -m ops.bench.weights.generator RUN_DIR BYTES"""
 
@@ -37,18 +33,18 @@ from workers.generator.weight_receiver import WeightReceiver
 
 NUM_SLOTS = 8
 _RECENT = 24
-"""Steps whose median is the step."""
+"""Number of steps whose median is the step's time."""
 
 
 class Decoding:
-    """An engine that always has all its slots full."""
+    """An engine whose slots are always full."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
         self._numbers = count()
         self._rng = np.random.default_rng(0)
         self.steps: deque[tuple[float, float]] = deque(maxlen=4096)
-        """Begin and end of each, monotonic."""
+        """Begin and end of each step, monotonic."""
 
     def step(self) -> None:
         """Decode one token for every slot."""
@@ -93,7 +89,7 @@ async def serve(run_dir: Path, num_bytes: int, over: threading.Event) -> None:
 
 
 def _served(ctx: ActorContext, before: dict[str, float], steps: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return the figures of a version, which serves first at the last of ``steps``."""
+    """Return the figures of a version whose first step is the last of ``steps``."""
 
     def spent(counter: str) -> float:
         return ctx.counters.get(counter, 0.0) - before.get(counter, 0.0)

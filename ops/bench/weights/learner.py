@@ -1,11 +1,8 @@
-"""The learner's side of the benchmark: publishes versions by the learner's own publisher, and times
-their way to the generator.
+"""The learner's side of the benchmark: publishes versions by the learner's own publisher, and times their way to
+the generator.
 
-*Consumes* a size and a way. *Produces* one ``Turn`` a round. *Waits for* the generator's word that
-it serves a version.
-
-The clock is the system's monotonic one, which all processes of a host share. In every round the
-rivals and the publisher take turns, while the generator decodes all the time."""
+The clock is the system's monotonic one, which all processes of a host share. In every round the rivals and the
+publisher take turns, while the generator decodes all the time."""
 
 from __future__ import annotations
 
@@ -36,12 +33,11 @@ from workers.engines.training.publishing import TorchPublishing
 from workers.learner.weight_publisher import WeightPublisher
 
 _LIMIT_S = 600.0
-"""For the generator to serve a version."""
+"""Time limit for the generator to serve a version."""
 _WARMUP = 4
-"""Versions until every file is written again, and not for the first time: fresh pages are no steady
-state."""
+"""Number of versions until every file is rewritten rather than new: fresh pages are no steady state."""
 _CHANGED_EVERY = 50
-"""One number in so many changes from version to version."""
+"""One number in this many changes from version to version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ class TransferMode:
     name: str
     settings: tuple[str, ...]
     rank: int = 0
-    """Above 0 versions are LoRA adapters of this rank, on all linear layers of the blocks."""
+    """Above 0, versions are LoRA adapters of this rank on all linear layers of the blocks."""
 
 
 TRANSFER_MODES = (
@@ -72,7 +68,7 @@ class Turn:
     write_s: float
     """The learner lays the version out, writes and digests it."""
     verify_s: float
-    """The generator maps or fetches it, and its digest matches; an adapter is merged."""
+    """The generator maps or fetches it and checks its digest; an adapter is merged."""
     pause_s: float
     """The version is put into the engine."""
     gap_s: float
@@ -80,21 +76,20 @@ class Turn:
     step_s: float
     """A decode step."""
     num_bytes: int
-    """That were mapped or came over the wire."""
+    """Bytes that were mapped, or received over the wire."""
     memcpy_s: float
     file_copy_s: float
     broadcast_s: float
 
     @property
     def moving_s(self) -> float:
-        """Without the waits: for the announcement to be seen, and for the running decode step to
-        end."""
+        """Without the waits for the announcement to be seen and for the running decode step to end."""
         return self.write_s + self.verify_s + self.pause_s
 
 
 class _Weights(TorchPublishing):
-    """A learner's weights, of which some change from version to version, or an adapter on them,
-    which does."""
+    """A learner's weights, some of which change from version to version; with ``rank``, an adapter on them
+    changes."""
 
     def __init__(self, num_bytes: int, rank: int) -> None:
         self._tensors = {name: tensor.clone() for name, tensor in make_model(num_bytes).state_dict().items()}
@@ -106,19 +101,17 @@ class _Weights(TorchPublishing):
         }
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield them."""
         yield from self._tensors.items()
 
     def adapter(self) -> Adapter | None:
-        """Return the adapter, if there is one."""
         return Adapter(self._layers, 1.0, below=self._tensors.items) if self._layers else None
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """No probe is published here."""
-        raise NotImplementedError(f"{len(samples)} samples to score, expected none: these weights are of no model")
+        """Never called: these weights belong to no model."""
+        raise NotImplementedError(f"{len(samples)} samples to score, expected none: these weights belong to no model")
 
     def step(self, number: int) -> None:
-        """Move some by about a unit in bf16's last place, or all of an adapter."""
+        """Change some weights by about a unit in bf16's last place, or all of an adapter."""
         for _, b in self._layers.values():
             b += 1e-5
         if self._layers:
@@ -128,7 +121,7 @@ class _Weights(TorchPublishing):
 
 
 def measure(way: TransferMode, num_bytes: int, *, rounds: int, folder: Path) -> tuple[int, list[Turn]]:
-    """Return the size of the weights, and the rounds; the first is not among them."""
+    """Return the size of the weights, and the rounds after the warm-up."""
     settings = [f"run.dir={folder}", "run.name=bench", *way.settings]
     config = resolve_paths(load_config([Path("configs/demo.toml")], settings))
     config.run_dir.mkdir(parents=True, mode=0o700)

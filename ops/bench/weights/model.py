@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 VOCABULARY = 1024
 _BYTES = 4
 _WIDTHS = ((16 << 20, 128), (128 << 20, 512), (2 << 30, 1024), (1 << 62, 2048))
-"""Below so many bytes, this width."""
+"""Models below this many bytes have this width."""
 
 
 def make_model(num_bytes: int) -> PreTrainedModel:
-    """Make a random Qwen3 in float32 whose weights take about ``num_bytes``; the same one at every
-    call."""
+    """Make a random Qwen3 in float32 whose weights take about ``num_bytes``; every call makes the same one."""
     width = next(width for limit, width in _WIDTHS if num_bytes < limit)
     layer, ends = 13 * width * width * _BYTES, 2 * VOCABULARY * width * _BYTES
     torch.manual_seed(0)

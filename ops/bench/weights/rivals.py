@@ -1,6 +1,4 @@
-"""Other ways for weights to travel: memcpy, a file's copy, gloo's broadcast.
-
-*Consumes* a buffer. *Produces* copies of it. *Waits for* the other process, for gloo."""
+"""Other ways for weights to travel: memcpy, a file's copy, gloo's broadcast."""
 
 from __future__ import annotations
 
@@ -19,23 +17,20 @@ _PATIENCE = timedelta(seconds=120)
 
 
 class Memcpy:
-    """One copy within a process, into pages that are there."""
+    """One copy within a process, into pages that exist already."""
 
     def __init__(self, source: np.ndarray) -> None:
-        """Copy ``source``, uint8 [bytes]."""
         self._source = source
         self._target = np.ones_like(source)
 
     def __call__(self) -> None:
-        """Copy."""
         np.copyto(self._target, self._source)
 
 
 class FileCopy:
-    """A file copied beside itself, as a program would that hands weights over in files."""
+    """A file copied beside itself, as by a program that hands weights over in files."""
 
     def __init__(self, source: np.ndarray, folder: Path) -> None:
-        """Copy a file of ``source``'s bytes in ``folder``."""
         own = f"rival-{os.getpid()}"
         self._source, self._target = folder / f"{own}.source", folder / f"{own}.target"
         source.tofile(self._source)
@@ -46,7 +41,6 @@ class FileCopy:
         shutil.copyfile(self._source, self._target)
 
     def close(self) -> None:
-        """Remove both files."""
         self._source.unlink()
         self._target.unlink(missing_ok=True)
 
@@ -55,7 +49,7 @@ class Broadcast:
     """gloo over loopback, to one other process."""
 
     def __init__(self, source: np.ndarray, folder: Path) -> None:
-        """Send ``source``; ``folder`` holds the file by which the two find each other."""
+        """Send ``source``; the two processes find each other by a file in ``folder``."""
         meeting = folder / "rival.gloo"
         meeting.unlink(missing_ok=True)
         self._process = subprocess.Popen([sys.executable, "-m", __name__, str(meeting), str(source.size)])
@@ -63,13 +57,12 @@ class Broadcast:
         self._tensor = torch.from_numpy(source)
 
     def __call__(self) -> None:
-        """Send; return when the other one has all of it."""
+        """Send; return when the other process has all of it."""
         dist.broadcast(torch.ones(1), 0)
         dist.broadcast(self._tensor, 0)
         dist.barrier()
 
     def close(self) -> None:
-        """End the other process."""
         dist.broadcast(torch.zeros(1), 0)
         dist.destroy_process_group()
         self._process.wait(30)
@@ -80,7 +73,7 @@ def _join(meeting: Path, rank: int) -> None:
 
 
 def main() -> None:
-    """Be the receiver."""
+    """Receive."""
     _join(Path(sys.argv[1]), 1)
     target, go = torch.empty(int(sys.argv[2]), dtype=torch.uint8), torch.ones(1)
     while True:

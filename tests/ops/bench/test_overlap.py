@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from ops.bench.overlap.__main__ import main
 from ops.bench.overlap.ideal import Costs, ideal_update_s
 from ops.bench.overlap.measure import prepare_data
-from ops.bench.overlap.scenarios import CONFIG, SCENARIOS, Scenario
-from ops.bench.overlap.verifier import judge
+from ops.bench.overlap.scenarios import CONFIG, SCENARIOS, Scenario, judge
 from pipeline.config.load import load_config
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
