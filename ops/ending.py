@@ -1,5 +1,5 @@
-"""The end of a benchmark or drill: an error of Headrace is one line and its exit code, as from
-``headrace`` itself, and no traceback."""
+"""How a benchmark or drill ends: an error of Headrace is one line and its exit code, as from ``headrace``, without
+a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol.printable import printable
 
 
 def exit_code(main: Callable[[], int | None]) -> int:
-    """Run a command; return its exit code, or that of the error that it raised and this prints."""
+    """Run a command; return its exit code, or print the error that it raised and return that error's code."""
     try:
         return main() or 0
     except HeadraceError as error:

@@ -1,2 +1,1 @@
-"""Benchmarks: ``python -m ops.bench.NAME``, each a table for people and ``--json FILE`` for
-programs."""
+"""Benchmarks: ``python -m ops.bench.NAME``, each a table for people and ``--json FILE`` for programs."""

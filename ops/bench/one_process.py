@@ -162,7 +162,7 @@ class OneProcess:
             groups = self._groups(filtered=self.config.algorithm.dynamic_sampling)
             values = self._values(groups)
             units, ended = (
-                _units_of(self.config, groups, values, version=self._num_updates),
+                units_of(self.config, groups, values, version=self._num_updates),
                 _value_samples(groups, values),
             )
         prepared = self._update.prepare(units)
@@ -365,11 +365,10 @@ class OneProcess:
         return explained
 
 
-def _units_of(
+def units_of(
     config: RunConfig, groups: Sequence[Sequence[Sampled]], values: Sequence[Sequence[np.ndarray]], *, version: int
 ) -> list[ClaimedUnit]:
-    """Return whole responses in the form of a learner's claim; ``values`` are empty without a
-    critic."""
+    """Return whole responses in the form of a learner's claim; ``values`` are empty without a critic."""
     units: list[ClaimedUnit] = []
     for number, (group, of) in enumerate(zip(groups, values, strict=True)):
         members = [

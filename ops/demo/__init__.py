@@ -1,1 +1,1 @@
-"""The demonstration: its task, and the small model that it trains."""
+"""The demonstration: its tasks, and the small models that it trains."""

@@ -1,13 +1,10 @@
-"""Responses of the start model for offline learning: a file of them, and held-out chains.
-
-*Consumes* a seed and the model of ``ops.demo.guided``. *Produces* ``responses.jsonl``, a line a
-response with verdict and judgment, as ``data.responses`` reads it, and ``heldout.jsonl``, prompts
-for ``data.evaluation``. *Waits for* nothing; the same arguments always give the same bytes.
+"""Samples responses of the start model for offline learning, and writes held-out chains.
 
     python -m ops.demo.guided_responses --out runs/guided-data --responses 50
 
-The model samples at temperature 1, one response to each question. Three in four are wrong: this is
-all that learning from the file has to go by."""
+Writes ``responses.jsonl``, one response a line with verdict and judgment, as ``data.responses`` reads it, and
+``heldout.jsonl``, prompts for ``data.evaluation``. The same arguments always give the same bytes. The model
+samples one response to each question at temperature 1; three in four are wrong."""
 
 from __future__ import annotations
 
@@ -34,12 +31,12 @@ class GuidedSample:
 
     problem: Problem
     text: str
-    """Without the end-of-sequence mark."""
+    """Without the end-of-sequence token."""
     is_cut: bool
-    """Whether the response had not ended at the length limit."""
+    """Whether the response reached the length limit before its end."""
     is_right: bool
     judgment: str
-    """Of a wrong response: its first error in words. Empty where the working has none."""
+    """The first error of a wrong response, in words; empty if the working has none."""
 
     @property
     def fault(self) -> Fault | None:
@@ -48,7 +45,7 @@ class GuidedSample:
 
     @property
     def line(self) -> dict[str, object]:
-        """The line of a response file."""
+        """One line of a response file."""
         columns: dict[str, object] = {
             "prompt": self.problem.prompt,
             "answer": self.problem.answer,
@@ -87,22 +84,21 @@ def _write(path: Path, lines: Iterable[dict[str, object]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the two files."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.demo.guided_responses",
         description="Sample responses of the guided start model, with verdicts and judgments.",
         epilog="example: python -m ops.demo.guided_responses --out runs/guided-data --responses 50 --seed 0",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/guided-data"), help="folder (default: %(default)s)")
-    parser.add_argument("--responses", type=int, default=50, help="number of them (default: %(default)s)")
+    parser.add_argument("--responses", type=int, default=50, help="number of responses (default: %(default)s)")
     parser.add_argument("--heldout", type=int, default=512, help="held-out prompts (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of questions and samples (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of questions and samples (default: %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     samples = draw_samples(options.responses, options.seed)
     path = options.out / "responses.jsonl"
     _write(path, (sample.line for sample in samples))
-    print(f"{path}: {len(samples)} responses, {sum(sample.is_right for sample in samples)} of them right")
+    print(f"{path}: {len(samples)} responses, {sum(sample.is_right for sample in samples)} of them correct")
     path = options.out / "heldout.jsonl"
     asked = problems(Split.HELD_OUT, options.heldout, options.seed)
     _write(path, ({"prompt": one.prompt, "answer": one.answer, "verifier": "arithmetic"} for one in asked))

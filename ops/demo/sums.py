@@ -1,25 +1,22 @@
 """A real model's task: sums of two numbers, asked in words as a chat.
 
-*Consumes* a seed and two sizes. *Produces* ``train.jsonl`` and ``heldout.jsonl``, prompt files as
-``[data]`` reads them. *Waits for* nothing; the same arguments always give the same bytes.
-
     python -m ops.demo.sums --out runs/sums-data
 
-A line has ``messages``, which the model's chat template turns into a prompt, and the answer:
+Writes ``train.jsonl`` and ``heldout.jsonl``, prompt files as ``[data]`` reads them. The same arguments always
+give the same bytes. A line has ``messages``, which the model's chat template turns into a prompt, and the
+answer:
 
     system    You reply with just a number.
     user      What is the sum of 23 and 15? Reply with just the number.
     answer    38
 
-There are four ways to ask. SmolLM2-135M-Instruct answers a third of one of them, and few of the
-others. Verifier ``arithmetic``: the last number of the response must equal the answer. All
-questions of the same two numbers lie on one side, train or held-out, whatever the seeds and sizes.
-"""
+There are four ways to ask. SmolLM2-135M-Instruct answers a third of one of them, and few of the others. By the
+verifier ``arithmetic`` the last number of the response must equal the answer. All questions about the same two
+numbers are in one split, train or held-out, whatever the seeds and sizes."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -27,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ops.demo.task import HELD_OUT_SHARE, Split
+from ops.demo.task import Split, split_of
 
 SMALLEST: Final = 2
 LARGEST: Final = 30
@@ -42,7 +39,7 @@ QUESTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Two numbers, and the way in which their sum is asked for, one of QUESTIONS."""
+    """Two numbers, and how their sum is asked for, one of QUESTIONS."""
 
     first: int
     second: int
@@ -55,33 +52,32 @@ class Sum:
 
     @property
     def split(self) -> Split:
-        """The side of every question about these two numbers."""
         numbers = sorted((self.first, self.second))
-        digest = hashlib.blake2b(f"{numbers}".encode(), digest_size=4).digest()
-        return Split.HELD_OUT if int.from_bytes(digest) % HELD_OUT_SHARE == 0 else Split.TRAIN
+        return split_of(f"{numbers}")
 
     @property
     def row(self) -> dict[str, object]:
-        """The line of a prompt file."""
+        """One line of a prompt file."""
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": self.question}]
         return {"messages": messages, "answer": str(self.first + self.second), "verifier": "arithmetic"}
 
 
 def generate(split: Split, num_prompts: int, seed: int) -> list[Sum]:
-    """Return ``num_prompts`` different questions of one side, in an order of the seed's.
+    """Return ``num_prompts`` different questions of one split, shuffled by the seed.
 
-    Raises ValueError: the side has fewer."""
+    Raises ValueError if the split has fewer."""
     numbers = range(SMALLEST, LARGEST + 1)
     every = [Sum(first, second, asked) for first in numbers for second in numbers for asked in QUESTIONS]
     found = [one for one in every if one.split is split]
     if len(found) < num_prompts:
-        raise ValueError(f"there are {len(found)} {split} questions; expected at least {num_prompts}; ask for fewer")
+        raise ValueError(
+            f"there are {len(found)} {split} questions, fewer than the requested {num_prompts}; ask for fewer"
+        )
     random.Random(f"{split}:{seed}").shuffle(found)
     return found[:num_prompts]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the two prompt files."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.demo.sums",
         description="Write a real model's prompt files: sums of two numbers, as chats.",
@@ -90,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/sums-data"), help="folder (default: %(default)s)")
     parser.add_argument("--train", type=int, default=2688, help="training prompts (default: %(default)s)")
     parser.add_argument("--heldout", type=int, default=128, help="held-out prompts (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of both files (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of both files (default: %(default)s)")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     for split, num_prompts in ((Split.TRAIN, options.train), (Split.HELD_OUT, options.heldout)):

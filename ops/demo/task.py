@@ -1,32 +1,27 @@
-"""The demo's task: a one-digit counter, added to and subtracted from, in chains of heavy-tailed
-length.
-
-*Consumes* a seed and two sizes. *Produces* ``train.jsonl`` and ``heldout.jsonl``, prompt files as
-``[data]`` reads them. *Waits for* nothing; the same arguments always give the same bytes.
+"""The demo's task: a one-digit counter, added to and subtracted from, in chains of heavy-tailed length.
 
     python -m ops.demo.task --out runs/demo-data
 
-**The task.** A counter shows one digit. A prompt sets it and then changes it, one lettered term at
-a time; the answer is the digit that it shows in the end. All arithmetic is modulo 10, as on a
-counter that rolls over:
+Writes ``train.jsonl`` and ``heldout.jsonl``, prompt files as ``[data]`` reads them. The same arguments always
+give the same bytes.
+
+**The task.** A counter shows one digit. A prompt sets it and then changes it, one lettered term at a time; the
+answer is the digit that it shows at the end. All arithmetic is modulo 10, as on a counter that rolls over:
 
     prompt    a7b+5c-9d+0=     7, then 7+5=12 shows 2, then 2-9=-7 shows 3, and 3 stays
     response  a7b2c3d3=3       each term's letter with the counter after it, then ``=`` and the answer
     answer    3
 
-**A correct response** ends in ``=`` and the answer's digits, with nothing after them. Verifier
-``arithmetic``: the last integer of the response must equal ``answer``. The working before it is not
-judged. One token is one character, so a correct response to n terms is 2n + 2 tokens and the
-end-of-sequence token.
+**A correct response** ends in ``=`` and the answer's digits, with nothing after them. By the verifier
+``arithmetic`` the last integer of the response must equal ``answer``. The working before it is not judged. One
+token is one character, so a correct response to n terms is 2n + 2 tokens and the end-of-sequence token.
 
-**Why the lengths are heavy-tailed.** The number of terms follows a Pareto law, P(n >= k) =
-(MIN_TERMS / k)^TAIL_EXPONENT, cut at the 26 letters, and every term costs one step of working. So
-half of the responses take 13 tokens or fewer and one in forty takes 55: the stragglers that a
-synchronous sampler would wait for.
+**Why the lengths are heavy-tailed.** The number of terms follows a Pareto law, P(n >= k) = (MIN_TERMS /
+k)^TAIL_EXPONENT, cut at the 26 letters, and every term costs one step of working. So half of the responses take
+13 tokens or fewer and one in forty takes 55: the stragglers that a synchronous sampler would wait for.
 
-**Train and held-out** are apart by construction: a digest of the prompt's text decides the side,
-whatever the seeds and sizes. The start model (``ops.demo.make_tiny_model``) was taught on the
-training side only."""
+**Train and held-out** are disjoint by construction: a digest of the prompt decides its split, whatever the
+seeds and sizes. The start model (``ops.demo.make_tiny_model``) was trained on the training split only."""
 
 from __future__ import annotations
 
@@ -41,39 +36,39 @@ from enum import StrEnum
 from pathlib import Path
 
 MIN_TERMS = 4
-"""Shortest chain."""
 MAX_TERMS = len(string.ascii_lowercase)
-"""Longest chain: a letter for every term."""
+"""Longest chain: one letter for each term."""
 TAIL_EXPONENT = 2.0
 """Exponent of the Pareto law; smaller is heavier."""
 HELD_OUT_SHARE = 8
-"""One prompt in this many lies on the held-out side."""
+"""One prompt in this many is held out."""
 MAX_RESPONSE_TOKENS = 2 * MAX_TERMS + 3
-"""Length of the longest correct response, end-of-sequence token included."""
+"""Length of the longest correct response, including the end-of-sequence token."""
 
 _MAX_REDRAWS = 1000
 
 
 class Split(StrEnum):
-    """The side on which a prompt lies."""
-
     TRAIN = "train"
     HELD_OUT = "heldout"
 
 
+def split_of(text: str) -> Split:
+    """Return the split of a prompt or question, by a digest of its text."""
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+    return Split.HELD_OUT if int.from_bytes(digest) % HELD_OUT_SHARE == 0 else Split.TRAIN
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A chain of terms, each between -9 and 9; the first is the digit that the
-    counter starts from."""
+    """A chain of terms, each between -9 and 9; the first is the digit that the counter starts from."""
 
     start: int
     changes: tuple[str, ...]
-    """Sign and digit, ``+5`` or ``-9``. The sign is part of the text: ``-0`` and ``+0`` differ as
-    prompts."""
+    """Sign and digit, ``+5`` or ``-9``. The sign is part of the text: ``-0`` and ``+0`` differ as prompts."""
 
     @property
     def prompt(self) -> str:
-        """The problem as text, ``a7b+5c-9d+0=``."""
         terms = (str(self.start), *self.changes)
         return "".join(letter + term for letter, term in zip(string.ascii_lowercase, terms, strict=False)) + "="
 
@@ -87,12 +82,11 @@ class Problem:
 
     @property
     def answer(self) -> str:
-        """The digit that the counter shows in the end."""
         return str(self.counter[-1])
 
     @property
     def num_terms(self) -> int:
-        """Length of the chain; the difficulty."""
+        """Length of the chain, which is its difficulty."""
         return 1 + len(self.changes)
 
     @property
@@ -103,9 +97,8 @@ class Problem:
 
     @property
     def split(self) -> Split:
-        """The side on which this prompt lies, from a digest of its text."""
-        digest = hashlib.blake2b(self.prompt.encode(), digest_size=4).digest()
-        return Split.HELD_OUT if int.from_bytes(digest) % HELD_OUT_SHARE == 0 else Split.TRAIN
+        """Train or held-out, decided by a digest of the prompt."""
+        return split_of(self.prompt)
 
 
 def write_response(counter: Sequence[int]) -> str:
@@ -120,8 +113,8 @@ def draw_num_terms(rng: random.Random, min_terms: int, tail_exponent: float = TA
 
 
 def draw(rng: random.Random, split: Split, num_terms: int) -> Problem:
-    """Draw one problem of a side and a length; a function of ``rng``'s state."""
-    # ends soon: of every length, seven problems in eight, or one in eight, are on the wanted side
+    """Draw one problem of a split and length from ``rng``."""
+    # ends soon: of every length, seven problems in eight, or one in eight, are in the wanted split
     while True:
         changes = tuple(rng.choice("+-") + rng.choice(string.digits) for _ in range(num_terms - 1))
         problem = Problem(start=rng.randrange(10), changes=changes)
@@ -137,11 +130,11 @@ def generate(
     tail_exponent: float = TAIL_EXPONENT,
     min_terms: int = MIN_TERMS,
 ) -> Iterator[Problem]:
-    """Yield ``num_prompts`` different problems of one side. A smaller exponent makes long chains,
-    the harder ones, frequent.
+    """Yield ``num_prompts`` different problems of one split. A smaller exponent makes long chains, the harder
+    ones, more frequent.
 
     Raises:
-        ValueError: the side has fewer problems of the short lengths than ``num_prompts`` needs."""
+        ValueError: The split has fewer problems of the short lengths than ``num_prompts`` needs."""
     rng = random.Random(f"{split}:{seed}")
     seen: set[Problem] = set()
     for _ in range(num_prompts):
@@ -153,7 +146,7 @@ def generate(
         else:
             raise ValueError(
                 f"after {len(seen)} different {split} prompts no new one of {num_terms} terms was found in "
-                f"{_MAX_REDRAWS} draws; expected {num_prompts}; make fewer, data.epochs repeats them"
+                f"{_MAX_REDRAWS} draws; expected {num_prompts}; ask for fewer, and repeat them by data.epochs"
             )
         seen.add(problem)
         yield problem
@@ -168,8 +161,7 @@ def write_file(
     tail_exponent: float = TAIL_EXPONENT,
     min_terms: int = MIN_TERMS,
 ) -> None:
-    """Write a prompt file: one JSON object a line with prompt, answer, verifier, difficulty and
-    num_borrows."""
+    """Write a prompt file: one JSON object a line with prompt, answer, verifier, difficulty and num_borrows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for problem in generate(split, num_prompts, seed, tail_exponent=tail_exponent, min_terms=min_terms):
@@ -184,7 +176,6 @@ def write_file(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the two prompt files."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.demo.task",
         description="Write the demo's prompt files: chains of one-digit arithmetic, of heavy-tailed length.",
@@ -193,19 +184,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/demo-data"), help="folder (default: %(default)s)")
     parser.add_argument("--train", type=int, default=4096, help="training prompts (default: %(default)s)")
     parser.add_argument("--heldout", type=int, default=256, help="held-out prompts (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of both files (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of both files (default: %(default)s)")
     parser.add_argument(
         "--tail-exponent",
         type=float,
         default=TAIL_EXPONENT,
-        help="of the Pareto law of lengths; smaller is heavier and harder (default: %(default)s)",
+        help="exponent of the Pareto law of lengths; smaller is heavier and harder (default: %(default)s)",
     )
     parser.add_argument(
-        "--min-terms", type=int, default=MIN_TERMS, help="of a chain; the law begins there (default: %(default)s)"
+        "--min-terms", type=int, default=MIN_TERMS, help="shortest chain, where the law begins (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
     if options.tail_exponent <= 0.0:
-        parser.error(f"--tail-exponent is {options.tail_exponent:g}; the law needs one above 0")
+        parser.error(f"--tail-exponent is {options.tail_exponent:g}; expected a number above 0")
     if not 1 <= options.min_terms <= MAX_TERMS:
         parser.error(f"--min-terms is {options.min_terms}; a chain has 1 to {MAX_TERMS} terms")
     for split, num_prompts in ((Split.TRAIN, options.train), (Split.HELD_OUT, options.heldout)):

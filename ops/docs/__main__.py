@@ -1,6 +1,6 @@
-"""``python -m ops.docs FOLDER``: builds the documentation site with Sphinx.
+"""``python -m ops.docs FOLDER`` builds the documentation site with Sphinx.
 
-Every document must be a page. Sphinx fails at any warning, dead links and anchors among them."""
+Every document must be a page. Sphinx fails at any warning, including dead links and anchors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url={0}"><a h
 
 
 def main() -> None:
-    """Build the site; exit with 1 when a page is wrong."""
+    """Build the site; exit with 1 if a page is wrong."""
     parser = argparse.ArgumentParser(prog="python -m ops.docs", description="Build the documentation site.")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("site"), help="of the built site (default: site)")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("site"), help="folder of the built site (default: site)"
+    )
     folder: Path = parser.parse_args().folder
     if found := problems(tracked("*.md")):
         sys.exit("\n".join(found))
     if (folder / ".buildinfo").is_file():
-        # Sphinx's own mark: an earlier site, whose pages may be gone
+        # an earlier site, by Sphinx's own mark; its pages may be gone
         shutil.rmtree(folder)
     with tempfile.TemporaryDirectory() as source:
         write_source(Path(source))

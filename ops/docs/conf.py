@@ -1,4 +1,4 @@
-"""The settings of Sphinx. The pages need nothing from elsewhere: no font, script or style."""
+"""Settings of Sphinx. The pages load nothing from other servers: no font, script or style."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ html_show_copyright = False
 html_use_index = False
 html_show_sourcelink = False
 
-# what pages show is typed into terminals: quotes and dashes stay as they are
+# readers type what pages show into terminals: quotes and dashes stay as they are
 smartquotes = False
 highlight_language = "text"
 # Deep enough for every heading that a document links to.
@@ -32,5 +32,5 @@ myst_enable_extensions = ["attrs_block"]
 
 
 def setup(app: Any) -> None:
-    """Let pages end with what is generated for them."""
+    """Append to each page what is generated for it."""
     app.connect("source-read", lambda _, page, source: source.append(source.pop() + ending(f"{page}.md")))

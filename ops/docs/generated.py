@@ -1,4 +1,4 @@
-"""Text of pages that is made from the code: settings, commands, exit codes, metrics, rules.
+"""Text of pages that is generated from the code: settings, commands, exit codes, metrics, rules.
 
 Each function returns Markdown for the end of the page that ``ENDINGS`` names."""
 
@@ -27,15 +27,15 @@ from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow,
 from pipeline.process.exit_codes import ExitCode
 
 _WIDTH: Final = 88
-"""Characters of a line of a command's usage."""
+"""Width of a command's usage."""
 _LINE: Final = 200
-"""Characters of a command's line in its group's table, at most."""
+"""Longest summary of a command in its group's table."""
 _HIDDEN: Final = "\b"
-"""Click's mark before lines that are not to be joined."""
+"""Click's mark before lines that must not be joined."""
 
 
 def settings_list() -> list[str]:
-    """Return the table of all sections of a run file, and their pages' names for the navigation."""
+    """Return the table of all sections of a run file, and their pages for the navigation."""
     about = [(name, model) for name, model in sections() if "." not in name]
     rows = [f"| [{code(f'[{name}]')}](settings/{name}.md) | {plain(purpose(model))} |" for name, model in about]
     names = [f"settings/{name}" for name, _ in about]
@@ -43,7 +43,7 @@ def settings_list() -> list[str]:
 
 
 def settings_pages() -> dict[str, str]:
-    """Return a page for each section of a run file, by its name behind ``settings/``."""
+    """Return a page for each section of a run file, by its file name."""
     held: dict[str, list[Setting]] = {}
     for setting in settings():
         held.setdefault(setting.section, []).append(setting)
@@ -58,7 +58,7 @@ def settings_pages() -> dict[str, str]:
 
 
 def _facts(setting: Setting) -> str:
-    """Return a setting's kind, limits, unit and defaults in one paragraph."""
+    """Return a setting's type, limits, unit and defaults in one paragraph."""
     facts = [plain(f"{setting.kind}, {setting.limits}" if setting.limits else setting.kind)]
     if setting.unit is not None:
         facts.append(f"unit: {plain(setting.unit)}")
@@ -76,18 +76,18 @@ def _by_value(presets: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _value(value: Any) -> str:
-    """Return a default as code; one that is not there in words."""
+    """Format a default as code; None and enum members in words."""
     return in_toml(value) if value is None or isinstance(value, Enum) else code(in_toml(value))
 
 
 def commands() -> list[str]:
-    """Return every command from its own help, a group's below the group."""
+    """Return every command from its own help, with a group's commands below the group."""
     below = [line for words, command in _commands(headrace, "headrace") for line in _command(words, command)]
     return [*_members(headrace, "headrace"), *below]
 
 
 def _commands(group: click.Group, words: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield every command below a group, with its words; a group before its own."""
+    """Yield every command below a group, with its words; a group before its commands."""
     context = click.Context(group, info_name=words)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -99,7 +99,6 @@ def _commands(group: click.Group, words: str) -> Iterator[tuple[str, click.Comma
 
 
 def _members(group: click.Group, words: str) -> list[str]:
-    """Return a table of a group's commands."""
     context = click.Context(group, info_name=words)
     found = [(name, group.get_command(context, name)) for name in group.list_commands(context)]
     rows = [f"| {code(f'{words} {name}')} | {plain(one.get_short_help_str(_LINE))} |" for name, one in found if one]
@@ -136,14 +135,14 @@ def _help(text: str | None) -> list[str]:
 
 
 def exit_codes() -> list[str]:
-    """Return the table of the exit codes, from the texts beside their numbers."""
+    """Return the table of exit codes, from the docstrings of their members."""
     texts = documented(inspect.getsource(ExitCode))
     rows = [f"| {member.value} | {code(member.name)} | {plain(texts[member.name])} |" for member in ExitCode]
     return ["| code | name | meaning |", "|---|---|---|", *rows]
 
 
 def drop_reasons() -> list[str]:
-    """Return the reasons for which work is dropped, from the texts beside their names."""
+    """Return the reasons for dropping work, from the docstrings of their members."""
     texts = documented(inspect.getsource(DropReason))
     rows = [f"| {code(reason)} | {plain(texts[reason.name])} |" for reason in DropReason]
     return ["## Reasons of a drop", "", "| reason | meaning |", "|---|---|", *rows]
@@ -160,7 +159,7 @@ def metrics() -> list[str]:
 
 
 def _figures() -> Iterator[str]:
-    """Yield a table of each kind of row in ``history.jsonl``."""
+    """Yield a table for each kind of row in ``history.jsonl``."""
     kinds = {
         "An update": UpdateRow,
         "An update of which no step was applied": RefusedRow,
@@ -194,7 +193,7 @@ def rules() -> list[str]:
 
 
 def _docstring(module: str) -> list[str]:
-    """Return the text of a module that is not imported; what is indented there is code here."""
+    """Return the docstring of a module without importing it; its indented lines become code."""
     found = importlib.util.find_spec(module)
     assert found is not None and found.origin is not None
     text = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
@@ -202,7 +201,7 @@ def _docstring(module: str) -> list[str]:
 
 
 def documented(source: str) -> dict[str, str]:
-    """Return the text behind each assignment of a class, by the assigned name."""
+    """Return the docstrings of a class's attributes, by name."""
     (body,) = (node.body for node in ast.parse(textwrap.dedent(source)).body if isinstance(node, ast.ClassDef))
     found: dict[str, str] = {}
     for statement, text in pairwise(body):
@@ -214,7 +213,7 @@ def documented(source: str) -> dict[str, str]:
 
 
 def plain(text: str) -> str:
-    """Return a text with the marks of Markdown escaped; code in backticks stays code."""
+    """Escape Markdown in a text; code in backticks stays code."""
     parts = re.split(r"(``.+?``|`[^`]+`)", " ".join(text.split()))
     return "".join(
         part.replace("|", "\\|") if at % 2 else re.sub(r"([\\*_<>|\[\]{}])", r"\\\1", part)
@@ -223,7 +222,7 @@ def plain(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return a text as code on one line, in a table too."""
+    """Format a text as code on one line, valid in a table too."""
     mark = "``" if "`" in text else "`"
     return f"{mark}{text}{mark}".replace("|", "\\|")
 
@@ -247,4 +246,4 @@ ENDINGS: Final[Mapping[str, Callable[[], list[str]]]] = {
     "ops/docs/rules.md": rules,
     "pipeline/ledger/README.md": drop_reasons,
 }
-"""By page: the function that makes its end."""
+"""The function that makes the end of each page."""

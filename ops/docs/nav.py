@@ -1,7 +1,7 @@
 """Which documents are pages of the site, and in which order.
 
-A page is a Markdown file of the repository, and stays where it lies. Some are continued with what
-``generated`` makes of the code."""
+A page is a Markdown file of the repository, where it is. Some are continued with what ``generated`` makes of
+the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 INDEX: Final = "ops/docs/index.md"
-"""The first page; the lists of all others are added to it."""
+"""The first page, which gets the lists of all others."""
 
 SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tutorial": (
@@ -71,7 +71,6 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/results/README.md",
     ),
 }
-"""The pages by intent."""
 
 BELOW: Final[Mapping[str, tuple[str, ...]]] = {
     "ops/results/README.md": (
@@ -104,14 +103,14 @@ BELOW: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/results/verdicts.md",
     ),
 }
-"""By page: the pages below it in the list."""
+"""The pages listed below a page."""
 
 TITLES: Final[Mapping[str, str]] = {
     "README.md": "Overview",
     "pipeline/algorithms/README.md": "Equations and tests",
     "pipeline/rewards/README.md": "Rewards and verifiers",
 }
-"""A page's title in the list, where its own heading would not do."""
+"""A page's title in the list, if its own heading would not do."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "ops/bench/ablation/policy/README.md": "a model's card, beside the model",
@@ -122,7 +121,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
 
 
 def pages() -> Iterator[str]:
-    """Yield every page, the first one included."""
+    """Yield every page, starting with the index."""
     yield INDEX
     for listed in (*SECTIONS.values(), *BELOW.values()):
         yield from listed

@@ -1,5 +1,5 @@
-"""The site's source folder: the repository's files where they lie, so that links between them hold,
-and the generated pages. Sphinx with MyST reads it, and checks the links."""
+"""The site's source folder: the repository's files in their places, so that links between them work, and the
+generated pages. Sphinx with MyST reads it, and checks the links."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from ops.docs import generated, nav
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = "ops/docs/settings"
-"""Folder of the generated pages on settings."""
+"""Folder of the generated pages about settings."""
 _GIT_S = 60.0
 
 
 def tracked(*patterns: str) -> list[str]:
-    """Return the repository's files that git knows."""
     command = ("git", "ls-files", *patterns)
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=_GIT_S

@@ -1,4 +1,4 @@
-"""A run that shows every metric there is, with each of its labels: for the page of metrics."""
+"""A run that shows every existing metric with each of its labels, for the page about metrics."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Fault drills: does everything hold under every fault?
+"""Fault drills: does everything hold under every fault? ``ops.drill`` explains a drill.
 
-*Consumes* seeds. *Produces* a line for each drill and a table by kind of fault. The folder of a
-drill with a violation is kept. *Waits for* the drills. ``ops.drill`` explains a drill.
-
-    python -m ops.drill --seed 7             # one drill again
+    python -m ops.drill --seed 7             # repeat one drill
     python -m ops.drill --runs 200 --jobs 2  # seeds 0 to 199
-    python -m ops.drill --minutes 30         # one long drill: two faults a minute, the kinds in turn"""
+    python -m ops.drill --minutes 30         # one long drill: two faults a minute, the kinds in turn
+
+Prints a line for each drill and a table by kind of fault. The folder of a drill with a violation is kept."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from pipeline.process.progress_bar import progress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run drills; return 1 when something was violated."""
+    """Run drills; return 1 if something was violated."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.drill",
         description="Run real fleets, inject faults by a seeded schedule, and check what must hold whatever fails.",
@@ -39,22 +38,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "a time on two cores. Example: python -m ops.drill --seed 0 --runs 200 --jobs 2 --json drills.jsonl",
     )
     parser.add_argument("--seed", type=int, nargs="+", default=[0], metavar="SEED", help="one drill each (default: 0)")
-    parser.add_argument(
-        "--runs", type=int, default=1, help="drills, with the last seed and those that follow (default: 1)"
-    )
+    parser.add_argument("--runs", type=int, default=1, help="number of drills from the last seed on (default: 1)")
     parser.add_argument("--jobs", type=int, default=1, help="drills at once (default: %(default)s)")
     parser.add_argument("--engine", choices=["emulated", "local"], default="emulated", help="(default: %(default)s)")
     parser.add_argument(
         "--patience",
         type=float,
         default=PATIENCE_S,
-        help="seconds without an update before a run counts as stuck; more on "
-        "a machine that is busy (default: %(default)g)",
+        help="seconds without an update before a run counts as stuck; allow more on a busy machine (default: %(default)g)",
     )
-    parser.add_argument("--only", nargs="+", metavar="KIND", help=f"kinds of fault: {', '.join(FaultKind)}")
-    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of each drill's fleet")
-    parser.add_argument("--minutes", type=float, help="make each drill so long, with two faults a minute of all kinds")
-    parser.add_argument("--keep", action="store_true", help="keep the folders of sound drills too")
+    parser.add_argument(
+        "--only", nargs="+", metavar="KIND", help=f"draw from these kinds of fault: {', '.join(FaultKind)}"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="settings of each fleet")
+    parser.add_argument(
+        "--minutes", type=float, help="make each drill this long, with two faults a minute of all kinds"
+    )
+    parser.add_argument("--keep", action="store_true", help="also keep the folders of drills without a violation")
     parser.add_argument("--json", type=Path, help="append each outcome to this file, one JSON object a line")
     options = parser.parse_args(arguments)
     kinds = [FaultKind(kind) for kind in options.only] if options.only else list(FaultKind)
@@ -98,13 +98,12 @@ def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.
 
 
 def folder_of(seed: int) -> Path:
-    """Make the folder of a seed's drill in the system's temporary folder. The paths of its sockets
-    must be short."""
+    """Make the folder of a seed's drill in the system's temporary folder: the paths of its sockets must be short."""
     return Path(tempfile.mkdtemp(prefix=f"drill-{seed}-"))
 
 
 def line(outcome: Outcome) -> str:
-    """Print one drill's outcome; several lines when an invariant was violated."""
+    """Describe a drill's outcome in one line, and each violation in another."""
     resumed = ", ".join(f"{seconds:.1f}" for seconds in outcome.resume_s)
     text = (
         f"seed {outcome.seed}: {'VIOLATED' if outcome.violations else 'ok'}; {outcome.algorithm}, "
@@ -131,7 +130,7 @@ def line(outcome: Outcome) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Summarise by kind of fault: a drill counts under every kind that it had."""
+    """Summarise by kind of fault; a drill counts under every kind that it had."""
     rows = [("fault", "drills", "violated", "resumed, median s", "longest s", "sampled again")]
     for kind in (*FaultKind, None):
         chosen = [outcome for outcome in outcomes if kind is None or str(kind) in outcome.kinds]
@@ -153,7 +152,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def naming_table(outcomes: Sequence[Outcome]) -> str:
-    """Summarise by kind of fault how soon ``headrace why`` named its true cause."""
+    """Summarise by kind of fault how soon ``headrace why`` named the true cause."""
     rows = [("headrace why", "asked", f"named within {NAMING_S:g} s", "median s", "longest s", "what counts as named")]
     for kind, truth in TRUTHS.items():
         found = [naming.seconds for one in outcomes for naming in one.namings if naming.kind == kind]

@@ -1,7 +1,7 @@
-"""Puts a drill's address in the place of a mailbox's, as the worker registers its own.
+"""Replaces a mailbox's address by one of the drill's, as the worker registers its own.
 
-Senders that know the mailbox's address read the new one as a change. The address alone, written
-without that, would reach new senders only, and the fault would strike the others never."""
+Senders that know the mailbox's address read the new one as a change. Written in another way, the address would
+reach new senders only, and the fault would never strike the others."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from protocol.ids import Incarnation, Role
 
 
 def mailbox_addresses(fleet: DrillFleet) -> dict[Incarnation, str]:
-    """Return the registered mailboxes with their addresses, by their present incarnations."""
+    """Return the addresses of the registered mailboxes, by the workers' current incarnations."""
     found = dict[Incarnation, str]()
     for name, blob in (fleet.ledger("HGETALL", keys.endpoints(RUN)) or {}).items():
         epoch = fleet.ledger("HGET", keys.epochs(RUN), name)
-        # junk of the drill's own
+        # the drill itself writes junk
         with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
             entry = msgspec.json.decode(blob)
             if epoch is not None:
@@ -33,8 +33,8 @@ def mailbox_addresses(fleet: DrillFleet) -> dict[Incarnation, str]:
 
 
 def put_address(fleet: DrillFleet, who: Incarnation, address: str, key: str | None = None) -> None:
-    """Register an address as an incarnation's mailbox, by default with the key that the mailbox has.
-    Nothing happens where it has a successor, or the ledger does not answer."""
+    """Register an address as an incarnation's mailbox, by default with the mailbox's key. Does nothing if the
+    worker has a successor, or the ledger does not answer."""
     blob = fleet.ledger("HGET", keys.endpoints(RUN), who.worker) if key is None else None
     public_key = key or (msgspec.json.decode(blob).get("public_key", "") if blob else "")
     with contextlib.suppress(Fenced, LedgerUnavailable):

@@ -1,8 +1,8 @@
-"""The append-only file of a Redis or Valkey server, as transactions.
+"""Reads the append-only file of a Redis or Valkey server as transactions.
 
-The effects come in order, and a part cut short by a crash is passed over. Each command is ``*<n>``
-and n times ``$<length>`` with that many bytes. Lines end in CRLF
-(https://valkey.io/topics/protocol). MULTI and EXEC enclose the commands of one transaction."""
+Each command is ``*<n>`` and n times ``$<length>`` with that many bytes. Lines end in CRLF
+(https://valkey.io/topics/protocol). MULTI and EXEC enclose the commands of one transaction. A part that was cut
+short by a crash is ignored."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Command = list[bytes]
 def read_transactions(folder: Path) -> Iterator[list[Command]]:
     """Yield the commands of each transaction; a command outside of one is a transaction by itself.
 
-    Raises DataError when the server has rewritten its file, so that the earlier effects are lost.
-    """
+    Raises DataError if the server has rewritten its file, which loses the earlier effects."""
     files = _files(folder)
     pending: list[Command] | None = None
     for command in (command for file in files for command in _commands(file.read_bytes())):
@@ -38,19 +37,21 @@ def read_transactions(folder: Path) -> Iterator[list[Command]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files in order: one before Redis 7; since then a manifest names an (empty) base
-    and what was appended."""
+    """Return the files in order: one before Redis 7; since then a manifest names an (empty) base and the
+    increments."""
     single = folder / "appendonly.aof"
     if single.is_file():
         return [single]
     parts = folder / "appendonlydir"
     manifest = next(parts.glob("*.manifest"), None)
     if manifest is None:
-        raise DataError(f"{folder} holds no append-only file; was the ledger a server of the run's own?")
+        raise DataError(f"{folder} has no append-only file; a drill needs a run that starts its own ledger server")
     rows = [line.split() for line in manifest.read_text().splitlines() if line.startswith("file ")]
     entries = [dict(zip(row[::2], row[1::2], strict=True)) for row in rows]
     if any(entry["type"] == "h" or (entry["type"] == "b" and entry["seq"] != "1") for entry in entries):
-        raise DataError(f"{manifest} was rewritten by the server: what came before is gone; make the drill shorter")
+        raise DataError(
+            f"{manifest} was rewritten by the server, so the earlier history is lost; make the drill shorter"
+        )
     return [parts / entry["file"] for entry in entries if entry["type"] == "i"]
 
 
@@ -70,15 +71,15 @@ def _commands(data: bytes) -> Iterator[Command]:
 
 
 def _after_zeros(data: bytes, at: int) -> int:
-    """Return the end of a hole that a write on a full disk has left: it has no effect."""
+    """Return the end of a hole that a write on a full disk has left; it has no effect."""
     while data[at : at + 1] == b"\0":
         at += 1
     return at
 
 
 def _line(data: bytes, at: int, mark: bytes) -> tuple[int, int] | None:
-    """Return the number in the line at ``at`` and where the next begins; None at the end. Comments
-    (``#``) are passed over."""
+    """Return the number in the line at ``at`` and where the next line begins; None at the end. Skips comments
+    (``#``)."""
     while True:
         end = data.find(b"\r\n", at)
         if end < 0:

@@ -1,23 +1,33 @@
-"""Invariants about what is done to workers, and about orders: everything has a cause that the drill
-knows."""
+"""Invariants about what is done to workers, and about orders: everything has a cause that the drill knows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ops.drill.events import Blamed, Event, Faulted, HealthySpan, Killed, Lost, OrderResult, Repaired, UnreportedJunk
-from ops.drill.limits import Found, Limits
+from ops.drill.events import (
+    Blamed,
+    Event,
+    Faulted,
+    Found,
+    HealthySpan,
+    Killed,
+    Limits,
+    Lost,
+    OrderResult,
+    Repaired,
+    UnreportedJunk,
+)
 
 _AFTERWARDS_S = 3.0
-"""A worker that was resumed may still be found silent by earlier readings, for so long."""
+"""Earlier readings may find a resumed worker silent for this long."""
 _FENCED = "unmanaged_worker_fenced"
-"""Of a worker that the drill has started by hand: found once it has been silent for a while."""
+"""About a worker that the drill has started by hand; found once it has been silent for a while."""
 _LEDGER = "ledger"
 
 
 def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
-    """The supervisor replaces, evicts, gives up and repairs no worker but those that the drill has
-    struck, while they are or just afterwards, and no other worker ends badly."""
+    """The supervisor replaces, evicts, gives up and repairs only workers that the drill has struck, during the
+    fault or just afterwards, and no other worker ends badly."""
     del limits
     faults = [event for event in events if isinstance(event, Faulted)]
     struck = {event.worker for event in events if isinstance(event, (Faulted, Killed))}
@@ -28,9 +38,9 @@ def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
                     fault.worker == worker and fault.begin_s <= at_s <= fault.end_s + _AFTERWARDS_S for fault in faults
                 )
                 if not is_recent and not (how == _FENCED and worker in struck):
-                    yield f"{worker}: {how.replace('_', ' ')}, nothing had been done to it: {reason}"
+                    yield f"{worker}: {how.replace('_', ' ')}, though nothing had been done to it: {reason}"
             case Repaired(worker, cause) if worker not in struck:
-                yield f"{worker} was repaired, nothing had been done to it: {cause}"
+                yield f"{worker} was repaired, though nothing had been done to it: {cause}"
             case _:
                 pass
 
@@ -45,7 +55,7 @@ def innocents_are_not_blamed(events: Sequence[Event], limits: Limits) -> Found:
             and event.component != _LEDGER
             and any(span.begin_s <= event.at_s <= span.end_s for span in spans)
         ):
-            yield f"{event.component} was blamed, nothing was wrong with it: {event.sentence}"
+            yield f"{event.component} was blamed, though nothing was wrong with it: {event.sentence}"
 
 
 def orders_hold(events: Sequence[Event], limits: Limits) -> Found:

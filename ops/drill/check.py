@@ -1,8 +1,7 @@
-"""The invariants that hold under every fault: each is a function from a run's events to the
+"""The invariants that hold under every fault: each is a pure function from a finished run's events to the
 violations.
 
-The events are those of one finished run. The functions are pure. Each invariant has a test with a
-history that breaks it."""
+Each invariant has a test with a history that breaks it."""
 
 from __future__ import annotations
 
@@ -24,9 +23,11 @@ from ops.drill.events import (
     Epoch,
     Event,
     Finished,
+    Found,
     Held,
     Killed,
     Left,
+    Limits,
     Published,
     Sampled,
     ServerLogged,
@@ -39,7 +40,6 @@ from ops.drill.events import (
     Updated,
 )
 from ops.drill.judged import dead_letters_were_tried, trained_are_judged
-from ops.drill.limits import Found, Limits
 from pipeline.ledger.types import DropReason
 from pipeline.process.exit_codes import ExitCode
 
@@ -47,20 +47,18 @@ _FATES = {"trained"} | {f"dropped:{reason}" for reason in DropReason}
 _UNTRAINED_IN_CLAIM = {
     f"dropped:{reason}" for reason in (DropReason.NON_FINITE, DropReason.VALUE_WARMUP, DropReason.DEAD_LETTER)
 }
-"""A group is claimed with the members that have no verdict."""
+"""A group is claimed with its members that have no verdict."""
 _MOST_SHOWN = 5
 _RUNNING, _STOPPING, _FINISHED = "running", "stopping", "finished"
 _EXIT_CODES = {Ending.KILL: (-9,), Ending.HANGUP: (0,), Ending.DOWN_STARTING: (0, ExitCode.INTERRUPTED)}
 _WORDS = {Ending.HANGUP: ("signal",), Ending.DOWN: ("down",), Ending.DOWN_STARTING: ("down", "signal")}
-"""Words of which the run's last state must contain one after such an end."""
+"""The run's last state must contain one of these words after such an end."""
 _CERTAIN = frozenset({Ending.HANGUP, Ending.DOWN})
-"""Ends that leave a state; before the ledger's server answers, a start that is stopped leaves none."""
+"""Ends that always leave a state. A start that is stopped before the ledger's server answers leaves none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must not happen."""
-
     invariant: str
     detail: str
 
@@ -74,13 +72,13 @@ class KillCost:
     num_in_flight: int
     """Trajectories that lost tokens."""
     num_lost: int
-    """Tokens that were sampled and never stored by it."""
+    """Tokens that it sampled and never stored."""
     num_sampled_again: int
-    """Those of them that were sampled again."""
+    """Lost tokens that were sampled again."""
 
 
 def check(events: Sequence[Event], limits: Limits) -> list[Violation]:
-    """Return every violation, at most a few of each kind."""
+    """Return the violations, at most a few of each kind."""
     violations: list[Violation] = []
     for name, invariant in INVARIANTS.items():
         details = list(invariant(events, limits))
@@ -91,8 +89,7 @@ def check(events: Sequence[Event], limits: Limits) -> list[Violation]:
 
 
 def one_end(events: Sequence[Event], limits: Limits) -> Found:
-    """Every trajectory that was admitted ends, once, for a known reason, and nothing is done to it
-    afterwards."""
+    """Every admitted trajectory ends, once, for a known reason, and nothing happens to it afterwards."""
     admitted: set[str] = set()
     ended: dict[str, str] = {}
     for event in events:
@@ -117,8 +114,8 @@ def one_end(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def one_commit(events: Sequence[Event], limits: Limits) -> Found:
-    """The checkpoints hold the same chunks as the ledger counts as trained, each in exactly one
-    batch of one checkpoint."""
+    """The checkpoints hold the same chunks as the ledger counts as trained, each in exactly one batch of one
+    checkpoint."""
     del limits
     claims = {event.claim: event.units for event in events if isinstance(event, Claimed)}
     committed: dict[str, str] = {}
@@ -148,8 +145,8 @@ def one_commit(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def stored_once(events: Sequence[Event], limits: Limits) -> Found:
-    """Every chunk is stored once; those of a trajectory lie end to end; every token is the one that
-    belongs there."""
+    """Every chunk is stored once, the chunks of a trajectory adjoin, and every token is the one that belongs
+    there."""
     del limits
     reached: dict[str, int] = {}
     seen: set[str] = set()
@@ -163,11 +160,11 @@ def stored_once(events: Sequence[Event], limits: Limits) -> Found:
             yield f"{event.chunk} begins at {event.begin}, the trajectory had reached {reached.get(event.trajectory, 0)}"
         reached[event.trajectory] = event.end
         if event.is_true is False:
-            yield f"{event.chunk} by {event.who} holds other tokens than its trajectory's stream"
+            yield f"{event.chunk} by {event.who} has other tokens than its trajectory's stream"
 
 
 def versions_grow(events: Sequence[Event], limits: Limits) -> Found:
-    """Announced policy versions only grow, and so do those of the history that is left."""
+    """Announced policy versions only grow, and so do those in the learner's history."""
     del limits
     for kind in (Published, Updated):
         newest = -1
@@ -179,8 +176,7 @@ def versions_grow(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def never_stale(events: Sequence[Event], limits: Limits) -> Found:
-    """No token of a batch is older than eta versions, and none is younger than the published
-    version."""
+    """No token of a batch is older than eta versions, and none is younger than the published version."""
     newest = -1
     for event in events:
         match event:
@@ -197,8 +193,7 @@ def never_stale(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
-    """No write, lease, claim or heartbeat comes from an incarnation that is not its worker's
-    newest."""
+    """Every write, lease, claim and heartbeat comes from its worker's newest incarnation."""
     del limits
     epochs: dict[str, int | None] = {}
     last: dict[str, int] = {}
@@ -237,8 +232,8 @@ def everything_moves(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def buffers_are_bounded(events: Sequence[Event], limits: Limits) -> Found:
-    """Credit, slots and memory stay within their limits. A learner that goes back lowers the limit:
-    then nothing is added."""
+    """Credit, slots and memory stay within their limits. When a rolled-back learner lowers the limit of credit,
+    nothing is added."""
     used = 0
     for event in events:
         match event:
@@ -255,8 +250,7 @@ def buffers_are_bounded(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def it_balances(events: Sequence[Event], limits: Limits) -> Found:
-    """Admitted = trained + dropped + in flight, after every single transition, and nothing is in
-    flight at the end."""
+    """Admitted = trained + dropped + in flight after every transition, and nothing is in flight at the end."""
     del limits
     for event in events:
         match event:
@@ -274,15 +268,14 @@ def it_balances(events: Sequence[Event], limits: Limits) -> Found:
 
 
 def kills_are_cheap(events: Sequence[Event], limits: Limits) -> Found:
-    """Of each trajectory at most one window is sampled again because a generator was killed."""
+    """A killed generator loses at most one window of each trajectory."""
     for (worker, pid, trajectory), (num_lost, _) in _losses(events).items():
         if num_lost > limits.window_tokens:
-            yield f"{worker} ({pid}) lost {num_lost} tokens of {trajectory}; a window has {limits.window_tokens}"
+            yield f"{worker} ({pid}) lost {num_lost} tokens of {trajectory}; a window has {limits.window_tokens} tokens"
 
 
 def one_server(events: Sequence[Event], limits: Limits) -> Found:
-    """Never do two servers work on one file: neither at one moment, nor one after another has
-    begun."""
+    """Two servers never work on one file, neither at one moment nor once a successor has begun."""
     del limits
     logged: list[int] = []
     for event in events:
@@ -291,24 +284,22 @@ def one_server(events: Sequence[Event], limits: Limits) -> Found:
                 yield f"processes {', '.join(map(str, pids))} served one file at one time"
             case ServerLogged(pid):
                 if pid in logged:
-                    yield f"server {pid} went on after server {logged[-1]} had begun"
+                    yield f"server {pid} continued after server {logged[-1]} had begun"
                 logged.append(pid)
             case _:
                 pass
 
 
 def true_ends(events: Sequence[Event], limits: Limits) -> Found:
-    """A run never fails, stops on request with that as its state, and finishes with all its
-    updates.
+    """A run never fails, stops on request with that as its state, and finishes with all its updates.
 
-    A run whose learner had made all updates before the request may be finished instead of stopped:
-    nothing is left to stop."""
+    A run whose learner had made all updates before the request may finish instead of stopping."""
     endings = [event for event in events if isinstance(event, EndOrdered)]
     told = [event.how for event in endings]
     ended = [event.exit_code for event in events if isinstance(event, SupervisorEnded)]
     expected = [_EXIT_CODES[how] for how in told if how in _EXIT_CODES]
     if len(ended) != len(expected) or any(code not in codes for code, codes in zip(ended, expected, strict=True)):
-        yield f"supervisors ended with {ended}; after {[str(how) for how in told]} {expected} was to be expected"
+        yield f"supervisors ended with {ended}; after {[str(how) for how in told]} expected {expected}"
     states = [event for event in events if isinstance(event, Status)]
     reasons = [how for how in told if how in _WORDS]
     num_certain = sum(event.how in _CERTAIN and event.version < limits.num_updates for event in endings)
@@ -345,8 +336,7 @@ def _explains(how: Ending, stop: Status) -> bool:
 
 
 def nothing_is_left(events: Sequence[Event], limits: Limits) -> Found:
-    """After an end no process, shared memory, socket, held lock or temporary folder of the run is
-    there."""
+    """After an end no process, shared memory, socket, held lock or temporary folder of the run remains."""
     del limits
     for event in events:
         if isinstance(event, Left):
@@ -377,7 +367,7 @@ INVARIANTS: dict[str, Callable[[Sequence[Event], Limits], Found]] = {
 
 
 def kill_costs(events: Sequence[Event]) -> list[KillCost]:
-    """Return the cost of each generator's death; nothing for engines that keep no journal."""
+    """Return the cost of each generator's death; 0 for engines without a journal."""
     costs: dict[tuple[str, int], list[int]] = {
         (event.worker, event.pid): [0, 0, 0]
         for event in events
@@ -392,8 +382,8 @@ def kill_costs(events: Sequence[Event]) -> list[KillCost]:
 
 
 def _losses(events: Iterable[Event]) -> dict[tuple[str, int, str], tuple[int, int]]:
-    """Return, by killed generator and trajectory, tokens that it sampled and did not store, and
-    those sampled again."""
+    """Return, by killed generator and trajectory, how many tokens it sampled and did not store, and how many of
+    those were sampled again."""
     killed = {event.pid: event.worker for event in events if isinstance(event, Killed)}
     pids = {event.who: event.pid for event in events if isinstance(event, Beat)}
     sampled: dict[tuple[int, str], list[range]] = defaultdict(list)

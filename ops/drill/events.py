@@ -1,10 +1,28 @@
-"""Events of a run, as far as a check needs them: one small record each, in the order in which they
-took effect."""
+"""The events of a run that a check needs, one small record each, in the order in which they took effect; and the
+limits that it checks against."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+
+Found = Iterator[str]
+"""Violations of one invariant, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The run's configured limits."""
+
+    eta: int
+    group_size: int
+    num_slots: int
+    window_tokens: int
+    num_updates: int = 0
+    max_attempts: int = 1
+    """A scorer's failed attempts before a chunk becomes a dead letter."""
+    max_rss_bytes: int = 1 << 30
 
 
 class Ending(StrEnum):
@@ -21,31 +39,26 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A group entered the ledger."""
-
     group: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A chunk was written."""
-
     chunk: str
     trajectory: str
     who: str
-    """Incarnation that the chunk names as its writer."""
+    """The incarnation that the chunk names as its writer."""
     begin: int
     end: int
-    """Response positions: the first token's, and that after the last."""
+    """Response positions of the first token, and after the last."""
     oldest: int
     newest: int
     """Policy versions of its tokens."""
     is_final: bool
     is_true: bool | None
-    """Whether its tokens are those that the trajectory's stream holds there; None when that is
-    unknown."""
+    """Whether its tokens are those of the trajectory's stream; None if unknown."""
     verdict: float | None = None
-    """Of a final one: the verifier's true verdict on the response; None when that is unknown."""
+    """The verifier's true verdict on a finished response; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +71,13 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class NotScored:
-    """A scorer's try at a chunk failed."""
-
     chunk: str
     field: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A chunk is not tried again."""
+    """A chunk will not be tried again."""
 
     chunk: str
     field: str
@@ -74,16 +85,12 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A trajectory was leased."""
-
     trajectory: str
     who: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A trajectory or a chunk left the ledger."""
-
     name: str
     fate: str
     """``trained``, or ``dropped:<reason>``."""
@@ -91,30 +98,30 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The learner was given a batch."""
+    """The learner received a batch."""
 
     claim: str
     version: int
-    """The learner's."""
+    """The learner's version."""
     units: tuple[str, ...]
     staleness: int
-    """Updates between the learner's weights and those that sampled its oldest token."""
+    """Updates between the learner's weights and those that sampled the batch's oldest token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A claim was counted as trained."""
+    """A claim counts as trained."""
 
     claim: str
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A worker's newest epoch changed: earlier incarnations are fenced from here on."""
+    """A worker's newest epoch changed, which fences earlier incarnations."""
 
     worker: str
     epoch: int | None
-    """None for a value that is not a number: until the next one the worker owns nothing."""
+    """None if the value is not a number: until the next one the worker owns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +136,6 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A policy version was announced."""
-
     version: int
 
 
@@ -140,15 +145,13 @@ class Tally:
 
     used: int
     limit: int
-    """Credit."""
+    """Limit of the used credit."""
     groups_missing: int
-    """Groups admitted, less trained, dropped and present ones."""
+    """Groups admitted, less those trained, dropped and present."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The run's state was set."""
-
     state: str
     detail: str
 
@@ -164,7 +167,7 @@ class Checkpointed:
     version: int
     num_updates: int
     claims: tuple[str, ...]
-    """Claims whose effect it holds since the checkpoint before."""
+    """Claims whose effect it adds to the checkpoint before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +200,11 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """The ledger counted both sides of the conservation law."""
+    """The ledger compared both sides of the conservation law."""
 
     balances: bool
     in_flight: int
-    """Trajectories."""
+    """Number of trajectories."""
     text: str
 
 
@@ -222,7 +225,7 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """These processes work in the ledger's folder, from now on."""
+    """From now on these processes work in the ledger's folder."""
 
     pids: tuple[int, ...]
 
@@ -236,7 +239,7 @@ class ServerLogged:
 
 @dataclass(frozen=True, slots=True)
 class Faulted:
-    """A fault of the drill's was on one worker, by the drill's own monotonic clock."""
+    """The drill had a fault on one worker, by the drill's monotonic clock."""
 
     worker: str
     begin_s: float
@@ -245,8 +248,8 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The supervisor took a worker for dead, gave it up, evicted it, or found that it had ended, by the
-    drill's own monotonic clock."""
+    """The supervisor declared a worker dead, gave it up, evicted it, or found that it had ended, by the drill's
+    monotonic clock."""
 
     worker: str
     how: str
@@ -257,7 +260,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The run's record of repairs has a repair of a worker, or a step of one that acts on it."""
+    """The run's record has a repair of a worker, or a step of a repair that acts on it."""
 
     worker: str
     cause: str
@@ -265,7 +268,7 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class HealthySpan:
-    """While this time lasted, by the wall clock, nothing was wrong with any worker."""
+    """A time, by the wall clock, in which nothing was wrong with any worker."""
 
     begin_s: float
     end_s: float
@@ -282,7 +285,7 @@ class Blamed:
 
 @dataclass(frozen=True, slots=True)
 class OrderResult:
-    """The drill gave the run an order, which holds or was overruled."""
+    """An order that the drill gave the run was carried out, or was overruled."""
 
     what: str
     held: bool
@@ -291,7 +294,7 @@ class OrderResult:
 
 @dataclass(frozen=True, slots=True)
 class UnreportedJunk:
-    """``headrace status`` did not name an entry of the registry that cannot be read."""
+    """``headrace status`` did not name an unreadable entry of the registry."""
 
     entry: str
 
@@ -302,12 +305,12 @@ class EndOrdered:
 
     how: Ending
     version: int = -1
-    """The newest in the learner's history when the run had received the request."""
+    """Newest version in the learner's history when the run had received the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorEnded:
-    """A supervisor's process is over, before the run's end."""
+    """A supervisor's process ended before the run did."""
 
     exit_code: int
     """Negative: the number of the signal that killed it."""
@@ -315,7 +318,7 @@ class SupervisorEnded:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Something was there still when the run had ended."""
+    """Something remained after the run had ended."""
 
     what: str
     after: str

@@ -1,11 +1,10 @@
 """Carries faults out, and ends them.
 
-*Consumes* a planned fault and the fleet. *Produces* the fault. *Waits for* the state in which it is
-to strike, at most a few seconds. After that it strikes anyway, with a note.
+A fault waits at most a few seconds for the state in which it is to strike. After that it strikes anyway, with a
+note.
 
-A few faults need root. Without root a limit on the size of the learner's files imitates a full disk
-under checkpoints. A full disk under the ledger and a separate host are then left out, with a note.
-"""
+A few faults need root. Without root a limit on the size of the learner's files imitates a full disk under
+checkpoints, and a full disk under the ledger and a separate host are left out, with a note."""
 
 from __future__ import annotations
 
@@ -57,14 +56,13 @@ from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Incarnation, Role
 
 FLEET_HOST, GUEST_HOST = "fleet", "guest"
-"""Where the supervisor, its workers and the ledger are, and where one more generator is."""
+"""The host of the supervisor, its workers and the ledger, and the host of one more generator."""
 _STATE_S = 3.0
 _TIGHT_S = 0.001
 _GUEST_S = 30.0
 _END_S = 60.0
 _TIDY_S = 3.0
-"""Workers that the drill started by hand end by themselves when their run has; so much later
-nothing may be left."""
+"""Workers that the drill started by hand end by themselves after their run. Nothing may remain this much later."""
 _LONGEST_FROZEN_S = 60.0
 _PULSE_S = (1.0, 4.0)
 _GLIMPSE_S = (0.001, 0.06)
@@ -88,11 +86,11 @@ class Site:
     network: HostNetwork | None = None
     memory: SmallMemory | None = None
     is_starting: bool = False
-    """Whether the run itself is being started."""
+    """Whether the run itself is starting."""
     disks: set[str] = field(default_factory=set[str])
-    """Folders of the run that lie on a small disk of their own."""
+    """Folders of the run that are on their own small disk."""
     nowhere: dict[str, str] = field(default_factory=dict[str, str])
-    """Workers that are registered under an address that leads nowhere."""
+    """Workers that are registered under an address that leads nowhere, with that address."""
     namings: list[Naming] = field(default_factory=list[Naming])
     events: list[Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -100,8 +98,7 @@ class Site:
 
 @contextmanager
 def small_disk(folder: Path, num_bytes: int) -> Iterator[bool]:
-    """Mount a small disk at ``folder`` for a while, where that is permitted; yields whether it is.
-    Files that were written there stay there."""
+    """Mount a small disk at ``folder`` for a while; yields whether that is permitted. Files written there remain."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = f"size={num_bytes},mode=0700"
     is_mounted = os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
@@ -128,7 +125,6 @@ class ActiveFault:
     """One fault, from its begin to its end."""
 
     def __init__(self, fault: PlannedFault, site: Site) -> None:
-        """Begin the fault."""
         self.fault = fault
         self.target = ""
         self.folder = ""
@@ -139,7 +135,7 @@ class ActiveFault:
         self._asking: Asking | None = None
         self._lasts: Callable[[], bool] = lambda: False
         self._at_end: list[Callable[[], Event | None]] = []
-        """Checks that are made while the fault is still on."""
+        """Checks to make while the fault is still on."""
         self._begin()
         self._begun_s = time.monotonic()
         if fault.kind in ASKED and self._undo:
@@ -147,15 +143,13 @@ class ActiveFault:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has lasted as long as it should: as planned, until it was named, and until it
-        has had its effect."""
+        """Whether it has lasted as planned, was named or could not be in time, and has had its effect."""
         lasted_s = time.monotonic() - self._begun_s
         if lasted_s < self.fault.duration_s or (self._asking is not None and not self._asking.is_over):
             return False
         return lasted_s > _LONGEST_FROZEN_S or not self._lasts()
 
     def end(self) -> None:
-        """End the fault."""
         if self._asking is not None:
             self._site.namings.append(self._asking.result())
         self._site.events += [event for look in self._at_end if (event := look()) is not None]
@@ -267,8 +261,7 @@ class ActiveFault:
     # -- processes ---------------------------------------------------------------------------------
 
     def _pick(self, role: Role) -> Heartbeat | None:
-        """Choose a live worker of a role, or of another role if it has none (no critic,
-        no reference)."""
+        """Choose a live worker of a role, or of another role if there is none (no critic, no reference)."""
         for candidate in (role, *_SCORERS):
             if found := until(lambda role=candidate: self._site.fleet.workers(role), 0.5):
                 chosen: Heartbeat = self._rng.choice(found)
@@ -375,7 +368,7 @@ class ActiveFault:
             return
         ballast = fill(memory.folder)
         self._undo.append(lambda: ballast.unlink(missing_ok=True))
-        # what lies there is filled again, for ever, where all versions that are kept have room
+        # if all kept versions have room, publishing continues in place
         if memory.num_bytes < 2 * _VERSION_BYTES:
             self._lasts = lambda: not _weights_path(fleet).is_relative_to(fleet.run_dir)
             self._at_end.append(
@@ -451,8 +444,7 @@ class ActiveFault:
     # -- the ledger's server -----------------------------------------------------------------------
 
     def _flicker(self) -> None:
-        """Freeze the server, resume it for an instant while a client waits for its answer,
-        freeze it again."""
+        """Freeze the server, resume it for an instant while a client waits for its answer, and freeze it again."""
         fleet, ended = self._site.fleet, threading.Event()
         pid = fleet.server_pid()
         if pid is None:
@@ -471,8 +463,7 @@ class ActiveFault:
         self._undo += [lambda: fleet.kill(pid, signal.SIGCONT), thread.join, ended.set]
 
     def _mute(self) -> None:
-        """Let the server take connections and commands, and answer none. No command can end this
-        before its time."""
+        """Let the server accept connections and commands without answering. No command can end this early."""
         pause_s = self.fault.duration_s
         if self._site.fleet.ledger("CLIENT", "PAUSE", str(round(pause_s * 1000)), "ALL") is None:
             self._site.notes.append(f"{self.fault.kind}: the server did not take the command")
@@ -512,7 +503,7 @@ class ActiveFault:
         self._undo.append(lift)
 
     def _cut_link(self) -> None:
-        """Let a generator work on the other host, and pull the cable."""
+        """Start a generator on the other host, and pull the cable."""
         fleet, network = self._site.fleet, self._site.network
         if network is None:
             self._site.notes.append(f"{self.fault.kind}: left out (no right to make network namespaces)")
@@ -531,7 +522,7 @@ class ActiveFault:
         return beat is not None and any(link.sent > 0 for link in beat.links)
 
     def _lead_nowhere(self) -> None:
-        """Register a scorer under an address at which it is not."""
+        """Register a scorer under an address where it is not."""
         beat = self._pick(self._rng.choice([Role.REWARD, Role.REWARD, Role.REFERENCE]))
         if beat is None:
             return
@@ -578,7 +569,7 @@ def _throw_bytes(path: str, rng: random.Random) -> None:
 
 
 def record_leftovers(site: Site, after: str) -> None:
-    """Record the leftovers of a run that has ended."""
+    """Record what a run that has ended left behind."""
     fleet = site.fleet
     if until(lambda: not leftovers(fleet.run_dir, fleet.memory), _TIDY_S, poll_s=0.2):
         return
@@ -593,13 +584,13 @@ def _weights_path(fleet: DrillFleet) -> Path:
 
 
 def _mailbox(fleet: DrillFleet, worker: str) -> tuple[Incarnation | None, str]:
-    """Return a worker's incarnation and registered address; None and "" without one."""
+    """Return a worker's incarnation and registered address, or None and ""."""
     found = ((who, address) for who, address in mailbox_addresses(fleet).items() if who.worker == worker)
     return next(found, (None, ""))
 
 
 def interpose(site: Site) -> None:
-    """Put a relay in the place of every mailbox that has none yet."""
+    """Put a relay in front of every mailbox that has none yet."""
     relays, fleet = site.relays, site.fleet
     if relays is None:
         return

@@ -1,8 +1,6 @@
-"""The run under a drill: started, looked at through its ledger and its files, killed, started
-again.
+"""The run under a drill: started, inspected through its ledger and its files, killed, started again.
 
-*Consumes* a folder and settings. *Produces* processes, and answers about them. *Waits for* no
-answer longer than a second: a process without an answer counts as down, which a drill expects."""
+No question waits longer than a second: a process without an answer counts as down, which a drill expects."""
 
 from __future__ import annotations
 
@@ -42,19 +40,18 @@ _ANSWER_S = 1.0
 _COMMAND_S = 300.0
 _WORDS_CHARS = 600
 _HEARS_HANGUPS = ("env", "--default-signal=HUP")
-"""A process that a drill under nohup starts would inherit an ignored SIGHUP, and no supervisor
-would receive one."""
+"""Under nohup a child would inherit an ignored SIGHUP, and no supervisor would receive one."""
 
 
 class DrillFleet:
-    """One run, in a folder of its own."""
+    """One run, in its own folder."""
 
     def __init__(
         self, folder: Path, settings: Sequence[str], *, host: Sequence[str] = (), verdict_s: float = 0.0
     ) -> None:
         """Write the prompts, the switch of the verifier and the clock; start nothing.
 
-        ``host``: the words that run a command on the fleet's host, when that is not this one.
+        ``host``: the command prefix that runs a command on the fleet's host, if that is not this one.
         ``verdict_s``: seconds that each verdict takes."""
         self._host = list(host)
         self.folder = folder
@@ -64,7 +61,7 @@ class DrillFleet:
         self.orders = folder / "orders"
         self.journals = folder / "journals"
         self.last_words = ""
-        """What the last command said beside its output."""
+        """The end of the last command's standard error."""
         self.memory = MEMORY
         """The fleet's ``/dev/shm``, as this process sees it."""
         self._settings = list(settings)
@@ -94,7 +91,6 @@ class DrillFleet:
 
     @property
     def supervisor(self) -> subprocess.Popen[bytes]:
-        """The newest supervisor."""
         return self._processes[-1]
 
     @property
@@ -103,7 +99,6 @@ class DrillFleet:
         return self.folder / "output.txt"
 
     def start(self) -> None:
-        """Start the run."""
         settings = [
             f"run.dir={self.folder}",
             f"data.train=['{self.folder / 'prompts.jsonl'}']",
@@ -127,7 +122,7 @@ class DrillFleet:
             )  # fmt: skip
 
     def start_worker(self, role: Role, name: str, *, host: Sequence[str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a worker by hand, as a person may; on the fleet's host, or on another."""
+        """Start a worker by hand, as a person may, on the fleet's host or on another."""
         command = [*(self._host if host is None else host), sys.executable, "-P", "-m", "workers", str(role)]
         command += ["--run-dir", str(self.run_dir), "--name", name]
         with (self.folder / f"{name}.out").open("ab") as file:
@@ -139,7 +134,7 @@ class DrillFleet:
         return process
 
     def command(self, *arguments: str, timeout_s: float = _COMMAND_S) -> Any:
-        """Run a ``headrace`` command with ``--json``; return its output, or None when it failed."""
+        """Run a ``headrace`` command with ``--json``; return its output, or None if it failed."""
         try:
             done = subprocess.run(
                 [*self._host, sys.executable, "-m", "pipeline.cli", *arguments, "--json"],
@@ -154,7 +149,7 @@ class DrillFleet:
         return None
 
     def prepared(self, program: str, *arguments: str) -> subprocess.Popen[str]:
-        """Start a Python program on the fleet's host, which reads and writes through pipes."""
+        """Start a Python program on the fleet's host, with pipes for input and output."""
         return subprocess.Popen(
             [*self._host, sys.executable, "-c", program, *arguments],
             cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -162,7 +157,7 @@ class DrillFleet:
         )  # fmt: skip
 
     def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
-        """Signal one of the run's processes, if it is still that."""
+        """Signal a process, if it is still one of the run's."""
         if not self._is_ours(pid):
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -198,8 +193,7 @@ class DrillFleet:
             self._client.close()
 
     def _all_pids(self) -> dict[int, str]:
-        """Every worker's process that belongs to this run, also those without a heartbeat: by their
-        command lines."""
+        """Return every worker's process of this run, by command lines, so that those without a heartbeat count."""
         self.beats()
         found = dict(self._pids)
         for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -214,7 +208,7 @@ class DrillFleet:
     # -- inspection -----------------------------------------------------------------------------------
 
     def ledger(self, *command: str | bytes) -> Any:
-        """Ask the ledger's server; None when it does not answer."""
+        """Ask the ledger's server; None if it does not answer."""
         try:
             if self._client is None:
                 address = read_address(self.run_dir)
@@ -228,7 +222,7 @@ class DrillFleet:
             return None
 
     def server_pid(self) -> int | None:
-        """Return the ledger server's process id, by its own report or from its start."""
+        """Return the ledger server's process id, from its own report or from its start."""
         info = self.ledger("INFO", "server")
         if isinstance(info, dict):
             return int(info["process_id"])
@@ -236,11 +230,11 @@ class DrillFleet:
         return address.pid if address else None
 
     def beats(self) -> dict[str, Heartbeat]:
-        """Return the last heartbeats by worker; empty when the ledger is away."""
+        """Return the last heartbeats by worker; empty if the ledger is down."""
         blobs = self.ledger("HVALS", keys.heartbeats(RUN)) or []
         found: dict[str, Heartbeat] = {}
         for blob in blobs:
-            # junk of the drill's own
+            # the drill itself writes junk
             with contextlib.suppress(ValueError, RecursionError):
                 beat = msgspec.json.decode(blob, type=Heartbeat)
                 found[beat.who.worker] = beat
@@ -248,7 +242,7 @@ class DrillFleet:
         return found
 
     def workers(self, role: Role) -> list[Heartbeat]:
-        """Return the workers of a role whose process is there, by name."""
+        """Return the workers of a role whose process exists, by name."""
         beats = (beat for _, beat in sorted(self.beats().items()))
         return [beat for beat in beats if beat.who.role is role and self._is_ours(beat.pid)]
 
@@ -262,7 +256,6 @@ class DrillFleet:
         return sorted(path.name for path in folder.glob("[0-9]*")) if folder.is_dir() else []
 
     def is_over(self) -> bool:
-        """Whether the newest supervisor has ended."""
         return self.supervisor.poll() is not None
 
     def remove(self) -> None:
@@ -280,7 +273,7 @@ def until(condition: Any, timeout_s: float, *, poll_s: float = 0.02) -> Any:
 
 
 def each_turn(seconds: float, poll_s: float = 0.02) -> Iterator[None]:
-    """Yield again and again for so long."""
+    """Yield every ``poll_s`` seconds, for ``seconds``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         yield

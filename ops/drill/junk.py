@@ -1,7 +1,4 @@
-"""Junk in the registry: values and names that nobody can read, where a generator's token may write.
-
-*Consumes* a fleet whose server answers. *Produces* junk beside the healthy entries, and in some of
-those of a worker. *Waits for* nothing."""
+"""Junk in the registry: values and names that nobody can read, in the keys that a generator's token may write."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ VALUES = (b"\xff\xfe\x00", b"{", b"null", b"[" * 10_000, b"abc", b"-7", b"1" * 3
 NAMES = (b"generator-9", b"\xff\xfe", b"a b\n\x1b[31m")
 _SCORES = ("inf", "-inf", "1e300", "0")
 _NAMED = ("heartbeats", "endpoints", "epochs", "relays")
-"""Hashes whose entries are named by their worker."""
+"""Hashes whose entries are named after their worker."""
 KEYS = {key: kind for key, kind in TYPES.items() if key in WRITTEN[Role.GENERATOR] and kind in ("hash", "zset", "set")}
 
 
@@ -37,7 +34,7 @@ def litter(fleet: DrillFleet, rng: random.Random) -> list[str]:
             elif key == "failures":
                 fleet.ledger("ZADD", names[key], str(now), value)
             else:
-                # a heartbeat is read by its time of arrival
+                # heartbeats are read by their time of arrival
                 score = str(now) if key in ("seen", "mailboxes") else rng.choice(_SCORES)
                 fleet.ledger("ZADD", names[key], score, name)
             if key in _NAMED:
@@ -46,7 +43,7 @@ def litter(fleet: DrillFleet, rng: random.Random) -> list[str]:
 
 
 def litter_own(fleet: DrillFleet, worker: str, rng: random.Random) -> bytes | None:
-    """Write junk into a present worker's heartbeat and mailbox; return the mailbox's entry as it was."""
+    """Write junk into a live worker's heartbeat and mailbox; return the mailbox's former entry."""
     names = keys_of(RUN)
     before: bytes | None = fleet.ledger("HGET", names["endpoints"], worker)
     fleet.ledger("HSET", names["heartbeats"], worker, rng.choice(VALUES))
@@ -56,7 +53,7 @@ def litter_own(fleet: DrillFleet, worker: str, rng: random.Random) -> bytes | No
 
 
 def spoil_epoch(fleet: DrillFleet, worker: str, rng: random.Random) -> None:
-    """Write junk in the place of a worker's epoch: it is fenced."""
+    """Replace a worker's epoch by junk, which fences it."""
     fleet.ledger("HSET", keys_of(RUN)["epochs"], worker, rng.choice(VALUES))
 
 

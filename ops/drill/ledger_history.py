@@ -1,7 +1,7 @@
-"""From the effects in the ledger's file to events.
+"""Turns the effects in the ledger's file into events.
 
-The reader follows the keys of ``pipeline.ledger.redis.keys`` and keeps only as much as it needs for
-names. It does not repeat the ledger's reasoning, so it cannot repeat its mistakes."""
+The reader follows the keys of ``pipeline.ledger.redis.keys`` and keeps only what it needs for names. It does
+not repeat the ledger's reasoning, so it cannot repeat its mistakes."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from protocol.trajectory import RewardScore, TrajectoryChunk
 
 _MAX_EPOCH_DIGITS = 15
 TruthOf = Callable[[TrajectoryChunk], bool | None]
-"""Whether a chunk holds the tokens that belong there; None when that is unknown."""
+"""Whether a chunk holds the tokens that belong there; None if unknown."""
 VerdictOf = Callable[[TrajectoryChunk], float | None]
-"""The true verdict on the response that ends with a chunk; None when that is unknown."""
+"""The true verdict on the response that ends with a chunk; None if unknown."""
 
 
 @dataclass(slots=True)
@@ -51,12 +51,10 @@ class _State:
     claims: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
     version_history: VersionHistory = field(default_factory=VersionHistory)
     oldest: dict[str, int] = field(default_factory=dict[str, int])
-    """By chunk: updates in the oldest version of its tokens."""
+    """For each chunk, the number of updates in the oldest version of its tokens."""
 
 
 class LedgerHistory:
-    """Reads transactions of one run."""
-
     def __init__(self, run: str, truth: TruthOf = lambda _: None, verdict: VerdictOf = lambda _: None) -> None:
         self._prefix = f"{{{run}}}:".encode()
         self._truth = truth
@@ -64,7 +62,6 @@ class LedgerHistory:
         self._state = _State()
 
     def read(self, transactions: Iterable[list[Command]]) -> Iterator[Event]:
-        """Yield the events of all transactions."""
         for transaction in transactions:
             yield from self._read(transaction)
 
@@ -101,10 +98,10 @@ class LedgerHistory:
             yield self._tally()
 
     def _fates(self, transaction: list[Command]) -> tuple[str, Counter[str], dict[str, str]]:
-        """Return the fate of the chunks that leave in a transaction, the fates of the trajectories,
-        and where the chunks' fates differ, that of each trajectory and its chunks, by the record of
-        its life: a group may be trained without a member. Elsewhere the chunks share a fate, and a
-        trajectory may be trained although its last chunk is dropped."""
+        """Return the fate of the chunks that leave in a transaction, the fates of the trajectories and, if the
+        chunks' fates differ (a group may be trained on without a member), each trajectory's fate by the record
+        of its life. Otherwise the chunks share a fate, and a trajectory may be trained on although its last
+        chunk is dropped."""
         chunks, trajectories, seen = "", Counter[str](), set[str]()
         lives = dict[str, str]()
         for command in transaction:
@@ -138,7 +135,7 @@ class LedgerHistory:
                 try:
                     beat = msgspec.json.decode(arguments[1], type=Heartbeat)
                 except (ValueError, RecursionError):
-                    # junk, which the drill itself has written
+                    # the drill itself writes junk
                     return
                 yield Beat(str(beat.who), beat.pid, int(beat.counters.get("live", 0)), beat.rss_bytes)
             case "SET", "weights":
@@ -210,8 +207,8 @@ class LedgerHistory:
         )
 
     def _age_of(self, unit: str) -> int:
-        """Return the updates in a unit's oldest token; a unit is a chunk, or the name that its
-        chunks' ids begin with."""
+        """Return the number of updates in a unit's oldest token; a unit is a chunk, or a prefix of its chunks'
+        ids."""
         if unit in self._state.oldest:
             return self._state.oldest[unit]
         start = f"{unit}." if unit.startswith("t.") else f"t.{unit}."
@@ -229,7 +226,7 @@ class LedgerHistory:
 
 
 def _one_key_each(transaction: Iterable[Command]) -> Iterator[Command]:
-    """Yield the commands, those that delete several keys as one for each key."""
+    """Yield the commands, with one DEL for each deleted key."""
     for command in transaction:
         if command[0].upper() in (b"DEL", b"UNLINK"):
             yield from ([b"DEL", key] for key in command[1:])

@@ -1,7 +1,7 @@
-"""Leftovers on the machine of a run that has ended.
+"""What a run that has ended left on the machine: a process, shared memory, a socket, a held lock or a temporary
+folder.
 
-A leftover is a process, shared memory, a socket, a held lock or a temporary folder of the run that
-is still there. Files in the run's folder are no leftovers: they are the run."""
+Files in the run's folder do not count: they are the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.weights.store import fetched_folder, weights_folder
 
 
 def leftovers(run_dir: Path, memory: Path = MEMORY) -> list[str]:
-    """Return the leftovers of a run, a line each. ``memory``: its ``/dev/shm``."""
+    """Return a run's leftovers, one line each. ``memory``: the run's ``/dev/shm``."""
     return [*_processes(run_dir), *_shared_memory(run_dir, memory), *_sockets(run_dir), *_locks(run_dir)]
 
 
@@ -48,7 +48,7 @@ def _shared_memory(run_dir: Path, memory: Path) -> Iterator[str]:
 
 def _sockets(run_dir: Path) -> Iterator[str]:
     tag = hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]
-    # as protocol.endpoints names it
+    # the name that protocol.endpoints gives it
     folders = [Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}-{tag}"]
     address = read_address(run_dir)
     if address is not None and address.socket:

@@ -1,5 +1,4 @@
-"""An address that leads nowhere: refused, swallowed, or taken by a listener that does not speak
-ZeroMQ."""
+"""An address that leads nowhere: refused, swallowed, or served by a listener that does not speak ZeroMQ."""
 
 from __future__ import annotations
 
@@ -10,21 +9,18 @@ from enum import StrEnum
 
 
 class Way(StrEnum):
-    """The fate of a connection."""
+    """What happens to a connection."""
 
     REFUSED = "refused"
     """nothing listens there"""
     SWALLOWED = "swallowed"
-    """a firewall drops all packets: here a listener whose queue is full"""
+    """packets vanish as behind a firewall: a listener whose queue is full"""
     DUMB = "dumb"
-    """a listener takes the connection and sends nothing"""
+    """a listener accepts the connection and sends nothing"""
 
 
 class Nowhere:
-    """One such address."""
-
     def __init__(self, rng: random.Random, way: Way | None = None) -> None:
-        """Take a port."""
         self.way = way or rng.choice(list(Way))
         self._sockets = [socket.socket()]
         listener = self._sockets[0]
@@ -42,6 +38,5 @@ class Nowhere:
                 self._sockets.append(filler)
 
     def close(self) -> None:
-        """Give the port back."""
         for each in self._sockets:
             each.close()

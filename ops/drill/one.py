@@ -1,7 +1,6 @@
 """One drill: a fleet, the faults of a seed, the check.
 
-Every step of the run has a deadline: the first updates, two updates after each round of faults, the
-end."""
+Every step of the run has a deadline: the first updates, two updates after each round of faults, the end."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ from pipeline.config import RESOLVED_NAME
 from pipeline.config.load import load_config, read_resolved
 
 PATIENCE_S = 60.0
-"""Without an update for so long, a run is stuck; on a machine with two cores of its own one comes
-every 0.2 s."""
+"""A run without an update for this long is stuck; on a machine with two idle cores one comes every 0.2 s."""
 _LAST_UPDATES = 2
 _LONGEST_S = 120.0
 """No fault lasts longer."""
@@ -37,9 +35,9 @@ _DISKS = {FaultKind.DISK_FULL: ("checkpoints", 8 << 20), FaultKind.DISK_FULL_LED
 """Folder under the run's, and bytes of its small disk."""
 _LONG_DISK_FACTOR = 4
 _LONG_SETTINGS = (f"engines.settings.step_s={LONG_STEP_S}", "checkpoint.every_updates=10", "observer.enabled=true")
-"""Over ``configs/drill.toml``, in a long drill."""
+"""Overrides of ``configs/drill.toml`` in a long drill."""
 _MEMORY_BYTES = (128 << 10, 1 << 20)
-"""Of a small ``/dev/shm``: room for one version of the weights, or for some and a few rings."""
+"""Sizes of a small ``/dev/shm``: room for one version of the weights, or for some and a few rings."""
 _OWN_SETTINGS = {
     FaultKind.SLOW_VERDICTS: ("recovery.policy=act", "reward.timeout_s=10.0"),
     # so that a response is a dead letter within the fault
@@ -50,8 +48,6 @@ _LOCAL = ("generation.engine=local", "learner.backend=torch", "reference.backend
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a drill."""
-
     seed: int
     algorithm: str
     kinds: tuple[str, ...]
@@ -68,9 +64,9 @@ class Outcome:
     num_relayed: int = 0
     num_damaged: int = 0
     num_dead_letters: int = 0
-    """Responses that have never got a verdict."""
+    """Responses that never got a verdict."""
     folder: Path | None = None
-    """Kept when something was violated."""
+    """Kept if something was violated."""
 
 
 class DrillWatch:
@@ -81,13 +77,11 @@ class DrillWatch:
         self.patience_s = patience_s
         self._next_interpose_s = 0.0
         self.version = -1
-        """Newest policy version in the history; it never goes back, even when rows are
-        taken out."""
+        """Newest policy version in the history; it never decreases, even when rows are removed."""
         self.num_seen = 0
-        """Versions seen."""
+        """Number of versions seen."""
 
     def poll(self) -> None:
-        """Read the new rows."""
         for row in self._site.fleet.updates():
             if row.policy_version > self.version:
                 self.version = row.policy_version
@@ -98,12 +92,12 @@ class DrillWatch:
             interpose(self._site)
 
     def updates(self, num: int) -> bool:
-        """Wait for so many further updates, or the end of the run; False when they do not come."""
+        """Wait for ``num`` further updates, or the run's end; return False if they do not come."""
         wanted = self.num_seen + num
         return self._until(lambda: self.num_seen >= wanted)
 
     def end(self) -> bool:
-        """Wait for the run's end, as long as it moves; False when it stops moving."""
+        """Wait for the run's end; return False if the run stops moving."""
         return self._until(lambda: False)
 
     def _until(self, condition: Callable[[], bool]) -> bool:
@@ -127,8 +121,8 @@ def drill(
     keep: bool = False,
     changes: Sequence[str] = (),
 ) -> Outcome:
-    """Run a drill in ``folder``, which is removed afterwards unless something was violated or
-    ``keep`` is set. ``changes``: settings over those of ``configs/drill.toml``."""
+    """Run a drill in ``folder``, which is removed afterwards unless something was violated or ``keep`` is set.
+    ``changes``: settings on top of those of ``configs/drill.toml``."""
     started = time.monotonic()
     kinds = tuple(str(kind) for kind in plan.kinds)
     outcome = Outcome(plan.seed, plan.algorithm, kinds)
@@ -147,7 +141,7 @@ def drill(
     with contextlib.ExitStack() as stack:
         network = None
         if FaultKind.LINK_CUT in plan.kinds:
-            # the fault notes what is left out
+            # the fault notes that it is left out
             with contextlib.suppress(SpaceRefused):
                 network = stack.enter_context(host_network(FLEET_HOST, GUEST_HOST, apart=False))
         if network is not None:
@@ -199,7 +193,7 @@ def drill(
 
 
 def conclude(site: Site) -> None:
-    """Audit a run that is over, and record its leftovers."""
+    """Audit a run that has ended, and record its leftovers."""
     if site.fleet.is_over():
         record_leftovers(site, "the run's end")
         site.events.append(_audit(site.fleet))
@@ -208,7 +202,7 @@ def conclude(site: Site) -> None:
 
 
 def judge(site: Site) -> tuple[list[Event], list[Violation]]:
-    """Return the events of a run that is over, the site's included, and what they violate."""
+    """Return the events of a run that has ended, including the site's, and what they violate."""
     config = read_resolved(site.fleet.run_dir)
     limits = Limits(
         eta=config.staleness.eta,
@@ -271,7 +265,6 @@ def _recovers(faults: Sequence[PlannedFault], site: Site, outcome: Outcome, watc
 
 
 def _end(one: ActiveFault, outcome: Outcome, watch: DrillWatch) -> None:
-    """Wait for a fault's end."""
     for _ in each_turn(_LONGEST_S):
         watch.poll()
         if one.is_over:

@@ -1,9 +1,8 @@
-"""Faults inside a worker's process that no signal and no cut wire can make, such as a hung main loop.
+"""Faults inside a worker's process that no signal and no cut wire can cause, such as a hung main loop.
 
-A worker's orders are one JSON file in a folder. Its process reads the file again when it changes,
-and follows it until the file is removed. The product itself knows no orders: its functions are
-patched as their modules are imported (``ops/drill/shim``), and without an order a patched function
-only calls the original."""
+A worker's orders are one JSON file in a folder. Its process reads the file again when it changes, and follows
+it until the file is removed. The product itself knows no orders: its functions are patched as their modules are
+imported (``ops/drill/shim``), and without an order a patched function only calls the original."""
 
 from __future__ import annotations
 
@@ -82,8 +81,8 @@ def own_name(arguments: Sequence[str]) -> str | None:
 
 
 def _patch_context(module: Any, orders: OrderReader) -> None:
-    """``hang``: the main loop stops, while heartbeats continue. ``leak``: allocates so many MB a second
-    and keeps them."""
+    """``hang``: the main loop stops, while heartbeats continue. ``leak``: allocates this many MB a second and
+    keeps them."""
     of, kept, last_s = module.ActorContext, list[bytes](), 0.0
     original = of.waiting_for
 
@@ -93,7 +92,7 @@ def _patch_context(module: Any, orders: OrderReader) -> None:
         now_s = time.monotonic()
         rate = orders.get("leak")
         if rate:
-            # not zeros, whose pages would be shared
+            # pages of zeros would be shared
             kept.append(b"\1" * int(rate * 1e6 * min(1.0, now_s - (last_s or now_s))))
         last_s = now_s if rate else 0.0
         while orders.get("hang"):
@@ -120,7 +119,7 @@ def _patch_generation(module: Any, orders: OrderReader) -> None:
 
 
 def _patch_training(module: Any, orders: OrderReader) -> None:
-    """``nan``: the loss on one batch in so many is not finite, each time the step is made. It is
+    """``nan``: the loss on one batch in this many is not finite, each time the step is repeated. The step is
     refused as in a real backend."""
     original, steps, bad = module.EmulatedTraining.step, count(), set[tuple[str, ...]]()
 
@@ -143,7 +142,7 @@ def _patch_weight_receiver(module: Any, orders: OrderReader) -> None:
 
     async def deaf_poll(self: Any) -> None:
         if orders.get("stale"):
-            # still set, it would end each next wait at once, and the main loop would spin
+            # if it stayed set, every wait would return at once and the main loop would spin
             self._announced.clear()
         else:
             await poll(self)
@@ -161,7 +160,7 @@ PATCHES: Final[Mapping[str, Callable[[Any, OrderReader], None]]] = {
 
 
 def _patch_clock(orders: OrderReader) -> None:
-    """``clock``: the wall clock of this process is so many seconds ahead."""
+    """``clock``: the wall clock of this process is this many seconds ahead."""
     original = time.time
 
     def moved() -> float:
@@ -171,7 +170,7 @@ def _patch_clock(orders: OrderReader) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Patches the modules of ``PATCHES`` once they are loaded."""
+    """Patches the modules of ``PATCHES`` when they are loaded."""
 
     def __init__(self, orders: OrderReader) -> None:
         self._orders = orders
@@ -199,7 +198,7 @@ def _replace_exec(loader: Loader, execute: Callable[[ModuleType], None]) -> None
 
 
 def obey() -> None:
-    """Follow the orders of the folder that the environment names, in this process and its forks."""
+    """Follow the orders in the folder that the environment names, in this process and its forks."""
     orders = OrderReader(Path(os.environ[FOLDER]))
     _patch_clock(orders)
     sys.meta_path.insert(0, _Finder(orders))

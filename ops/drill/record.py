@@ -1,7 +1,7 @@
 """The events of a drill, read afterwards from files that the run cannot take back.
 
-The files are read once nothing runs in the run's folder any more. The events of the ledger's file
-come first, in order, then those of checkpoints, journals, history and logs."""
+The files are read once nothing runs in the run's folder any more. The events of the ledger's file come first,
+in order, then those of checkpoints, journals, history and logs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ACTING = frozenset(
     }
 )
 _SERVER_LINE = re.compile(r"(\d+):M ")
-"""Of the server itself: its children are C, replicas S, Sentinels X (https://valkey.io/topics/debugging)."""
+"""The server itself logs as M: its children are C, replicas S, Sentinels X (https://valkey.io/topics/debugging)."""
 
 
 def read_events(fleet: DrillFleet) -> Iterator[Event]:
@@ -67,7 +67,7 @@ def read_events(fleet: DrillFleet) -> Iterator[Event]:
 
 
 def _truth(run_dir: Path) -> Callable[[TrajectoryChunk], bool]:
-    """Return the judge of an emulated run: every token of every response is known beforehand."""
+    """Return the judge of an emulated run, in which every token of every response is known beforehand."""
     config = read_resolved(run_dir)
     tokenizer = load_text_tokenizer(config.model.path)
     words = token_law(config, tokenizer)
@@ -88,14 +88,14 @@ def _checkpoints(folder: Path) -> Iterator[Event]:
         try:
             checkpoint = read_checkpoint(path)
         except DataError:
-            # a resumed learner refuses it, too
+            # a resumed learner refuses it too
             continue
         state = checkpoint.state
         yield Checkpointed(path.name, checkpoint.version, int(state["num_updates"]), tuple(state["claims"]))
 
 
 def crashes(logs: Path) -> Iterator[Crashed]:
-    """Find workers that ended by an error that they had no word for."""
+    """Find workers that ended by an unexpected error."""
     for path in sorted(logs.glob("*.jsonl")):
         for line in path.read_text(errors="replace").splitlines():
             if _CRASH not in line:

@@ -1,10 +1,8 @@
-"""A relay on the links to a mailbox: it hands on the generators' messages, and damages them on
-request.
+"""A relay in front of a mailbox: it forwards the generators' messages, and damages them on request.
 
-*Consumes* frames at an address of its own, which the drill puts into the registry in the mailbox's
-place. *Produces* frames at the mailbox. *Waits for* neither: a thread turns over all relays a few
-hundred times a second. Messages that a mailbox does not take are held, and nothing more is read
-meanwhile, so that back-pressure goes through."""
+It reads at its own address, which the drill registers in the mailbox's place. One thread turns over all relays
+a few hundred times a second. Messages that a mailbox does not take are held, and nothing more is read
+meanwhile, so that back-pressure passes through."""
 
 from __future__ import annotations
 
@@ -29,13 +27,13 @@ _LONGEST_HELD_S = 0.3
 
 
 def damage(kind: FaultKind | None, message: Frames, memory: Sequence[Frames], rng: random.Random) -> list[Frames]:
-    """Return the messages that are handed on in a message's place.
+    """Return the messages to forward in a message's place.
 
     Args:
-        kind: The damage; None for nothing.
+        kind: The damage; None for none.
         message: Envelope and body.
         memory: Messages that passed before.
-        rng: Decides which of them are hit, and where."""
+        rng: Decides which messages are hit, and where."""
     if kind is None or rng.random() < 0.3:
         return [message]
     match kind:
@@ -67,8 +65,6 @@ def _flip(message: Frames, rng: random.Random) -> Frames:
 
 
 class _Relay:
-    """One mailbox's."""
-
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, target: str, rng: random.Random) -> None:
         self._context = context
         self.endpoint = f"ipc://{path}"
@@ -132,8 +128,7 @@ class _Relay:
             self._shuffle()
 
     def _shuffle(self) -> None:
-        """Hand on the held messages in another order, once there are enough of them or they have
-        been held for long."""
+        """Forward the held messages in another order, once there are enough of them or they were held long enough."""
         is_late = time.monotonic() >= self._held_since_s + _LONGEST_HELD_S
         if len(self._pending) < _HIGH_WATER_MARK // 2 and not is_late:
             return
@@ -173,17 +168,16 @@ class Relays:
 
     @property
     def num_passed(self) -> int:
-        """Messages that came by."""
+        """Number of messages received."""
         return self._done[0] + sum(relay.num_passed for relay in self._relays.values())
 
     @property
     def num_damaged(self) -> int:
-        """Messages that were not handed on as they came."""
+        """Number of messages that were not forwarded unchanged."""
         return self._done[1] + sum(relay.num_damaged for relay in self._relays.values())
 
     def stand_before(self, worker: str, endpoint: str) -> str | None:
-        """Return the address to register in the place of a mailbox's; None when it is that of a
-        relay already."""
+        """Return the address to register in place of a mailbox's; None if that is a relay already."""
         with self._lock:
             relay = self._relays.get(worker)
             if relay is not None and endpoint in (relay.endpoint, relay.target):
@@ -200,8 +194,7 @@ class Relays:
             return relay.endpoint
 
     def set(self, worker: str, kind: FaultKind | None) -> None:
-        """Let this happen to a worker's messages from now on, also through the relay of a later
-        incarnation."""
+        """Damage a worker's messages in this way from now on, also through the relay of a later incarnation."""
         with self._lock:
             if kind is None:
                 self._kinds.pop(worker, None)
@@ -216,7 +209,6 @@ class Relays:
         return relay.target if relay else None
 
     def close(self) -> None:
-        """Stop relaying."""
         self._stopped.set()
         self._thread.join(5.0)
         for relay in self._relays.values():

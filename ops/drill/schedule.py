@@ -1,8 +1,8 @@
 """The faults that a drill injects, their times and durations: a pure function of its seed.
 
-Faults come in rounds, one or two at a time; a round begins when the run has taken some updates since
-the last one. So a seed repeats a drill as far as processes allow: the same faults of the same targets,
-in the same order."""
+Faults come in rounds, one or two at a time; a round begins when the run has taken some updates since the last
+one. So a seed repeats a drill as far as processes allow: the same faults of the same targets, in the same
+order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from enum import StrEnum
 
 
 class FaultKind(StrEnum):
-    """The kind of a fault."""
-
     KILL_GENERATOR = "kill generator"
     """SIGKILL while it holds trajectories"""
     KILL_REWARD = "kill reward"
@@ -39,18 +37,18 @@ class FaultKind(StrEnum):
     FREEZE_SCORER = "freeze scorer"
     FREEZE_LEARNER = "freeze learner"
     LONG_FREEZE = "long freeze"
-    """of a generator, until after it has been replaced: its later acts must have no effect"""
+    """freezes a generator until after it has been replaced: its later acts must have no effect"""
     SLOW_WORKER = "slow worker"
     """stopped four fifths of the time"""
     KILL_SERVER = "kill ledger server"
     FREEZE_SERVER = "freeze ledger server"
     FLICKERING_SERVER = "ledger server frozen between probes"
-    """frozen for longer than a probe waits, let go for milliseconds, frozen again: one answer, and
-    none to the next question"""
+    """frozen for longer than a probe waits, resumed for milliseconds, frozen again: one answer, and none to the
+    next question"""
     DEAD_FROZEN_SERVER = "ledger server frozen for good"
     """never resumed: it must be ended for certain before another is started"""
     MUTE_SERVER = "mute ledger server"
-    """it takes connections and commands, and answers none"""
+    """it accepts connections and commands, and answers none"""
     CORRUPT = "corrupt"
     """bytes changed in passing"""
     TRUNCATE = "truncate"
@@ -59,15 +57,15 @@ class FaultKind(StrEnum):
     REPLAY = "replay"
     """old messages once more"""
     GARBAGE = "garbage"
-    """bytes that are no message, and bytes that are no ZeroMQ"""
+    """bytes that are no message, and bytes that are not ZeroMQ"""
     PARTITION = "partition"
     """no connection between generators and a scorer"""
     ONE_WAY = "one-way partition"
-    """everything is taken, nothing arrives"""
+    """everything is accepted, nothing arrives"""
     STALL = "stalled link"
-    """nothing is taken: back-pressure"""
+    """nothing is accepted: back-pressure"""
     LINK_CUT = "link cut to one host"
-    """a generator on a host of its own, by tcp; nothing passes, and nothing is refused"""
+    """a generator on its own host, over tcp; nothing passes, and nothing is refused"""
     UNREACHABLE_NAME = "unreachable advertised name"
     """a scorer is registered under an address that leads nowhere"""
     DISK_FULL = "disk full under checkpoints"
@@ -77,7 +75,7 @@ class FaultKind(StrEnum):
     CLOCK_JUMP = "clock jump"
     """the wall clock of the run's processes jumps by up to a day, and back"""
     JOIN_AND_LEAVE = "join and leave"
-    """a generator that no configuration names comes, and is sent away"""
+    """a generator that no configuration names joins, and is sent away"""
     HANGUP = "hangup"
     """SIGHUP of the supervisor, as when its terminal is closed; then ``--resume``"""
     ORPHANS_DOWN = "supervisor gone, then down"
@@ -91,7 +89,7 @@ class FaultKind(StrEnum):
     BUSY_SERVER = "busy ledger server"
     """it runs a script for about 8 s, and answers nothing else"""
     ENDLESS_SCRIPT = "script without end"
-    """it has written, so that the server must be ended for it"""
+    """a script that has written, so that only ending the server ends it"""
     JUNK = "junk in the registry"
     """values and names that nobody can read, in each key that a generator's token may write"""
     SLOW_VERDICTS = "slow verdicts"
@@ -99,7 +97,7 @@ class FaultKind(StrEnum):
     LATE_VERDICTS = "late verdicts"
     """the verifier never answers for some responses"""
     TINY_MEMORY = "tiny shared memory"
-    """the shared memory of its host is small, and full from some time on"""
+    """the host's shared memory is small, and full from some time on"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +105,9 @@ class Traits:
     """What a plan must know about a kind of fault."""
 
     lasts_s: tuple[float, float] = (0.5, 2.5)
-    """Seconds, at least and at most; a fault whose cause is asked for lasts until it is named."""
+    """Shortest and longest duration in seconds. A fault whose cause is asked for lasts until it is named."""
     moving_s: float | None = None
-    """Seconds for which the run takes updates while the fault is on; None: as long as it lasts."""
+    """Seconds in which the run takes updates while the fault is on; None: the whole duration."""
     is_on_wire: bool = False
     """It damages a link, and needs a relay on it."""
     is_asked: bool = False
@@ -117,13 +115,13 @@ class Traits:
     is_of_start: bool = False
     """It strikes while a supervisor starts: at the run's start, or after another end."""
     is_alone: bool = False
-    """It is not combined with another in a round, which it would end, hide, or outlast."""
+    """Not combined with another in a round, which it would end, hide, or outlast."""
     is_sole: bool = False
-    """It is the only one of its drill: what another fault does to a worker would be blamed on it later."""
+    """The only fault of its drill: another fault's effects would be blamed on it later."""
     is_rare: bool = False
-    """Only a seed of its own has it: it lasts long, or needs a fleet of another kind."""
+    """Only its own seed has it: it lasts long, or needs another kind of fleet."""
     is_by_tcp: bool = False
-    """The fleet speaks tcp with keys, between which no relay can be put."""
+    """The fleet uses tcp with keys, where no relay can stand in between."""
 
 
 _AT_ONCE = (0.0, 0.0)
@@ -166,16 +164,16 @@ _TRAITS = {
     FaultKind.LATE_VERDICTS: Traits((12.0, 16.0), is_rare=True),
     FaultKind.TINY_MEMORY: Traits((3.0, 6.0), is_rare=True),
 }
-"""Of the kinds that are not ``_PLAIN``."""
+"""Traits of the kinds that are not ``_PLAIN``."""
 _NAMING_S = 3.0
 """Typical seconds until a cause is named."""
 _UPDATES_A_ROUND = 3
-"""Those of its faults and of the recovery, besides the gap before the round."""
+"""During its faults and the recovery, besides the gap before the round."""
 _UPDATES_AROUND = 5
 _GAP_UPDATES = 2
 _FAULTS_A_MINUTE = 2.0
 LONG_STEP_S = 1.0
-"""Of a long drill's updates, so that the history of half an hour can be read."""
+"""Seconds of a long drill's updates, so that the history of half an hour can be read."""
 _NOT_IN_LONG = frozenset(
     {
         FaultKind.LINK_CUT,
@@ -185,11 +183,10 @@ _NOT_IN_LONG = frozenset(
         FaultKind.TINY_MEMORY,
     }
 )
-"""Kinds that need another fleet than the rest: by tcp, with a critic, other settings, or a small memory."""
+"""Kinds that need another fleet than the rest: over tcp, with a critic, other settings, or a small memory."""
 
 
 def traits(kind: FaultKind) -> Traits:
-    """Return the traits of a kind."""
     return _TRAITS.get(kind, _PLAIN)
 
 
@@ -200,19 +197,15 @@ STARTS = frozenset(kind for kind in FaultKind if traits(kind).is_of_start)
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """One fault."""
-
     kind: FaultKind
     duration_s: float
-    """0 for those that happen at once."""
+    """0 for instantaneous faults."""
     seed: int
-    """For choices that are made when it happens: which worker, which byte."""
+    """For choices that are made when it strikes: which worker, which byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The faults of one drill."""
-
     seed: int
     algorithm: str
     num_rewards: int
@@ -222,25 +215,23 @@ class Plan:
 
     @property
     def is_long(self) -> bool:
-        """Whether the rounds are apart, for minutes."""
+        """Whether there are minutes between the rounds."""
         return self.gap_updates > _GAP_UPDATES
 
     @property
     def kinds(self) -> frozenset[FaultKind]:
-        """Kinds of fault in it."""
         return frozenset(fault.kind for faults in self.rounds for fault in faults)
 
     def num_updates(self, step_s: float) -> int:
-        """Return how many updates the run must take, so that it is not over before
-        the faults are."""
+        """Return how many updates the run must take to outlast its faults."""
         lasting = sum(max(map(_moving_s, faults), default=0.0) for faults in self.rounds)
         of_rounds = (_UPDATES_A_ROUND + self.gap_updates) * len(self.rounds)
         return _UPDATES_AROUND + of_rounds + math.ceil(lasting / step_s)
 
 
 def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
-    """Return the plan of a seed. Seeds in a row go through ``kinds`` in turn, so that len(kinds) of
-    them have every kind."""
+    """Return the plan of a seed. Consecutive seeds go through ``kinds`` in turn, so len(kinds) of them have every
+    kind."""
     rng = random.Random(seed)
     first = kinds[seed % len(kinds)]
     is_by_tcp = traits(first).is_by_tcp
@@ -259,8 +250,8 @@ def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
 
 
 def long_plan(seed: int, minutes: float, step_s: float = LONG_STEP_S) -> Plan:
-    """Return a plan of single faults, two a minute, the kinds in turn, for a fleet with updates of
-    ``step_s``. Kinds that need a fleet of their own are left out."""
+    """Return a plan of single faults, two a minute, the kinds in turn, for a fleet with updates of ``step_s``.
+    Kinds that need their own fleet are left out."""
     rng = random.Random(f"soak/{seed}")
     kinds = [kind for kind in FaultKind if kind not in _NOT_IN_LONG]
     rounds: list[tuple[PlannedFault, ...]] = []

@@ -26,12 +26,12 @@ _JOIN_S = 90.0
 
 
 def keep_busy(fleet: DrillFleet, seconds: float | None) -> Callable[[], object]:
-    """Run a script for so long, for ever with None, on a thread; return what waits for its end."""
+    """Run a script on a thread for ``seconds``, or for ever with None; return a function that waits for its end."""
     address = read_address(fleet.run_dir)
     assert address is not None, "a run that has taken updates has a server"
 
     def run() -> None:
-        # it takes as long as the script, and ends with the server: the next one gets no script
+        # no retry: a restarted server must not get the script again
         never = Retry(NoBackoff(), 0)
         with (
             redis.Redis.from_url(address.url, socket_timeout=_JOIN_S, retry=never) as client,

@@ -1,4 +1,4 @@
-"""A small ``/dev/shm`` of a fleet's own, in a mount namespace; the rest of the files are this machine's."""
+"""A small ``/dev/shm`` for one fleet, in a mount namespace; all other files are this machine's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SmallMemory:
-    """The namespace, as long as its process lives."""
+    """The namespace, which exists as long as its process."""
 
     pid: int
     num_bytes: int
@@ -30,13 +30,13 @@ class SmallMemory:
         return Path(f"/proc/{self.pid}/root{_MEMORY}")
 
     def on(self) -> list[str]:
-        """Return the words that run a command there."""
+        """Return the command prefix that runs a command there."""
         return ["nsenter", "-t", str(self.pid), "-m", f"--wdns={ROOT}"]
 
 
 @contextmanager
 def small_memory(num_bytes: int) -> Iterator[SmallMemory | None]:
-    """Make one; None where that is not permitted."""
+    """Make a small memory; yields None if that is not permitted."""
     mount = f"mount -t tmpfs -o size={num_bytes},mode=1777 tmpfs {_MEMORY} && echo && exec sleep {_LIFE_S}"
     try:
         process = subprocess.Popen(

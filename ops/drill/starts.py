@@ -1,8 +1,4 @@
-"""Faults that strike while a supervisor starts: from the moment at which it has its lock, until the
-run's state is its own.
-
-*Consumes* a fleet whose newest supervisor was started a moment ago. *Produces* the fault. *Waits for*
-the moment, and for an order to be carried out."""
+"""Faults that strike while a supervisor starts: from when it has its lock until it owns the run's state."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from protocol.ids import Role
 
 _START_S = 120.0
 _SPREAD_S = 1.5
-"""The fault strikes so much later at most."""
+"""The fault strikes at most this much later."""
 _TIGHT_S = 0.002
 _ORDER_S = 180.0
 _HELD_S = 60.0
@@ -31,7 +27,7 @@ _FINISHED = "is finished"
 
 
 def is_starting(fleet: DrillFleet) -> bool:
-    """Whether the newest supervisor lives, and the run's state is not its own yet."""
+    """Whether the newest supervisor lives and does not own the run's state yet."""
     if fleet.is_over():
         return False
     blob = fleet.ledger("GET", keys.run_status(RUN))
@@ -42,7 +38,7 @@ def is_starting(fleet: DrillFleet) -> bool:
 
 
 def kill_server(fleet: DrillFleet, rng: random.Random) -> str:
-    """Kill the ledger's server; return a note, "" when that was during the start."""
+    """Kill the ledger's server; return a note, "" if that was during the start."""
     folder = fleet.run_dir / "ledger"
     _until_begun(fleet)
     if not until(lambda: servers_of(folder), _START_S, poll_s=_TIGHT_S):
@@ -55,7 +51,7 @@ def kill_server(fleet: DrillFleet, rng: random.Random) -> str:
 
 
 def go_down(fleet: DrillFleet, rng: random.Random) -> tuple[list[Event], str]:
-    """Have the run end by ``headrace down``; return what happened, and a note."""
+    """End the run by ``headrace down``; return what happened, and a note."""
     answer, words, note = _accepted(fleet, rng, "down", str(fleet.run_dir))
     version = max((row.policy_version for row in fleet.updates()), default=-1)
     is_over = bool(until(fleet.is_over, 5.0))
@@ -80,13 +76,13 @@ def scale(fleet: DrillFleet, rng: random.Random) -> tuple[list[Event], str]:
         return [OrderResult(what, held=False, found=f"{note}: {words}")], ""
     until(lambda: not is_starting(fleet), _START_S)
     is_held = until(lambda: fleet.is_over() or _num_generators(fleet) == (number, number), _HELD_S)
-    found = "{} are wanted, {} are there".format(*_num_generators(fleet))
+    found = "{} are wanted, {} exist".format(*_num_generators(fleet))
     return [OrderResult(what, held=bool(is_held), found=found)], note
 
 
 def _accepted(fleet: DrillFleet, rng: random.Random, *order: str) -> tuple[Any, str, str]:
-    """Give an order during the start, again and again while it is refused: its folder is made, or the
-    start is to be waited for. Return the answer, the last words, and a note."""
+    """Give an order during the start, repeating it while it is refused because the run folder is missing or the
+    start is not over. Return the answer, the last words, and a note."""
     first = Order(fleet, *order)
     _until_begun(fleet)
     time.sleep(rng.choice([0.0, rng.uniform(0.0, _SPREAD_S)]))
@@ -103,7 +99,7 @@ def _accepted(fleet: DrillFleet, rng: random.Random, *order: str) -> tuple[Any, 
 
 
 def _num_generators(fleet: DrillFleet) -> tuple[int, int]:
-    """Return how many of this host are wanted, and are there."""
+    """Return how many generators of this host are wanted, and how many exist."""
     blob = fleet.ledger("GET", keys.fleet(RUN))
     wanted = json.loads(blob).get("generator", 0) if blob else 0
     own = [beat for beat in fleet.workers(Role.GENERATOR) if beat.who.worker.startswith("generator-")]
@@ -124,7 +120,6 @@ class Order:
     )
 
     def __init__(self, fleet: DrillFleet, *arguments: str) -> None:
-        """Start the process."""
         self._process = fleet.prepared(self._PREPARED, *arguments, "--json")
 
     def give(self) -> tuple[Any, str]:

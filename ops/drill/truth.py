@@ -1,11 +1,8 @@
-"""The right answers of ``headrace why`` while a fault is on, by kind, and the questions, until an
-answer is right or its time is over.
+"""The right answers of ``headrace why`` to each kind of fault, and the questions, until an answer is right or time
+is up.
 
-*Consumes* the command's JSON. *Produces* how long it took to name the true cause. *Waits for* the
-command, ``NAMING_S`` in all.
-
-Fields of the answer decide whether a cause is named: the ``cause`` and the ``who`` of a chain, and
-the struck folder or worker. The words around them are free."""
+Fields of the answer decide whether a cause is named: the ``cause`` and the ``who`` of a chain, and the struck
+folder or worker. The words around them are free."""
 
 from __future__ import annotations
 
@@ -24,17 +21,15 @@ _NOT_REACHED = " does not reach "
 
 Answer = dict[str, Any]
 Ask = Callable[[float], Answer | None]
-"""Seconds to wait -> the command's output; None when it printed nothing by then."""
+"""Seconds to wait -> the command's output; None if it printed nothing by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """The target of a fault."""
+    """The target of a fault: a worker or a folder."""
 
     target: str = ""
-    """A worker, where it is one."""
     folder: str = ""
-    """A folder, where it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,7 @@ class Naming:
 
     kind: str
     seconds: float | None
-    """From the fault's begin; None when it was not named in time."""
+    """From the fault's begin; None if it was not named in time."""
     answer: str
     """The last answer's headline."""
 
@@ -75,8 +70,8 @@ def _any(*causes: str) -> Callable[[Answer, Struck], bool]:
 
 
 def _names_worker(*causes: str) -> Callable[[Answer, Struck], bool]:
-    """A chain with one of these causes is about the worker that was struck, or another line names
-    the worker that is not reached."""
+    """A chain with one of these causes is about the struck worker, or another line names the worker that cannot be
+    reached."""
 
     def is_named(answer: Answer, struck: Struck) -> bool:
         told = [words for words in answer.get("also", []) if _NOT_REACHED in words]
@@ -104,18 +99,17 @@ TRUTHS: dict[FaultKind, Truth] = {
     FaultKind.BUSY_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
     FaultKind.ENDLESS_SCRIPT: Truth("the ledger's server does not answer", _leads("ledger")),
     FaultKind.LINK_CUT: Truth("the link to the cut worker, by its name", _names_worker("unreachable")),
-    FaultKind.UNREACHABLE_NAME: Truth("the worker that is not reached", _names_worker("unreachable")),
+    FaultKind.UNREACHABLE_NAME: Truth("the worker that cannot be reached", _names_worker("unreachable")),
     FaultKind.DISK_FULL: Truth("no room in the checkpoints' folder, by its path", _names_folder("disk")),
     FaultKind.DISK_FULL_LEDGER: Truth("no room in the ledger's folder, by its path", _names_folder("disk")),
-    FaultKind.HANGUP: Truth("the run was stopped, and no process of it is there", _is_down),
+    FaultKind.HANGUP: Truth("the run was stopped, and none of its processes exists", _is_down),
     FaultKind.ORPHANS_DOWN: Truth("no supervisor runs", _any("supervisor")),
 }
 assert set(TRUTHS) == ASKED
 
 
 def ask_until_named(kind: FaultKind, struck: Struck, ask: Ask, *, within_s: float = NAMING_S) -> Naming:
-    """Query again and again until the true cause is named, at most ``within_s``; a later answer
-    does not count."""
+    """Ask repeatedly until the true cause is named, for at most ``within_s``; a later answer does not count."""
     began, headline = time.monotonic(), ""
     while (left_s := began + within_s - time.monotonic()) > 0.0:
         answer = ask(max(_LEAST_S, left_s))
@@ -129,10 +123,9 @@ def ask_until_named(kind: FaultKind, struck: Struck, ask: Ask, *, within_s: floa
 
 
 class Asking:
-    """Asks on a thread, while the fault is on."""
+    """Asks on a thread while the fault is on."""
 
     def __init__(self, kind: FaultKind, struck: Struck, ask: Ask) -> None:
-        """Begin to ask."""
         self._found: Naming | None = None
 
         def run() -> None:
@@ -143,7 +136,7 @@ class Asking:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was named, or not in time."""
+        """Whether the cause was named, or not in time."""
         return not self._thread.is_alive()
 
     def result(self) -> Naming:

@@ -1,10 +1,9 @@
-"""The drill's verifier: right or wrong by a digest of the response, and broken while a file demands
-it.
+"""The drill's verifier: right or wrong by a digest of the response, and broken while a file demands it.
 
 The prompts' column ``switch`` names the file. Its content is ``raise``, ``hang``, ``exit``, ``sometimes
-SECONDS`` (one response in a few takes so much longer) or ``late`` (one in a few is never answered,
-however often it is asked). A last word ``@PID`` means the verifiers of that reward worker alone. The
-column ``verdict_s`` has the seconds that a healthy verdict takes."""
+SECONDS`` (one response in a few takes this much longer) or ``late`` (one in a few is never answered, however
+often it is asked). A last word ``@PID`` restricts it to the verifiers of that reward worker. The column
+``verdict_s`` has the seconds that a healthy verdict takes."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from pipeline.rewards.verifier import Response
 NAME = "ops.drill.verifier:judge"
 _LONG_S = 600.0
 _ONE_IN = 12
-"""Responses of which one is slow or late; by its text, so that it is again."""
+"""One response in this many is slow or late. The text decides, so repetitions agree."""
 
 
 def judge(responses: Sequence[Response]) -> list[float]:
@@ -33,12 +32,12 @@ def verdict(response_text: str) -> float:
 
 
 def is_chosen(response_text: str) -> bool:
-    """Return whether this is one of the few responses that ``sometimes`` and ``late`` are about."""
+    """Whether ``sometimes`` and ``late`` affect this response."""
     return hashlib.blake2b(response_text.encode(), digest_size=2).digest()[0] % _ONE_IN == 0
 
 
 def ordered(text: str, parent: int) -> tuple[str, float]:
-    """Return the order of a switch's content for a child of ``parent``, and its number; "" without one."""
+    """Return the order in a switch's content for a child of ``parent``, and its number; "" without one."""
     words = text.split()
     if words and words[-1].startswith("@") and words.pop() != f"@{parent}":
         return "", 0.0

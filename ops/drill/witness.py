@@ -1,11 +1,9 @@
-"""Observations of a live run that no file keeps: its server processes, and the workers that the
-supervisor replaces, or that end badly.
+"""Observations of a live run that no file keeps: its server processes, and the workers that the supervisor
+replaces or that end badly.
 
-*Consumes* the process table and the end of the supervisor's log, ten times a second, on a thread of
-its own. *Produces* events. *Waits for* the next turn.
-
-A ledger server is known by its working folder, the run's ledger, and not by its command line. A
-child that rewrites the file for its parent does not count."""
+A thread polls the process table and the end of the supervisor's log ten times a second. A ledger server is
+known by its working folder, the run's ledger, and not by its command line. A child that rewrites the file for
+its parent does not count."""
 
 from __future__ import annotations
 
@@ -29,14 +27,13 @@ _LOSSES = frozenset(
         "unmanaged_worker_fenced",
     )
 )
-"""The supervisor's words for workers that are lost, or that it ends."""
+"""The supervisor's events about workers that are lost, or that it ends."""
 
 
 class Witness:
     """Watches one run from its start to its end."""
 
     def __init__(self, run_dir: Path) -> None:
-        """Begin to watch."""
         self._ledger = run_dir / "ledger"
         self._log = run_dir / "logs" / "supervisor.jsonl"
         self._read = 0
@@ -88,7 +85,7 @@ class Witness:
 
 
 def servers_of(folder: Path) -> frozenset[int]:
-    """Return the processes that work in a ledger's folder, children of such a process aside."""
+    """Return the processes that work in a ledger's folder, without children of such a process."""
     found: dict[int, int] = {}
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():

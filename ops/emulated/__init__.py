@@ -8,4 +8,4 @@ OVERRIDES: Final = (
     "reference.backend=ops.emulated.build:scoring",
     "value.backend=ops.emulated.build:value",
 )
-"""Settings, as of ``--set``, with which a run has no other engines."""
+"""Settings, as for ``--set``, with which a run has only emulated engines."""

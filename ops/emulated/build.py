@@ -1,6 +1,6 @@
 """Makes emulated engines from a run's configuration, tokenizer and model's ``config.json``.
 
-A run file names these functions, with settings of ``ops.emulated.settings``::
+A run file names these functions, with settings of ``ops.emulated.settings``:
 
     generation.engine = "ops.emulated.build:generation"
     learner.backend = "ops.emulated.build:training"
@@ -37,8 +37,7 @@ _MODULE = __name__
 
 
 def generation(config: RunConfig) -> EmulatedEngine:
-    """Make the generation engine. Raises ConfigError, DataError for a folder without model or
-    tokenizer."""
+    """Make the generation engine. Raises ConfigError, or DataError for a folder without model or tokenizer."""
     _check_together(config)
     tokenizer = load_text_tokenizer(config.model.path)
     settings = emulation_of(config)
@@ -61,7 +60,6 @@ def generation(config: RunConfig) -> EmulatedEngine:
 
 
 def scoring(config: RunConfig) -> EmulatedScoring:
-    """Make the reference worker's engine."""
     settings = emulation_of(config)
     time.sleep(settings.load_s)
     return EmulatedScoring(token_s=settings.scoring_token_s)
@@ -87,7 +85,6 @@ def training(config: RunConfig) -> EmulatedTraining:
 
 
 def value(config: RunConfig) -> EmulatedValue:
-    """Make the value worker's engine."""
     settings = emulation_of(config)
     time.sleep(settings.load_s)
     return EmulatedValue(
@@ -98,19 +95,19 @@ def value(config: RunConfig) -> EmulatedValue:
 
 
 def length_law(settings: Emulation) -> LengthLaw:
-    """Return how long a run's emulated responses are."""
+    """Return the distribution of a run's emulated response lengths."""
     return LengthLaw(settings.lengths, settings.median_tokens, settings.tail)
 
 
 def token_law(config: RunConfig, tokenizer: TextTokenizer) -> TokenLaw:
     """Return the tokens of a run's emulated responses."""
     stops = end_tokens(config.model.path, tokenizer, config.generation.stop_token_ids)
-    # the vocabulary is the tokenizer's, which may be the smaller one
+    # the tokenizer may have fewer tokens than the model
     return TokenLaw.of(tokenizer.num_tokens, (stop for stop in stops if stop < tokenizer.num_tokens))
 
 
 def num_weights(settings: Emulation) -> int:
-    """Return how many numbers the emulated weights hold."""
+    """Return how many numbers the emulated weights have."""
     return (settings.weights_kb << 10) // _BYTES_PER_WEIGHT
 
 

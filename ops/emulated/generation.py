@@ -1,12 +1,12 @@
-"""The emulated generation engine: continuous batching over slots, with no model in them.
+"""The emulated generation engine: continuous batching over slots, without a model.
 
-Tokens and lengths of the windows are known beforehand (``ops.emulated.law``). Each
-``advance`` sleeps for the rest of the time that its steps would take.
+Tokens and lengths of the windows are known beforehand (``ops.emulated.law``). Each ``advance`` sleeps for the
+rest of the time that its steps would take.
 
-A decode step costs ``a + b * live slots`` seconds. A context that has lost its slot costs a prefill
-for each of its tokens, as on a real engine. A trajectory that comes back while its slot is free
-costs no prefill. Steps in which nothing can end are taken together, so that dozens of such engines
-fit on a core. Temperature, top-k and top-p change nothing."""
+A decode step costs ``a + b * live slots`` seconds. A context that has lost its slot costs a prefill for each of
+its tokens, as on a real engine; a trajectory that returns while its slot is free costs none. Steps in which
+nothing can end are taken together, so that dozens of such engines fit on a core. Temperature, top-k and top-p
+change nothing."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from workers.engines.generation.windows import check_request, is_live_already, s
 
 @dataclass(frozen=True, slots=True)
 class EngineCosts:
-    """Seconds of work."""
+    """Costs in seconds."""
 
     decode_base_s: float = 0.0
-    """a: of a decode step"""
+    """a: for a decode step"""
     decode_slot_s: float = 0.0
-    """b: of a live slot in a decode step"""
+    """b: for each live slot in a decode step"""
     prefill_token_s: float = 0.0
     weights_load_s: float = 0.0
 
 
 @dataclass(slots=True)
 class _Slot:
-    """A live request. Places are counted in response tokens."""
+    """A live request. Positions are counted in response tokens."""
 
     request: WindowRequest
     length: int
@@ -55,7 +55,7 @@ class _Slot:
     place: int
     """The position to sample next."""
     versions: list[tuple[int, int]]
-    """(place, policy version): from that place on, tokens are of that version."""
+    """(position, policy version): from there on, tokens are of that version."""
 
     @property
     def start(self) -> int:
@@ -78,8 +78,8 @@ class EmulatedEngine:
         num_weights: int = 1,
         journal: SamplingJournal | None = None,
     ) -> None:
-        """Make an engine without weights, for contexts of up to ``positions`` tokens (None: any).
-        ``journal`` receives each turn's samples before they are returned."""
+        """Make an engine without weights, for contexts of up to ``positions`` tokens (None: any). ``journal``
+        receives each turn's samples before they are returned."""
         self.num_slots = num_slots
         self._lengths = lengths
         self._tokens = tokens
@@ -94,16 +94,15 @@ class EmulatedEngine:
         self._waiting: dict[TrajectoryId, WindowRequest] = {}
         self._order: deque[TrajectoryId] = deque()
         self._kept: OrderedDict[TrajectoryId, np.ndarray] = OrderedDict()
-        """Contexts that are still in a free slot, the least recently used first."""
+        """Contexts that are still in a free slot, least recently used first."""
         self._num_decode_steps = self._num_sampled_tokens = self._num_prefill_tokens = 0
 
     def view_weights(self, data: np.ndarray, path: Path) -> Mapping[str, Any]:
-        """Return the one tensor."""
         del path
         return view_weights(data)
 
     def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
-        """Refuse an adapter: there are only whole versions of emulated weights."""
+        """Refuse an adapter: emulated weights have only whole versions."""
         del adapter, base, dtype
         raise WeightsRejected(
             f"an adapter on weights with digest {base_digest} was published, expected emulated weights; learner and "
@@ -111,10 +110,10 @@ class EmulatedEngine:
         )
 
     def stage_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """They are used where they lie."""
+        """Do nothing: weights are used where they lie."""
 
     def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """Take new weights between two tokens. WeightsRejected, of misfits, changes nothing."""
+        """Take new weights between two tokens. If they do not fit, raises WeightsRejected and changes nothing."""
         check_tensors(tensors, self._num_weights)
         self._pace.spend(self._costs.weights_load_s)
         self.policy_version = policy_version
@@ -122,12 +121,11 @@ class EmulatedEngine:
             slot.versions.append((slot.place, policy_version))
 
     def unserved(self, tensors: Mapping[str, Any]) -> list[str]:
-        """Return none: it computes with no weights."""
+        """Return nothing: it computes with no weights."""
         del tensors
         return []
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for a live trajectory, or an unservable one."""
         check_request(request, positions=self._positions, vocabulary=self._vocabulary)
         if request.trajectory in self._live or request.trajectory in self._waiting:
             raise is_live_already(request)
@@ -135,7 +133,6 @@ class EmulatedEngine:
         self._order.append(request.trajectory)
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run decode steps by the seam's contract. Raises EngineError before the first weights."""
         if self.policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
         started = time.monotonic()
@@ -163,7 +160,6 @@ class EmulatedEngine:
         return finished
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token, by the seam's contract."""
         self._waiting.clear()
         self._order.clear()
         windows = [self._window(slot, FinishReason.WINDOW) for slot in self._live.values() if slot.place > slot.start]
@@ -173,17 +169,15 @@ class EmulatedEngine:
         return windows
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free all state of a trajectory, live, waiting or retained; unknown ones are ignored."""
         if self._waiting.pop(trajectory, None) is not None:
             self._order.remove(trajectory)
         self._live.pop(trajectory, None)
         self._kept.pop(trajectory, None)
 
     def close(self) -> None:
-        """Nothing runs besides this process."""
+        """Do nothing: there is only this process."""
 
     def stats(self) -> EngineStats:
-        """Return counters."""
         num_live = len(self._live) + len(self._waiting)
         return EngineStats(num_live, self._num_decode_steps, self._num_sampled_tokens, self._num_prefill_tokens)
 
@@ -196,7 +190,7 @@ class EmulatedEngine:
             context = np.concatenate([request.prompt_tokens, request.response_tokens])
             kept = self._kept.pop(name, None)
             if kept is None or not np.array_equal(kept, context):
-                # the last token is decoded
+                # the last token is decoded, not prefilled
                 self._num_prefill_tokens += context.size - 1
             start = request.response_tokens.size
             length = max(start + 1, self._lengths.draw(request.seed, name))

@@ -1,4 +1,4 @@
-"""A file of the tokens that an emulated generator sampled: drills count by it what a kill cost.
+"""A file of the tokens that an emulated generator sampled, from which drills count the cost of a kill.
 
 Each process has its own, with lines ``trajectory begin end``. The last line may be cut short."""
 
@@ -12,26 +12,24 @@ from protocol.ids import TrajectoryId
 
 
 class SamplingJournal:
-    """Appends sampled stretches."""
-
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._lines: list[str] = []
 
     def note(self, trajectory: TrajectoryId, begin: int, end: int) -> None:
-        """Take note of the tokens at response positions ``begin`` to ``end`` - 1."""
+        """Buffer the tokens at response positions ``begin`` to ``end`` - 1."""
         self._lines.append(f"{trajectory} {begin} {end}\n")
 
     def flush(self) -> None:
-        """Write the noted stretches, in one piece."""
+        """Write the buffered lines at once."""
         if self._lines:
             os.write(self._file, "".join(self._lines).encode())
             self._lines.clear()
 
 
 def read_journal(path: Path) -> Iterator[tuple[TrajectoryId, int, int]]:
-    """Yield trajectory, first position and position after the last, as they were sampled."""
+    """Yield trajectory, first position and position after the last, in the order of sampling."""
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
             name, begin, end = line.split()

@@ -1,8 +1,7 @@
 """The responses of an emulated policy: length, tokens and log-probs, known beforehand.
 
-All are pure functions of (seed, trajectory, position), independent of the weights. So any generator
-that goes on with a trajectory samples the same tokens. A check can verify every token from the
-ledger alone."""
+All are pure functions of (seed, trajectory, position), independent of the weights. So any generator that
+continues a trajectory samples the same tokens, and a check can verify every token from the ledger alone."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ from workers.engines.model.rng import stream_key, uniforms
 
 _LENGTH_STREAM = 0x4C454E47
 _LOGPROB_STREAM = 0x4C4F4750
-"""Mixed into a trajectory's key: length, tokens and log-probs are drawn independently."""
+"""Mixed into a trajectory's key, so that length, tokens and log-probs are independent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthLaw:
-    """How long responses would be, were they not cut."""
+    """How long responses would be if they were not cut."""
 
     kind: Literal["lognormal", "pareto", "constant"]
     median_tokens: float
@@ -32,7 +31,7 @@ class LengthLaw:
     """Log-normal: standard deviation of ln(length). Pareto: the tail's exponent; small is heavy."""
 
     def quantile(self, u: float) -> float:
-        """Return the length, in tokens, that a share ``u`` in (0, 1) of responses keeps within."""
+        """Return the length, in tokens, that a share ``u`` in (0, 1) of responses does not exceed."""
         match self.kind:
             case "lognormal":
                 return self.median_tokens * math.exp(self.tail * NormalDist().inv_cdf(u))
@@ -42,28 +41,28 @@ class LengthLaw:
                 return self.median_tokens
 
     def draw(self, seed: int, trajectory: TrajectoryId) -> int:
-        """Return a trajectory's length in tokens, its stop token included; at least 1."""
+        """Return a trajectory's length in tokens, including its stop token; at least 1."""
         key = stream_key(seed, trajectory) ^ _LENGTH_STREAM
         return max(1, math.ceil(self.quantile(float(uniforms(np.array([key], np.uint64), np.zeros(1, np.int64))[0]))))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLaw:
-    """A response's tokens: uniform over the vocabulary, and the stop token at its end."""
+    """A response's tokens: uniform over the vocabulary, with the stop token at the end."""
 
     words: np.ndarray
-    """int32 [tokens]: those that may stand before the end"""
+    """int32 [tokens]: those that may occur before the end"""
     stop: int | None
-    """None: nothing ends a response but its limit."""
+    """None: only the limit ends a response."""
 
     @classmethod
     def of(cls, vocabulary: int, stop_token_ids: Iterable[int] = ()) -> TokenLaw:
-        """Draw from all tokens below ``vocabulary`` but the stop tokens."""
+        """Draw from all tokens below ``vocabulary`` except the stop tokens."""
         stops = sorted(set(stop_token_ids))
         return cls(np.setdiff1d(np.arange(vocabulary, dtype=np.int32), stops), stops[0] if stops else None)
 
     def tokens(self, seed: int, trajectory: TrajectoryId, begin: int, end: int, *, length: int) -> np.ndarray:
-        """Return int32 [end - begin]: the tokens there of a response of ``length`` tokens."""
+        """Return int32 [end - begin]: the tokens at these positions of a response of ``length`` tokens."""
         places = _draw(stream_key(seed, trajectory), begin, end) * self.words.size
         tokens = self.words[places.astype(np.int64)]
         if self.stop is not None and begin < end and end >= length:
@@ -71,8 +70,8 @@ class TokenLaw:
         return tokens
 
     def is_own(self, seed: int, trajectory: TrajectoryId, begin: int, tokens: np.ndarray) -> np.ndarray:
-        """Return bool [tokens]: whether the policy could have sampled them from position ``begin``
-        on. A stop token may stand anywhere."""
+        """Return bool [tokens]: whether the policy could have sampled them from position ``begin`` on. A stop
+        token may occur anywhere."""
         places = _draw(stream_key(seed, trajectory), begin, begin + tokens.size) * self.words.size
         return (tokens == self.words[places.astype(np.int64)]) | (tokens == self.stop)
 

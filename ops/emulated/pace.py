@@ -1,4 +1,4 @@
-"""Time that emulated work takes: slept, not spun, and marked piece by piece as real work is."""
+"""The time that emulated work takes: slept, not spun, and reported piece by piece like real work."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pipeline.process import work
 
 _LARGEST_CREDIT_S = 0.01
 _PIECE_S = 0.25
-"""Longest piece of emulated work, as a layer is of a real pass."""
+"""Longest piece of emulated work, like a layer of a real pass."""
 
 
 class Pace:
-    """Sleeps for work. The excess of one sleep shortens the next, so that rates are true."""
+    """Sleeps for work. Oversleeping shortens the next sleep, so that rates are exact."""
 
     def __init__(self) -> None:
         self._overslept_s = 0.0

@@ -1,11 +1,10 @@
 """The emulated training backend: weights depend on every batch and its order, at configured costs.
 
-A checkpoint holds ``emulated.json`` and no model."""
+A checkpoint has ``emulated.json`` and no model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +12,8 @@ import numpy as np
 from ops.emulated import weights
 from ops.emulated.law import TokenLaw
 from ops.emulated.pace import Pace
-from ops.emulated.state import LearnedState
+from ops.emulated.state import EmulatedLearner
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.training.live_states import LiveState
-from pipeline.training.snapshots import KeptState
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
@@ -32,7 +29,7 @@ _UNLIKELY = -12.0
 """Log-prob of a token that the policy would not have sampled."""
 
 
-class EmulatedTraining:
+class EmulatedTraining(EmulatedLearner):
     """A :class:`workers.engines.training.seam.TrainingBackend`."""
 
     def __init__(
@@ -45,21 +42,21 @@ class EmulatedTraining:
         law: TokenLaw | None = None,
         seed: int = 0,
     ) -> None:
-        """Begin untrained. A step takes ``step_s``, and ``token_s`` for each of its tokens.
+        """Start untrained. A step takes ``step_s``, and ``token_s`` for each of its tokens.
 
-        ``law`` and the run's ``seed``: the policy, for samples that may be another's; None: all are
-        its own."""
+        ``law`` and the run's ``seed`` are the policy, to recognise samples of another one; None: all are its
+        own."""
+        super().__init__()
         self._num_weights = num_weights
         self._step_s = step_s
         self._token_s = token_s
         self._scoring_token_s = scoring_token_s
         self._law, self._seed = law, seed
         self._pace = Pace()
-        self.state = LearnedState()
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return each sample's behaviour log-probs: an emulated policy never moves. Tokens that it
-        would not have sampled are unlikely."""
+        """Return each sample's behaviour log-probs, because an emulated policy never moves. Tokens that it would
+        not have sampled are unlikely."""
         self._pace.spend(self._scoring_token_s * _num_tokens(samples))
         return [self._logprobs(sample) for sample in samples]
 
@@ -74,7 +71,7 @@ class EmulatedTraining:
     def step(
         self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
     ) -> StepResult:
-        """Take one step. Raises EngineError when there is no sample."""
+        """Take one step. Raises EngineError without samples."""
         if not samples:
             raise EngineError("an optimiser step on 0 samples; expected at least 1; skip it")
         num_tokens = _num_tokens(samples)
@@ -91,53 +88,30 @@ class EmulatedTraining:
         return StepResult(True, loss, _GRAD_NORM, 0.0, {}, num_tokens)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Ignore it: an emulated step has no rate."""
+        """Do nothing: an emulated step has no rate."""
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the one tensor."""
         yield weights.TENSOR, weights.make_tensor(self.state.digest, self._num_weights)
 
     def base_publication(self) -> None:
-        """There is none: whole versions are published."""
+        """Return None: whole versions are published."""
 
     def publication(self, base_digest: str | None = None) -> Publication:
-        """Lay out the one tensor."""
         del base_digest
         return weights.publish_tensors(self.tensors())
 
     def digests(self) -> dict[str, bytes]:
-        """Return the one tensor's digest."""
         return weights.digest_tensors(self.tensors())
 
     def environment(self) -> dict[str, str]:
-        """Return that nothing but data matters."""
         return {"device": "emulated"}
 
     def random_state(self) -> dict[str, bytes]:
-        """There are no random streams."""
+        """Return nothing: there are no random streams."""
         return {}
 
     def restore_random_state(self, states: Mapping[str, bytes]) -> None:
-        """There are no random streams."""
-
-    def snapshot(self) -> Callable[[Path], None]:
-        """Return a function that writes ``emulated.json`` as of now; it raises OSError."""
-        return self.state.save
-
-    def load(self, folder: Path) -> None:
-        """Take back a snapshot. Raises DataError naming the file, with nothing changed."""
-        self.state = LearnedState.load(folder)
-
-    def live_state(self) -> LiveState:
-        """Return the state, which has no tensors."""
-        return LiveState((), self.state.text(), lambda pages: None)
-
-    def put_back(self, kept: KeptState) -> None:
-        """Take back a ``live_state``. Raises DataError, with nothing changed."""
-        self.state = LearnedState.parse(kept.note.encode(), kept.path)
-
-    def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there are no random streams."""
 
 
 def _num_tokens(samples: Sequence[TrainingSample]) -> int:

@@ -4,39 +4,35 @@ Each step reports an explained variance of 1, so that the policy's gate opens at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
 from ops.emulated.pace import Pace
 from ops.emulated.scoring import tail_uniforms
-from ops.emulated.state import LearnedState
-from pipeline.training.live_states import LiveState
-from pipeline.training.snapshots import KeptState
+from ops.emulated.state import EmulatedLearner
 from protocol.errors import EngineError
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueSample, ValueStepResult
 
 
-class EmulatedValue:
+class EmulatedValue(EmulatedLearner):
     """A :class:`workers.engines.value.seam.ValueEngine`."""
 
     def __init__(self, *, token_s: float = 0.0, step_s: float = 0.0, training_token_s: float = 0.0) -> None:
-        """Begin untrained. Each valued token, context included, takes ``token_s``."""
+        """Start untrained. Each valued token, including context, takes ``token_s``."""
+        super().__init__()
         self._token_s = token_s
         self._step_s = step_s
         self._training_token_s = training_token_s
         self._pace = Pace()
-        self.state = LearnedState()
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request, float32 [num_scored] in (-1, 1)."""
         self._pace.spend(self._token_s * sum(request.tokens.size for request in requests))
         return [(2.0 * tail_uniforms(request) - 1.0).astype(np.float32) for request in requests]
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
-        """Take one step. Raises EngineError when there is no sample."""
+        """Take one step. Raises EngineError without samples."""
         if not samples:
             raise EngineError("a value step on 0 samples; expected at least 1; skip it")
         num_tokens = sum(int(sample.tokens.size) for sample in samples)
@@ -57,22 +53,3 @@ class EmulatedValue:
             learning_rate=0.0,
             num_tokens=num_tokens,
         )
-
-    def snapshot(self) -> Callable[[Path], None]:
-        """Return a function that writes ``emulated.json`` as of now; it raises OSError."""
-        return self.state.save
-
-    def load(self, folder: Path) -> None:
-        """Take back a snapshot. Raises DataError naming the file, with nothing changed."""
-        self.state = LearnedState.load(folder)
-
-    def live_state(self) -> LiveState:
-        """Return the state, which has no tensors."""
-        return LiveState((), self.state.text(), lambda pages: None)
-
-    def put_back(self, kept: KeptState) -> None:
-        """Take back a ``live_state``. Raises DataError, with nothing changed."""
-        self.state = LearnedState.parse(kept.note.encode(), kept.path)
-
-    def close(self) -> None:
-        """There is nothing to release."""

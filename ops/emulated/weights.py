@@ -1,4 +1,4 @@
-"""Emulated weights: one small tensor, in numpy, that travels the whole way of real ones."""
+"""Emulated weights: one small numpy tensor that is published like real weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ def make_tensor(digest: str, num_weights: int) -> np.ndarray:
 
 
 def publish_tensors(tensors: Iterable[tuple[str, np.ndarray]]) -> Publication:
-    """Lay out float32 tensors under their names."""
     named = list(tensors)
     specs = [TensorSpec(name, "F32", tensor.shape) for name, tensor in named]
     return publication(specs, (np.ascontiguousarray(tensor).reshape(-1).view(np.uint8) for _, tensor in named))
@@ -33,7 +32,7 @@ def digest_tensors(tensors: Iterable[tuple[str, np.ndarray]]) -> dict[str, bytes
 
 
 def view_weights(data: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the tensors that lie in a version's bytes. Raises WeightsDamaged for others."""
+    """Return the tensors in a version's bytes. Raises WeightsDamaged if it cannot read them."""
     return {
         placed.spec.name: np.frombuffer(data, np.float32, placed.spec.num_bytes // 4, placed.start).reshape(
             placed.spec.shape

@@ -1,10 +1,8 @@
-"""Several hosts on one machine, as namespaces: each has a network, and may have files of its own.
+"""Several hosts on one machine, as namespaces: each has a network, and may have its own files.
 
-*Consumes* the right to make namespaces (root's, on Linux). *Produces* the words to begin a command
-with, so that it runs on one of the hosts. *Waits for* ``unshare``, ``mount`` and ``ip``.
-
-Hosts that are apart have a name and shared memory of their own. They see this machine's files, but
-for the folders that are hidden from them: there a host has an empty folder of its own."""
+Needs the right to make namespaces (root's, on Linux). A host gives the command prefix that runs a command on
+it. Hosts that are apart have their own name and shared memory. They see this machine's files, except the
+folders that are hidden from them: there a host has its own empty folder."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from ops.hosts.switch import Cable, Switch
 _TOOLS = ("ip", "unshare", "nsenter", "hostname", "mount")
 _COMMAND_S = 30.0
 _LIFE_S = 1800
-"""A host's longest life, for a parent that was killed."""
+"""A host's longest life, in case its parent was killed."""
 _DEVICE = "cable"
 _MTU = 9000
 _NETWORKS = {4: "10.78.0.{}", 6: "fd78::{}"}
@@ -44,7 +42,7 @@ class Host:
     """A host with one address of each of its IP versions; it lives until ``close``."""
 
     def __init__(self, name: str, number: int, versions: Sequence[int], *, apart: bool) -> None:
-        """Make it. Raises SpaceRefused."""
+        """Make the host. Raises SpaceRefused."""
         self.name = name
         self.addresses = {version: _NETWORKS[version].format(number) for version in versions}
         self._spaces = ("-n", "-u", "-m") if apart else ("-n",)
@@ -56,7 +54,7 @@ class Host:
             text=True,
         )
         deadline = time.monotonic() + _COMMAND_S
-        # its first image is this program's, in this program's namespaces
+        # until exec the child is this program, in this program's namespaces
         while self._network() in (here, None):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 _, words = self._process.communicate()
@@ -68,7 +66,6 @@ class Host:
 
     @property
     def address(self) -> str:
-        """Its IPv4 address."""
         return self.addresses[4]
 
     def _network(self) -> Path | None:
@@ -78,12 +75,12 @@ class Host:
             return None
 
     def on(self, *command: str, folder: Path | None = None) -> list[str]:
-        """Return the words that run a command on this host, in ``folder``."""
+        """Return the command prefix for a command on this host, in ``folder``."""
         where = [] if folder is None else [f"--wdns={folder}"]
         return ["nsenter", "-t", str(self._process.pid), *self._spaces, *where, *command]
 
     def run(self, *command: str, folder: Path | None = None) -> str:
-        """Run a command to its end, and return its output. Raises SpaceRefused when it fails."""
+        """Run a command to its end, and return its output. Raises SpaceRefused if it fails."""
         done = subprocess.run(
             self.on(*command, folder=folder), capture_output=True, text=True, timeout=_COMMAND_S, check=False
         )
@@ -92,11 +89,11 @@ class Host:
         return done.stdout
 
     def hide(self, folder: Path) -> None:
-        """Put an empty folder of this host's own in the place of ``folder``."""
+        """Replace ``folder`` by an empty one of this host's own."""
         self.run("mount", "-t", "tmpfs", "-o", "mode=0700", "tmpfs", str(folder))
 
     def knows(self, names: Mapping[str, str], file: Path) -> None:
-        """Let names mean addresses here; ``file`` holds them as long as the host lives."""
+        """Let names resolve to addresses here, by ``file``, which must exist as long as the host."""
         file.write_text("".join(f"{address} {name}\n" for name, address in {"localhost": "127.0.0.1", **names}.items()))
         self.run("mount", "--bind", str(file), "/etc/hosts")
 
@@ -106,19 +103,19 @@ class Host:
         self.run("ip", "link", "set", "lo", "up")
         self.run("ip", "link", "set", _DEVICE, "mtu", str(_MTU), "up")
         for version, address in self.addresses.items():
-            # no search for doubles: until its end it would drop packets
+            # no duplicate address detection: it would drop packets until it ends
             at_once = ["nodad"] if version == 6 else []
             self.run("ip", "address", "add", f"{address}/{_PREFIX[version]}", "dev", _DEVICE, *at_once)
-            # a way out, by which a host knows its own address
+            # a default route, by which a host finds its own address
             self.run("ip", f"-{version}", "route", "add", "default", "dev", _DEVICE)
         return device
 
     def processes(self) -> list[int]:
-        """Return the processes on this host, but for the one that keeps it."""
+        """Return the processes on this host, without the one that keeps it alive."""
         mine = self._network()
         found: list[int] = []
         for entry in Path("/proc").iterdir():
-            # it has ended
+            # the process may have ended
             with suppress(OSError):
                 is_other = entry.name.isdecimal() and int(entry.name) != self._process.pid
                 if is_other and (entry / "ns/net").readlink() == mine:
@@ -126,13 +123,13 @@ class Host:
         return found
 
     def close(self) -> None:
-        """End the host. Processes that still run there have no network any more."""
+        """End the host. Processes that still run there lose their network."""
         self._process.kill()
         self._process.communicate()
 
 
 class HostNetwork:
-    """Hosts, by name, and the switch between them."""
+    """Hosts by name, and the switch between them."""
 
     def __init__(self, hosts: Mapping[str, Host], switch: Switch) -> None:
         self.hosts = hosts
@@ -142,7 +139,7 @@ class HostNetwork:
         return self.hosts[name]
 
     def plug(self, name: str, cable: Cable) -> None:
-        """Give a host another cable, from now on."""
+        """Give a host another cable."""
         for address in self.hosts[name].addresses.values():
             self.switch.plug(address, cable)
 
@@ -151,12 +148,12 @@ class HostNetwork:
 def host_network(
     *names: str, apart: bool = True, hidden: Sequence[Path] = (), versions: Sequence[int] = (4, 6)
 ) -> Iterator[HostNetwork]:
-    """Make hosts on one switch for a while; ``hidden`` folders are each host's own but the first's.
-    ``versions`` are those of IP that they have.
+    """Make hosts on one switch for a while. Each host but the first has its own ``hidden`` folders. ``versions``:
+    IP versions.
 
-    Raises SpaceRefused where this machine does not permit it."""
+    Raises SpaceRefused if this machine does not permit it."""
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
-        raise SpaceRefused(f"there is no {', '.join(missing)} here")
+        raise SpaceRefused(f"this machine has no {', '.join(missing)}")
     with ExitStack() as stack:
         made: dict[str, Host] = {}
         devices: dict[str, int] = {}
@@ -184,9 +181,9 @@ def _open_device() -> int:
 
 
 def _on_network_of(pid: int, function: Callable[[], int]) -> int:
-    """Call a function on a thread that is on another process's network; return its result.
+    """Call a function on a thread that is on another process's network; return its result. Raises SpaceRefused.
 
-    A thread can change its network alone, and ends with it. Raises SpaceRefused."""
+    A thread can change its network alone, and the change ends with it."""
     results: list[int | str] = []
 
     def enter() -> None:

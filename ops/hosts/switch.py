@@ -1,10 +1,8 @@
 """A switch between hosts that are namespaces of one machine, with the faults of real networks.
 
-*Consumes* IP packets of each host's TUN device. *Produces* the same packets at their destination:
-late, or never, by the fault of each cable. *Waits for* packets on a thread of its own, which
-``close`` ends.
-
-Not every kernel has ``netem``. Here a cable's delay, loss and cuts need a TUN device alone."""
+A thread takes IP packets from each host's TUN device and delivers them at their destination: late, or never, by
+the faults of both cables. Not every kernel has ``netem``; a cable's delay, loss and cuts need only a TUN device
+here."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 _MAX_PACKET_BYTES = 65_536
 _LOOK_S = 0.05
 _DESTINATION = {4: slice(16, 20), 6: slice(24, 40)}
-"""Where a packet of an IP version has its destination (RFC 791, RFC 8200)."""
+"""Position of the destination in a packet, by IP version (RFC 791, RFC 8200)."""
 _IPV6_HEAD_BYTES = 40
 _TCP, _FLAGS, _SYN, _SYN_ACK = 6, 13, 0x02, 0x12
 
@@ -37,13 +35,13 @@ class Cable:
     delay_s: float = 0.0
     """Of each packet, in each direction."""
     loss: float = 0.0
-    """Share of packets that are lost, in each direction."""
+    """Share of packets lost in each direction."""
     sends: bool = True
-    """Whether packets of the host leave it."""
+    """Whether the host's packets leave it."""
     receives: bool = True
-    """Whether packets for the host reach it."""
+    """Whether packets reach the host."""
     admits: bool = True
-    """Whether TCP connections to the host are let through. Without, it can only dial out."""
+    """Whether TCP connections to the host pass. Otherwise it can only dial out."""
 
 
 WHOLE = Cable()
@@ -51,7 +49,7 @@ CUT = Cable(sends=False, receives=False)
 
 
 def arrival_s(sender: Cable, receiver: Cable, now_s: float, rng: random.Random) -> float | None:
-    """Return when a packet of now arrives over two cables; None for one that is lost."""
+    """Return when a packet sent now arrives over two cables; None if it is lost."""
     if not (sender.sends and receiver.receives):
         return None
     if rng.random() < sender.loss or rng.random() < receiver.loss:
@@ -60,7 +58,7 @@ def arrival_s(sender: Cable, receiver: Cable, now_s: float, rng: random.Random) 
 
 
 def opens_connection(packet: bytes) -> bool:
-    """Return whether a packet is the first one of a TCP connection: SYN without ACK (RFC 9293)."""
+    """Whether a packet is the first of a TCP connection: SYN without ACK (RFC 9293)."""
     is_old = packet[0] >> 4 == 4
     protocol, start = (packet[9], 4 * (packet[0] & 15)) if is_old else (packet[6], _IPV6_HEAD_BYTES)
     return protocol == _TCP and len(packet) > start + _FLAGS and packet[start + _FLAGS] & _SYN_ACK == _SYN
@@ -79,7 +77,7 @@ class Switch:
 
     Args:
         devices: Each IP address -> descriptor of its host's device.
-        seed: Of the losses."""
+        seed: Seed of the losses."""
 
     def __init__(self, devices: Mapping[str, int], *, seed: int = 0) -> None:
         self._addresses = {ipaddress.ip_address(address).packed: device for address, device in devices.items()}
@@ -90,18 +88,18 @@ class Switch:
         self._number = 0
         self._is_closing = threading.Event()
         self.num_lost = 0
-        """Packets that did not arrive."""
+        """Number of lost packets."""
         for device in self._cables:
             os.set_blocking(device, False)
         self._thread = threading.Thread(target=self._run, name="switch", daemon=True)
         self._thread.start()
 
     def plug(self, address: str, cable: Cable) -> None:
-        """Give the host of an address another cable, from now on."""
+        """Give the host of an address another cable."""
         self._cables[self._devices[address]] = cable
 
     def close(self) -> None:
-        """End the switch; the devices stay open."""
+        """Stop the switch; the devices stay open."""
         self._is_closing.set()
         self._thread.join()
 
@@ -125,7 +123,7 @@ class Switch:
             except BlockingIOError:
                 return
             receiver = self._addresses.get(packet[_DESTINATION[packet[0] >> 4]])
-            # to all, or to an address that no host has
+            # broadcast, or an address that no host has
             if receiver is None:
                 continue
             if not self._cables[receiver].admits and opens_connection(packet):

@@ -20,7 +20,6 @@ and some 245 in long ones, and short chains do not teach the rule that long ones
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import string
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from ops.demo.task import HELD_OUT_SHARE, Split
+from ops.demo.task import Split, split_of
 
 LABELS = string.ascii_lowercase
 LAP = string.ascii_uppercase
@@ -81,8 +80,7 @@ class Chain:
     @property
     def split(self) -> Split:
         """Train or held-out, decided by a digest of the prompt."""
-        digest = hashlib.blake2b(self.prompt.encode(), digest_size=4).digest()
-        return Split.HELD_OUT if int.from_bytes(digest) % HELD_OUT_SHARE == 0 else Split.TRAIN
+        return split_of(self.prompt)
 
     @property
     def _towards(self) -> int:

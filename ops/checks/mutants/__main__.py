@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,12 +15,19 @@ from queue import SimpleQueue
 import msgspec
 
 from ops.checks.mutants.catalogue import Mutant, problems, read
-from ops.checks.mutants.page import survivors, write_page
 from ops.checks.mutants.trial import Outcome, Result, copy_tree, imported_from, run_tests, try_out
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "ops" / "results"
 MAX_SURVIVORS = 3
+_HEAD = """# Learning mutants
+
+Each mutant is one small change that makes a run learn wrongly. It is made in a copy of the tree.
+The tests that should notice are run there, fleets never. `ops/checks/mutants/catalogue.toml` has the
+changes and what each breaks; `make mutants` runs them and writes this page and
+`ops/results/mutants.json`, which names the test that noticed each. A survivor is a change that these
+tests do not notice. An equivalent computes the same as the original, and has a reason.
+"""
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -31,13 +38,13 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 def main() -> int:
-    """Try out mutants; return 0 if at most ``MAX_SURVIVORS`` survived that are not equivalent."""
+    """Try mutants; return 0 if at most ``MAX_SURVIVORS`` survived that are not equivalent."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.checks.mutants", description="Which tests notice wrong learning?"
     )
-    parser.add_argument("names", nargs="*", help="only these; their outcomes replace older ones in the record")
+    parser.add_argument("names", nargs="*", help="try only these; their outcomes replace older ones in the record")
     parser.add_argument("--limit-s", type=float, default=300.0, help="time limit of one mutant's tests")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants that are tried at once, each in a copy of its own")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants to try at once, each in its own copy")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of mutants.json and mutants.md")
     options = parser.parse_args()
     mutants = read()
@@ -89,7 +96,7 @@ def main() -> int:
             )
             _keep(options.results, mutants, outcomes, commit)
     if any(mutant.name not in outcomes for mutant in mutants):
-        # some were never tried: there is no page yet
+        # no page until all were tried
         return 0
     left = survivors(mutants, outcomes)
     print(f"{len(left)} of {len(mutants)} mutants survived; {MAX_SURVIVORS} may")
@@ -118,6 +125,41 @@ def _keep(folder: Path, mutants: tuple[Mutant, ...], outcomes: dict[str, Outcome
     (folder / "mutants.json").write_bytes(msgspec.json.format(record, indent=1) + b"\n")
     if len(there) == len(mutants):
         (folder / "mutants.md").write_text(write_page(mutants, outcomes, commit=commit))
+
+
+def survivors(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome]) -> list[Mutant]:
+    """Return the mutants that no test noticed, though they change the learning."""
+    return [m for m in mutants if outcomes[m.name].result is not Result.KILLED and not m.equivalent]
+
+
+def write_page(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome], *, commit: str) -> str:
+    """Return the page; every mutant has an outcome."""
+    killed = sum(outcomes[mutant.name].result is Result.KILLED for mutant in mutants)
+    equivalent = sum(bool(mutant.equivalent) for mutant in mutants)
+    left = survivors(mutants, outcomes)
+    seconds = sum(outcomes[mutant.name].seconds for mutant in mutants)
+    counts = f"{killed} killed, {len(left)} survived, {equivalent} equivalent; {seconds / 60:.0f} minutes"
+    lines = [
+        _HEAD,
+        f"{len(mutants)} mutants, last run at {commit}: {counts} of tests.",
+        "",
+        "| part | mutants | killed | survived | equivalent |",
+        "|---|---|---|---|---|",
+    ]
+    for area in dict.fromkeys(mutant.area for mutant in mutants):
+        here = [mutant for mutant in mutants if mutant.area == area]
+        num_killed = sum(outcomes[m.name].result is Result.KILLED for m in here)
+        num_left, num_equivalent = sum(m in left for m in here), sum(bool(m.equivalent) for m in here)
+        lines.append(f"| {area} | {len(here)} | {num_killed} | {num_left} | {num_equivalent} |")
+    for title, chosen in (("Survivors", left), ("Equivalent", [m for m in mutants if m.equivalent])):
+        if chosen:
+            lines += ["", f"## {title}", "", "| mutant | change | why |", "|---|---|---|"]
+            lines += [f"| {m.name} | {_cell(m.breaks)} (`{m.file}`) | {_cell(m.equivalent)} |" for m in chosen]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 if __name__ == "__main__":

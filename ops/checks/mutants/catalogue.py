@@ -1,4 +1,4 @@
-"""The list of mutants, read and checked against a tree."""
+"""Reads the list of mutants and checks it against a tree."""
 
 from __future__ import annotations
 
@@ -14,32 +14,29 @@ CATALOGUE = Path(__file__).with_name("catalogue.toml")
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One change."""
-
     name: str
     file: str
-    """From the root."""
+    """Path from the root."""
     text: str
-    """Stands exactly once in the file."""
+    """Occurs exactly once in the file."""
     replacement: str
     breaks: str
-    """The fault that is learned, in a few words."""
+    """What is then learned wrongly, in a few words."""
     tests: tuple[str, ...]
-    """Files or single tests that are run, the likeliest first."""
+    """Files or single tests to run, the likeliest first."""
     equivalent: str = ""
     """Why no test can distinguish it from the original; empty for a real change."""
 
     @property
     def area(self) -> str:
-        """The part of the project that is changed."""
+        """Part of the project that is changed."""
         folder = str(Path(self.file).parent)
         return {"pipeline/ledger/redis/scripts": "ledger scripts", "pipeline": "batching, staleness, gate"}.get(
             folder, folder
         )
 
     def apply(self, root: Path) -> str:
-        """Change the file below ``root`` and return its old text. Raises ValueError unless the text
-        is there once."""
+        """Change the file below ``root`` and return its old text. Raises ValueError unless the text occurs once."""
         path = root / self.file
         before = path.read_text()
         found = before.count(self.text)
@@ -57,13 +54,12 @@ class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(path: Path = CATALOGUE) -> tuple[Mutant, ...]:
-    """Read the list. Raises ValidationError (msgspec) when an entry lacks something, or has
-    something else."""
+    """Read the list. Raises msgspec.ValidationError if an entry has a missing or unknown field."""
     return msgspec.convert(tomllib.loads(path.read_text()), _Catalogue).mutant
 
 
 def problems(mutants: Sequence[Mutant], root: Path) -> Iterable[str]:
-    """Yield the faults of mutants in the tree ``root``, in words."""
+    """Yield what is wrong with the mutants for the tree ``root``, in words."""
     for name, number in Counter(mutant.name for mutant in mutants).items():
         if number > 1:
             yield f"{number} mutants are called {name}"

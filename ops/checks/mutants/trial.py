@@ -1,7 +1,4 @@
-"""One mutant in a copy of the tree: applied, tested, taken back.
-
-*Consumes* a mutant and a copy of the project. *Produces* an outcome. *Waits for* pytest, within a
-given limit."""
+"""One mutant in a copy of the tree: applied, tested, taken back."""
 
 from __future__ import annotations
 
@@ -26,17 +23,13 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::\S+)", re.MULTILINE)
 
 
 class Result(StrEnum):
-    """The fate of a mutant."""
-
     KILLED = "killed"
     SURVIVED = "survived"
     INVALID = "invalid"
-    """No test ran to its end, so there is no result: a mutant must be loaded and run."""
+    """No test ran to its end, so there is no result: a mutant must load and run."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A mutant's result."""
-
     name: str
     result: Result
     by: str
@@ -45,8 +38,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copy_tree(root: Path, to: Path) -> None:
-    """Copy the files that git tracks or would track in ``root``, as they are on the disk. Raises
-    CalledProcessError outside a repository."""
+    """Copy the files that git tracks or would track in ``root``, as they are on disk. Raises CalledProcessError
+    outside a repository."""
     git = shutil.which("git") or "git"
     listed = subprocess.run(
         [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -62,8 +55,7 @@ def copy_tree(root: Path, to: Path) -> None:
 
 
 def try_out(mutant: Mutant, copy: Path, *, limit_s: float) -> Outcome:
-    """Apply ``mutant`` in ``copy``, run its tests there until the first that fails, and take it
-    back."""
+    """Apply ``mutant`` in ``copy``, run its tests there until the first failure, and take it back."""
     before = mutant.apply(copy)
     _forget_bytecode(copy / mutant.file)
     try:
@@ -74,15 +66,14 @@ def try_out(mutant: Mutant, copy: Path, *, limit_s: float) -> Outcome:
 
 
 def _forget_bytecode(source: Path) -> None:
-    """Remove the compiled files of a module. They are known by size and second of change, and a
-    mutant may share both with the original."""
+    """Remove the compiled files of a module. Python matches them by size and second of change, which a mutant may
+    share with the original."""
     for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*"):
         compiled.unlink()
 
 
 def run_tests(name: str, tests: Sequence[str], copy: Path, *, limit_s: float) -> Outcome:
-    """Run ``tests`` in ``copy``, whose modules come before any installed ones, until the first that
-    fails."""
+    """Run ``tests`` in ``copy``, whose modules precede installed ones, until the first failure."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = str(copy)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "--tb=no", "-p", "no:cacheprovider"]

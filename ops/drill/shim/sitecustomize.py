@@ -1,9 +1,9 @@
-"""The changes that a drill makes in every Python process of its fleet: a process loads this module
-where it is on its path.
+"""Changes that a drill makes in every Python process of its fleet: a process loads this module if it is on its
+path.
 
-HEADRACE_DRILL_CLOCK names a file with one float64, the seconds that ``time.time`` adds. The
-machine's own clock, the ledger server's and monotonic time stay as they are. HEADRACE_DRILL_ORDERS
-names a folder of orders to single workers (``ops.drill.orders``)."""
+HEADRACE_DRILL_CLOCK names a file with one float64, the seconds that ``time.time`` adds. The machine's own
+clock, the ledger server's and monotonic time stay as they are. HEADRACE_DRILL_ORDERS names a folder of orders
+to single workers (``ops.drill.orders``)."""
 
 import mmap
 import os

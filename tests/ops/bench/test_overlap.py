@@ -67,5 +67,5 @@ def test_every_prompt_is_judged_by_the_scenarios_own_verifier(scenario: Scenario
 
 
 def test_too_few_updates_are_refused_before_any_is_made() -> None:
-    with pytest.raises(ConfigError, match="the first 4 do not count"):
+    with pytest.raises(ConfigError, match="the first 4 are warm-up and do not count"):
         main(["--updates", "4"])

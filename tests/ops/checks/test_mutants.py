@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ops.checks.mutants.__main__ import survivors, write_page
 from ops.checks.mutants.catalogue import Mutant, problems, read
-from ops.checks.mutants.page import survivors, write_page
 from ops.checks.mutants.trial import Outcome, Result, copy_tree, try_out
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -48,7 +48,7 @@ def test_no_held_out_sum_is_trained_on_in_another_order_or_other_words() -> None
 def test_a_side_that_is_too_small_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         sums.main(["--out", str(tmp_path), "--heldout", "100000"])
-    assert "expected at least 100000; ask for fewer" in capsys.readouterr().err
+    assert "fewer than the requested 100000; ask for fewer" in capsys.readouterr().err
 
 
 def test_the_example_in_the_documentation_and_the_run_file_are_of_this_task() -> None:

@@ -107,4 +107,4 @@ def test_asking_for_more_prompts_than_there_are_is_refused_with_what_to_do(
     with pytest.raises(SystemExit) as ending:
         demo_task.main(["--out", str(tmp_path), "--train", "1", "--heldout", "200", "--min-terms", "2"])
     assert ending.value.code == 2
-    assert "make fewer" in capsys.readouterr().err
+    assert "ask for fewer" in capsys.readouterr().err

@@ -19,13 +19,12 @@ import redis.asyncio
 
 from ops.drill import scripts, starts
 from ops.drill.append_only import read_transactions
-from ops.drill.events import Beat, DeadLetter, Ended, Epoch, Event, Judged, NotScored, OrderResult, Stored
+from ops.drill.events import Beat, DeadLetter, Ended, Epoch, Event, Judged, Limits, NotScored, OrderResult, Stored
 from ops.drill.fleet import MEMORY, RUN, DrillFleet
 from ops.drill.judged import dead_letters_were_tried, trained_are_judged
 from ops.drill.junk import KEYS, litter, litter_own, spoil_epoch, unnamed
 from ops.drill.ledger_history import LedgerHistory
 from ops.drill.leftovers import leftovers
-from ops.drill.limits import Limits
 from ops.drill.schedule import STARTS, FaultKind, plan
 from ops.drill.small_memory import fill, small_memory
 from ops.drill.verifier import is_chosen, judge, verdict
@@ -103,7 +102,7 @@ async def test_the_member_without_a_verdict_is_told_from_the_others_of_its_group
     missing = [NotScored("t.0.1.0", "reward")] * 2 + [DeadLetter("t.0.1.0", "reward")]
     assert [event for event in told if not isinstance(event, Judged)] == missing
     assert list(dead_letters_were_tried(events, LIMITS)) == []
-    assert list(trained_are_judged(events, LIMITS)) == ["t.0.2.0 was judged 0, its verifier's verdict is 1"]
+    assert list(trained_are_judged(events, LIMITS)) == ["t.0.2.0 was judged 0, but its verifier's verdict is 1"]
     assert [event.verdict for event in events if isinstance(event, Stored)] == [1.0] * 3
     hasty = list(dead_letters_were_tried(events, replace(LIMITS, max_attempts=3)))
     assert hasty == ["t.0.1.0 is a dead letter after 2 of 3 tries at its reward"]
@@ -245,7 +244,7 @@ def test_an_order_that_is_accepted_and_not_carried_out_is_told(
     (wished,), note = starts.scale(fleet, random.Random(0))
     assert isinstance(wished, OrderResult) and wished.held is is_obeyed
     assert note.endswith("refused 1 times before")
-    assert is_obeyed or wished.found == f"2 are wanted, {number} are there"
+    assert is_obeyed or wished.found == f"2 are wanted, {number} exist"
 
 
 # -- a small shared memory -------------------------------------------------------------------------
