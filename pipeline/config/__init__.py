@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 RESOLVED_NAME: Final = "config.toml"
-"""The resolved configuration, in the run's folder."""
+"""Name of the resolved configuration in the run's folder."""
 CHANGES_NAME: Final = "settings-changes.json"
-"""The changes of a run's settings since its start, in the run's folder."""
+"""Name of the record, in the run's folder, of settings changed since the run's start."""

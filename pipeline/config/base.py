@@ -1,4 +1,4 @@
-"""The base class of a configuration's sections, and types of numbers."""
+"""The base class of configuration sections, and constrained types for settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.files.urls import check_url
 def _stop_string(text: str) -> str:
     if not text or "\ufffd" in text:
         raise ValueError(
-            f"a stop string is {text!r}; expected valid Unicode text, since a response must be able to contain it"
+            f"a stop string is {text!r}; expected non-empty, valid Unicode text, since a response must be able to contain it"
         )
     return text
 
@@ -21,7 +21,7 @@ Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 StopStrings = tuple[Annotated[str, AfterValidator(_stop_string)], ...]
 StoreUrl = Annotated[str, AfterValidator(check_url)]
-"""A folder of an object store."""
+"""URL of a folder in an object store."""
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -32,5 +32,5 @@ class Section(BaseModel):
 
 
 def setting(default: Any, description: str, **limits: Any) -> Any:
-    """Declare a setting with a default. ``limits`` are further arguments of ``pydantic.Field``."""
+    """Declare a setting with a default. ``limits`` are passed to ``pydantic.Field``."""
     return Field(default, description=description, **limits)

@@ -1,7 +1,9 @@
-"""Finds learning rules, and what each declares: unit, critic, needs and default settings.
+"""Looks up learning rules by name, and what each declares: unit, critic, needs and default
+settings.
 
-A rule's file declares it, a built-in rule's as one's own (``package.module:Class``). The ledger,
-``config check`` and the fleet read declarations, so the files of rules do not import torch."""
+Built-in rules are imported by path (``package.module:Class``), just like a user's own. The ledger,
+``config check`` and the fleet read these declarations, so the files of rules must not import torch.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +23,25 @@ from protocol.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A learning rule's facts besides its equation."""
+    """What the rest of the system must know about a learning rule."""
 
     unit: Unit = Unit.GROUP
-    """The learner claims one of these at once."""
+    """What the learner claims at a time."""
     has_critic: bool = False
-    """Every training chunk needs values; a value process is started."""
+    """Every training chunk needs values, so a value process is started."""
     has_group_baseline: bool = True
     """Advantages compare the members of a group, so a group has at least two."""
     needs_reference: bool = False
-    """``prepare`` reads reference log-probs, whatever the loss does."""
+    """``prepare`` reads reference log-probs, even if the loss has no KL term."""
     needs_guidance: bool = False
     """``prepare`` reads the guidance of each response."""
     preset: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Defaults that the rule's name sets in ``[algorithm]``; DAPO's are the section's own."""
+    """Defaults that the rule's name sets in ``[algorithm]``. DAPO has none: the section's own
+    defaults are DAPO's."""
     reads: frozenset[str] = frozenset()
     """Settings of ``[algorithm]`` that only some rules read: ``normalize_std``, ``gamma``."""
     filtered_unit: Unit | None = None
-    """The unit with dynamic sampling, where that is another one."""
+    """The unit when dynamic sampling is on, if it differs."""
 
 
 SYMMETRIC: Final = {
@@ -47,7 +50,7 @@ SYMMETRIC: Final = {
     "dual_clip": 0.0,
     "dynamic_sampling": False,
 }
-"""The preset that most rules but DAPO begin with."""
+"""The preset that most rules other than DAPO start from."""
 
 BUILT_IN: Final[Mapping[str, str]] = {
     "dapo": "pipeline.algorithms.dapo:Dapo",
@@ -66,13 +69,14 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "sft": "pipeline.algorithms.sft:Sft",
     "rft": "pipeline.algorithms.sft:Rft",
 }
-"""Short names of import paths. Another rule is named by its path."""
+"""Import paths of the built-in rules by short name. Any other rule is named by its import path."""
 
 
 SURROGATES: Final = ("clip", "gspo", "cispo", "nlft", "nlft-first", "nll")
-"""Functions of ``pipeline.algorithms``. Another one is named by its import path."""
+"""Surrogates in ``pipeline.algorithms``. Any other is named by its import path."""
 VERDICT_SURROGATES: Final = ("nlft", "nlft-first", "nll")
-"""Those that read the sign of an advantage at most: of rules on single responses alone."""
+"""Surrogates that read at most the sign of an advantage. They suit only rules on single responses.
+"""
 GUIDED_SURROGATES: Final = ("nlft", "nlft-first")
 AGGREGATIONS: Final = (
     "token-mean",
@@ -81,7 +85,7 @@ AGGREGATIONS: Final = (
     "seq-mean-token-sum-norm",
     "token-sum",
 )
-"""Modes of ``pipeline.algorithms.aggregation``. A function is named by its import path."""
+"""Modes of ``pipeline.algorithms.aggregation``. Any other function is named by its import path."""
 
 
 def _known_engine(*built_in: str) -> AfterValidator:
@@ -96,16 +100,16 @@ def _known_engine(*built_in: str) -> AfterValidator:
 GenerationEngineName = Annotated[str, _known_engine("local", "vllm")]
 ScoringBackendName = Annotated[str, _known_engine("torch", "vllm")]
 TrainingBackendName = Annotated[str, _known_engine("torch", "fsdp2", "deepspeed")]
-"""Another engine is named by the import path of the function that makes it."""
+"""Any other engine is named by the import path of its factory function."""
 
 
 def known_surrogate(name: str) -> str:
-    """Return ``name``. Raises ValueError: neither a built-in surrogate nor an import path."""
+    """Return ``name``. Raises ValueError if it is neither a built-in surrogate nor an import path."""
     return _known(name, SURROGATES)
 
 
 def known_aggregation(name: str) -> str:
-    """Return ``name``. Raises ValueError: neither a mode of aggregation nor an import path."""
+    """Return ``name``. Raises ValueError if it is neither a built-in mode nor an import path."""
     return _known(name, AGGREGATIONS)
 
 
@@ -114,8 +118,7 @@ def check_advantages_are_read(algorithm: str, surrogate: str) -> None:
     if surrogate in VERDICT_SURROGATES:
         raise ValueError(
             f"algorithm.surrogate is {surrogate}, which needs verdicts, but {algorithm} computes advantages: leave "
-            f"it out, "
-            "or set algorithm.name to nlft, nlft-first, sft or rft"
+            "it out, or set algorithm.name to nlft, nlft-first, sft or rft"
         )
 
 
@@ -127,8 +130,8 @@ def _known(name: str, built_in: tuple[str, ...]) -> str:
 
 @cache
 def rule_class(name: str) -> Any:
-    """Return a rule's class by its short name or import path. Raises ConfigError: it is not there,
-    or is not a rule class with a declaration."""
+    """Return a rule's class by its short name or import path. Raises ConfigError if it does not
+    exist or is not a rule class with a declaration."""
     if name not in BUILT_IN and not is_import_path(name):
         known = ", ".join(BUILT_IN)
         raise ConfigError(
@@ -136,7 +139,8 @@ def rule_class(name: str) -> Any:
         )
     found = import_own("algorithm.name", BUILT_IN.get(name, name))
     wanted = (
-        "expected a subclass of GroupRule, CriticRule or ResponseRule with a declaration: pipeline/algorithms/README.md"
+        "expected a subclass of GroupRule, CriticRule or ResponseRule with a declaration, see "
+        "pipeline/algorithms/README.md"
     )
     if not inspect.isclass(found) or not callable(getattr(found, "from_config", None)):
         raise ConfigError(f"algorithm.name {name!r} is {found!r}; {wanted}")
@@ -149,13 +153,13 @@ def rule_class(name: str) -> Any:
 
 
 def preset_of(name: str) -> dict[str, object]:
-    """Return the settings that an algorithm's name brings. Raises ConfigError."""
+    """Return the defaults that an algorithm sets. Raises ConfigError for an unknown name."""
     preset: Mapping[str, object] = rule_class(name).declaration.preset
     return dict(preset)
 
 
 def declare(name: str, *, dynamic_sampling: bool = False) -> Declaration:
-    """Return an algorithm's declaration. Raises ConfigError as :func:`rule_class`."""
+    """Return an algorithm's declaration. Raises ConfigError as :func:`rule_class` does."""
     declared: Declaration = rule_class(name).declaration
     if dynamic_sampling and declared.filtered_unit is not None:
         return replace(declared, unit=declared.filtered_unit)

@@ -11,14 +11,12 @@ from protocol.errors import ConfigError
 
 
 class _Change(msgspec.Struct):
-    """The part of a change of settings that configurations need."""
-
     holds: dict[str, str]
 
 
 def changed_settings(run_dir: Path) -> dict[str, str]:
-    """Return the settings that `headrace update` has changed in a run, as the supervisor wrote them
-    into its folder: values in TOML, by key. Raises ConfigError for a damaged file."""
+    """Return the settings that `headrace update` has changed in a run: TOML values by key, as the
+    supervisor recorded them. Raises ConfigError for a damaged file."""
     path = run_dir / CHANGES_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[_Change])[-1].holds

@@ -1,6 +1,8 @@
-"""Which settings may change while a run goes on: who takes each and when, and why others may not.
+"""Which settings may change while a run goes on, which role applies each and when, and why the
+others may not change.
 
-``headrace update`` checks a change here. Workers and replay apply it here. All is pure."""
+``headrace update`` checks changes here; workers and replay apply them here. All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Changeable:
     """A setting that may change while a run goes on."""
 
     role: Role
-    """Of the workers that take it."""
+    """Role whose workers apply it."""
     when: str
     effect: str
 
@@ -34,63 +36,63 @@ _WORKERS: Final = frozenset(Role) - {Role.SUPERVISOR}
 _BETWEEN: Final = "between two updates"
 CHANGEABLE: Final[Mapping[str, Changeable]] = {
     "learner.learning_rate": Changeable(
-        Role.LEARNER, _BETWEEN, "the next step's rate; warm-up and schedule go on as shares of it"
+        Role.LEARNER, _BETWEEN, "the rate from the next step on; warm-up and schedule scale with it"
     ),
     "run.num_updates": Changeable(Role.LEARNER, _BETWEEN, "the run ends after this many updates"),
     "learner.max_bad_steps": Changeable(Role.LEARNER, _BETWEEN, "how many refused steps in a row end the run"),
     "learner.spike_factor": Changeable(Role.LEARNER, _BETWEEN, "the next update's limits of loss and gradient norm"),
-    "learner.spikes": Changeable(Role.LEARNER, _BETWEEN, "what becomes of the next update's spikes"),
+    "learner.spikes": Changeable(Role.LEARNER, _BETWEEN, "what happens to the next update's spikes"),
     "algorithm.clip_low": Changeable(Role.LEARNER, _BETWEEN, "the next update's lower clip bound"),
     "algorithm.clip_high": Changeable(Role.LEARNER, _BETWEEN, "the next update's upper clip bound"),
     "algorithm.dual_clip": Changeable(Role.LEARNER, _BETWEEN, "the next update's dual clip"),
     "algorithm.kl_coefficient": Changeable(Role.LEARNER, _BETWEEN, "the next update's weight of the KL"),
     "algorithm.entropy_coefficient": Changeable(Role.LEARNER, _BETWEEN, "the next update's entropy bonus"),
     "evaluation.every_updates": Changeable(Role.LEARNER, _BETWEEN, "which updates are evaluated from now on"),
-    "evaluation.patience": Changeable(Role.LEARNER, _BETWEEN, "how many evaluations without a better one end the run"),
+    "evaluation.patience": Changeable(Role.LEARNER, _BETWEEN, "how many evaluations without improvement end the run"),
     "checkpoint.every_updates": Changeable(Role.LEARNER, _BETWEEN, "which updates write a checkpoint from now on"),
     "checkpoint.every_s": Changeable(Role.LEARNER, _BETWEEN, "the longest time between two checkpoints"),
 }
-"""The settings that a running run takes, in the order in which they are shown."""
+"""Settings that may change in a running run, in display order."""
 
 _NEW_RUN: Final = "start a new run"
 _FIXED: Final[Mapping[str, str]] = {
-    "run.name": f"the ledger's keys and the folder have this name; {_NEW_RUN}",
-    "run.seed": f"every token that is sampled follows from it; {_NEW_RUN}",
-    "run.dir": "the run's folder is there; move it when the run is down",
-    "model": f"the weights of the run are of this model; {_NEW_RUN}",
-    "data": f"the names of trajectories follow from the order of these prompts; {_NEW_RUN}",
+    "run.name": f"the ledger's keys and the run's folder have this name; {_NEW_RUN}",
+    "run.seed": f"every sampled token depends on it; {_NEW_RUN}",
+    "run.dir": "the run's folder is there; move it after `headrace down`",
+    "model": f"the run's weights belong to this model; {_NEW_RUN}",
+    "data": f"trajectory names depend on the order of these prompts; {_NEW_RUN}",
     "generation.temperature": (
-        "the learner computes log-probs at one temperature, and trajectories in flight were sampled at the present one; "
+        "the learner computes log-probs at one temperature, and trajectories in flight were sampled at the current one; "
         + _NEW_RUN
     ),
     "generation.max_response_tokens": (
         f"trajectories in flight would end at different lengths, and their rewards depend on it; {_NEW_RUN}"
     ),
-    "algorithm.name": f"the ledger's units follow from the rule; {_NEW_RUN}",
-    "algorithm.group_size": f"groups in flight have the present size; {_NEW_RUN}",
-    "algorithm.groups_per_update": f"the ledger was opened with this size of an update; {_NEW_RUN}",
+    "algorithm.name": f"the rule determines the ledger's units; {_NEW_RUN}",
+    "algorithm.group_size": f"groups in flight have the current size; {_NEW_RUN}",
+    "algorithm.groups_per_update": f"the ledger was opened with this update size; {_NEW_RUN}",
     "algorithm.oversampling": f"the ledger was opened with it; {_NEW_RUN}",
     "algorithm.dynamic_sampling": f"the ledger was opened with it; {_NEW_RUN}",
     "algorithm.guidance": f"the ledger was opened with it; {_NEW_RUN}",
-    "staleness": f"the ledger was opened with it, and every lease follows from it; {_NEW_RUN}",
-    "reward": "rewards of one group must be comparable, and groups are in flight",
+    "staleness": f"the ledger was opened with it, and every lease depends on it; {_NEW_RUN}",
+    "reward": "groups are in flight, and the rewards of one group must be comparable",
     "learner.lora": f"the checkpoints hold this adapter; {_NEW_RUN}",
-    "learner.freeze": f"the optimiser has state of these parameters; {_NEW_RUN}",
+    "learner.freeze": f"the optimiser's state covers exactly these parameters; {_NEW_RUN}",
     "learner.optimizer": f"the checkpoints hold this optimiser's state; {_NEW_RUN}",
     "learner.schedule": f"the checkpoints hold this schedule; change learner.learning_rate, or {_NEW_RUN}",
     **dict.fromkeys(CODE_KEYS, "`headrace update --code` sets it, once it has copied and checked the code"),
     "fleet": "`headrace scale` changes it in a running run",
-    "ledger": "all workers are connected to this ledger, and agreed on its limits",
+    "ledger": "all workers are connected to this ledger and agreed on its limits",
 }
-"""Why a setting, or a whole section, may not change; the longest name counts."""
+"""Why a setting or a whole section may not change. The longest matching key wins."""
 _AT_A_START: Final = (
     "workers read it when they start; `headrace down`, then `headrace up --resume RUN --set {key}=VALUE`"
 )
 
 
 def refusal(key: str) -> str | None:
-    """Return why a setting may not change in a running run; None for one that may. Raises
-    ConfigError for an unknown key."""
+    """Return why a setting may not change in a running run, or None if it may. Raises ConfigError
+    for an unknown key."""
     if key in CHANGEABLE:
         return None
     if not _is_known(key):
@@ -103,8 +105,8 @@ def refusal(key: str) -> str | None:
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, str], origin: str = "--set") -> RunConfig:
-    """Return a configuration with other values (in TOML) of some settings. Raises ConfigError by
-    the schema, cross-checks included."""
+    """Return a copy of a configuration with these settings, given as TOML values. Raises
+    ConfigError if the schema or its cross-checks refuse them."""
     given = [f"{key}={value}" for key, value in settings.items() if in_toml(_held(config, key)) != value]
     if not given:
         return config
@@ -114,7 +116,7 @@ def with_settings(config: RunConfig, settings: Mapping[str, str], origin: str = 
 
 
 def value_of(config: RunConfig, key: str) -> str:
-    """Return a setting's value in TOML, as ``with_settings`` takes it."""
+    """Return a setting's value as TOML, in the form that ``with_settings`` takes."""
     section, _, name = key.rpartition(".")
     held: Any = section_of(config, section)
     return in_toml(getattr(held, name))
@@ -123,11 +125,12 @@ def value_of(config: RunConfig, key: str) -> str:
 def checked(
     config: RunConfig, overrides: Sequence[str], *, num_updates: int, may_be_code: bool = False
 ) -> dict[str, str]:
-    """Return what ``overrides`` (``section.key=value``) change in a running run that has made
-    ``num_updates``: values in TOML, by key. ``may_be_code``: whether versions of code may change.
+    """Check ``overrides`` (``section.key=value``) for a running run that has made ``num_updates``
+    updates, and return what they change: TOML values by key. ``may_be_code`` allows changing code
+    versions.
 
-    Raises ConfigError: a setting is unknown, may not change, or has this value already; a value
-    does not fit, by itself or with the others."""
+    Raises ConfigError if a setting is unknown, may not change or already has this value, or if a
+    value is invalid, alone or in combination with others."""
     keys = [override_key(text) for text in overrides]
     for key in keys:
         if not (may_be_code and key in CODE_KEYS) and (why := refusal(key)) is not None:
@@ -147,14 +150,14 @@ def checked(
 
 
 def changed_since(start: RunConfig, now: RunConfig) -> dict[str, str]:
-    """Return the settings that may change and differ from ``start``, as ``with_settings`` takes
-    them."""
+    """Return the changeable settings that differ from ``start``, in the form that ``with_settings``
+    takes."""
     return {key: value_of(now, key) for key in CHANGEABLE if _held(now, key) != _held(start, key)}
 
 
 def differ_in_changeable_alone(one: RunConfig, other: RunConfig) -> bool:
-    """Return whether two configurations have the same values of all settings that workers read at
-    their start alone. Versions of reward functions count as changeable, those of workers do not."""
+    """Return whether two configurations agree in every setting that workers read only at their
+    start. Versions of reward functions count as changeable, those of worker code do not."""
     trees = [config.model_dump() for config in (one, other)]
     for tree in trees:
         for key in (*CHANGEABLE, REWARDS):
@@ -164,20 +167,20 @@ def differ_in_changeable_alone(one: RunConfig, other: RunConfig) -> bool:
 
 
 def takers(sets: Mapping[str, str]) -> set[Role]:
-    """Return the roles that take these settings; those of a later version have none here."""
+    """Return the roles that apply these settings. Settings of a newer Headrace are ignored."""
     found = {CHANGEABLE[key].role for key in sets if key in CHANGEABLE}
     found |= {role for key in CODE_KEYS if key in sets for role in coded_roles(key)}
     return found
 
 
 def triers(sets: Mapping[str, str]) -> set[Role]:
-    """Return the roles whose workers try these settings by their first work, and report a failure.
-    Code of the workers is tried by the supervisor, which sees a worker's end."""
+    """Return the roles whose workers try these settings with their first work and report a failure.
+    Worker code is not among them: the supervisor tries it, and sees whether a worker exits."""
     return takers({key: value for key, value in sets.items() if key != WORKERS})
 
 
 def coded_roles(key: str) -> frozenset[Role]:
-    """Return the roles whose workers run the version of code that a setting names."""
+    """Return the roles whose workers run the code version that a setting names."""
     return frozenset({Role.REWARD}) if key == REWARDS else _WORKERS
 
 

@@ -14,11 +14,12 @@ from pipeline.config.runtime import GenerationSection
 from pipeline.config.training import AlgorithmSection, DataSection, RewardSection, StalenessSection
 
 _LEAST_OF_VLLM: Final = 0.01
-"""vLLM samples at this temperature when a lower one is set, but for 0."""
+"""vLLM raises any lower temperature except 0 to this."""
 
 
 def check_sampling(generation: GenerationSection, evaluation: EvaluationSection) -> None:
-    """Raise ValueError for sampling that the learner's log-probs do not follow, or vLLM changes."""
+    """Raise ValueError for sampling settings that the learner's log-probs do not model, or that
+    vLLM would change."""
     for name, off in SHAPING.items():
         given = getattr(generation, name)
         if given == off:
@@ -40,7 +41,7 @@ def check_sampling(generation: GenerationSection, evaluation: EvaluationSection)
         for what, temperature in temperatures.items():
             if 0.0 < temperature < _LEAST_OF_VLLM:
                 raise ValueError(
-                    f"{what}.temperature is {temperature:g}, and vLLM samples at {_LEAST_OF_VLLM} then; expected at least "
+                    f"{what}.temperature is {temperature:g}, but vLLM would sample at {_LEAST_OF_VLLM}; expected at least "
                     f"{_LEAST_OF_VLLM}{', or 0 (greedy)' if what != 'generation' else ''}: raise it"
                 )
 
@@ -53,13 +54,14 @@ def check_limits(generation: GenerationSection, data: DataSection, evaluation: E
         if limit is not None and limit > generation.max_response_tokens:
             raise ValueError(
                 f"{what}.max_response_tokens is {limit}, above generation.max_response_tokens "
-                f"{generation.max_response_tokens}, for which engines and ledger have room; lower it, or raise "
+                f"{generation.max_response_tokens}, for which engines and ledger are sized; lower it, or raise "
                 "generation.max_response_tokens"
             )
 
 
 def check_punishment(reward: RewardSection, data: DataSection) -> None:
-    """Raise ValueError for a set with a limit of its own beside one interval of punishment."""
+    """Raise ValueError for a data set with its own length limit if the soft over-long penalty is
+    on, since the penalty is relative to the run's limit."""
     for one in data.sets:
         if one.max_response_tokens is not None and "soft" in reward.overlong:
             raise ValueError(
@@ -70,7 +72,7 @@ def check_punishment(reward: RewardSection, data: DataSection) -> None:
 
 
 def check_recorded(data: DataSection, algorithm: AlgorithmSection, staleness: StalenessSection) -> None:
-    """Raise ValueError for settings that recorded responses cannot fulfil."""
+    """Raise ValueError for settings that do not work with recorded responses."""
     if not data.responses:
         return
     if algorithm.group_size != 1:
@@ -86,8 +88,8 @@ def check_recorded(data: DataSection, algorithm: AlgorithmSection, staleness: St
     for name in (name for name, reads in reading.items() if reads):
         expected = "recompute" if name == "proximal" else "none"
         raise ValueError(
-            f"algorithm.{name} is {getattr(algorithm, name)}, which reads the log-probs of the policy that sampled, and of "
-            f"data.responses these are unknown; set algorithm.{name} to {expected}"
+            f"algorithm.{name} is {getattr(algorithm, name)}, which reads the sampling policy's log-probs, but these are "
+            f"unknown for data.responses; set algorithm.{name} to {expected}"
         )
     if staleness.late != "wait":
         raise ValueError(

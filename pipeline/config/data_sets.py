@@ -19,8 +19,8 @@ SHAPING: Final = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
-"""Settings of the distribution that are for evaluation, with the value at which they change
-nothing."""
+"""Settings that shape the sampling distribution, allowed only in evaluation, each with the value
+that switches it off."""
 HUB_PREFIX = "hf://datasets/"
 
 
@@ -41,11 +41,11 @@ def _data_path(given: Any) -> Path | str:
 
 
 def _chat_variables(given: dict[str, Any]) -> dict[str, Any]:
-    """Refuse names that the chat template's caller fills."""
+    """Refuse variables that Headrace fills in itself."""
     if taken := sorted(given.keys() & _TAKEN_VARIABLES):
         raise ValueError(
-            f"chat_variables sets {taken[0]}, which every prompt fills itself; expected variables of the model's own chat "
-            "template, such as enable_thinking: remove it"
+            f"chat_variables sets {taken[0]}, which Headrace fills in for every prompt; expected variables of the model's "
+            "own chat template, such as enable_thinking: remove it"
         )
     return given
 
@@ -54,28 +54,29 @@ _TAKEN_VARIABLES: Final = frozenset(
     {"messages", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token"}
 )
 ChatVariables = Annotated[dict[str, Any], AfterValidator(_chat_variables)]
-"""Variables of a chat template."""
 DataPath = Annotated[Path | str, PlainValidator(_data_path)]
-"""A file or a glob; or a file on the hub or in an object store, which is a text."""
+"""A file or a glob pattern (Path), or a file on the hub or in an object store (str)."""
 
 
 class ColumnsSection(Section):
-    """Columns of the files, where their names are not recognised. A dot leads into a table, as in
-    reward_model.ground_truth."""
+    """Names of the files' columns, if they are not recognised. A dot reaches into a nested table,
+    as in reward_model.ground_truth."""
 
     question: str | None = setting(
-        None, "Column of the prompt: a text, or a list of messages. Absent: recognised.", min_length=1
+        None, "Column of the prompt: a text, or a list of messages. Absent: recognised by its name.", min_length=1
     )
     answer: str | None = setting(
-        None, "Column of the answer that the verifier compares with. Absent: recognised.", min_length=1
+        None, "Column of the answer that the verifier compares with. Absent: recognised by its name.", min_length=1
     )
     difficulty: str | None = setting(
-        None, "Column of the difficulty, a number; the larger, the harder. Absent: difficulty.", min_length=1
+        None,
+        "Column of the difficulty, a number: the larger, the harder. Absent: the column `difficulty`.",
+        min_length=1,
     )
     answer_after: str | None = setting(
         None,
-        "The answer is the text after the last such mark, like #### in GSM8K. Absent: the whole text; in a row with "
-        "question and answer, the text after ####.",
+        "The answer is the text after the last occurrence of this mark, such as #### in GSM8K. Absent: the whole text, or "
+        "in a row with question and answer the text after ####.",
         min_length=1,
     )
     response: str | None = setting(
@@ -93,12 +94,11 @@ class ColumnsSection(Section):
 
 
 class DataSetSection(Section):
-    """One of several data sets to train on, written `[[data.sets]]`; they take the place of
-    data.train."""
+    """One of several data sets to train on, written `[[data.sets]]`; they replace data.train."""
 
-    name: str = Field(description="Its name, which begins the ids of its prompts.", min_length=1)
-    train: tuple[DataPath, ...] = Field(description="Its files, as data.train.", min_length=1)
-    weight: float = setting(1.0, "Its share of the prompts is weight / sum of weights. 0: not used.", ge=0.0)
+    name: str = Field(description="Name of the set; the ids of its prompts begin with it.", min_length=1)
+    train: tuple[DataPath, ...] = Field(description="Files of the set, as in data.train.", min_length=1)
+    weight: float = setting(1.0, "The set's share of the prompts is weight / sum of weights. 0: not used.", ge=0.0)
     columns: ColumnsSection | None = setting(None, "Columns of this set. Absent: data.columns.")
     verifier: str | None = setting(None, "Verifier of lines that name none. Absent: data.verifier.")
     chat: Literal["auto"] | bool | None = setting(None, "As data.chat.")
@@ -112,7 +112,7 @@ class DataSetSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_distribution(cls, given: Any) -> Any:
-        """Refuse a distribution of a training set's own, with the reason."""
+        """Refuse sampling settings of a single training set, with the reason."""
         table = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
         for name in (*SHAPING, "temperature"):
             if name in table:
@@ -129,8 +129,8 @@ class EvaluationSetSection(Section):
     """One of several evaluation sets, written `[[evaluation.sets]]`. Absent settings are as in
     `[evaluation]`."""
 
-    name: str = Field(description="Its name, in history, status and report.", min_length=1)
-    files: tuple[DataPath, ...] = Field(description="Its files, as data.evaluation.", min_length=1)
+    name: str = Field(description="Name of the set in history, status and report.", min_length=1)
+    files: tuple[DataPath, ...] = Field(description="Files of the set, as in data.evaluation.", min_length=1)
     columns: ColumnsSection | None = setting(None, "Columns of this set. Absent: data.columns.")
     verifier: str | None = setting(None, "Verifier of lines that name none. Absent: data.verifier.")
     chat: Literal["auto"] | bool | None = setting(None, "As data.chat.")
@@ -155,13 +155,15 @@ _SHARED: Final = tuple(
     for name in EvaluationSetSection.model_fields
     if name not in ("name", "files", "columns", "verifier", "chat", "system_prompt", "chat_variables")
 )
-"""Settings that a set may have of its own."""
+"""Settings of ``[evaluation]`` that a set may override."""
 
 
 class EvaluationSection(Section):
-    """Periodic evaluation, by the generators, in a lane of its own."""
+    """Periodic evaluation by the generators, queued separately from training work."""
 
-    every_updates: int = setting(0, "0: only before the first and after the last update.", ge=0)
+    every_updates: int = setting(
+        0, "Updates from one evaluation to the next. 0: only before the first and after the last update.", ge=0
+    )
     sets: tuple[EvaluationSetSection, ...] = setting((), "Further evaluation sets, each with a name.")
     num_prompts: Positive = setting(256, "Number of held-out prompts, starting with the first.")
     samples_per_prompt: Positive = setting(1, "k of avg@k and pass@k.")
@@ -170,11 +172,11 @@ class EvaluationSection(Section):
     )
     temperature: float = setting(0.0, "0 is greedy. AIME practice: 1.0 with top_p 0.7.", ge=0.0)
     top_p: float = setting(
-        1.0, "Sample from the fewest tokens that reach this probability. Evaluation trains nothing.", gt=0.0, le=1.0
+        1.0, "Sample from the smallest set of tokens whose probabilities add up to this.", gt=0.0, le=1.0
     )
-    top_k: int = setting(0, "Sample from this many of the likeliest tokens. 0: all.", ge=0)
+    top_k: int = setting(0, "Sample from this many of the most likely tokens. 0: all.", ge=0)
     min_p: float = setting(
-        0.0, "Sample from tokens with at least this share of the largest probability.", ge=0.0, le=1.0
+        0.0, "Sample only from tokens with at least this fraction of the largest probability.", ge=0.0, le=1.0
     )
     repetition_penalty: float = setting(
         1.0,
@@ -182,9 +184,11 @@ class EvaluationSection(Section):
         "in vLLM.",
         gt=0.0,
     )
-    presence_penalty: float = setting(0.0, "Subtracted from the logit of each token in the response.", ge=-2.0, le=2.0)
+    presence_penalty: float = setting(
+        0.0, "Subtracted once from the logit of every token that occurs in the response.", ge=-2.0, le=2.0
+    )
     frequency_penalty: float = setting(
-        0.0, "Subtracted from a token's logit for each time that it is in the response.", ge=-2.0, le=2.0
+        0.0, "Subtracted from a token's logit for each time it occurs in the response.", ge=-2.0, le=2.0
     )
     stop_strings: StopStrings | None = setting(None, "Absent: generation.stop_strings.")
     max_response_tokens: Positive | None = setting(
@@ -199,15 +203,17 @@ class EvaluationSection(Section):
     patience: int = setting(
         0, "The run ends after this many consecutive evaluations of main without improvement. 0: never.", ge=0
     )
-    keep_best: bool = setting(False, "Write a checkpoint at each evaluation, and keep that of the best one of main.")
+    keep_best: bool = setting(
+        False, "Write a checkpoint at each evaluation, and keep the one with the best result on main."
+    )
 
     def of_set(self, one: EvaluationSetSection) -> EvaluationSection:
-        """Return the settings of a set: its own, else these."""
+        """Return the settings of a set: its own where given, otherwise these."""
         given = {name: value for name in _SHARED if (value := getattr(one, name)) is not None}
         return self.model_copy(update=given)
 
     def named(self) -> Iterator[tuple[str, EvaluationSection]]:
-        """Yield these settings, then those of each set, with their name in a message."""
+        """Yield these settings and those of each set, with the names that messages use for them."""
         yield "evaluation", self
         for one in self.sets:
             yield f"evaluation.sets {one.name}", self.of_set(one)

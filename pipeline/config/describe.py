@@ -50,7 +50,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "probability": ("min_judge_probability", "standard_threshold"),
     "ratio of probabilities": ("judge_ratio",),
     "share of the response's tokens": ("max_flagged_share",),
-    "1 less the cosine": ("cluster_distance",),
+    "1 - cosine": ("cluster_distance",),
     "copies": ("data_parallel_size",),
     "cores": ("cpus",),
     "ratio": ("dual_clip", "importance_cap", "importance_floor", "rejection_lower"),
@@ -78,12 +78,12 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "groups": ("groups_per_update",),
     "messages": ("high_water_mark",),
     "connections": ("num_connections",),
-    "newest ones": ("keep", "checkpoint_keep"),
-    "of the optimiser": ("learning_rate",),
+    "checkpoints": ("checkpoint_keep",),
+    "step size of the optimiser": ("learning_rate",),
     "share of the learning rate": ("final_rate_share",),
     "failures": ("max_attempts", "max_data_failures", "max_restarts"),
     "incidents": ("link_alarms",),
-    "losses": ("max_repairs",),
+    "losses of a worker": ("max_repairs",),
     "restarts": ("incident_restarts",),
     "workers": ("max_evictions",),
     "batches": ("max_generation_batches",),
@@ -92,7 +92,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "optimiser steps": ("num_minibatches",),
     "requests": ("max_in_flight", "max_requests"),
     "units of each resource": ("resources",),
-    "numbers": ("cache_entries",),
+    "results": ("cache_entries",),
     "points": ("scale",),
     "sequences": ("num_slots",),
     "nats": ("parity_tolerance",),
@@ -113,10 +113,12 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "factor of the learning rate": ("weight_decay",),
     "advantage": ("whiten_min_std",),
 }
-"""By unit: the settings that have it, by the last part of their key."""
+"""Settings with each unit, by the last part of their key."""
 _BY_NAME: Final = {name: unit for unit, names in _NAMES.items() for name in names}
 
 _BY_KEY: Final[Mapping[str, str]] = {
+    "checkpoint.keep": "checkpoints",
+    "weights.keep": "versions",
     "tracing.share": "share of trajectories",
     "value.clip_high": "value",
     "value.clip_low": "value",
@@ -128,14 +130,15 @@ _BY_KEY: Final[Mapping[str, str]] = {
 
 
 def unit_of(key: str) -> str | None:
-    """Return a number's unit in words; None for a text, a switch, or a number without an entry."""
+    """Return a numeric setting's unit in words, or None if it has no unit or is not a number."""
     name = key.rpartition(".")[2]
     by_ending = next((unit for ending, unit in _BY_ENDING.items() if name.endswith(ending)), None)
     return _BY_KEY.get(key) or _BY_NAME.get(name) or by_ending
 
 
 def table_names() -> frozenset[str]:
-    """Return the tables' names and keys, so that a test can find names that no setting has."""
+    """Return the names and keys in the tables of units, so that a test can find those without a
+    setting."""
     return frozenset({*_BY_NAME, *_BY_KEY})
 
 
@@ -154,7 +157,7 @@ class Absent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting."""
+    """What the schema says about one setting."""
 
     key: str
     """``section.name``"""
@@ -167,21 +170,19 @@ class Setting:
     default: Any
     """As in JSON, or why it has no default."""
     presets: dict[str, Any]
-    """Other defaults, by algorithm."""
+    """Defaults of the algorithms that have another one, by algorithm."""
     description: str
 
     @property
     def section(self) -> str:
-        """The section that holds it."""
         return self.key.rpartition(".")[0]
 
     @property
     def name(self) -> str:
-        """Its name in the section."""
         return self.key.rpartition(".")[2]
 
     def default_in(self, algorithm: str) -> Any:
-        """Return the default that a run of this algorithm has."""
+        """Return the default under this algorithm."""
         if algorithm in BUILT_IN or not self.key.startswith("algorithm."):
             return self.presets.get(algorithm, self.default)
         return preset_of(algorithm).get(self.name, self.default)
@@ -208,7 +209,8 @@ def sections(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[t
 
 
 def named_model(info: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a table of sections, which a run file names; None for another field."""
+    """Return the model of a table of named sections, such as ``[reward.functions.NAME]``; None for
+    another field."""
     found = typing.get_args(info.annotation) if typing.get_origin(info.annotation) is dict else ()
     return next((kind for kind in found if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
@@ -240,8 +242,8 @@ def settings() -> tuple[Setting, ...]:
 
 
 def defaults_of(algorithm: str) -> dict[str, Any]:
-    """Return the defaults of a run of this algorithm, by key, as in JSON. Left out are settings
-    without one, those of sections that a run may lack, and ``[algorithm]`` of one's own rule."""
+    """Return the defaults under this algorithm by key, as JSON values. Leaves out settings without
+    a default, optional sections, and ``[algorithm]`` for a rule of the user's own."""
     always = {*_sections_of_each_run()} - (set() if algorithm in BUILT_IN else {"algorithm"})
     found = ((one.key, one.default_in(algorithm)) for one in settings() if one.section in always)
     known = {key: value for key, value in found if not isinstance(value, Absent)}
@@ -256,8 +258,8 @@ def _sections_of_each_run(model: type[BaseModel] = RunConfig, prefix: str = "") 
 
 
 def explained(config: RunConfig, sources: Mapping[str, str] | None = None) -> str:
-    """Return a configuration as TOML with every setting explained, and the source of those that
-    ``sources`` has by key. It reads back unchanged, but for secrets."""
+    """Return a configuration as TOML with every setting explained, and with its source if
+    ``sources`` has one for its key. Apart from secrets it reads back unchanged."""
     values = public_settings(config)
     by_section: dict[str, list[Setting]] = {}
     for setting in settings():
@@ -349,12 +351,12 @@ def _limits(info: FieldInfo) -> str:
 
 
 def purpose(model: type[BaseModel]) -> str:
-    """Return what a section is for, in one line."""
+    """Return a section's description on one line."""
     return " ".join((model.__doc__ or "").split())
 
 
 def comment(text: str) -> list[str]:
-    """Return a text as lines of a TOML comment."""
+    """Wrap a text into lines of a TOML comment."""
     return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
@@ -372,9 +374,9 @@ def _value(values: dict[str, Any], key: str) -> Any:
 
 
 def commented(values: Mapping[str, Any], reasons: Mapping[str, str], *, algorithm: str, head: str = "") -> str:
-    """Return settings, given by ``section.name``, as TOML in the schema's order. Above each stand
-    its meaning, unit and default, and where ``reasons`` has one, why it has this value. ``head``
-    begins the file. Raises KeyError for a setting that the schema lacks."""
+    """Return settings, given by ``section.name``, as TOML in the schema's order. Comments above
+    each setting give its meaning, unit and default, and the reason for its value if ``reasons`` has
+    one. ``head`` becomes a comment at the top. Raises KeyError for an unknown setting."""
     known = {setting.key: setting for setting in settings()}
     given = {key: known[key] for key in values}
     lines = [line for paragraph in head.splitlines() for line in (comment(paragraph) if paragraph else ["#"])]

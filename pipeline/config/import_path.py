@@ -1,4 +1,4 @@
-"""Imports what a configuration names as ``package.module:attribute``."""
+"""Imports the objects that a configuration names as ``package.module:attribute``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def is_import_path(text: str) -> bool:
 
 
 def search_also(folders: Iterable[Path]) -> None:
-    """Search these folders for modules, after PYTHONPATH and what is installed."""
+    """Add folders to the end of the module search path."""
     sys.path += [str(folder) for folder in folders if str(folder) not in sys.path]
 
 
 def import_object(what: str, path: str, remedy: str) -> Any:
-    """Return the object at an import path. Raises ConfigError, which begins with ``what``: the
-    module or the attribute is not there. Errors inside the module pass through."""
+    """Return the object at an import path. Raises ConfigError, beginning with ``what``, if the
+    module or the attribute does not exist. Errors inside the module pass through."""
     module_name, _, attributes = path.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
@@ -51,23 +51,24 @@ def import_object(what: str, path: str, remedy: str) -> Any:
 
 
 def import_own(setting: str, path: str) -> Any:
-    """Return the object that a setting names, with every error as a ConfigError that names it."""
+    """Return the object that a setting names. Every error becomes a ConfigError that names the
+    setting."""
     try:
         return import_object(setting, path, "install it, or name its folder in algorithm.path")
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{setting} {path!r}: the import of its module ended by {type(error).__name__}: {error}; correct the module"
+            f"{setting} {path!r}: importing its module failed with {type(error).__name__}: {error}; correct the module"
         ) from error
 
 
 def own_sources(settings: Mapping[str, object], folders: Iterable[Path]) -> dict[str, str]:
-    """Return module -> digest (xxh3-128, hex) of its file, of the modules behind ``settings`` that
-    are import paths. No library's version stands for them.
+    """Return a digest (xxh3-128, hex) of each imported module of the user's own code, by module
+    name. No package version identifies such code.
 
-    They are those of the same top-level packages, and those in ``folders``, as far as they are
-    imported. Raises ConfigError when a path cannot be imported."""
+    These are the modules of all top-level packages that import paths in ``settings`` name, and the
+    modules in ``folders``. Raises ConfigError if a path cannot be imported."""
     given = {name: value for name, value in settings.items() if isinstance(value, str) and is_import_path(value)}
     for name, path in given.items():
         import_own(f"algorithm.{name}", path)
@@ -83,6 +84,6 @@ def own_sources(settings: Mapping[str, object], folders: Iterable[Path]) -> dict
 
 
 def _is_in(file: Path, folders: list[Path]) -> bool:
-    """Return whether a folder has a file that belongs to no Python environment in it."""
+    """Return whether one of the folders contains the file, other than in a Python environment."""
     is_installed = file.is_relative_to(sys.prefix) or file.is_relative_to(sys.base_prefix)
     return not is_installed and any(file.is_relative_to(folder) for folder in folders)

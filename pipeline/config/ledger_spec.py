@@ -1,6 +1,6 @@
-"""The specification of a run's ledger, made from its configuration and its data.
+"""Derives the specification of a run's ledger from its configuration and data.
 
-Two workers with different settings or data get LedgerMismatch when they open the ledger."""
+Workers whose settings or data differ get LedgerMismatch when they open the ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.ledger.types import LatePolicy, LedgerSpec, Unit
 
 
 class PromptStream(Protocol):
-    """The facts about the data that the ledger needs."""
+    """What the ledger needs to know about the data."""
 
     @property
     def digest(self) -> str:
@@ -20,12 +20,11 @@ class PromptStream(Protocol):
 
     @property
     def num_prompts(self) -> int:
-        """Prompts of one epoch."""
+        """Prompts in one epoch."""
         ...
 
 
 def ledger_spec(config: RunConfig, stream: PromptStream) -> LedgerSpec:
-    """Return the ledger specification of a run."""
     algorithm = config.algorithm
     declared = config.declaration
     return LedgerSpec(

@@ -30,14 +30,15 @@ from pipeline.ledger.url import hide_password
 from protocol.errors import ConfigError
 
 _MOST_LISTED = 12
-"""Settings of a section that an error about an unknown one lists."""
+"""Largest number of settings that an error about an unknown key lists."""
 _IN_OUR_WORDS = {"a valid (?=[aeiou])": "an ", "a valid ": "a ", "(?=greater|less)": "a value ", "": ""}
 
 ENVIRONMENT: Final = "HEADRACE__"
-"""Begins the names of variables that are settings: ``HEADRACE__LEARNER__LEARNING_RATE``."""
+"""Prefix of environment variables that are settings: ``HEADRACE__LEARNER__LEARNING_RATE``."""
 
 HUB_MODEL: Final = "hf:/"
-"""Begins the path of a model on the hub, as ``pathlib`` holds hf://OWNER/NAME."""
+"""How the path of a hub model begins, since ``pathlib`` turns hf://OWNER/NAME into hf:/OWNER/NAME.
+"""
 
 _MAX_DEPTH: Final = 64
 _MAX_INCLUDED: Final = 64
@@ -49,28 +50,29 @@ Origins = dict[tuple[str, ...], str]
 
 @dataclass(frozen=True, slots=True)
 class SourcedConfig:
-    """A configuration, with where each given setting comes from."""
+    """A configuration, and where each given setting came from."""
 
     config: RunConfig
     sources: Mapping[str, str]
-    """By key: a file, a variable of the environment, or ``--set``."""
+    """By key: a file, an environment variable, or ``--set``."""
 
 
 def load_config(
     files: Iterable[Path], overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> RunConfig:
-    """Merge ``files`` (later wins), variables ``HEADRACE__SECTION__KEY`` of ``environment``, and
-    ``overrides`` (``section.key=value``). A file's ``include`` stands before what it has itself.
+    """Merge ``files`` (later ones win), variables ``HEADRACE__SECTION__KEY`` of ``environment``,
+    and ``overrides`` (``section.key=value``). A file wins over the files that it includes.
 
-    Commands that start or check a run give the environment. All else reads what these resolved.
-    Raises ConfigError: a file is missing or not TOML, a key is unknown, or a value does not fit."""
+    Only commands that start or check a run pass the environment; everything else reads the file
+    that these resolved. Raises ConfigError if a file is missing or not TOML, a key is unknown, or a
+    value is invalid."""
     return load_sourced(files, overrides, environment).config
 
 
 def load_sourced(
     files: Iterable[Path], overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> SourcedConfig:
-    """Return what ``load_config`` does, with the source of each setting."""
+    """Load a configuration as ``load_config`` does, and record the source of each setting."""
     merged: Tree = {}
     origins: Origins = {}
     for path in files:
@@ -86,8 +88,8 @@ def load_sourced(
 
 
 def parse_config(text: str, origin: str, overrides: Iterable[str] = (), *, option: str = "--what-if") -> RunConfig:
-    """Check TOML text, called ``origin`` in errors, and overrides, given by ``option``. Raises as
-    ``load_config``."""
+    """Check TOML text and overrides. Errors call the text ``origin``, and the overrides by
+    ``option``. Raises as ``load_config``."""
     merged: Tree = {}
     origins: Origins = {}
     try:
@@ -104,8 +106,8 @@ def _overridden(merged: Tree, origins: Origins, option: str, overrides: Iterable
 
 
 def read_resolved(run_dir: Path) -> RunConfig:
-    """Read a run's resolved configuration, with the changes of its settings. Raises ConfigError
-    when the folder holds no run."""
+    """Read a run's resolved configuration, including changes since its start. Raises ConfigError if
+    the folder holds no run."""
     path = run_dir / RESOLVED_NAME
     if not path.is_file():
         give = "give the folder that `headrace up` printed"
@@ -114,7 +116,7 @@ def read_resolved(run_dir: Path) -> RunConfig:
 
 
 def write_resolved(config: RunConfig, run_dir: Path) -> Path:
-    """Write the resolved configuration beside the run and return its path."""
+    """Write the resolved configuration into the run's folder and return its path."""
     path = run_dir / RESOLVED_NAME
     text = "# Resolved configuration of this run: every setting, defaults included. Passwords are not kept here.\n"
     write_private(path, (text + to_toml(config)).encode())
@@ -133,7 +135,7 @@ def settings_to_toml(settings: Tree) -> str:
 
 
 def resolve_paths(config: RunConfig) -> RunConfig:
-    """Make every path absolute, so that workers may start in any folder; ``~`` is the home."""
+    """Make every path absolute, so that workers may start in any folder. Expands ``~``."""
     return _absolute(config)
 
 
@@ -156,7 +158,7 @@ def _with_included(
     place = path.resolve()
     if place in including:
         circle = " includes ".join(file.name for file in (*including[including.index(place) :], place))
-        raise ConfigError(f"{including[-1]}: include is a circle: {circle}; remove one of them")
+        raise ConfigError(f"{including[-1]}: `include` is circular: {circle}; remove one of these includes")
     read = [] if read is None else read
     read.append(place)
     if len(read) > _MAX_INCLUDED:
@@ -223,7 +225,7 @@ def _value(text: str) -> Any:
 
 
 def _parsed(text: str) -> Tree:
-    """Parse TOML. Raises ValueError: it is not TOML, is nested too deep, or has a number of
+    """Parse TOML. Raises ValueError if it is not TOML, is nested too deeply, or has a number of
     thousands of digits."""
     try:
         tree = tomllib.loads(text)
@@ -311,13 +313,15 @@ def _explain(error: ErrorDetails, origins: Origins) -> list[str]:
 
 def _unknown(key: str, value: object, origin: str) -> str:
     if key in REMOVED:
-        return f"{origin}: `{key}` is {hide_password(repr(value))}, but is no setting any more: {REMOVED[key].why}"
-    # A key may be a URL: of `--set rediss://user:password@host?x=1` all before the `=`.
+        return (
+            f"{origin}: `{key}` is {hide_password(repr(value))}, but this setting no longer exists: {REMOVED[key].why}"
+        )
+    # With `--set rediss://user:password@host?x=1` the key contains a password.
     return f"{origin}: unknown key `{hide_password(key)}`{suggest(key)}"
 
 
 def _leaves(tree: Tree, path: tuple[str, ...]) -> dict[tuple[str, ...], object]:
-    """Return every value, by its path, below a table that does not belong there."""
+    """Return every value in an unknown table, by its path."""
     found: dict[tuple[str, ...], object] = {}
     for key, value in tree.items():
         inner = (*path, key)

@@ -1,5 +1,5 @@
 """Sections about running a fleet: where workers start (`launch`), repairs, the observer, sinks of
-metrics, traces, and code brought into a running run."""
+metrics, traces, and code updates of a running run."""
 
 from __future__ import annotations
 
@@ -25,62 +25,68 @@ ScalingRole = Annotated[str, AfterValidator(_scaling_role)]
 
 
 class ResourcesSection(Section):
-    """Requests of one worker of a role to Slurm, Kubernetes or Ray."""
+    """What one worker of a role requests from Slurm, Kubernetes or Ray."""
 
     cpus: Positive = setting(1, "Processor cores.")
     gpus: int = setting(0, "GPUs.", ge=0)
-    memory_gb: Positive | None = setting(None, "Memory. Absent: the place's default.")
+    memory_gb: Positive | None = setting(None, "Memory. Absent: the cluster's default.")
 
 
 class SshSection(Section):
     """Hosts that are reached by the system's ssh client, with its configuration and keys."""
 
-    hosts: tuple[str, ...] = setting((), "HOST or USER@HOST, or names of ssh's configuration. Workers take turns.")
+    hosts: tuple[str, ...] = setting(
+        (), "HOST, USER@HOST, or names from ssh's configuration. Workers are spread over them in turn."
+    )
     options: tuple[str, ...] = setting((), 'More options for ssh, such as ["-p", "2222"].')
 
 
 class SlurmSection(Section):
-    """Jobs of a Slurm cluster, one a worker. ``headrace up`` runs where sbatch is."""
+    """Slurm: each worker is one job. Run ``headrace up`` where sbatch is available."""
 
-    options: tuple[str, ...] = setting((), 'Further options of sbatch, as ["--partition=gpu", "--time=8:00:00"].')
+    options: tuple[str, ...] = setting((), 'Further options of sbatch, such as ["--partition=gpu", "--time=8:00:00"].')
     folder: Path = setting(
         Path("~/.headrace/slurm"),
-        "For token files and outputs of jobs, on a file system that the nodes see. Nothing else is shared.",
+        "For token files and job output, on a file system that the nodes share. Nothing else is shared.",
     )
 
 
 class KubernetesSection(Section):
-    """Pods of a Kubernetes cluster, one a worker, by kubectl."""
+    """Kubernetes: each worker is one pod, managed with kubectl."""
 
     image: str = setting("headrace:latest", "Container image that has Headrace.")
     namespace: str = setting("default", "Namespace of all objects.", pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
     context: str | None = setting(None, "kubectl's context. Absent: its current one, or the pod's own account.")
-    cache_gb: Positive = setting(50, "Largest cache of a pod's files.")
-    storage_gb: Positive = setting(100, "Volume of the run's host: its folder, with checkpoints.")
+    cache_gb: Positive = setting(50, "Largest file cache of a pod.")
+    storage_gb: Positive = setting(
+        100, "Volume of the pod that hosts the run, for the run's folder with its checkpoints."
+    )
 
 
 class RayRoleSection(Section):
-    """Where in a Ray cluster a role's workers may be."""
+    """Where in a Ray cluster a role's workers may run."""
 
     resources: dict[str, float] = setting(
-        {}, "Custom resources that a worker uses of its node, such as {fast_disk = 1}."
+        {}, "Custom resources that a worker takes from its node, such as {fast_disk = 1}."
     )
-    labels: dict[str, str] = setting({}, 'Labels of its node, as {"ray.io/accelerator-type" = "H100"}.')
+    labels: dict[str, str] = setting(
+        {}, 'Labels that its node must have, such as {"ray.io/accelerator-type" = "H100"}.'
+    )
 
 
 class RaySection(Section):
-    """Actors of a Ray cluster, one a worker. ``headrace up`` runs on a node of the cluster."""
+    """Ray: each worker is one actor. Run ``headrace up`` on a node of the cluster."""
 
     address: str = setting("auto", "HOST:PORT of the cluster's head. auto: RAY_ADDRESS, or the cluster of this host.")
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] | None = setting(
         None,
-        "Placement group of the configured fleet: all its workers get a place together. A separate group keeps "
-        "launch.learner free on this node. Workers added by scaling are not in a group. Absent: no groups; Ray spreads "
+        "Strategy of a placement group that reserves room for all workers of the configured fleet at once. A second group "
+        "reserves launch.learner on this node. Workers added by scaling are in no group. Absent: no groups; Ray spreads "
         "workers.",
     )
     max_restarts: int = setting(
         -1,
-        "How often Ray replaces a lost actor. The worker in it begins again when restart budgets allow. -1: no limit.",
+        "How often Ray replaces a lost actor. Its worker is restarted as the restart budgets allow. -1: no limit.",
         ge=-1,
     )
     unwatched_s: float = setting(
@@ -96,27 +102,26 @@ class RaySection(Section):
     reference: RayRoleSection = RayRoleSection()
 
     def role(self, role: str) -> RayRoleSection:
-        """Return where workers of a role may be."""
         return {"generator": self.generator, "reward": self.reward, "reference": self.reference}[role]
 
 
 class LaunchSection(Section):
     """Where workers of the scaling roles are started. The learner and the value worker stay with
-    the supervisor. In Kubernetes, learner is what its pod requests; in a Ray placement group, what
-    is kept free for it."""
+    the supervisor; `learner` is what its pod requests in Kubernetes, and what a Ray placement group
+    keeps free for it."""
 
     on: Literal["local", "join", "ssh", "slurm", "kubernetes", "ray"] = setting(
         "local",
-        "local: processes on this host. join: also on this host, but each a `headrace fleet join` in its own "
-        "folder, as on other places.",
+        "local: processes on this host. join: also on this host, but each is a `headrace fleet join` in its own "
+        "folder, as it would be elsewhere.",
     )
     roles: tuple[ScalingRole, ...] = setting(SCALING_ROLES, "Roles that are launched there; others run on this host.")
-    program: tuple[str, ...] = setting(("headrace",), "Headrace's command at that place.")
+    program: tuple[str, ...] = setting(("headrace",), "Command that runs Headrace there.")
     ledger_url: str | None = setting(
-        None, "The ledger's address as the place reaches it, without user and password. Absent: ledger.url."
+        None, "The ledger's address as seen from there, without user and password. Absent: ledger.url."
     )
-    poll_s: float = setting(2.0, "Time between two checks of the place.", gt=0.0)
-    answer_s: float = setting(60.0, "Limit of one call of ssh, Slurm, kubectl or Ray.", gt=0.0)
+    poll_s: float = setting(2.0, "Time between two checks of the launched workers.", gt=0.0)
+    answer_s: float = setting(60.0, "Time limit of one call to ssh, Slurm, kubectl or Ray.", gt=0.0)
     ssh: SshSection = SshSection()
     slurm: SlurmSection = SlurmSection()
     kubernetes: KubernetesSection = KubernetesSection()
@@ -133,22 +138,21 @@ class LaunchSection(Section):
 
     @property
     def elsewhere(self) -> frozenset[str]:
-        """Roles whose workers take no room of this host."""
+        """Roles whose workers use no resources of this host."""
         return self.launched if self.on != "join" else frozenset()
 
     def resources(self, role: str) -> ResourcesSection:
-        """Return what a worker of a role requests."""
         found = {"generator": self.generator, "reward": self.reward, "reference": self.reference}
         return found.get(role, ResourcesSection())
 
 
 class RecoverySection(Section):
-    """Repairs of a worker that is lost or suspected, beyond the restarts of dead and stuck ones."""
+    """Repair of lost or suspected workers, beyond restarting dead and stuck ones."""
 
     policy: Literal["act", "own_signs", "advise"] = setting(
         "own_signs",
         "act: the observer's incidents also restart and evict workers. own_signs: only exits and hangs that the "
-        "supervisor sees itself do, and incidents lead to advice. advise: nothing is evicted, and `repairs.jsonl` "
+        "supervisor detects itself do; incidents lead to advice. advise: nothing is evicted, and `repairs.jsonl` "
         "says what would have been done. Dead and stuck workers are always restarted.",
     )
     tolerate_s: float = setting(
@@ -156,45 +160,41 @@ class RecoverySection(Section):
     )
     restart_timeout_s: float | None = setting(
         None,
-        "A worker that neither works nor loads anything more for this long after its loss goes to the next repair. Absent: "
-        "supervisor.start_timeout_s and a minute.",
+        "If a lost worker has neither worked nor made progress in loading for this long, the next repair is tried. Absent: "
+        "supervisor.start_timeout_s plus a minute.",
         gt=0.0,
     )
-    steady_s: float = setting(30.0, "A worker is repaired once it has worked for this long.", gt=0.0)
+    steady_s: float = setting(30.0, "A worker counts as repaired once it has worked for this long.", gt=0.0)
     settle_s: float = setting(
-        150.0, "An incident that is still open this long after a restart was not repaired by it.", gt=0.0
+        150.0, "If an incident is still open this long after a restart, the restart did not repair it.", gt=0.0
     )
     max_repairs: Positive = setting(
-        5, "Losses of one worker in a row without steady_s of work in between. One more evicts it."
+        5, "How many times in a row a worker may be lost without steady_s of work in between. One more loss evicts it."
     )
-    link_alarms: int = setting(
-        2, "Incidents about the links of one worker within link_window_s that are tolerated.", ge=0
-    )
+    link_alarms: int = setting(2, "Incidents about one worker's links that are tolerated within link_window_s.", ge=0)
     link_window_s: float = setting(300.0, "Time over which link_alarms counts.", gt=0.0)
     incident_restarts: int = setting(
         3, "Restarts of one worker within window_s because of incidents. After that it is evicted.", ge=0
     )
     max_evictions: int = setting(
-        2, "Workers that the supervisor may evict within window_s. 0: none. A person may evict more.", ge=0
+        2, "Workers that the supervisor may evict within window_s. 0: none. Operators may evict more.", ge=0
     )
     faults_per_day: float = setting(
         0.0023,
-        'Losses of one worker a day, from which fleet.standby = "auto" follows. With three repairs the run\'s own count, if '
-        "they are more.",
+        'Expected losses of one worker per day, from which fleet.standby = "auto" is computed. After three repairs the '
+        "run's own rate counts, if it is higher.",
         ge=0.0,
     )
     window_s: float = setting(3600.0, "Time over which incident_restarts and max_evictions count.", gt=0.0)
 
 
 class ObserverSection(Section):
-    """The worker that finds odd workers and stalls, and writes incidents. The run goes on without
-    it."""
+    """The worker that detects anomalous workers and stalls, and writes incidents. The run does not
+    depend on it."""
 
     enabled: bool = setting(True, "Start an observer with the fleet.")
     thresholds: str = setting("", "File of thresholds from `headrace fleet watch calibrate`. Empty: the built-in ones.")
-    keep_mb: Positive = setting(
-        256, "Size of the metrics that are kept in the run's folder `observed`. The oldest are deleted."
-    )
+    keep_mb: Positive = setting(256, "Size of the metrics kept in the run's folder `observed`; the oldest are deleted.")
 
 
 _PROJECT: Final = re.compile(r"([A-Za-z0-9_.-]+/)?[A-Za-z0-9_.-]{1,128}")
@@ -210,7 +210,7 @@ def _project(text: str) -> str:
 
 
 def _tracking(text: str) -> str:
-    """Return a tracking URI, its file with a whole path."""
+    """Return a tracking URI, with the path of a file made absolute."""
     if text.startswith(_SQLITE) and len(text) > len(_SQLITE):
         return f"{_SQLITE}{Path(text.removeprefix(_SQLITE)).expanduser().absolute()}"
     try:
@@ -233,22 +233,22 @@ def _tracking(text: str) -> str:
 
 
 class SinksSection(Section):
-    """Where metrics are written besides history.jsonl. A sink that is away never stops a run; the
-    log names it once, and rows wait in the history."""
+    """Where metrics are written besides history.jsonl. An unreachable sink never stops a run: it is
+    logged once, and its rows wait in the history."""
 
     tensorboard: bool = setting(True, "Write TensorBoard's event files to the folder tensorboard of the run.")
     wandb: Annotated[str, AfterValidator(_project)] | None = setting(
         None,
-        "PROJECT or ENTITY/PROJECT of Weights & Biases, by `pip install 'headrace[wandb]'`. The key comes from "
+        "PROJECT or ENTITY/PROJECT of Weights & Biases; needs `pip install 'headrace[wandb]'`. The key comes from "
         "`wandb login` or WANDB_API_KEY, never from here. Absent: none.",
     )
     wandb_mode: Literal["online", "offline"] | None = setting(
         None,
-        "offline: keep it in the folder sinks/wandb of the run, for `wandb sync`. Absent: WANDB_MODE, else online.",
+        "offline: write to the run's folder sinks/wandb, for `wandb sync`. Absent: WANDB_MODE, else online.",
     )
     mlflow: Annotated[str, AfterValidator(_tracking)] | None = setting(
         None,
-        "MLflow's tracking URI: http://HOST:PORT, https://HOST or sqlite:///FILE, by `pip install 'headrace[mlflow]'`. "
+        "MLflow's tracking URI: http://HOST:PORT, https://HOST or sqlite:///FILE; needs `pip install 'headrace[mlflow]'`. "
         "Credentials come only from the environment, such as MLFLOW_TRACKING_TOKEN. Absent: none.",
     )
     mlflow_experiment: str = setting("headrace", "Experiment of the run; created if missing.", min_length=1)
@@ -272,12 +272,12 @@ def _collector(text: str) -> str:
 
 
 class TracingSection(Section):
-    """OpenTelemetry traces, one a trajectory. A collector that is away never holds up a worker: its
-    spans are lost, and the log names it once."""
+    """OpenTelemetry traces, one per trajectory. An unreachable collector never holds up a worker:
+    its spans are lost, and this is logged once."""
 
     otlp: Annotated[str, AfterValidator(_collector)] | None = setting(
         None,
-        "URL of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318, by `pip install 'headrace[otel]'`. "
+        "URL of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; needs `pip install 'headrace[otel]'`. "
         "Every worker sends to it. Absent: no traces.",
     )
     share: float = setting(1.0, "Share of trajectories that are traced.", gt=0.0, le=1.0)
@@ -286,7 +286,7 @@ class TracingSection(Section):
 REWARDS: Final = "code.rewards"
 WORKERS: Final = "code.workers"
 CODE_KEYS: Final = (REWARDS, WORKERS)
-"""Settings whose values are versions of code; empty for that of the start."""
+"""Settings whose values are code versions. Empty: the code that the run started with."""
 CodeVersionName = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16})?$")]
 
 
@@ -304,12 +304,14 @@ class CodeSection(Section):
         16, "Pieces of work that the first worker does with a new version before other workers take it."
     )
     canary_timeout_s: float = setting(
-        60.0, "The first worker also counts as good if it is ready and idle, and got fewer pieces in this time.", gt=0.0
+        60.0,
+        "If the first worker got fewer pieces in this time but is ready and idle, the version counts as good, too.",
+        gt=0.0,
     )
     judged_updates: Positive = setting(
         8,
-        "Updates before and after a new version whose rates are compared: a rate lower by a third rolls it back. So "
-        "does a lack of updates for 1.5 times the longest time that as many took before, and at least a minute.",
+        "Updates before and after a new version whose rates are compared. A rate lower by a third rolls the version back. "
+        "So do too few updates in 1.5 times the longest time that as many took before, and at least a minute.",
     )
     lazy_limit_s: float = setting(
         86_400.0, "Workers that have not restarted this long after `headrace update --lazily` are replaced.", gt=0.0

@@ -1,8 +1,8 @@
-"""Settings under other names: those of TRL, verl, OpenRLHF and prime-rl, and those of earlier versions.
+"""Names of settings in TRL, verl, OpenRLHF and prime-rl, and settings that earlier versions had.
 
-Names that mean the same here and there are left out. A removed setting is accepted with a value that
-asked for nothing, since resolved files of earlier runs hold it. Any other value is refused, with what
-to do instead."""
+Names that mean the same here and there are left out. A removed setting is accepted with a value
+that changed nothing, since resolved files of earlier runs contain it. Any other value is refused,
+with what to do instead."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "evaluation.samples_per_prompt": "num_generations_eval eval_n_samples_per_prompt",
     "evaluation.temperature": "eval_temperature",
 }
-"""By setting: its names in other systems, with spaces between."""
+"""The names of each setting in other systems, separated by spaces."""
 _SETTING: Final = {name: setting for setting, names in _NAMES.items() for name in names.split()}
 
 _REASONS: Final[Mapping[str, str]] = {
@@ -110,7 +110,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "`algorithm.groups_per_update` prompts of `algorithm.group_size` responses, in `algorithm.num_minibatches` optimiser steps",
     "num_iterations ppo_epochs max_epochs": "there is no such setting: each response is trained on once; the optimiser steps "
     "that an update is cut into are `algorithm.num_minibatches`",
-    "partial_rollout partial_rollout_enable": "there is no such setting: unfinished responses always go on under the new "
+    "partial_rollout partial_rollout_enable": "there is no such setting: unfinished responses always continue with the new "
     "weights",
     "min_lr": "a schedule's last rate is given as a share of the learning rate: set `learner.final_rate_share`",
     "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio": "a warm-up is given in updates, not as a share: "
@@ -121,7 +121,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "report_to use_wandb logger": "there is no such setting: a run has report.html, history.jsonl and "
     "`supervisor.metrics_port`",
 }
-"""By names without a setting, with spaces between: what to do instead."""
+"""What to do instead, by names that correspond to no setting here, separated by spaces."""
 _OTHERWISE: Final = {name: words for names, words in _REASONS.items() for name in names.split()}
 
 
@@ -133,26 +133,24 @@ def meant_by(name: str) -> str | None:
 
 
 def other_names() -> frozenset[str]:
-    """Return every name that is known."""
     return frozenset({*_SETTING, *_OTHERWISE})
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A setting that is gone."""
+    """A setting that no longer exists."""
 
     idle: tuple[object, ...]
-    """Values with which a run is as it is without the setting."""
+    """Values that changed nothing, so that a run is the same without the setting."""
     why: str
-    """Why it is gone, and what to do."""
 
 
 _ELASTIC = (
-    "Headrace makes no autoscaler of a cluster. Leave it out, and let your own scale the elastic Deployments by "
+    "Headrace no longer creates autoscalers. Leave it out, and let your own scale the elastic Deployments by "
     "`headrace_queue_depth` and `headrace_learner_input_wait_ratio`, or set fleet.max_generators"
 )
 EMULATED: Final = (
-    "the emulated engines are no part of Headrace any more; a checkout has them in ops/emulated. Set generation.engine to "
+    "the emulated engines are no longer part of Headrace; a checkout has them in ops/emulated. Set generation.engine to "
     "ops.emulated.build:generation, the backends of learner, reference and value to its :training, :scoring and :value, and "
     "write their settings in [engines.settings]"
 )
@@ -184,11 +182,10 @@ REMOVED: Final[Mapping[str, Removed]] = {
     "launch.kubernetes.max_replicas": Removed((16,), _ELASTIC),
     "launch.kubernetes.queue_depth": Removed((64,), _ELASTIC),
 }
-"""By key."""
 
 
 def drop_idle(tree: dict[str, Any]) -> None:
-    """Take settings that are gone, and that asked for nothing, out of a configuration's table."""
+    """Delete removed settings from a configuration's tree, if their value changed nothing."""
     for key, removed in REMOVED.items():
         *sections, name = key.split(".")
         held: Any = tree

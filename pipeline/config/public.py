@@ -1,8 +1,8 @@
 """Settings as they are shown: without passwords, keys and tokens.
 
-``without_secrets`` is the one function that hides them, for ``headrace config show``, reports,
-comparisons, model cards and sinks. A run's own files have tables of other libraries' settings
-whole, since engines read them there."""
+``without_secrets`` alone hides them, for ``headrace config show``, reports, comparisons, model
+cards and sinks. A run's own files keep the tables for other libraries unmasked, since engines read
+them from there."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _WORDS: Final = (
     "authorization", "cookie",
 )  # fmt: skip
 _ENDS: Final = (*_WORDS, "key")
-"""Ends of names whose values are hidden, in tables that are passed to other libraries too."""
+"""Settings whose names end so are hidden, also in tables that are passed to other libraries."""
 _ASSIGNED: Final = re.compile(
     rf"(?i)((?:[\w-]*(?:{'|'.join(_WORDS)})|[\w-]*[_-]key)\s*=\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&'\"]+)"
 )
-"""``HF_TOKEN=...`` and ``--api-key=...``, as a command's options have them, and lines of TOML."""
+"""``HF_TOKEN=...`` and ``--api-key=...`` in commands, and lines of TOML."""
 _LEDGERS: Final = ("redis:", "rediss:", "redis+", "rediss+", "unix:")
-"""Begins of ledger URLs."""
+"""Schemes of ledger URLs."""
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Return a setting of this name, or a tree of them, with each secret replaced by a mask. A
-    secret is what has a secret's name, and user and password of a URL."""
+    """Return a setting of this name, or a tree of settings, with every secret masked. Secrets are
+    values whose name says so, and the user and password of a URL."""
     if isinstance(value, dict):
         tree = cast("dict[str, Any]", value)
         return {of: without_secrets(held, name if _is_secret(name) else of) for of, held in tree.items()}
@@ -63,7 +63,7 @@ def public_tree(run_dir: Path) -> dict[str, Any]:
 
 
 def _list(values: list[Any] | tuple[Any, ...], name: str) -> list[Any]:
-    """Return a list without secrets; the word after an option ``--token`` is one."""
+    """Return a list without secrets, such as the word after an option ``--token``."""
     before = ("", *values)
     options = (word if isinstance(word, str) and word.startswith("-") else "" for word in before)
     return [without_secrets(held, option or name) for held, option in zip(values, options, strict=False)]

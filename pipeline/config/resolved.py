@@ -15,35 +15,25 @@ from pipeline.config.changed import changed_settings
 
 
 class LightRun(msgspec.Struct, frozen=True):
-    """Of ``[run]``."""
-
     name: str
     num_updates: int
 
 
 class LightLedger(msgspec.Struct, frozen=True):
-    """Of ``[ledger]``."""
-
     max_memory_mb: int
 
 
 class LightSupervisor(msgspec.Struct, frozen=True):
-    """Of ``[supervisor]``."""
-
     silent_after_s: float
     stuck_after_s: float | None = None
 
 
 class LightFleet(msgspec.Struct, frozen=True):
-    """Of ``[fleet]``."""
-
     min_generators: int
     max_generators: int | None = None
 
 
 class LightValue(msgspec.Struct, frozen=True):
-    """Of ``[value]``."""
-
     pretrain_steps: int
     batch_trajectories: int
     min_explained_variance: float | None = None
@@ -72,7 +62,7 @@ def read_light(run_dir: Path) -> LightConfig:
 
 
 def wanted_updates(run_dir: Path, settings: LightConfig) -> int:
-    """Return how many updates a run is to make, after all changes of its settings. Raises as
+    """Return the number of updates a run shall make, including changes since its start. Raises as
     ``changed_settings``."""
     changed = changed_settings(run_dir).get("run.num_updates")
     return settings.run.num_updates if changed is None else int(changed)

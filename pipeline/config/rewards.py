@@ -1,4 +1,4 @@
-"""Sections about rewards besides the verifier: further functions, endpoints, and guidance."""
+"""Sections about rewards other than the verifier: further functions, endpoints, and guidance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.config.base import Fraction, Positive, Section, setting
 from pipeline.config.import_path import is_import_path
 
 TAKEN_PARTS = frozenset({"correct", "model", "overlong"})
-"""Parts of every reward that have their names already: ``pipeline.rewards.verifier``."""
+"""Names of the parts that every reward already has; see ``pipeline.rewards.verifier``."""
 
 
 def _part_name(name: str) -> str:
@@ -26,18 +26,19 @@ def _part_name(name: str) -> str:
 
 
 PartName = Annotated[str, AfterValidator(_part_name)]
-"""A part of the reward, as it is shown in history, report and status."""
+"""Name of a part of the reward, as shown in history, report and status."""
 
 
 class RewardFunctionSection(Section):
-    """A further reward, which is a part of that name. Give as many as you like. They change the
-    reward of training responses; accuracy stays the verifier's, and evaluation calls none."""
+    """A further reward function, shown as a part of the reward under its name. There may be any
+    number. They change the reward of training responses only: accuracy remains the verifier's, and
+    evaluation does not call them."""
 
     verifier: str = Field(
-        description="Import path of your function, TRL's or verl's, or a verifier's name. Its numbers may be any."
+        description="Import path of your function, in the form of TRL or verl, or a verifier's name. It may return any number."
     )
     whole_group: bool = setting(
-        False, "Call it once per group, with all responses, when all have ended: for relative judges."
+        False, "Call it once per group, with all responses, when all have finished: for judges that compare."
     )
     weight: float = setting(1.0, "The part of the reward is weight * (the function's number). Not 0.")
 
@@ -87,12 +88,12 @@ Wrong: what is wrong with it, and what it should be"""
 
 
 class EndpointSection(Section):
-    """A judge or a reward behind HTTP. `endpoint/NAME` is then a verifier's name, for data.verifier
-    or a function of reward.functions; and with `model` a name for guidance.judgments."""
+    """A judge or a reward service behind HTTP. Name it as `endpoint/NAME` in data.verifier or in a
+    function of reward.functions and, if it has a `model`, in guidance.judgments."""
 
     url: str = Field(
-        description="Base of an OpenAI-compatible API, as http://host:8000/v1; without `model` the address itself, "
-        "which gets {responses: [...]} and returns {scores: [...]}."
+        description="Base URL of an OpenAI-compatible API, such as http://host:8000/v1. Without `model`: URL of a "
+        "service that gets {responses: [...]} and returns {scores: [...]}."
     )
     model: str | None = setting(None, "Name of the judge's model. Absent: your own reward service behind HTTP.")
     prompt: str = setting(
@@ -100,15 +101,15 @@ class EndpointSection(Section):
     )
     judgment_prompt: str = setting(
         _JUDGMENT_PROMPT,
-        "The prompt for what is wrong with a response, with {prompt}, {answer} (the worked solution, if the data has "
+        "The prompt that asks what is wrong with a response, with {prompt}, {answer} (the worked solution, if the data has "
         "one) and {response}. The reply has lines `Step:`, which quotes the response, and `Wrong:`.",
     )
-    scale: float = setting(10.0, "The judge's highest score, by which its number is divided.", gt=0.0)
+    scale: float = setting(10.0, "The judge's highest score, by which its scores are divided.", gt=0.0)
     max_reply_tokens: Positive = setting(1024, "Longest reply of the judge.")
     api_key_env: str | None = setting(None, "Environment variable with the key. The key itself is never a setting.")
-    max_in_flight: Positive = setting(64, "Requests of one reward worker at once.")
+    max_in_flight: Positive = setting(64, "Concurrent requests of one reward worker.")
     timeout_s: float = setting(
-        12.0, "Limit of one judgement with all retries. A late one is tried again, never counted as wrong.", gt=0.0
+        12.0, "Time limit of one judgment, retries included. A late one is tried again, never counted as wrong.", gt=0.0
     )
     cache_entries: int = setting(10_000, "Results cached by content, so that repeats cost no request.", ge=0)
     max_requests: Positive | None = setting(
@@ -130,14 +131,14 @@ class EndpointSection(Section):
 
 
 def endpoint_verifiers(endpoints: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of endpoints as verifiers."""
+    """Return the verifier names of these endpoints."""
     return tuple(f"endpoint/{name}" for name in endpoints)
 
 
 JUDGMENTS: Final = ("arithmetic", "math", "recorded")
-"""Built-in makers of judgments. Another one is an endpoint, or is named by its import path."""
+"""Built-in sources of judgments. Others are endpoints, or are named by import path."""
 ENDPOINT: Final = "endpoint/"
-"""Begins the name of a maker behind HTTP, before a name of ``reward.endpoints``."""
+"""Prefix of a judgment source behind HTTP, followed by its name in ``reward.endpoints``."""
 
 
 def _known_judgments(name: str) -> str:
@@ -151,8 +152,8 @@ def _known_judgments(name: str) -> str:
 
 
 class GuidanceSection(Section):
-    """Guidance of single tokens: what is right, and what is wrong, with each response. A run has it
-    by its rule (nlft, nlft-first) or by algorithm.guidance: pipeline/algorithms/README.md."""
+    """Guidance per token: what is right and what is wrong in each response. The rules nlft and
+    nlft-first use it, and algorithm.guidance; see pipeline/algorithms/README.md."""
 
     judgments: Annotated[str, AfterValidator(_known_judgments)] = setting(
         "",
@@ -162,10 +163,10 @@ class GuidanceSection(Section):
     )
     max_judgment_tokens: Positive = setting(512, "Longer judgments and gold texts are left out, and counted as absent.")
     standard_template: Path | None = setting(
-        None, "File of the prompt with the gold text, with {question} and {gold}. Absent: the built-in one."
+        None, "File with the prompt that shows the gold text; has {question} and {gold}. Absent: the built-in one."
     )
     judge_template: Path | None = setting(
-        None, "File of the prompt with the judgment, with {question} and {judgment}. Absent: the built-in one."
+        None, "File with the prompt that shows the judgment; has {question} and {judgment}. Absent: the built-in one."
     )
     standard_threshold: float = setting(
         0.95,

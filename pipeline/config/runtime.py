@@ -1,6 +1,7 @@
-"""The sections of a run file that set what runs, where, and with which limits.
+"""The sections of a run file that set what runs, where, and within which limits.
 
-They change the system, not what is learned. Rules across settings: ``pipeline.config.schema``."""
+They change the system, not what is learned. ``pipeline.config.schema`` has the rules across
+settings."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class RunSection(Section):
 
 
 class VllmSection(Section):
-    """vLLM, when ``generation.engine`` is vllm; versions: pipeline/preflight/vllm.py."""
+    """Settings of vLLM, for generation.engine = "vllm". Supported versions:
+    pipeline/preflight/vllm.py."""
 
     mode: Literal["auto", "in-process", "background"] = setting(
         "auto",
@@ -43,7 +45,7 @@ class VllmSection(Section):
     kv_cache_gb: Positive = setting(1, "KV cache of one generator on a CPU, GiB.")
     parity_tolerance: float | None = setting(
         None,
-        "Largest mean difference to the learner's log-probs after a swap, nats. Absent: 1e-3 in float32, 0.1 in "
+        "Largest mean difference from the learner's log-probs after a swap, nats. Absent: 1e-3 in float32, 0.1 in "
         "bfloat16.",
         gt=0.0,
     )
@@ -61,26 +63,26 @@ class GenerationSection(Section):
     window_tokens: Positive = setting(512, "W, the maximum length of a chunk.")
     max_response_tokens: Positive = setting(2048, "L. A response is cut at this length and counts as finished.")
     temperature: float = setting(
-        1.0, "Of sampling, and of the learner's log-probs; sft, rft and nlft train at 1. DAPO: 1.", gt=0.0
+        1.0, "Temperature of sampling and of the learner's log-probs; sft, rft and nlft train at 1. DAPO: 1.", gt=0.0
     )
-    top_p: float = setting(1.0, "Must be 1: the learner's log-probs are of the whole distribution.", gt=0.0, le=1.0)
+    top_p: float = setting(1.0, "Must be 1: the learner computes log-probs of the whole distribution.", gt=0.0, le=1.0)
     top_k: int = setting(0, "Must be 0 (off), for the same reason.", ge=0)
     min_p: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=0.0, le=1.0)
     repetition_penalty: float = setting(
-        1.0, "Must be 1 (off): the learner's log-probs of a token do not depend on how often it came.", gt=0.0
+        1.0, "Must be 1 (off): the learner's log-probs of a token do not depend on how often it occurred.", gt=0.0
     )
     presence_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0)
     frequency_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0)
     stop_token_ids: tuple[int, ...] = setting((), "In addition to the tokenizer's end-of-sequence token.")
     stop_strings: StopStrings = setting(
         (),
-        "A response ends with the token after which its text holds one of these. That token is trained on, whole; the "
+        "A response ends with the token that completes one of these in its text. That whole token is trained on; the "
         "verifier sees the text up to the end of the stop string.",
     )
     swap: Literal["token", "window"] = setting(
         "token", "New weights are loaded between two tokens, or between two windows."
     )
-    kv_policy: Literal["keep", "recompute"] = setting("keep", "The KV cache after a weight swap.")
+    kv_policy: Literal["keep", "recompute"] = setting("keep", "What happens to the KV cache at a weight swap.")
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type of the engine.")
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
     threads: Positive = setting(1, "Torch threads on a CPU.")
@@ -88,14 +90,13 @@ class GenerationSection(Section):
 
     @property
     def has_own_engine(self) -> bool:
-        """Whether the engine is named by its import path."""
         return is_import_path(self.engine)
 
 
 class EnginesSection(Section):
-    """Engines of your own: generation.engine and the backends of learner, reference and value may name
-    ``package.module:function``. The function gets the configuration, and returns an engine by the
-    Protocol of that kind's ``seam.py`` in ``workers/engines``."""
+    """Engines of your own: generation.engine and the backends of learner, reference and value may
+    name ``package.module:function``. The function gets the configuration and returns an engine that
+    implements the Protocol in that kind's ``seam.py`` in ``workers/engines``."""
 
     settings: dict[str, Any] = setting(
         {}, "Settings that your engines read from config.engines.settings; Headrace reads none of them."
@@ -103,13 +104,14 @@ class EnginesSection(Section):
 
 
 class CheckpointSection(Section):
-    """Durability of learning. A batch is settled by the checkpoint that contains its effect."""
+    """Checkpoints make learning durable: a batch is settled by the checkpoint that contains its
+    effect."""
 
     every_updates: Positive = setting(10, "Updates from one checkpoint to the next.")
     every_s: float = setting(
         300.0,
-        "Time after which an update also writes a checkpoint, at least ten times the last write's duration. "
-        "The first follows the first update that ends over 30 s after the learner's start.",
+        "After this time the next update also writes a checkpoint, but not before ten times the last write's duration. "
+        "The first checkpoint follows the first update that ends more than 30 s after the learner's start.",
         gt=0.0,
     )
     keep: Positive = setting(
@@ -117,14 +119,14 @@ class CheckpointSection(Section):
     )
     snapshots: Literal["auto", "on", "off"] = setting(
         "auto",
-        "The state of learner and value worker is copied after every update to their host's shared memory, beside the next "
-        "one. It takes twice the size of weights and optimiser. A worker that dies then repeats at most one update; more where "
-        "a copy takes longer than an update. auto: where there is room, unless it would gather DeepSpeed's shares.",
+        "Copy the state of learner and value worker to their host's shared memory after every update, while the next one "
+        "runs. A worker that dies then repeats at most one update, or more if a copy takes longer than an update. Takes twice "
+        "the size of weights and optimiser state. auto: if there is room, and DeepSpeed's shards need not be gathered.",
     )
     mirror: StoreUrl | None = setting(
         None,
-        "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER. Checkpoints are copied to the folder run.name in it, in "
-        "the background, with what a resume on another machine needs. Absent: they stay on this host.",
+        "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER. Checkpoints are copied in the background to the folder "
+        "run.name inside it, with what a resume on another machine needs. Absent: they stay on this host.",
     )
     mirror_every_s: float = setting(600.0, "Minimum time from the start of one copy to the next.", ge=0.0)
     mirror_timeout_s: float = setting(
@@ -147,9 +149,10 @@ class ReplaySection(Section):
 
 
 class SamplesSection(Section):
-    """Responses kept for people in ``samples.jsonl``, for `headrace samples` and the report."""
+    """Responses kept for people to read in ``samples.jsonl``, by `headrace samples` and in the
+    report."""
 
-    per_update: int = setting(2, "Responses kept of one update, of one group where there are groups. 0: none.", ge=0)
+    per_update: int = setting(2, "Responses kept per update, all from one group if the rule has groups. 0: none.", ge=0)
     keep_updates: Positive = setting(
         50, "Updates with samples, spread over the run. When there are twice as many, half of them are removed."
     )
@@ -162,10 +165,10 @@ class LedgerSection(Section):
     url: str | None = setting(
         None,
         "redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST. Absent: "
-        "REDIS_URL, else an embedded server of this run. The password is written to no record.",
+        "REDIS_URL, else an embedded server of this run. The password is never recorded.",
     )
     allow_plaintext: bool = setting(
-        False, "Allow a redis:// URL of another host, unencrypted. Off: rediss:// is required."
+        False, "Allow an unencrypted redis:// URL of another host. Off: rediss:// is required."
     )
     max_memory_mb: Positive = setting(
         1024,
@@ -186,20 +189,24 @@ class WireSection(Section):
     """Links between processes, and their limits."""
 
     transport: Literal["ipc", "tcp"] = setting("ipc", "ipc on one host; tcp with CURVE keys across hosts.")
-    host: str = setting("127.0.0.1", "Address that mailboxes bind when the transport is tcp.")
+    host: str = setting("127.0.0.1", "Address that mailboxes bind to when the transport is tcp.")
     advertise_host: str | None = setting(
         None,
-        "Name or address given to other hosts, when the transport is tcp. Absent: wire.host. For a wildcard: "
-        "this host's name, or its address where the name means loopback. HEADRACE_ADVERTISE_HOST sets it for one host.",
+        "Name or address given to other hosts when the transport is tcp. Absent: wire.host; if that is a wildcard, this "
+        "host's name, or its address if the name resolves to loopback. HEADRACE_ADVERTISE_HOST sets it for one host.",
     )
     ports: str | None = setting(
         None,
         "Ports to listen on, FIRST-LAST, when the transport is tcp: for firewalls. Absent: any free port.",
         pattern=r"^[1-9]\d{0,4}(-[1-9]\d{0,4})?$",
     )
-    high_water_mark: Positive = setting(16, "Most messages queued at each end of a link: the back-pressure.")
+    high_water_mark: Positive = setting(
+        16, "Most messages queued at each end of a link; this bounds memory by back-pressure."
+    )
     send_timeout_s: float = setting(
-        10.0, "Limit of one send. After it the ledger hands the chunk out again, once overdue.", gt=0.0
+        10.0,
+        "Time limit of one send. The ledger hands out a chunk that was not sent again, once it is overdue.",
+        gt=0.0,
     )
     max_message_mb: Positive = setting(64, "Larger messages are refused. A chunk is one message.")
 
@@ -225,8 +232,8 @@ class WeightsSection(Section):
 
     delta: bool = setting(
         True,
-        "Over the wire: send only what changed since the version held. At small learning rates this is a "
-        "fraction of bfloat16 weights. float32 weights change nearly everywhere and are sent whole.",
+        "Over the wire: send only what changed since the version that the receiver has. At small learning rates this is "
+        "a fraction of bfloat16 weights. float32 weights change nearly everywhere and are sent whole.",
     )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Type in which weights are published.")
     keep: Positive = setting(2, "Published versions kept, besides the frozen base weights of adapters.")
@@ -252,13 +259,14 @@ class WeightsSection(Section):
     )
     part_digest: Literal["xxh3-128", "sha256"] = setting(
         "xxh3-128",
-        "Of each part of a version between hosts. xxh3-128 finds damage. sha256 finds forgery by a host of this run, too.",
+        "Digest of each part of a version sent between hosts. xxh3-128 detects damage; sha256 also detects forgery by a "
+        "host of this run.",
     )
     max_generator_lag: Positive = setting(
-        2, "Versions that a live generator may be behind before the learner waits for it."
+        2, "How many versions a live generator may lag behind before the learner waits for it."
     )
     ack_timeout_s: float = setting(
-        30.0, "A generator that took no weights for this long, and received no part of any, is fenced.", gt=0.0
+        30.0, "A generator that has neither loaded weights nor received a part of them for this long is fenced.", gt=0.0
     )
 
 
@@ -279,7 +287,9 @@ class SupervisorSection(Section):
         ge=0,
     )
     data_failure_window_s: float = setting(600.0, "Time over which max_data_failures counts.", gt=0.0)
-    backoff_s: float = setting(0.5, "Before the first restart. Doubles up to 16 times this.", gt=0.0)
+    backoff_s: float = setting(
+        0.5, "Wait before the first restart. Doubles with each further restart, up to 16 times this.", gt=0.0
+    )
     drain_timeout_s: float = setting(
         20.0,
         "In a two-phase stop, a worker without progress for this long is killed. The stop waits for work known "
@@ -296,27 +306,27 @@ class SupervisorSection(Section):
         3.0,
         "A worker of this host whose heartbeat is late, and whose process has not run at all for this long, is replaced: "
         "it was stopped, for example by SIGSTOP or a frozen cgroup. A process that waits for a processor, a disk or a "
-        "debugger has silent_after_s.",
+        "debugger gets silent_after_s instead.",
         gt=0.0,
     )
     heartbeats_per_s: float = setting(
         250.0,
-        "Heartbeats of all workers a second at the ledger's server. A larger fleet sends them every two seconds "
-        "instead of every second, no less often.",
+        "Most heartbeats per second, of all workers together, before each worker sends one every two seconds instead of "
+        "every second. They never come less often than that.",
         gt=0.0,
     )
     stuck_after_s: float | None = setting(
         None,
-        "A worker is replaced if its event loop has not turned for this long. Or if it computes, holds work, or "
-        "leaves its role's work waiting, and finishes no piece of it for this long. A piece is a layer of a pass, a decode "
-        "step, a verdict, a file. Absent: five times the slowest piece so far of that kind, at least a minute. Waiting for "
-        "room, the ledger or weights does not count. Nor does waiting for credit or input when there is none.",
+        "A worker is replaced if its event loop is blocked for this long, or if it computes, holds work or leaves its "
+        "role's work waiting and finishes no piece of it for this long. A piece is a layer of a pass, a decode step, a "
+        "verdict or a file. Absent: five times the slowest piece of that kind so far, at least a minute. Waiting for room, "
+        "the ledger or weights does not count, nor does waiting for credit or input when there is none.",
         gt=0.0,
     )
     start_timeout_s: float = setting(
         300.0,
-        "A worker that has not begun (imports, model, data) and loads nothing more for this long is replaced. So "
-        "is a worker whose first call of a computation (compilation) makes no progress for this long.",
+        "A worker that is still starting (imports, model, data) and makes no progress in loading for this long is "
+        "replaced. So is one whose first call of a computation (compilation) makes no progress for this long.",
         gt=0.0,
     )
     checkpoint_timeout_s: float = setting(
@@ -329,7 +339,7 @@ class SupervisorSection(Section):
     )
     flow_records: bool = setting(
         True,
-        "Each worker keeps records of its newest messages in shared memory, a quarter of a megabyte, for "
+        "Each worker keeps records of its newest messages in a quarter of a megabyte of shared memory, for "
         "`headrace run trace`.",
     )
     metrics_port: int | None = setting(None, "Port of Prometheus metrics. Absent: off.", ge=1, le=65535)
@@ -339,35 +349,37 @@ class SupervisorSection(Section):
 
 
 class FleetSection(Section):
-    """How many workers of each role. Usually a fleet file of its own."""
+    """How many workers of each role. Usually in a separate fleet file."""
 
     generator: int = setting(1, "Generator processes. 0: they join from other hosts.", ge=0)
     max_generators: Positive | None = setting(
         None,
-        "Most generators: their number follows the learner's demand, from `generator` on. Absent: fixed. `headrace "
-        "scale generator=N` sets it by hand, until `generator=auto`.",
+        "Most generators. If set, their number follows the learner's demand, starting from `generator`. Absent: the "
+        "number is fixed. `headrace scale generator=N` sets it by hand, until `generator=auto`.",
     )
-    min_generators: int = setting(1, "Fewest generators, where their number follows demand.", ge=0)
+    min_generators: int = setting(1, "Fewest generators, if their number follows demand.", ge=0)
     grow_after_s: float = setting(30.0, "How long the learner waits for units before generators are added.", gt=0.0)
     shrink_after_s: float = setting(300.0, "How long generators are idle before some are drained.", gt=0.0)
-    reward: int = setting(1, "Processes that score finished responses. 0: they join.", ge=0)
-    reference: int = setting(1, "Processes, if the algorithm needs them. 0: they join.", ge=0)
-    value: int = setting(1, "One process. It starts only if the algorithm has a critic.", ge=0, le=1)
+    reward: int = setting(1, "Processes that score finished responses. 0: they join from other hosts.", ge=0)
+    reference: int = setting(
+        1, "Reference processes, if the algorithm needs them. 0: they join from other hosts.", ge=0
+    )
+    value: int = setting(1, "The value process. It starts only if the algorithm has a critic.", ge=0, le=1)
     standby: Literal["auto"] | NotNegative = setting(
         0,
-        "Processes of this host that have a model and the newest weights, and replace a lost generator, reward, reference "
-        "or value worker at once. auto: as many as recovery.faults_per_day needs, where a worker's start takes 10 s or more, "
-        "engines compute on CPUs, and memory is free; else none.",
+        "Spare processes on this host that hold a model and the newest weights, and replace a lost generator, reward, "
+        "reference or value worker at once. auto: as many as recovery.faults_per_day calls for, if starting a worker takes "
+        "10 s or more, engines compute on CPUs, and memory is free; otherwise none.",
     )
     standby_learner: Literal["auto", "on", "off"] = setting(
         "off",
-        "One process of this host with the learner's model built, which continues from the last snapshot. auto: as `standby`. "
-        "Not with several ranks.",
+        "A spare process on this host that has built the learner's model and takes over from the last snapshot. auto: as "
+        "`standby`. Not with several ranks.",
     )
     max_workers: Positive | None = setting(
         None,
         "Largest number of workers of one supervisor, learner and value included. A larger fleet is refused. "
-        "Absent: 16 a core or one for each 256 MiB of memory, whichever is less, at least 8.",
+        "Absent: 16 per core or one per 256 MiB of memory, whichever is less, but at least 8.",
     )
 
     @model_validator(mode="after")

@@ -1,7 +1,9 @@
-"""A whole run's configuration, and the rules across its settings, checked before anything starts.
+"""A whole run's configuration, and the rules across its settings, which are checked before anything
+starts.
 
 A run file (``configs/*.toml``) fills the sections; a fleet file fills ``[fleet]``. Unknown keys are
-refused. ``training``, ``runtime``, ``data_sets``, ``rewards`` and ``operations`` hold the sections."""
+refused. The sections are in ``training``, ``runtime``, ``data_sets``, ``rewards`` and
+``operations``."""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ RANKED_BACKENDS = ("fsdp2", "deepspeed")
 """Backends that shard one model among ranks."""
 
 RANKED_OPTIMIZERS = {"fsdp2": ("adamw-fused", "adamw", "muon"), "deepspeed": ("adamw-fused", "adamw")}
-"""Optimisers that can step shares: by element, or over all ranks by torch."""
+"""Optimisers that can update sharded parameters: element by element, or over all ranks by torch."""
 
 DEEPSPEED_OURS = frozenset(
     {
@@ -41,11 +43,12 @@ DEEPSPEED_OURS = frozenset(
         "fp16", "bf16", "torch_autocast",
     }
 )  # fmt: skip
-"""DeepSpeed settings that follow from Headrace's own, or would change what an optimiser step is."""
+"""DeepSpeed settings that Headrace derives from its own, or that would change what an optimiser
+step is."""
 
 
 class RunConfig(Section):
-    """A whole run."""
+    """The configuration of a whole run."""
 
     run: runtime.RunSection = runtime.RunSection()
     model: training.ModelSection
@@ -77,12 +80,11 @@ class RunConfig(Section):
 
     @property
     def run_dir(self) -> Path:
-        """Folder of this run."""
         return self.run.dir / self.run.name
 
     @property
     def verifier_paths(self) -> frozenset[str]:
-        """Verifiers that data and messages may name besides the registered ones."""
+        """Verifiers that data and messages may name in addition to the registered ones."""
         of_sets = (one.verifier for one in (*self.data.sets, *self.evaluation.sets) if one.verifier)
         functions = (function.verifier for function in self.reward.functions.values())
         judgments = self.guidance.judgments
@@ -105,7 +107,7 @@ class RunConfig(Section):
 
     @property
     def has_sampling(self) -> bool:
-        """Whether generators sample, and so have a model: for training, or for evaluation alone."""
+        """Whether generators sample, and so hold a model: for training, or only for evaluation."""
         return self.has_evaluation or not self.data.responses
 
     @property
@@ -125,9 +127,9 @@ class RunConfig(Section):
 
     @property
     def training_temperature(self) -> float:
-        """The temperature of the learner's and the reference's log-probs: that of sampling, since
-        ratios compare them with the sampler's. Imitation compares with no sampler, and is of the
-        model's own distribution, at 1."""
+        """Temperature of the learner's and the reference's log-probs. It is the sampling
+        temperature, since ratios compare these log-probs with the sampler's. Imitation compares
+        with no sampler and trains the model's own distribution, at 1."""
         is_imitation: bool = getattr(rule_class(self.algorithm.name), "is_imitation", False)
         return 1.0 if is_imitation else self.generation.temperature
 
@@ -138,33 +140,30 @@ class RunConfig(Section):
 
     @property
     def reference_model(self) -> Path:
-        """Folder of the frozen reference policy."""
         return self.model.reference_path or self.model.path
 
     @property
     def scores_with_vllm(self) -> bool:
-        """Whether log-probs of the reference policy come from vLLM."""
         return self.has_reference and self.reference.backend == "vllm"
 
     @property
     def declaration(self) -> Declaration:
-        """The algorithm's unit, critic and baseline. Raises ConfigError for an unknown name."""
+        """The algorithm's declaration. Raises ConfigError for an unknown name."""
         return declare(self.algorithm.name, dynamic_sampling=self.algorithm.dynamic_sampling)
 
     @property
     def only_evaluates(self) -> bool:
-        """Whether the run judges its start model and trains nothing. Without updates and evaluation
-        a run pretrains its critic."""
+        """Whether the run only evaluates its start model. With neither updates nor evaluation, a
+        run pretrains its critic."""
         return self.run.num_updates == 0 and bool(self.data.evaluation or self.evaluation.sets)
 
     @property
     def has_critic(self) -> bool:
-        """Whether chunks need values, from a value process."""
         return self.declaration.has_critic
 
     @property
     def score_fields(self) -> frozenset[Field]:
-        """The fields that a unit needs before it is trained on."""
+        """The score fields that a unit must have before it is trained on."""
         needed = {
             Field.REWARD: True,
             Field.REFERENCE: self.needs_reference,
@@ -249,19 +248,24 @@ class RunConfig(Section):
             give = "give the length of the soft interval"
             raise ValueError(f"reward.overlong is soft, but overlong_cache_tokens is 0; {give}")
         if reward.overlong_cache_tokens > generation.max_response_tokens:
-            raise ValueError("reward.overlong_cache_tokens is above generation.max_response_tokens; it is a part of it")
+            raise ValueError(
+                f"reward.overlong_cache_tokens is {reward.overlong_cache_tokens}, above generation.max_response_tokens "
+                f"{generation.max_response_tokens}; the soft interval is the end of a response: lower it"
+            )
         for name, endpoint in reward.endpoints.items():
             if endpoint.max_in_flight > reward.max_in_flight:
                 raise ValueError(
                     f"reward.endpoints.{name}.max_in_flight is {endpoint.max_in_flight}, and reward.max_in_flight "
-                    f"{reward.max_in_flight}, all that a worker judges at once: raise reward.max_in_flight, or lower it"
+                    f"{reward.max_in_flight}, the limit of all that one worker judges at once: raise reward.max_in_flight, "
+                    "or lower the endpoint's"
                 )
         self._check_guidance()
         self._check_fleet()
         return self
 
     def _check_guidance(self) -> None:
-        """Refuse guidance that no rule reads twice, and makers of judgments that are not there."""
+        """Refuse guidance that the rule already applies itself, and sources of judgments that do
+        not exist."""
         algorithm, guidance = self.algorithm, self.guidance
         if algorithm.guidance == "mix" and self.declaration.needs_guidance:
             raise ValueError(
@@ -295,7 +299,7 @@ class RunConfig(Section):
             )
 
     def _check_importance(self) -> None:
-        """Refuse corrections that contradict each other, and bounds that are none."""
+        """Refuse corrections that contradict each other, and bounds without effect."""
         algorithm = self.algorithm
         if algorithm.importance == "bypass":
             unusable = {
@@ -343,7 +347,7 @@ class RunConfig(Section):
             )
         if learner.spike_factor and learner.backend == "deepspeed":
             raise ValueError(
-                f"learner.spike_factor is {learner.spike_factor:g}, but DeepSpeed has the norm only after its step; "
+                f"learner.spike_factor is {learner.spike_factor:g}, but DeepSpeed knows the gradient norm only after its step; "
                 "set learner.spike_factor to 0, or learner.backend to fsdp2 or torch"
             )
         for name in ("freeze", "no_decay"):
@@ -355,7 +359,6 @@ class RunConfig(Section):
                 )
 
     def _check_ranks(self) -> None:
-        """Refuse batches and devices that cannot be divided among ranks."""
         algorithm, learner, value = self.algorithm, self.learner, self.value
         in_a_step = algorithm.groups_per_update * algorithm.group_size // algorithm.num_minibatches
         sections = (

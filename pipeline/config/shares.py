@@ -1,8 +1,9 @@
-"""Which ranks can lend their shares of a training state to a snapshot, so that it gathers nothing.
+"""Which ranks can copy their own shards of the training state into a snapshot, without gathering
+it.
 
-FSDP2's can. DeepSpeed's can where each share lies as fp32 numbers on its rank's device, cut as ZeRO
-does by itself. Some settings put it elsewhere, keep it in another type, or cut it otherwise. With
-any setting but those below, a snapshot gathers the state."""
+FSDP2's always can. DeepSpeed's can if each shard is fp32 numbers on its rank's device, partitioned
+as ZeRO does by default. Some settings put shards elsewhere, or change their type or partition, so
+with any setting not listed here a snapshot gathers the state."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ _PLAIN_CONFIG = frozenset({"comms_logger", "flops_profiler", "steps_per_print", 
 
 
 def lends_shares(zero: DeepSpeedSection) -> bool:
-    """Return whether DeepSpeed's ranks can lend their shares."""
+    """Return whether DeepSpeed's ranks can copy their own shards."""
     is_offloaded = bool(zero.offload_optimizer or zero.offload_param)
     return not is_offloaded and _PLAIN_ZERO.issuperset(zero.zero_optimization) and _PLAIN_CONFIG.issuperset(zero.config)
 
 
 def gathered_ranks(section: LearnerSection | ValueSection) -> int:
-    """Return the number of ranks whose state a snapshot gathers; 1 where it gathers nothing."""
+    """Return the number of ranks whose state a snapshot must gather; 1 if it gathers nothing."""
     is_gathered = section.backend == "deepspeed" and not lends_shares(section.deepspeed)
     return section.ranks if is_gathered else 1

@@ -1,7 +1,7 @@
 """The sections of a run file that set what is learned, from which data, and how.
 
-Each setting names its unit and the source of its default. Rules across settings:
-``pipeline.config.schema``."""
+Each setting names its unit and the source of its default. ``pipeline.config.schema`` has the rules
+across settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DataSection(Section):
     train: tuple[DataPath, ...] = setting(
         (),
         "JSONL or Parquet files in the format of Headrace, GSM8K, TRL, verl or OpenRLHF. Other columns are kept. A path "
-        "may have * and ?, or be hf://datasets/OWNER/NAME/FILE, s3://BUCKET/FILE or gs://BUCKET/FILE.",
+        "may contain * and ?, or be hf://datasets/OWNER/NAME/FILE, s3://BUCKET/FILE or gs://BUCKET/FILE.",
     )
     sets: tuple[DataSetSection, ...] = setting((), "Several data sets with weights, in place of train.")
     responses: tuple[DataPath, ...] = setting(
@@ -88,7 +88,8 @@ class DataSection(Section):
         return self.curriculum != "none" or self.min_difficulty is not None or self.max_difficulty is not None
 
     def set_of(self, prompt_id: str) -> DataSetSection | None:
-        """Return the training set of a prompt, with whose name its id begins; None without sets."""
+        """Return the training set of a prompt, whose id begins with the set's name; None without
+        sets."""
         return next((one for one in self.sets if prompt_id.startswith(f"{one.name}/")), None)
 
     @model_validator(mode="after")
@@ -124,8 +125,8 @@ class DataSection(Section):
 
 
 class AlgorithmSection(Section):
-    """The objective. `name` sets its source's defaults. Formulas, and rules of your own:
-    pipeline/algorithms/README.md."""
+    """The objective. `name` also sets the defaults of its paper. Formulas, and how to write your
+    own rule: pipeline/algorithms/README.md."""
 
     name: str = setting(
         "dapo",
@@ -160,7 +161,7 @@ class AlgorithmSection(Section):
     kl_coefficient: float = setting(0.0, "Weight of KL(policy || reference). 0 needs no reference.", ge=0.0)
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = setting(
         "k3",
-        "Estimator of that KL. k1+ and k3+ have the gradient of k2; k1 has none on average, and is refused in a loss. "
+        "Estimator of that KL. k1+ and k3+ have the gradient of k2. The gradient of k1 is zero on average, so it is refused. "
         "Formulas: algorithms README.",
     )
     entropy_coefficient: float = setting(0.0, "Weight of an entropy bonus. The papers have none.")
@@ -169,14 +170,14 @@ class AlgorithmSection(Section):
     )
     proximal: Literal["recompute", "interpolate", "interpolate-linear"] = setting(
         "recompute",
-        "Proximal log-probs. recompute: one more forward pass. Else estimated between behaviour and current "
-        "policy, by log-probs (interpolate) or by probabilities (interpolate-linear).",
+        "Proximal log-probs. recompute: by one more forward pass. interpolate, interpolate-linear: estimated between "
+        "behaviour and current policy, in log-probs or in probabilities.",
     )
     importance_cap: float = setting(2.0, "C of TIS; upper bound of IcePop.", gt=0.0)
     importance_floor: float = setting(0.5, "Lower bound of IcePop.", ge=0.0)
     importance_level: Literal["token", "sequence", "geometric"] = setting(
         "token",
-        "token: each token has its own importance weight. Else a response's tokens share one: the product "
+        "token: each token has its own importance weight. Otherwise a response's tokens share one: the product "
         "(sequence) or geometric mean of their ratios. A product saturates over several policy versions.",
     )
     importance_normalize: bool = setting(
@@ -267,7 +268,8 @@ class StalenessSection(Section):
 
 
 class RewardModelSection(Section):
-    """A model that scores finished responses, a part of the reward: pipeline/rewards/README.md."""
+    """A reward model, whose score of a finished response is a part of the reward:
+    pipeline/rewards/README.md."""
 
     path: Path = Field(description="Folder of a Hugging Face sequence classifier with one label, and its tokenizer.")
     weight: float = setting(1.0, "The part `model` of the reward is weight * (score - center).")
@@ -282,9 +284,9 @@ class RewardModelSection(Section):
 
 
 class RewardSection(Section):
-    """Scores of finished responses."""
+    """How finished responses are scored."""
 
-    model: RewardModelSection | None = setting(None, "Read every response with a reward model too.")
+    model: RewardModelSection | None = setting(None, "Also score every response with a reward model.")
 
     overlong: Literal["none", "soft", "filter", "soft+filter"] = setting(
         "none",
@@ -332,12 +334,12 @@ class RewardSection(Section):
 
     @property
     def longest_wait_s(self) -> float:
-        """The wait for a verifier call, in seconds."""
+        """``wait_s``, or its default, in seconds."""
         return 3.0 * self.timeout_s if self.wait_s is None else self.wait_s
 
 
 class ReferenceVllmSection(Section):
-    """vLLM, when ``reference.backend`` is vllm; it runs in the reference worker's process."""
+    """Settings of vLLM, for reference.backend = "vllm". It runs in the reference worker's process."""
 
     tensor_parallel_size: Positive = setting(1, "GPUs that share each layer; divides the heads.")
     kv_cache_gb: Positive = setting(1, "KV cache of one reference worker on a CPU, GiB.")
@@ -360,13 +362,12 @@ class ReferenceSection(Section):
 
     @property
     def has_own_engine(self) -> bool:
-        """Whether the backend is named by its import path."""
         return is_import_path(self.backend)
 
 
 class DeepSpeedSection(Section):
-    """DeepSpeed, for a deepspeed backend. Clipping, optimiser and batch sizes follow from the
-    section around it."""
+    """Settings of DeepSpeed, for the backend deepspeed. Clipping, optimiser and batch sizes follow
+    from the section around it."""
 
     stage: Literal[1, 2, 3] = setting(
         2, "ZeRO stage. Ranks share optimiser state (1), also gradients (2), also weights (3)."
@@ -390,11 +391,11 @@ class ValueSection(Section):
         "Folder of a backbone or a pretrained value model. Absent: the start policy's layers under a head of "
         "zeros. That is our choice; the PPO that VAPO compares with starts from a reward model.",
     )
-    learning_rate: float = setting(2e-6, "AdamW. VAPO, T-PPO: 2e-6.", gt=0.0)
+    learning_rate: float = setting(2e-6, "Learning rate of AdamW. VAPO, T-PPO: 2e-6.", gt=0.0)
     warmup_steps: int = setting(10, "Linear warm-up, in value steps.", ge=0)
-    weight_decay: float = setting(0.1, "Of AdamW, for matrices only.", ge=0.0)
-    betas: tuple[float, float] = setting((0.9, 0.999), "Of AdamW.")
-    adam_eps: float = setting(1e-8, "Of AdamW.", gt=0.0)
+    weight_decay: float = setting(0.1, "Decoupled weight decay, for matrices only.", ge=0.0)
+    betas: tuple[float, float] = setting((0.9, 0.999), "Betas of AdamW.")
+    adam_eps: float = setting(1e-8, "Epsilon of AdamW.", gt=0.0)
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm.", gt=0.0)
     clip_low: float = setting(0.5, "Largest decrease below the stored value. T-PPO: 0.5.", gt=0.0)
     clip_high: float = setting(0.6, "Largest increase above the stored value. T-PPO: 0.6.", gt=0.0)
@@ -422,7 +423,6 @@ class ValueSection(Section):
 
     @property
     def has_own_engine(self) -> bool:
-        """Whether the backend is named by its import path."""
         return is_import_path(self.backend)
 
 
@@ -468,13 +468,13 @@ class LearnerSection(Section):
     final_rate_share: Fraction = setting(
         0.0, "Final learning rate of a decaying schedule, as a share of the learning rate."
     )
-    weight_decay: float = setting(0.1, "Decoupled, for matrices only.", ge=0.0)
+    weight_decay: float = setting(0.1, "Decoupled weight decay, for matrices only.", ge=0.0)
     no_decay: tuple[str, ...] = setting(
         (), "Patterns of parameter names without weight decay, such as *embed_tokens*. Vectors never have it."
     )
     freeze: tuple[str, ...] = setting((), "Patterns of parameter names that are not trained, such as model.layers.0.*.")
-    betas: tuple[float, float] = setting((0.9, 0.999), "Of AdamW.")
-    adam_eps: float = setting(1e-8, "Of AdamW.", gt=0.0)
+    betas: tuple[float, float] = setting((0.9, 0.999), "Betas of AdamW.")
+    adam_eps: float = setting(1e-8, "Epsilon of AdamW.", gt=0.0)
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm.", gt=0.0)
     micro_batch_tokens: Positive | None = setting(
         None,
@@ -485,7 +485,7 @@ class LearnerSection(Section):
     threads: Positive = setting(1, "Torch threads on a CPU.")
     logprob_check_share: Fraction = setting(
         0.01,
-        "Share of trained chunks whose log-probs the learner computes a second time, as a check of the generators: about "
+        "Share of trained chunks whose log-probs the learner computes a second time, to check the generators. Costs about "
         "a third of this share of an update's time. The observer names a generator that differs from its peers. 0: off.",
     )
     max_bad_steps: Positive = setting(
@@ -506,13 +506,12 @@ class LearnerSection(Section):
 
     @property
     def has_own_engine(self) -> bool:
-        """Whether the backend is named by its import path."""
         return is_import_path(self.backend)
 
 
 @dataclass(frozen=True, slots=True)
 class RatePhases:
-    """Lengths of a schedule's phases, in updates. A constant rate has no fall."""
+    """Lengths of a schedule's phases, in updates. A constant rate has no decay."""
 
     warmup: int
     stable: int
@@ -520,7 +519,7 @@ class RatePhases:
 
 
 def rate_phases(learner: LearnerSection, num_updates: int) -> RatePhases:
-    """Return the phases of a run of ``num_updates``. Raises ValueError when they do not fit in."""
+    """Return the phases of a run of ``num_updates``. Raises ValueError if they do not fit."""
     if learner.schedule == "constant" or not num_updates:
         return RatePhases(learner.warmup_updates, 0, 0)
     total = learner.schedule_updates or num_updates
@@ -536,7 +535,7 @@ def rate_phases(learner: LearnerSection, num_updates: int) -> RatePhases:
     if after_warmup < 1 or decay > after_warmup:
         raise ValueError(
             f"learner.schedule {learner.schedule} has {total} updates, but its warm-up takes {learner.warmup_updates} and its "
-            f"fall {max(decay, 1)}; expected both to fit: lower learner.warmup_updates or learner.decay_updates, or make the "
+            f"decay {max(decay, 1)}; expected both to fit: lower learner.warmup_updates or learner.decay_updates, or make the "
             "schedule longer"
         )
     return RatePhases(learner.warmup_updates, after_warmup - decay, decay)

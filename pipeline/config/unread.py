@@ -19,14 +19,14 @@ from pipeline.ledger.types import Unit
 @dataclass(frozen=True, slots=True)
 class _Rule:
     keys: str
-    """Settings, with spaces between; a name that ends in a dot is a whole section."""
+    """Settings, separated by spaces. A name that ends in a dot is a whole section."""
     is_unread: Callable[[RunConfig], bool]
     why: str
     """May contain ``{algorithm}``."""
 
 
 def _of_algorithm(names: str, is_unread: Callable[[AlgorithmSection], bool], why: str) -> _Rule:
-    """Return a rule for settings of ``[algorithm]`` that this section alone decides."""
+    """Return a rule for settings of ``[algorithm]`` that depends on this section alone."""
     return _Rule(" ".join(f"algorithm.{name}" for name in names.split()), lambda c: is_unread(c.algorithm), why)
 
 
@@ -148,9 +148,9 @@ _RULES = (
     _Rule(
         "learner.decay_updates",
         lambda c: c.learner.schedule != "warmup-stable-decay",
-        "only schedule warmup-stable-decay has a fall of its own length",
+        "only schedule warmup-stable-decay has a decay of separate length",
     ),
-    _Rule("learner.betas learner.adam_eps", lambda c: c.learner.optimizer == "adafactor", "adafactor has none"),
+    _Rule("learner.betas learner.adam_eps", lambda c: c.learner.optimizer == "adafactor", "adafactor uses neither"),
     _Rule(
         "fleet.min_generators fleet.grow_after_s fleet.shrink_after_s",
         lambda c: c.fleet.max_generators is None,
@@ -164,7 +164,8 @@ _RULES = (
 
 
 def unread(config: RunConfig) -> dict[str, str]:
-    """Return every given setting that is not read, with the reason, in the schema's order."""
+    """Return every given setting that no part of this run reads, with the reason, in the schema's
+    order."""
     found: dict[str, str] = {}
     for key in given_keys(config):
         why = next((rule.why for rule in _RULES if _names(rule, key) and rule.is_unread(config)), None)
@@ -174,7 +175,7 @@ def unread(config: RunConfig) -> dict[str, str]:
 
 
 def in_words(config: RunConfig) -> list[str]:
-    """Return one finding for each reason: the given settings that are not read."""
+    """Return a sentence for each reason, with the given settings that are not read."""
     keys_by_reason: dict[str, list[str]] = {}
     for key, why in unread(config).items():
         keys_by_reason.setdefault(why, []).append(key)

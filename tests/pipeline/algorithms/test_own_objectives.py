@@ -72,8 +72,8 @@ def test_a_rules_own_check_refuses_a_configuration(tmp_path: Path) -> None:
             "expected a subclass of GroupRule, CriticRule or ResponseRule with a declaration",
         ),
         ("own_else", "Yours = 3\n", "own_else has no 'Mine'"),
-        ("own_dead", "1 / 0\n", "the import of its module ended by ZeroDivisionError"),
-        ("own_lone", "import nowhere_at_all\n", "the import of its module ended by ModuleNotFoundError"),
+        ("own_dead", "1 / 0\n", "importing its module failed with ZeroDivisionError"),
+        ("own_lone", "import nowhere_at_all\n", "importing its module failed with ModuleNotFoundError"),
         (
             "own_set",
             f"{HEAD}class Mine(GroupRule):\n    declaration = Declaration(preset={{'clip_hi': 1}})\n{BODY}",

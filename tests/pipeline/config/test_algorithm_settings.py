@@ -80,8 +80,8 @@ def run_file(tmp_path: Path) -> Path:
         (["generation.repetition_penalty=1.1"], "depends on how often each token came", "Leave it at 1"),
         (["generation.presence_penalty=0.5"], "expected 0 in training", "evaluation.presence_penalty may be set"),
         (["generation.frequency_penalty=-1"], "is -1, a distribution", "evaluation.frequency_penalty may be set"),
-        (['generation.stop_strings=["a", ""]'], "a stop string is ''", "expected valid Unicode"),
-        (['evaluation.stop_strings=["\ufffd"]'], "a stop string is", "expected valid Unicode"),
+        (['generation.stop_strings=["a", ""]'], "a stop string is ''", "expected non-empty, valid Unicode"),
+        (['evaluation.stop_strings=["\ufffd"]'], "a stop string is", "expected non-empty, valid Unicode"),
         (
             ['evaluation.sets=[{name="a", files=["x"], max_response_tokens=4096}]'],
             "evaluation.sets a.max_response_tokens is 4096, above generation.max_response_tokens 2048",
@@ -95,7 +95,7 @@ def run_file(tmp_path: Path) -> Path:
         (['data.sets=[{name="a", train=["x"], repetition_penalty=1.1}]'], "from the whole distribution", "remove it"),
         (
             ["generation.engine=vllm", "generation.temperature=0.005"],
-            "generation.temperature is 0.005, and vLLM samples at 0.01 then",
+            "generation.temperature is 0.005, but vLLM would sample at 0.01",
             "expected at least 0.01: raise it",
         ),
         (

@@ -29,9 +29,9 @@ def test_every_setting_is_changeable_or_has_a_reason_why_not() -> None:
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("model.path", "the weights of the run are of this model; start a new run"),
+        ("model.path", "the run's weights belong to this model; start a new run"),
         ("generation.temperature", "the learner computes log-probs at one temperature"),
-        ("staleness.eta", "every lease follows from it"),
+        ("staleness.eta", "every lease depends on it"),
         ("algorithm.guidance", "the ledger was opened with it; start a new run"),
         ("fleet.generator", "`headrace scale` changes it"),
         ("learner.threads", "`headrace up --resume RUN --set learner.threads=VALUE`"),

@@ -68,7 +68,7 @@ def test_a_setting_that_is_gone_is_refused_by_name_with_what_to_do(run_file: Pat
     key, _, value = text.partition("=")
     with pytest.raises(ConfigError) as caught:
         load_config([run_file], [text])
-    assert f"--set {text}: `{key}` is {value.replace(chr(34), chr(39))}, but is no setting any more" in str(
+    assert f"--set {text}: `{key}` is {value.replace(chr(34), chr(39))}, but this setting no longer exists" in str(
         caught.value
     )
     assert told in str(caught.value)

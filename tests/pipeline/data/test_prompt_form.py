@@ -125,7 +125,7 @@ def test_a_set_has_a_form_of_its_own_in_training_and_evaluation(chat_model: Path
 
 
 def test_variables_that_every_prompt_fills_are_refused(chat_model: Path) -> None:
-    with pytest.raises(ValueError, match="chat_variables sets messages, which every prompt fills itself"):
+    with pytest.raises(ValueError, match="chat_variables sets messages, which Headrace fills in for every prompt"):
         run(chat_model, [QUESTION], chat_variables={"messages": []})
 
 
