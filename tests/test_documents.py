@@ -159,7 +159,7 @@ def unknown_words(command: click.Command, words: list[str]) -> list[str]:
         if not words or not re.fullmatch(r"[a-z][a-z-]*", words[0]):
             return []
         if command is headrace and words[0] in RENAMED:
-            return [f"{words[0]} is `headrace {RENAMED[words[0]]}` now"]
+            return [f"{words[0]} is now `headrace {RENAMED[words[0]]}`"]
         inner = command.get_command(click.Context(command), words[0])
         return [words[0]] if inner is None else [f"{words[0]} {more}" for more in unknown_words(inner, words[1:])]
     options = {name for parameter in command.params for name in parameter.opts} | {"--help", "-h"}

@@ -1,6 +1,6 @@
 """The ``headrace`` command.
 
-A command's module is imported only when the command is called, and none imports torch: the help
+A command's module is imported only when the command is called, and none imports torch, so help
 appears in a fraction of a second. An error is one sentence on standard error, with an exit code of
 ``pipeline.process.exit_codes``."""
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _Table = Mapping[str, tuple[str, str]]
-"""By name: the module of a command, where it has that name too, and its line in a help."""
+"""Command name to its module, which has a function of that name, and its line in the help."""
 
 _DAILY: _Table = {
     "init": ("pipeline.cli.init", "Write a run file and a fleet file for your data."),
@@ -92,12 +92,12 @@ _MEMBERS: Mapping[str, _Table] = {
 RENAMED: Mapping[str, str] = {
     "runs" if name == "list" else name: f"{group} {name}" for group, table in _MEMBERS.items() for name in table
 }
-"""The words of commands that stood at the top once, by the names they had there. These still work,
-for launchers of other hosts and scripts, and no help shows them."""
+"""Today's words for commands that were once at the top level, by their old names. These still work,
+for scripts and for launchers of other hosts, but no help shows them."""
 
 _ALLOCATIONS = 100_000
-"""Objects between two garbage collections of a command. Its imports make about as many, and no
-garbage: at Python's 700 a third of a light command's time went into looking through them."""
+"""Allocations between two garbage collections. A command's imports allocate about this many objects
+and no garbage; at Python's default of 700, a light command spent a third of its time collecting."""
 
 _EPILOG = """\b
 Examples:
@@ -112,38 +112,36 @@ Examples:
 
 
 class LazyGroup(click.Group):
-    """A group with tables of its commands, which imports a command when it is called."""
+    """A command group that imports a command's module only when the command is called."""
 
     def __init__(self, *args: Any, sections: Mapping[str, _Table], renamed: Mapping[str, str] | None = None, **kw: Any):
-        """``sections``: tables by their titles in the help. ``renamed``: by a name of before, the
-        words of today."""
+        """``sections``: command tables by their titles in the help. ``renamed``: today's words by
+        old name."""
         super().__init__(*args, **kw)
         self._sections = sections
         self._table = {name: entry for table in sections.values() for name, entry in table.items()}
         self._renamed = renamed or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, in the order of the help."""
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command; None for an unknown one."""
         if cmd_name not in self._table:
             return None
         module = importlib.import_module(self._table[cmd_name][0])
         name = cmd_name.replace("-", "_")
-        # list_ and try_, since Python has their names
+        # list_ and try_, since Python has taken list and try
         return getattr(module, f"{name}_", None) or getattr(module, name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of the first word, also under its old name, of which a line on standard
-        error then tells. Raises click.UsageError for an unknown one."""
+        """Find a command, also by its old name, which prints a hint on standard error. Raises
+        click.UsageError for an unknown one."""
         name, *others = args
         if name in self._renamed:
             if not ctx.resilient_parsing:
-                click.echo(f"`headrace {name}` is `headrace {self._renamed[name]}` now", err=True)
+                click.echo(f"`headrace {name}` is now `headrace {self._renamed[name]}`", err=True)
             name, *inner = self._renamed[name].split()
             args = [name, *inner, *others]
         elif name == "bench" and self._renamed:
@@ -163,13 +161,13 @@ class LazyGroup(click.Group):
         return f"did you mean `headrace {known[close[0]]}`?" if close else f"expected {', '.join(self._table)}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List commands from the tables, without an import."""
+        """List commands from the tables, without importing them."""
         for title, table in self._sections.items():
             with formatter.section(title):
                 formatter.write_dl([(name, summary) for name, (_, summary) in table.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return names and options that begin so, without an import."""
+        """Complete names and options without importing commands."""
         from click.shell_completion import CompletionItem
 
         found = [
@@ -247,7 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with a documented code."""
     keep_private()
     gc.set_threshold(_ALLOCATIONS, *gc.get_threshold()[1:])
-    # the interpreter's end looks through all modules twice more, but for frozen ones
+    # at exit the interpreter collects twice more, but skips frozen objects
     atexit.register(gc.freeze)
     try:
         code = headrace.main(arguments, standalone_mode=False)

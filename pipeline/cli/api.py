@@ -1,11 +1,11 @@
-"""``import headrace``: runs in Python, for notebooks and tests.
+"""``import headrace``: runs from Python, for notebooks and tests.
 
-The functions here are those of the commands, so both give the same answers. An error is an
-exception of ``protocol.errors``, with the sentence that the command prints.
+These functions call the same code as the commands. An error is an exception of ``protocol.errors``,
+with the message that the command prints.
 
-*Consumes* a configuration or a run's folder. *Produces* a run, which a separate process carries
-out and which outlives this one. *Waits for* the start (``Run.start``) and the end (``Run.wait``,
-``Run.stop``), each with a deadline. *Unblocked by* the run's supervisor."""
+*Consumes* a configuration or a run's folder. *Produces* a run, in a separate process that outlives
+this one. *Waits for* the start (``Run.start``) and the end (``Run.wait``, ``Run.stop``), each with
+a deadline. *Unblocked by* the run's supervisor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pipeline.operator.status_report import StatusReport
 
 OUTPUT_NAME = "up.out"
-"""In the run's ``logs``: what its ``headrace up`` printed."""
+"""File in the run's ``logs`` with the output of its ``headrace up``."""
 _POLL_S = 0.05
 _LAST_CHARS = 4000
 
@@ -57,8 +57,8 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path | None = None) -> Run:
-        """Return the run in ``folder``; without one, the newest under ./runs. Raises ConfigError
-        when there is none."""
+        """Return the run in ``folder``, by default the newest under ./runs. Raises ConfigError if
+        there is none."""
         from pipeline.operator.attached import find_run
 
         return cls(find_run(None if folder is None else Path(folder)).absolute())
@@ -88,7 +88,7 @@ class Run:
             return _start(_files(config, fleet, Path(private)), _overrides(settings or {}), timeout_s)
 
     def status(self) -> StatusReport:
-        """Return state, workers, totals and waits, as ``headrace status --json``."""
+        """Return state, workers, totals and waits, like ``headrace status --json``."""
         from pipeline.operator.attached import look_at
         from pipeline.operator.status_report import read_status
 
@@ -99,9 +99,9 @@ class Run:
         return _apart(lambda: asyncio.run(read()))
 
     def history(self, kind: Literal["update", "refused", "evaluation", "value"] = "update") -> dict[str, list[Any]]:
-        """Return rows of one kind as columns of one length, oldest first. Names and units are those
-        of ``history.jsonl``; an objective's metric is a column ``metrics.NAME``. Damaged lines are
-        skipped, with a warning that has their number."""
+        """Return the rows of one kind as columns of equal length, oldest first. Names and units are
+        those of ``history.jsonl``; an objective's metric is a column ``metrics.NAME``. Damaged
+        lines are skipped, and a warning says how many."""
         from pipeline.observability.history import (
             HISTORY_NAME,
             VALUE_HISTORY_NAME,
@@ -117,15 +117,16 @@ class Run:
         return columns(read.rows, kind)
 
     def samples(self, *, last: int = 1, update: int | None = None) -> list[ResponseSample]:
-        """Return samples of the ``last`` newest updates, as ``headrace samples``. With ``update``:
-        of it, or of the nearest earlier one with samples."""
+        """Return samples of the ``last`` newest updates, like ``headrace samples``; with
+        ``update``, of that update or the nearest earlier one with samples."""
         from pipeline.cli.samples import newest_samples
 
         return newest_samples(self.folder, last=last, update=update)
 
     def scale(self, **counts: int | str) -> dict[str, int]:
-        """Change how many workers some roles have: ``scale(generator=4)``, or ``generator="auto"``
-        by demand. Return the fleet that is wanted. Raises ConfigError as ``headrace scale``."""
+        """Change the number of workers of some roles: ``scale(generator=4)``, or
+        ``generator="auto"`` to follow demand. Return the wanted number of workers of each role.
+        Raises ConfigError as ``headrace scale``."""
         from pipeline.cli.control import parse_count
         from pipeline.operator import steering
 
@@ -134,21 +135,21 @@ class Run:
         return {str(role): count for role, count in fleet.counts.items()}
 
     def drain(self, worker: str, *, replace: bool = False) -> dict[str, int]:
-        """Have one worker finish its work and leave, as ``headrace fleet drain``; return the fleet that
-        is wanted. Raises ConfigError."""
+        """Let one worker finish its work and leave, like ``headrace fleet drain``. Return the
+        wanted number of workers of each role. Raises ConfigError."""
         from pipeline.operator import steering
 
         fleet = _apart(lambda: asyncio.run(self._steer(lambda at: steering.drain(at, worker, replace))))
         return {str(role): count for role, count in fleet.counts.items()}
 
     def pause(self, reason: str = "") -> Pause:
-        """Admit no new groups until ``resume``, as ``headrace run pause``; return the pause."""
+        """Admit no new groups until ``resume``, like ``headrace run pause``; return the pause."""
         from pipeline.operator import steering
 
         return _apart(lambda: asyncio.run(self._steer(lambda at: steering.pause(at, reason))))
 
     def resume(self) -> Pause | None:
-        """Admit new groups again; return the pause that ended, None without one."""
+        """Admit new groups again; return the pause that ended, or None if there was none."""
         from pipeline.operator import steering
 
         return _apart(lambda: asyncio.run(self._steer(steering.resume)))
@@ -160,15 +161,15 @@ class Run:
             return await steer(at)
 
     def stop(self, *, now: bool = False, timeout_s: float | None = None) -> bool:
-        """Drain the run and end it, as ``headrace down``; return whether it ran. With ``now``
-        unfinished work stays in the ledger. Raises DeadlineExceeded."""
+        """Drain the run and end it, like ``headrace down``; return whether it was running. With
+        ``now`` unfinished work stays in the ledger. Raises DeadlineExceeded."""
         from pipeline.operator.ending import end_run
 
         return _apart(lambda: end_run(self.folder, now=now, timeout_s=timeout_s, report=lambda _: None))
 
     def wait(self, timeout_s: float) -> StatusReport:
-        """Wait for the run's end; return its last status. Raises DeadlineExceeded: the run goes
-        on."""
+        """Wait for the run's end and return its last status. Raises DeadlineExceeded if the run is
+        still going on."""
         from pipeline.supervisor.run_folder import supervisor_pid
 
         deadline = time.monotonic() + timeout_s
@@ -179,9 +180,8 @@ class Run:
         return self.status()
 
     def export(self, out: str | Path, *, version: int | None = None) -> Path:
-        """Write a checkpoint's model, with a model card, to the new folder ``out``; return it.
-        Without ``version``: the newest checkpoint. Raises ConfigError or DataError as ``headrace
-        run export``."""
+        """Write a checkpoint's model, by default the newest, with a model card to the new folder
+        ``out``, and return it. Raises ConfigError or DataError as ``headrace run export``."""
         from pipeline.cli.export import export_model
 
         return export_model(self.folder, Path(out), version=version)
@@ -197,7 +197,7 @@ def score(
     processes: int | None = None,
     out: str | Path | None = None,
 ) -> ScoreReport:
-    """Score a file of responses with a verifier, as ``headrace score``, whose options these are.
+    """Score a file of responses with a verifier. The options are those of ``headrace score``.
 
     Raises DataError for the file, ConfigError for the verifier."""
     from pipeline.cli.score.offline import score_file, scoring_settings
@@ -219,7 +219,7 @@ def _start(files: list[Path], overrides: list[str], timeout_s: float) -> Run:
         (folder / "logs").mkdir(mode=0o700, exist_ok=True)
         output = os.open(folder / "logs" / OUTPUT_NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror}; choose another place by run.dir") from error
+        raise ConfigError(f"{folder} cannot be created: {error.strerror}; choose another place with run.dir") from error
     words = ["up", *map(str, files), *(word for text in overrides for word in ("--set", text)), "--plain"]
     with os.fdopen(output, "r+b", buffering=0) as file:
         # A separate session: an interrupted notebook cell does not stop the run.
@@ -230,14 +230,14 @@ def _start(files: list[Path], overrides: list[str], timeout_s: float) -> Run:
             stderr=file,
             start_new_session=True,
         )
-        # It outlives this object; the thread takes its exit code whenever it ends.
+        # The child outlives this object; the thread reaps it whenever it ends.
         threading.Thread(target=child.wait, name="headrace-up", daemon=True).start()
         deadline = time.monotonic() + timeout_s
         while not (supervisor_pid(folder) and _has_begun(folder)):
             if child.poll() is not None:
                 break
             if time.monotonic() > deadline:
-                # Its workers have not begun; a second signal would be needed only while it drains.
+                # One signal is enough, since its workers have not begun: there is nothing to drain.
                 child.terminate()
                 where = f"its output is in {folder / 'logs' / OUTPUT_NAME}"
                 raise DeadlineExceeded(f"{folder} did not start within {timeout_s:g} s; {where}")
@@ -262,7 +262,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _forget(folder: Path) -> None:
-    """Remove what a refused start has left; the folder may have files of another origin."""
+    """Remove what a refused start has left, but no other files in the folder."""
     with contextlib.suppress(OSError):
         (folder / "logs" / OUTPUT_NAME).unlink()
         (folder / "logs").rmdir()
@@ -298,7 +298,7 @@ def _files(
 
 
 def _plain(value: Any) -> Any:
-    """Return settings as TOML has them: paths as text, absent values left out."""
+    """Return settings as plain TOML values: paths as text, absent values left out."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
@@ -313,8 +313,8 @@ def _overrides(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _apart(work: Callable[[], _T]) -> _T:
-    """Return the result of blocking work with its own event loop. A thread that has one
-    already, as a notebook's, lets another thread do it."""
+    """Run blocking work that starts its own event loop. If this thread already has one, as in a
+    notebook, run it in another thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,6 +1,6 @@
 """Shared by the commands: arguments and options, a connected run, tables and JSON.
 
-Reading commands connect by ``look_at``, changing ones by ``attach``, both of
+Commands that only read connect with ``look_at``, those that change a run with ``attach``, both from
 ``pipeline.operator.attached``."""
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _RUN_HELP = "The run's folder; --run may be left out. Default: the newest under 
 _RUN_OPTION = click.option("--run", "named_run", type=PATH, metavar="RUN", help=_RUN_HELP)
 Command = Callable[..., Any]
 _LEAST_DATE_S, _MOST_DATE_S = 5e8, 1e11
-"""A table whose times are larger counts from 1970; this is in 1985."""
+"""Times in this range, from 1985 on, count from 1970; others are plain seconds."""
 
 
 def run_argument(command: Command) -> Command:
-    """Give a command the run as ``run``: its one word, or ``--run``."""
+    """Pass the run to a command as ``run``, from its one argument or from ``--run``."""
 
     @click.argument("run", required=False, type=PATH)
     @_RUN_OPTION
@@ -63,8 +63,8 @@ def run_argument(command: Command) -> Command:
 
 
 def run_among(name: str) -> Callable[[Command], Command]:
-    """Give a command with words ``name`` the run as ``run``: one of the words, or ``--run``. A word
-    is the run when it has a slash or is the folder of a run."""
+    """Pass the run to a command as ``run``, from ``--run`` or from among the arguments called
+    ``name``. An argument is the run if it has a slash or is a run's folder."""
 
     def decorate(command: Command) -> Command:
         @_RUN_OPTION
@@ -94,7 +94,7 @@ def _one_run(words: list[Path], named: Path | None) -> Path | None:
 
 
 def on_run(connect: Callable[[Path | None], AbstractAsyncContextManager[Attached]]) -> Callable[[Command], Command]:
-    """Give an async command its connected run as ``at``, in place of ``run``."""
+    """Pass the connected run to an async command as ``at``, in place of ``run``."""
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -115,7 +115,7 @@ def on_run(connect: Callable[[Path | None], AbstractAsyncContextManager[Attached
 
 
 def answer(as_json: bool, value: Any, *lines: str) -> None:
-    """Print a value as JSON, or else the lines."""
+    """Print the value as JSON, or the lines."""
     echo_json(value) if as_json else click.echo("\n".join(lines))
 
 
@@ -126,7 +126,7 @@ def echo_json(value: Any, *, is_line: bool = False) -> None:
 
 
 def moment(at_s: float, digits: int = 0) -> str:
-    """Return a time of a table in words: seconds, or date and time when they count from 1970."""
+    """Format a time of a table: in seconds, or as date and time if it counts from 1970."""
     if not _LEAST_DATE_S <= at_s <= _MOST_DATE_S:
         return f"{at_s:.{digits}f} s"
     import datetime
@@ -137,7 +137,7 @@ def moment(at_s: float, digits: int = 0) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line a row, with the cells padded to columns."""
+    """Return one line per row, with the cells padded to columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -176,18 +176,18 @@ def trim_imports() -> None:
     after this call are not affected."""
     # numpy's library starts a thread for each core when it is loaded
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Commands log to standard error without its tracebacks.
+    # structlog uses it for tracebacks, which commands do not print
     with _without("rich"):
         import structlog  # noqa: F401
-    # Nothing turns its metrics on.
+    # redis uses it for metrics, which are off
     with _without("opentelemetry"):
         import redis.asyncio  # noqa: F401
 
 
 @contextmanager
 def _without(package: str) -> Generator[None]:
-    """Have imports of a package fail in this context as if it were not installed; one that is
-    imported already stays."""
+    """Make imports of a package fail in this context as if it were not installed, unless it is
+    imported already."""
     if package in sys.modules:
         yield
         return

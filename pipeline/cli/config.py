@@ -79,7 +79,7 @@ def explain(key: str, as_json: bool) -> None:
     found = [setting for setting in settings() if key in (setting.key, setting.section)]
     if not found:
         below = [name for name, _ in sections() if name.startswith(f"{key}.")]
-        more = f"; expected a key, or a section as {', '.join(below)}" if below else suggest(key)
+        more = f"; expected a key, or a section such as {', '.join(below)}" if below else suggest(key)
         raise ConfigError(f"{key} is not a setting{more}")
     if as_json:
         names = {"default_by_algorithm": "presets"}

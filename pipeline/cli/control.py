@@ -17,6 +17,7 @@ from protocol.errors import ConfigError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
+    from pipeline.runtime.registry.contract import Fleet
     from protocol.ids import Role
 
 
@@ -32,14 +33,14 @@ def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     if not counts:
         raise click.UsageError("no role given; expected ROLE=NUMBER, for example: headrace scale generator=4")
     fleet = on_run(attach)(steering.change_fleet)(run=run, wanted=dict(parse_count(text) for text in counts))
-    by_hand = "; generators stay so, until `headrace scale generator=auto`" if fleet.is_by_hand else ""
+    by_hand = "; the number of generators is fixed until `headrace scale generator=auto`" if fleet.is_by_hand else ""
     words = ", ".join(f"{count} {role}" for role, count in fleet.counts.items())
     answer(as_json, fleet, f"wanted: {words}{by_hand}")
 
 
 def parse_count(text: str) -> tuple[Role, int | None]:
-    """Return role and number of ``ROLE=NUMBER``, None for ``generator=auto``. Raises ConfigError
-    for other text."""
+    """Parse ``ROLE=NUMBER``; the number of ``generator=auto`` is None. Raises ConfigError for other
+    text."""
     from protocol.ids import ELASTIC_ROLES, Role
 
     if text == "generator=auto":
@@ -70,7 +71,9 @@ async def drain(at: Attached, worker: str, replace: bool, as_json: bool) -> None
     fleet = await steering.drain(at, worker, replace)
     then = "a new one is started in its place" if replace else "and is not started again"
     counts = ", ".join(f"{count} {role}" for role, count in fleet.counts.items())
-    answer(as_json, fleet, f"{printable_line(worker)} drains and leaves, {then}; wanted of this run's own: {counts}")
+    answer(
+        as_json, fleet, f"{printable_line(worker)} drains and leaves, {then}; wanted, without joined hosts: {counts}"
+    )
 
 
 @click.command(epilog='\b\nExamples:\n  headrace run pause\n  headrace run pause runs/demo --reason "a new verifier"')
@@ -126,10 +129,6 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
     answer(as_json, {"run": run_dir, "was_running": was_running}, f"{run_dir} {ending}")
 
 
-if TYPE_CHECKING:
-    from pipeline.operator.attached import Attached
-    from pipeline.runtime.registry.contract import Fleet
-
 _host_option = click.option("--host", default="", metavar="HOST", help="All workers of this joined host.")
 
 
@@ -172,7 +171,7 @@ def _changed(run: Path | None, change: Callable[[Attached], Awaitable[Fleet]]) -
 
 
 def _one(workers: tuple[str, ...], host: str) -> str:
-    """Return the one worker that is named, or "" with a host."""
+    """Return the one worker that was named, or "" if a host was."""
     if len(workers) != (0 if host else 1):
         named = ", ".join(workers) or "nothing"
         raise click.UsageError(f"{named} given; expected one WORKER, or --host HOST: headrace fleet evict generator-1")
@@ -184,4 +183,4 @@ def _named(worker: str, host: str) -> str:
 
 
 def _wanted(fleet: Fleet) -> str:
-    return "wanted of this run's own: " + ", ".join(f"{count} {role}" for role, count in fleet.counts.items())
+    return "wanted, without joined hosts: " + ", ".join(f"{count} {role}" for role, count in fleet.counts.items())

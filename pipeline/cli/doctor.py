@@ -1,5 +1,5 @@
-"""``headrace doctor``: can this machine run Headrace, and a configuration on it? ``headrace fleet
-selfcheck``: does this machine compute right, and do all generators of a run compute the same?"""
+"""``headrace doctor``: can this machine run Headrace, and a configuration? ``headrace fleet
+selfcheck``: does this machine compute correctly, and do all generators of a run agree?"""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import click
 
 from pipeline.cli.common import PATH, answer, echo_json, json_option, run_argument, set_option
 from pipeline.process.exit_codes import ExitCode
-from protocol.errors import HeadraceError
+from protocol.errors import ConfigError, HeadraceError
 from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
+    from pipeline.operator.fleet_check import AskedGenerators
+    from pipeline.preflight.engine_reports import CheckedDevice
     from pipeline.preflight.findings import CheckFinding
 
 _EPILOG = """\b
@@ -33,7 +35,7 @@ Exit code 0; 2 when it finds an error, such as a wrong configuration.
 """
 _STYLES: Final[Mapping[str, str]] = {"ok": "green", "warning": "yellow", "error": "red"}
 _MARGIN: Final = 25
-"""Columns of level and check."""
+"""Width of the columns for level and check."""
 
 
 @click.command(epilog=_EPILOG)
@@ -49,7 +51,6 @@ def doctor(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -
     from pipeline.preflight.doctor import examine
     from pipeline.preflight.findings import refuse, worst
     from pipeline.preflight.host import probe_host
-    from pipeline.process.exit_codes import ExitCode
     from pipeline.process.progress_bar import progress
     from pipeline.runtime.log import log_to_stderr
 
@@ -59,16 +60,15 @@ def doctor(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -
     except HeadraceError as error:
         config, refused = None, [refuse("settings", str(error))]
     if sys.stderr.isatty():
-        click.echo("looking at the machine; torch alone takes some seconds to import", err=True)
-    with progress("looking at the machine"):
+        click.echo("examining the machine; importing torch takes some seconds", err=True)
+    with progress("examining the machine"):
         host = probe_host()
     found = examine(host, config)
     if refused:
         found["configuration"] = refused
     gravest = worst(finding for findings in found.values() for finding in findings)
     if as_json:
-        told = dict(found)
-        echo_json({"ok": gravest != "error", "level": gravest, **told})
+        echo_json({"ok": gravest != "error", "level": gravest, **found})
     else:
         is_terminal = sys.stdout.isatty()
         width = max(60, min(120, shutil.get_terminal_size((80, 24)).columns)) if is_terminal else None
@@ -84,8 +84,8 @@ def _config(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
 
 
 def render(found: Mapping[str, Sequence[CheckFinding]], width: int | None) -> list[str]:
-    """Return the findings as lines of at most ``width`` characters, styles aside; without a width a
-    line each, for a pipe."""
+    """Return the findings as lines of at most ``width`` characters, styles aside. Without a width
+    each finding is one line, for a pipe."""
     lines: list[str] = []
     for heading, findings in found.items():
         if width is not None:
@@ -104,7 +104,7 @@ def _line(one: CheckFinding) -> list[str]:
 
 
 def _paragraph(one: CheckFinding, width: int) -> list[str]:
-    """Return level and check in a margin, and next to them found, expected and the next step."""
+    """Return level and check in a margin, and beside it found, expected and the next step."""
     parts = [one.found.removeprefix(f"{one.check}: ")]
     parts += [f"expected: {one.expected}"] if one.expected else []
     parts += [f"→ {one.do}"] if one.do else []
@@ -117,10 +117,6 @@ def _paragraph(one: CheckFinding, width: int) -> list[str]:
     head = click.style(f"{one.level:<8}", fg=_STYLES[one.level]) + f" {one.check:<15} "
     return [head + wrapped[0], *(" " * _MARGIN + line for line in wrapped[1:])]
 
-
-if TYPE_CHECKING:
-    from pipeline.operator.fleet_check import AskedGenerators
-    from pipeline.preflight.engine_reports import CheckedDevice
 
 _SELFCHECK_EPILOG = """\b
 Examples:
@@ -158,14 +154,13 @@ async def _fleet(run: Path | None, timeout_s: float) -> AskedGenerators:
     from pipeline.config.load import read_resolved
     from pipeline.operator.attached import attach
     from pipeline.operator.fleet_check import check_fleet
-    from protocol.errors import ConfigError
 
     async with attach(run) as at:
         config = read_resolved(at.run_dir)
         if not config.has_sampling:
             raise ConfigError(
                 f"the generators of {config.run.name} have no model to check: they read data.responses, and there is no "
-                "evaluation; `headrace fleet selfcheck` checks the devices of this machine"
+                "evaluation; to check the devices of this machine, leave out --fleet"
             )
         return await check_fleet(at, timeout_s)
 
@@ -177,17 +172,17 @@ def _words(found: AskedGenerators) -> list[str]:
         state = "  DIFFERS" if worker in found.found.workers else "  differs" if worker in found.found.undecided else ""
         lines.append(printable_line(f"{worker}: version {version}: {of[version]}{state}"))
     if not found.is_sound:
-        lines += [printable_line(f"{worker}: no answer under a version that others have") for worker in found.silent]
+        lines += [printable_line(f"{worker}: no answer for a version that others have") for worker in found.silent]
     if found.found.undecided:
         names = ", ".join(found.found.undecided)
-        lines.append(printable_line(f"{names} differ from one another, and no answer is that of most"))
+        lines.append(printable_line(f"{names} differ from one another, and there is no majority"))
     lines += [
         printable_line(f"all generators of host {host} differ: its devices may be of another kind, or faulty")
         for host in found.found.hosts
     ]
     if found.is_sound:
         others = f"{len(found.found.compared)} generators compute the same"
-        lines.append(others if found.found.compared else "one generator alone: there is none to compare it with")
+        lines.append(others if found.found.compared else "one generator alone: there is no other to compare it with")
     return lines or ["no generator has answered: `headrace status` shows what they do"]
 
 

@@ -1,9 +1,9 @@
-"""``headrace run export``: a checkpoint's model as a Hugging Face folder with a model card, or the run's
-records as tables.
+"""``headrace run export``: a checkpoint's model as a Hugging Face folder with a model card, or the
+run's records as tables.
 
-The run may be going on, or be on another host: none of its processes is needed. The model card's
-figures are those of the history up to the exported version. It does not name this machine's folders:
-only the last part of a path."""
+The run may still be going on, or belong to another host: none of its processes is needed. The model
+card's figures come from the history up to the exported version. Of paths it shows only the last
+part."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from pipeline.preflight.packages import installed
 from protocol.errors import ConfigError, DataError, HeadraceError
 
 _MOST_ROWS = 20
-"""Updates that the curve shows, the first and the last among them."""
+"""Most updates that the curve shows, including the first and the last."""
 _LIBRARIES = ("headrace", "torch", "transformers")
 
 
 def model_card(config: RunConfig, rows: Iterable[Row], version: int) -> str:
-    """Return the card, in Markdown, of the policy ``version`` of a run with these rows."""
+    """Return the Markdown card of policy ``version`` of a run with this history."""
     until = [row for row in rows if not isinstance(row, EvaluationRow | UpdateRow) or row.policy_version <= version]
     updates = [row for row in until if isinstance(row, UpdateRow)]
     evaluations = [row for row in until if isinstance(row, EvaluationRow)]
@@ -104,8 +104,8 @@ def _installed() -> list[tuple[str, str]]:
 
 
 def _settings(config: RunConfig) -> list[str]:
-    """Return the given settings as TOML. A run's file has every path whole, so a folder that was
-    given and one of a default's name look alike; neither would tell more than its name."""
+    """Return the given settings as TOML. A path counts as given if its last part is not the
+    default's, since the run's file has only absolute paths."""
     values = public_settings(config)
     defaults = {setting.key: setting.default for setting in settings()}
     lines = list[str]()
@@ -145,7 +145,6 @@ def _how(config: RunConfig) -> str:
 
 
 def _training(config: RunConfig) -> list[str]:
-    """Return the lines of the training data."""
     data = config.data
     if data.responses:
         return [f"* training: recorded responses of {_files(data.responses)}"]
@@ -154,7 +153,7 @@ def _training(config: RunConfig) -> list[str]:
 
 
 def _files(paths: Sequence[Path | str]) -> str:
-    """Return files in words: names on the hub whole, others without their folder."""
+    """Format files: names on the hub in full, others without their folder."""
     return ", ".join(_code(path.name if isinstance(path, Path) else path) for path in paths) or "none"
 
 
@@ -239,8 +238,8 @@ def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
     """Copy the model of a checkpoint to ``out``, with its card, and return ``out``. The checkpoint
     is verified first; the folder appears whole or not at all.
 
-    Raises ConfigError: ``out`` exists, or no checkpoint has ``version``. Raises DataError: there is
-    no checkpoint, or it is damaged."""
+    Raises ConfigError if ``out`` exists or no checkpoint has ``version``, DataError if there is no
+    checkpoint or it is damaged."""
     from pipeline.config.load import read_resolved
     from pipeline.observability.history import HISTORY_NAME, read_for_view
     from pipeline.process.progress_bar import progress
@@ -262,7 +261,8 @@ def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
         model = read_checkpoint(chosen.path).path / "model"
     if not (model / "config.json").is_file():
         raise DataError(
-            f"{chosen.path} has no model: the run's learner.backend writes none; export a run of a built-in one"
+            f"{chosen.path} has no model: the run's learner.backend does not write one; only runs with a built-in backend "
+            "can be exported"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")
@@ -283,9 +283,9 @@ def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
 
 
 def push_model(folder: Path, repository: str) -> str:
-    """Upload a folder to a repository of the hub, made private if it is new; return its address.
-    Raises ConfigError for a name or a token that the hub refuses, HeadraceError when it is out of
-    reach."""
+    """Upload a folder to a repository of the hub, which is created private if it is new, and return
+    its address. Raises ConfigError if the hub refuses the name or the token, HeadraceError if it is
+    out of reach."""
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -302,7 +302,7 @@ def push_model(folder: Path, repository: str) -> str:
         files = {path: path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
         added = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
         with uploading(f"to {made.repo_id}", sum(files.values())) as upload:
-            # One after another, so that it is known how far the upload is; a commit names them all.
+            # One by one, so that the progress is known; a single commit then names them all.
             for one, num_bytes in zip(added, files.values(), strict=True):
                 with upload.file(one.path_in_repo, num_bytes):
                     api.preupload_lfs_files(made.repo_id, [one])
@@ -311,7 +311,7 @@ def push_model(folder: Path, repository: str) -> str:
         raise ConfigError(f"--push {repository}: {error}; expected NAME/MODEL; {left}") from error
     except HfHubHTTPError as error:
         code = error.response.status_code
-        token = "; give a token that may write, by HF_TOKEN or `hf auth login`" if code in (401, 403) else ""
+        token = "; give a token with write access, by HF_TOKEN or `hf auth login`" if code in (401, 403) else ""
         raise ConfigError(f"--push {repository}: the hub refused with status {code}{token}; {left}") from error
     # The package has no error class for files that are too large.
     except (RuntimeError, ValueError) as error:

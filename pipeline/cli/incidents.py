@@ -1,4 +1,4 @@
-"""``headrace fleet incidents``: a run's incidents with their evidence, from its folder alone."""
+"""``headrace fleet incidents``: a run's incidents with their evidence, read from its folder alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _HEAD = ("number", "state", "since", "lasted", "component", "kind", "cause")
 _LAST = 20
 _CHANGED = "settings_changed"
-"""A row of the supervisor's log that may explain an incident of any component."""
+"""Event in the supervisor's log that may explain an incident of any component."""
 _BEFORE_S, _AFTER_S = 5.0, 60.0
-"""Seconds before an incident's begin, and after its end, of which the supervisor's log is shown."""
+"""The supervisor's log is shown from this long before an incident until this long after its end."""
 
 
 @click.group(
@@ -118,7 +118,7 @@ def _cells(one: Incident) -> tuple[str, ...]:
 
 def _shown(one: Incident, supervised: Sequence[dict[str, Any]]) -> Iterator[str]:
     role = f" ({one.role})" if one.role else ""
-    now = "open, and not found at this moment" if one.is_quiet else "open"
+    now = "open, but quiet at the moment" if one.is_quiet else "open"
     state = now if one.ended_s is None else f"ended {_clock(one.ended_s)}"
     yield from titled(
         {

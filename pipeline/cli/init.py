@@ -1,7 +1,7 @@
 """``headrace init``: writes the first run file and fleet file for a model and data.
 
-On a terminal it prompts for what the options leave open. The files are checked as by
-``headrace config check`` once they are written."""
+On a terminal it asks for whatever the options leave open. The written files are then checked as by
+``headrace config check``."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ def init(folder: Path, **given: Any) -> int:
 
 
 _SHOWN: Final = ("prompts",)
-"""Checks whose findings are shown though all is well."""
+"""Checks whose findings are shown even if they are ok."""
 _NEEDED: Final = {"model": "model", "data": "train"}
 
 
 def _answer(given: str | None, asks: bool, prompt: str, default: str | None, read: Callable[[str], _T]) -> _T:
-    """Return what ``read`` makes of an option; else of an answer on the terminal, again until it is
-    taken; else of the default. Raises ConfigError or DataError for a wrong option."""
+    """Return what ``read`` makes of the option, of an answer on the terminal (asked again until it
+    is valid), or of the default. Raises ConfigError or DataError for a wrong option."""
     if given is not None or not asks:
         value = given if given is not None else default
         assert value is not None, "options without a default are needed"
@@ -150,8 +150,8 @@ def _answer(given: str | None, asks: bool, prompt: str, default: str | None, rea
 def _data(
     name: str, columns: ColumnsSection, tokenizer: TextTokenizer, verifier: str | None, *, asks: bool
 ) -> tuple[str, DataForm, ColumnsSection]:
-    """Return the data's path, form and columns; on a terminal, those that the user names where none
-    are recognised. Raises DataError."""
+    """Return the data's path, form and columns. On a terminal, ask for columns that are not
+    recognised. Raises DataError."""
     from pipeline.config.data_sets import ColumnsSection
     from pipeline.preflight.draft import column_names, read_form
 
@@ -195,7 +195,7 @@ def _surroundings(place: Path, config: dict[str, Any]) -> Surroundings:
     from pipeline.preflight.vllm import installed_builds
     from pipeline.runtime.machine import this_machine
 
-    # torch alone counts GPUs, and takes seconds
+    # only torch can count GPUs, and importing it takes seconds
     torch = "" if is_cpu("auto") else probe_torch()
     limit, _ = longest_context(config)
     return Surroundings(
@@ -212,7 +212,7 @@ def _seen(around: Surroundings) -> str:
 
 
 def _check_folder(folder: Path, *, force: bool) -> None:
-    """Raise ConfigError for files that are there, or a folder that cannot be written."""
+    """Raise ConfigError if the files exist or the folder cannot be written."""
     there = [str(folder / name) for name in (_RUN, _FLEET) if (folder / name).exists()]
     if there and not force:
         raise ConfigError(f"{' and '.join(there)} exist; give another folder, or --force to overwrite them")
@@ -222,14 +222,14 @@ def _check_folder(folder: Path, *, force: bool) -> None:
 
 
 def _name_of(folder: Path) -> str:
-    """Return a run's name after its folder, which no run under ./runs has."""
+    """Return a name for the run, after its folder, that no run under ./runs has."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.absolute().name).lstrip("._-")[:40] or "run"
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(one for one in itertools.chain([name], numbered) if not Path("runs", one).exists())
 
 
 def _rooted(name: str) -> str:
-    """Return a path so that it is found from any folder; a name on the hub or a URL as it is."""
+    """Make a path absolute; a name on the hub or a URL stays as it is."""
     return name if "://" in name else str(Path(name).expanduser().absolute())
 
 
@@ -283,7 +283,7 @@ def _told(files: Sequence[Path], form: DataForm, found: Sequence[CheckFinding], 
 
 
 def _wrapped(text: str) -> str:
-    """Return a text that fits a terminal; in a pipe, as it is."""
+    """Wrap a text to the terminal's width; in a pipe it stays as it is."""
     text = printable(text)
     if not sys.stdout.isatty():
         return text

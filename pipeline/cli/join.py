@@ -1,10 +1,10 @@
-"""``headrace fleet join``: this host's workers for a run on another host; and the command that
-launchers call.
+"""``headrace fleet join``: runs workers on this host for a run on another host. ``fleet place``
+serves launchers.
 
 *Consumes* the ledger's address and a token. *Produces* workers, until the run ends. *Waits for* the
 run and its files. *Unblocked by* the run's host, or by Ctrl-C.
 
-``fleet place`` starts, stops and lists joins of this host for a launcher: one request on standard
+``fleet place`` starts, stops and lists this host's joins for a launcher: one request on standard
 input, one answer on standard output."""
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def join(
 
 
 def _named(token: Path | None, run: str | None, role: str | None) -> tuple[str, Role]:
-    """Return run and role, of the token or as given."""
+    """Return run and role, from the token or as given."""
     if token is None:
         if run is None or role is None:
             raise click.UsageError("which run, and as what? Give --token FILE, or --run NAME and --role ROLE")
@@ -207,7 +207,8 @@ def place() -> int:
 
 
 def serve(*program: str) -> int:
-    """Serve a request. ``program``: command of Headrace; absent: this installation's."""
+    """Serve one request of a launcher. ``program`` is the Headrace command, by default this
+    installation's."""
     import msgspec
 
     from pipeline.supervisor.launchers.host_jobs import HostRequest, answer

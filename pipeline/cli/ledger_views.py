@@ -1,4 +1,4 @@
-"""``headrace ledger groups``, ``versions`` and ``drops``: looks that cost a run's ledger little."""
+"""``headrace ledger groups``, ``versions`` and ``drops``: views that cost a run's ledger little."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ Examples:
   headrace ledger drops runs/demo --json
   headrace ledger drops --watch 10
 
-Length and difficulty are of finished responses. After ± is an upper bound of the mean length's
-standard error, which counts a group as one response. Difficulty is 1 minus the mean accuracy of the
-response's group. A warning names a drop reason that favours short answers."""
+Length and difficulty are those of finished responses. The number after ± is an upper bound of the
+mean length's standard error, counting each group as one response. Difficulty is 1 minus the mean
+accuracy of the response's group. A warning names a drop reason that favours short answers."""
 )
 @run_argument
 @looking
@@ -92,7 +92,6 @@ async def drops(at: Attached) -> Picture:
 
 
 def drops_lines(found: DropsView) -> Iterator[Any]:
-    """Yield the table, and the warnings below it."""
     if not (found.dropped or found.trained.num_trajectories):
         yield "nothing was trained on or dropped yet"
         return
@@ -102,7 +101,7 @@ def drops_lines(found: DropsView) -> Iterator[Any]:
 
 
 def groups_table(found: GroupsView) -> Table:
-    """Return open groups; members that wait for the same share a line."""
+    """Return a table of open groups. Members that wait for the same thing share a row."""
     table = _table(("group", "right"), ("since", "right"), ("done", "right"), ("left", "right"))
     table.add_column("the rest", ratio=1, overflow="fold")
     table.add_column("waits for", ratio=1, overflow="fold")
@@ -118,7 +117,8 @@ def groups_table(found: GroupsView) -> Table:
 
 
 def _waiting(group: OpenGroup) -> Iterator[tuple[str, str, int, float]]:
-    """Yield members that wait for the same: names, what for, tokens so far, the longest wait."""
+    """Yield the members that wait for the same thing: names, what for, tokens so far, longest wait
+    in seconds."""
     from pipeline.ledger.inspection import waits_for
 
     together: dict[str, list[Any]] = {}
@@ -131,7 +131,7 @@ def _waiting(group: OpenGroup) -> Iterator[tuple[str, str, int, float]]:
 
 
 def versions_table(found: StalenessView) -> Table:
-    """Return a row for each staleness, with a share for all but running units."""
+    """Return a table with a row for each staleness: counts, and their shares of the column."""
     from pipeline.ledger.inspection import MAX_STALENESS
 
     columns: dict[str, Mapping[int, int]] = {
@@ -150,7 +150,7 @@ def versions_table(found: StalenessView) -> Table:
 
 
 def drops_table(found: DropsView) -> Table:
-    """Return a row for trained work and for each reason."""
+    """Return a table with a row for trained work and one for each drop reason."""
     names = ("groups", "responses", "tokens", "mean length", "difficulty")
     table = _table(("", "left"), *((name, "right") for name in names))
     for row in (found.trained, *found.dropped):

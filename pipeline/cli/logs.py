@@ -56,7 +56,7 @@ def logs(workers: tuple[str, ...], run: Path | None, last: int, level: str, foll
 
 
 _NATIVE_S = 60.0
-"""Most time of py-spy with one worker."""
+"""Time limit of py-spy for one worker."""
 
 
 @click.command(
@@ -128,7 +128,9 @@ def _show_native(run_dir: Path, workers: tuple[str, ...]) -> None:
 
     program = shutil.which("py-spy")
     if program is None:
-        raise ConfigError("py-spy is not installed; expected for --native: pip install py-spy, and leave to trace")
+        raise ConfigError(
+            "py-spy is not installed; --native needs it: pip install py-spy, and allow it to trace processes"
+        )
     started = records.read_started(run_dir)
     for worker in workers or sorted(started):
         record = started.get(worker)
@@ -140,7 +142,7 @@ def _show_native(run_dir: Path, workers: tuple[str, ...]) -> None:
 
 
 def _native_stacks(program: str, pid: int) -> str:
-    """Return what py-spy prints of a process, or why it prints nothing."""
+    """Return what py-spy prints about a process, or why it prints nothing."""
     import subprocess
 
     command = [program, "dump", "--native", "--pid", str(pid)]

@@ -1,9 +1,9 @@
-"""``headrace dev check-model`` compares the engines on a model; ``headrace dev pretrain-value`` trains a
-value model that a run can start from.
+"""``headrace dev check-model`` compares the engines on a model; ``headrace dev pretrain-value``
+trains a value model that a run can start from.
 
-Its output folder (``value.path``) is a Hugging Face token classifier with ``pretraining.json`` in it.
-It is a run without updates: the start policy samples, the value worker learns, and units that are
-ready for the learner are dropped as ``value_warmup``."""
+Pretraining is a run without updates: the start policy samples, the value worker learns, and units
+that are ready for the learner are dropped as ``value_warmup``. The output folder, for
+``value.path``, holds a Hugging Face token classifier and ``pretraining.json``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ import click
 from pipeline.cli.common import PATH, aligned, answer, echo_json, fleet_option, json_option, plain_option, set_option
 from protocol.errors import ConfigError, DataError
 from protocol.printable import printable
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
 
 _CHECK_EPILOG = """\b
 Examples:
@@ -60,9 +63,6 @@ def check_model(model: str, device: str, timeout_s: float, as_json: bool) -> int
             click.echo(printable(line))
     return ExitCode.OK if report.is_right else ExitCode.CONFIG
 
-
-if TYPE_CHECKING:
-    from pipeline.config.schema import RunConfig
 
 FIGURES_NAME = "pretraining.json"
 
@@ -109,14 +109,14 @@ def pretrain_value(
     made = (
         f"value model after {figures['num_steps']} steps, explained variance {figures['explained_variance']:.3f}: {out}"
     )
-    use = f"use it by --set value.path={out}; the report: {config.run_dir / 'report.html'}"
+    use = f"use it with --set value.path={out}; the report: {config.run_dir / 'report.html'}"
     answer(as_json, {"out": out, "run": config.run_dir, **figures}, made, use)
     return outcome.exit_code
 
 
 def pretraining_config(config: RunConfig) -> RunConfig:
     """Return the run that pretrains the value model of ``config``: without updates and evaluation.
-    Raises ConfigError: the algorithm has no critic, or ``value.pretrain_steps`` is 0."""
+    Raises ConfigError if the algorithm has no critic or ``value.pretrain_steps`` is 0."""
     if not config.declaration.has_critic:
         name = config.algorithm.name
         raise ConfigError(f"algorithm.name is {name!r}, which has no critic; expected ppo, vapo or tppo")
@@ -132,7 +132,7 @@ def pretraining_config(config: RunConfig) -> RunConfig:
 
 def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
     """Copy the value model of a run's newest checkpoint to ``out``, and return its figures. The
-    folder appears whole or not at all. Raises DataError when the run has no value checkpoint."""
+    folder appears whole or not at all. Raises DataError if the run has no value checkpoint."""
     from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
     from pipeline.training.checkpoints import VALUE_CHECKPOINTS
 

@@ -74,7 +74,7 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
         if not (raw or as_json):
             try:
                 click.echo("\n".join(described(at, blobs)))
-            # A message of another version is still legible as a message.
+            # A chunk of another version can still be shown as plain messages.
             except WireError as error:
                 click.echo(f"as messages, since this is not a chunk of this version: {printable_line(str(error))}")
             else:
@@ -97,7 +97,7 @@ def show(message: dict[str, Any], console: Console) -> None:
 
 
 def rows(stored: Sequence[StoredChunk]) -> list[str]:
-    """Return the list as lines; no name is cut."""
+    """Return the list as lines, without cutting names."""
     from pipeline.observability.why.types import seconds
 
     if not stored:
@@ -111,7 +111,7 @@ def rows(stored: Sequence[StoredChunk]) -> list[str]:
 
 
 def described(at: Attached, blobs: Sequence[bytes]) -> list[str]:
-    """Return a chunk and its scores as lines. Raises WireError for those of another version."""
+    """Return a chunk and its scores as lines. Raises WireError if they are of another version."""
     from protocol.codec import from_blob
     from protocol.trajectory import Score, TrajectoryChunk
 
@@ -152,7 +152,7 @@ def as_text(chunk: TrajectoryChunk, scores: Sequence[Score], response: str) -> l
 
 
 def _guidance(scores: Sequence[Score]) -> dict[str, str]:
-    """Return the texts of guidance by their titles, and why some of it is absent."""
+    """Return the texts of guidance by title, and why some are absent."""
     from protocol.trajectory import GuidanceScore, RewardScore
 
     texts: dict[str, str] = {}

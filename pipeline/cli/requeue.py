@@ -1,6 +1,6 @@
 """``headrace ledger requeue`` and ``headrace ledger dead-letters``: put work back by hand.
 
-``pipeline.ledger.admin`` has the guarantees of each, and their limits."""
+``pipeline.ledger.admin`` says what each guarantees, and its limits."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def requeue(
     trajectories: tuple[str, ...], worker: str | None, field: str | None, run: Path | None, as_json: bool
 ) -> None:
     """Release leased trajectories to other generators, and send unscored chunks to scorers again."""
-    wish = _wish(trajectories, worker, field)
+    request = _request(trajectories, worker, field)
 
     async def put_back() -> Requeued:
         async with attach(run) as at:
-            found = await at.admin.requeue(wish)
+            found = await at.admin.requeue(request)
         if found.unknown and worker:
             raise ConfigError(f"no worker {worker!r} has registered with this run; `headrace status` lists workers")
         if found.unknown:
@@ -71,12 +71,12 @@ def requeue(
     answer(as_json, found, ", ".join(done))
 
 
-def _wish(trajectories: tuple[str, ...], worker: str | None, field: str | None) -> RequeueRequest:
+def _request(trajectories: tuple[str, ...], worker: str | None, field: str | None) -> RequeueRequest:
     from pipeline.ledger.admin import RequeueRequest
     from protocol.trajectory import Field
 
     if sum((bool(trajectories), worker is not None, field is not None)) != 1:
-        raise ConfigError("expected one of three: trajectories, --worker NAME, or --field NAME")
+        raise ConfigError("expected exactly one of: trajectories, --worker NAME, or --field NAME")
     if field is not None and field not in set(Field):
         raise ConfigError(f"--field {field}: expected {', '.join(Field)}")
     parsed = tuple(dict.fromkeys(_trajectory(text) for text in trajectories))
@@ -122,7 +122,7 @@ def list_(run: Path | None, limit: int, as_json: bool) -> None:
 
 
 def _rows(letters: Sequence[DeadLetter], width: int) -> list[str]:
-    """Return two lines a letter: its names, and its error cut to ``width`` characters."""
+    """Return two lines per letter: its names, and its error cut to ``width`` characters."""
     numbers = [(str(one.prompt), str(one.num_attempts), _age(one)) for one in letters]
     rows = [(one.chunk, one.role, *n, printable_line(one.worker)) for one, n in zip(letters, numbers, strict=True)]
     head, *lines = aligned([("chunk", "field", "prompt", "tries", "age", "worker"), *rows])

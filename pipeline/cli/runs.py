@@ -1,7 +1,8 @@
-"""``headrace run list``, ``compare`` and ``replay``: the runs of a folder, runs side by side, and a run's
-updates repeated from its update log. All read run folders alone.
+"""``headrace run list``, ``compare`` and ``replay``: the runs of a folder, runs side by side, and a
+run's updates repeated from its update log. All of them read only run folders.
 
-``replay`` prints the output of ``workers.replay``, a separate process, since commands import no torch."""
+``replay`` prints the output of ``workers.replay``, which is a separate process because commands
+import no torch."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def list_(folder: Path | None, as_json: bool, every_s: float | None) -> None:
     place = Path("runs") if folder is None else folder
     if every_s is None:
         picture = _picture(place)
-        # A line a run, however narrow the terminal: scripts count them.
+        # One line per run, however narrow the terminal, since scripts count them.
         answer(as_json, picture.value, *picture.shown())
         return
     import asyncio
@@ -180,7 +181,7 @@ if TYPE_CHECKING:
 _MOST_RUNS = 24
 _MOST_NAMED = 8
 _WIDEST = 36
-"""Most characters of a setting's value; the page has all."""
+"""Longest value of a setting that is shown; the page shows it in full."""
 
 
 @click.command(
@@ -225,8 +226,8 @@ def compare(runs: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
 
 
 def _known(run: Path) -> Path:
-    """Return a run's folder, also by its name under ./runs. Raises ConfigError with those that
-    exist."""
+    """Return a run's folder, given by its path or by its name under ./runs. Raises ConfigError that
+    names the existing runs."""
     from pipeline.config import RESOLVED_NAME
     from pipeline.operator.runs import unknown_run_words
 
@@ -237,7 +238,6 @@ def _known(run: Path) -> Path:
 
 
 def in_lines(found: Comparison) -> list[str]:
-    """Return a comparison as lines of text."""
     from pipeline.observability.comparison_page import (
         basis_rows,
         configuration_rows,
@@ -253,15 +253,15 @@ def in_lines(found: Comparison) -> list[str]:
         lines += [*aligned(configuration_rows(found)), ""]
     lines += [each.words for each in found.differences]
     if len(found.configurations) == 1:
-        lines.append("All runs have one configuration: there is no difference to call.")
+        lines.append("All runs have the same configuration: there is no difference to report.")
     if found.differing:
         lines += ["", *aligned([tuple(_shortened(cell) for cell in row) for row in setting_rows(found)])]
     elif not found.lacking:
-        lines += ["", "no setting differs, but for the seed"]
+        lines += ["", "no setting differs except the seed"]
     if found.lacking:
         names = ", ".join(list(found.lacking)[:_MOST_NAMED])
         more = f" and {len(found.lacking) - _MOST_NAMED} more" if len(found.lacking) > _MOST_NAMED else ""
-        lines.append(f"set in some runs alone: {names}{more}")
+        lines.append(f"set only in some runs: {names}{more}")
     for found_rows in (role_rows(found), drop_rows(found)):
         if len(found_rows) > 1:
             lines += ["", *aligned(found_rows)]
@@ -269,7 +269,7 @@ def in_lines(found: Comparison) -> list[str]:
 
 
 def _turned(table: list[tuple[str, ...]]) -> list[str]:
-    """Return the table turned, with one run in each column."""
+    """Transpose the table, so that each column is a run."""
     return aligned(list(zip(*table, strict=True)))
 
 
@@ -278,7 +278,8 @@ def _shortened(cell: str) -> str:
 
 
 def _as_json(found: Comparison) -> dict[str, object]:
-    """Return the figures of a comparison; histories and samples stay in the runs' folders."""
+    """Return the figures of a comparison, without the histories and samples, which are in the runs'
+    folders."""
     runs = [
         {
             "run": run.folder, "name": run.name, "seed": run.seed, "algorithm": run.algorithm, "num_updates": run.num_updates,

@@ -18,7 +18,10 @@ from protocol.errors import ConfigError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
+    from pipeline.ledger.life import TrajectoryLife
     from pipeline.observability.samples import ResponseSample
+    from pipeline.operator.attached import Attached
+    from protocol.ids import TrajectoryId
 
 
 @click.command(
@@ -48,8 +51,8 @@ def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> N
 
 
 def newest_samples(run_dir: Path, *, last: int, update: int | None) -> list[ResponseSample]:
-    """Return the samples of the ``last`` newest updates that have any; with ``update``, of it or of
-    the nearest earlier one."""
+    """Return the samples of the ``last`` newest updates that have any; with ``update``, of that
+    update or the nearest earlier one with samples."""
     from pipeline.observability.samples import SAMPLES_NAME, read_samples
 
     kept = [s for s in read_samples(run_dir / SAMPLES_NAME) if update is None or s.update <= update]
@@ -64,13 +67,6 @@ def render_sample(sample: ResponseSample) -> list[str]:
     lines = [head + click.style(sample.verdict, fg=colour, bold=True)]
     lines += textwrap.wrap(printable_line(sample.facts), 79, initial_indent="  ", subsequent_indent="  ")
     return lines + titled({"prompt": sample.prompt, "response": sample.response, "answer": sample.answer})
-
-
-if TYPE_CHECKING:
-    from pipeline.ledger.life import TrajectoryLife
-    from pipeline.observability.samples import ResponseSample
-    from pipeline.operator.attached import Attached
-    from protocol.ids import TrajectoryId
 
 
 @click.command(
@@ -93,7 +89,7 @@ async def trajectory(at: Attached, name: tuple[str, ...]) -> Picture:
 
 
 async def picture_of(at: Attached, asked: TrajectoryId) -> Picture:
-    """Return a trajectory's life as JSON and lines. Raises ConfigError: it is not known."""
+    """Return a trajectory's life as JSON and lines. Raises ConfigError if it is not known."""
     from pipeline.ledger.life import UnknownTrajectory
 
     life = await at.inspection.life(asked)
@@ -103,7 +99,7 @@ async def picture_of(at: Attached, asked: TrajectoryId) -> Picture:
             return Picture(scored, lambda: (_scored_line(str(asked), scored),))
         if sample is None:
             raise ConfigError(f"{life.words}; `headrace ledger groups` and `headrace ledger peek` list others")
-        note = f"{life.words}; its sample is there"
+        note = f"{life.words}; only its sample was kept"
         return Picture({"life": None, "sample": sample}, lambda: (note, *_text(sample)))
     return Picture({"life": life, "sample": sample}, lambda: render_life(life, sample))
 
@@ -146,7 +142,7 @@ def _scored_line(name: str, scored: dict[str, Any]) -> str:
 
 
 def render_life(life: TrajectoryLife, sample: ResponseSample | None) -> Iterator[str]:
-    """Yield a life as lines, safe for a terminal: one an event, in the order of time."""
+    """Yield a life as lines safe for a terminal, one per event, in the order of time."""
     from pipeline.ledger.life import life_events
 
     prompt = "" if life.prompt is None else f", prompt {life.prompt}"

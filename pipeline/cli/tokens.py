@@ -1,7 +1,7 @@
-"""``headrace fleet tokens``: let other hosts join a run, and end that again.
+"""``headrace fleet tokens``: let other hosts join a run, and shut them out again.
 
-A secret is written into a file of mode 0600 and shown nowhere else. ``pipeline.ledger.token`` and
-``pipeline.ledger.redis.tokens`` have what a token is."""
+A secret is written only into a file of mode 0600. ``pipeline.ledger.token`` and
+``pipeline.ledger.redis.tokens`` explain tokens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def create(run: Path | None, role: str, out: Path | None, as_json: bool) -> None
             try:
                 path = _write(at, token, out)
             except BaseException:
-                # Without its file it is of no use.
+                # a token without its file is useless
                 await at.tokens.revoke(token.id)
                 raise
             return token, path, at.config.wire.transport
@@ -73,7 +73,7 @@ def create(run: Path | None, role: str, out: Path | None, as_json: bool) -> None
     lines = [f"token {token.id} for {token.role} workers of {token.run}: {path}", _REMEDY.format(path=path)]
     if transport != "tcp":
         lines.append(
-            f"its mailboxes are on {transport}, which no other host reaches; start the run with wire.transport=tcp"
+            f"the run's mailboxes use {transport}, which no other host can reach; start the run with wire.transport=tcp"
         )
     answer(as_json, _shown(token, path), *lines)
 
@@ -178,7 +178,7 @@ def rotate(name: tuple[str, ...], run: Path | None, out: Path | None, overlap_s:
             return token, _write(at, token, path)
 
     token, path = asyncio.run(change())
-    old = f"the old secret works for {overlap_s:g} s more" if overlap_s else "the old secret has ended"
+    old = f"the old secret works for {overlap_s:g} s more" if overlap_s else "the old secret no longer works"
     answer(
         as_json,
         _shown(token, path) | {"overlap_s": overlap_s},
@@ -212,7 +212,8 @@ def _write(at: Attached, token: Token, out: Path | None) -> Path:
 
 
 def _authority(at: Attached) -> str:
-    """Return the PEM text of the authority that the run's own ledger URL names; "" for none."""
+    """Return the PEM text of the certificate authority that the run's own ledger URL names, or ""
+    if none."""
     from pipeline.ledger.address import read_ledger_url
     from pipeline.ledger.token import read_authority
 

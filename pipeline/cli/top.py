@@ -1,5 +1,5 @@
-"""``headrace top`` shows a run on a full screen, with keys that change it, or as lines; ``headrace run
-dashboard`` shows the runs of a folder in a browser."""
+"""``headrace top`` shows a run on a full screen with keys that change it, or as lines. ``headrace
+run dashboard`` shows the runs of a folder in a browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.operator.attached import Attached
 
 _MAX_CHUNKS = 64
-"""Chunks of a trajectory that are shown."""
+"""Most chunks of a trajectory that are shown."""
 
 
 @click.command(
@@ -61,19 +61,19 @@ def top(run: Path | None, plain: bool, every_s: float, as_json: bool) -> int:
         try:
             run_plain(feed, click.echo, every_s=every_s)
         except BrokenPipeError:
-            # As `head` ends it; the interpreter would fail once more as it flushes.
+            # The reader, such as `head`, is gone; the interpreter's last flush would fail, too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 async def life(at: Attached, name: str) -> list[str]:
-    """Return a trajectory's life and the chunks that the ledger still has, or one chunk, as lines.
+    """Return as lines a trajectory's life and its chunks that the ledger still has, or one chunk.
     Raises ConfigError."""
     import asyncio
 
     from pipeline.cli.peek import described
     from pipeline.cli.samples import picture_of
-    from protocol.errors import ConfigError, WireError
+    from protocol.errors import WireError
     from protocol.ids import TrajectoryId
 
     lines: list[str] = []
@@ -102,7 +102,8 @@ async def life(at: Attached, name: str) -> list[str]:
 
 
 def main() -> int:
-    """Show a run for its supervisor: ``FOLDER DESCRIPTOR``, as ``headrace up`` starts it."""
+    """Show a run for its supervisor. ``headrace up`` starts this with a folder and a file
+    descriptor."""
     from pipeline.operator.top.run import run_beside
 
     return run_beside(Path(sys.argv[1]), life, int(sys.argv[2]))
@@ -147,5 +148,5 @@ def dashboard(runs: Path | None, host: str, port: int, token_file: Path | None) 
     if not run_folders(folder):
         raise ConfigError(no_runs_words(folder))
     log_to_stderr()
-    # The present folder, too, has a name.
+    # resolved, since "." has no name
     serve(folder.resolve(), host=host, port=port, token_file=token_file, say=lambda line: click.echo(line))

@@ -1,5 +1,5 @@
-"""``headrace run trace``: what happened to a trajectory, where progress stopped, and a run as a picture
-in time."""
+"""``headrace run trace``: what happened to a trajectory, where progress stopped, and a run as a
+timeline."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def trace(
 def in_lines(incidents: Sequence[FlowIncident]) -> list[str]:
     """Return incidents as lines of at most 100 columns."""
     if not incidents:
-        return ["no incident: nothing stood that a worker or link caused"]
+        return ["no incident: no worker or link caused a stall"]
     lines = list[str]()
     for incident in incidents:
         lines.append(f"{moment(incident.named_s, 1)}: first sign at {moment(incident.trigger_s, 1)}")

@@ -1,4 +1,5 @@
-"""``headrace try``: what the start model answers, and how it is judged, before anything costs."""
+"""``headrace try``: what the start model answers, and how it is judged, before a run costs
+anything."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.preflight.trial import Trial, TriedPrompt, TriedResponse
 
 _MOST_CHARS = 1_200
-"""Of one text; longer ones lose their middle. --json has all of it."""
+"""Most characters shown of a text. Longer ones lose their middle; --json has all of it."""
 _COLOURS = {"right": "green", "wrong": "red", "no verdict": "yellow"}
 
 _EPILOG = """\b
@@ -88,7 +89,7 @@ def render(trial: Trial, samples: int) -> list[str]:
     size = f"{len(trial.prompts)} prompts, {len(trial.responses)} responses at temperature {trial.temperature:g}"
     signal = f"{trial.num_with_signal} of {len(trial.prompts)} prompts have right and wrong responses"
     lines.append("; ".join([", ".join(shown) or "no verdicts", size, *([signal] if samples > 1 else [])]))
-    lines += [click.style("look: ", fg="yellow", bold=True) + printable(remark) for remark in trial.remarks()]
+    lines += [click.style("note: ", fg="yellow", bold=True) + printable(remark) for remark in trial.remarks()]
     return lines
 
 

@@ -136,7 +136,7 @@ def up(
             from pipeline.training.checkpoints import choose_checkpoint
 
             chosen = choose_checkpoint(run_dir / "checkpoints", from_version)
-            click.echo(f"going on from {chosen}; later checkpoints are set aside", err=True)
+            click.echo(f"continuing from {chosen}; later checkpoints are set aside", err=True)
 
     prepare = partial(prepare_run_dir, config, resume=resume is not None)
     outcome = carry_out(config, prepare, begin=choose, is_live=is_live)
@@ -146,9 +146,9 @@ def up(
 def carry_out(
     config: RunConfig, prepare: Callable[[], Path], *, is_live: bool, begin: Callable[[Path], None] | None = None
 ) -> RunOutcome:
-    """Check a resolved configuration, then run it to its end. ``prepare`` makes or finds the run's
-    folder; it is called once the configuration is found good. ``begin`` is called with the locked
-    run folder, before anything is started."""
+    """Check a resolved configuration, then run it to its end. ``prepare`` creates or finds the
+    run's folder, and is called once the configuration has passed the checks. ``begin`` is called
+    with the locked run folder, before anything is started."""
     from pipeline.observability.live_view import PlainView
     from pipeline.operator.top.child import ChildView
     from pipeline.preflight.checks import preflight
@@ -212,12 +212,12 @@ def _fetched(url: str, overrides: tuple[str, ...], version: int | None) -> Path:
     places = [text.partition("=")[2].strip() for text in overrides if text.partition("=")[0].strip() == "run.dir"]
     parent = Path(places[-1] if places else "runs")
     run_dir, copy = fetch_run(url, parent, version=version, tell=lambda line: click.echo(printable(line), err=True))
-    click.echo(f"going on from {copy.checkpoint} in {run_dir}", err=True)
+    click.echo(f"continuing from {copy.checkpoint} in {run_dir}", err=True)
     return run_dir
 
 
 def _at(config: RunConfig, run_dir: Path) -> RunConfig:
-    """Return the configuration of a run with the folder where it is now: folders can be moved."""
+    """Return a run's configuration with the folder's current place, since folders can be moved."""
     if run_dir.name != config.run.name:
         why = f"{run_dir} holds the run {config.run.name!r}, and the ledger's keys have that name"
         raise ConfigError(f"{why}: rename the folder to {config.run.name}, and leave run.name as it is")

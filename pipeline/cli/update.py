@@ -126,14 +126,14 @@ def _lines(change: SettingsChange, found: list[TakenChange], timeout_s: float) -
 
     lines = [printable_line(change_words(change))]
     for one in found:
-        words = f"from update {one.first_update} on" if one.first_update else "goes by it"
+        words = f"from update {one.first_update} on" if one.first_update else "uses it"
         if not one.is_taken:
-            words = f"has not taken it within {timeout_s:g} s; it does when it is back, or between two updates"
+            words = f"did not use it within {timeout_s:g} s; it will when it is back, or between two updates"
         lines.append(f"  {printable_line(one.worker)}: {words}")
     if change.is_lazy:
-        lines.append("  each worker takes it when it restarts, and all do after code.lazy_limit_s")
+        lines.append("  each worker uses it once it restarts; after code.lazy_limit_s the others are restarted")
     if change.is_code and not change.undoes:
-        lines.append("  the next updates are compared with those before; `headrace update` shows what came of it")
+        lines.append("  the next updates are compared with those before; `headrace update` shows the result")
     return lines
 
 
@@ -148,7 +148,7 @@ def _show(run_dir: Path, as_json: bool) -> None:
         echo_json(found)
         return
     if not found:
-        click.echo(f"{run_dir} runs with the settings of its start; `headrace update --set KEY=VALUE` changes one")
+        click.echo(f"{run_dir} runs with its original settings; `headrace update --set KEY=VALUE` changes one")
     for effect in found:
         change = effect.change
         why = f": {change.reason}" if change.reason else ""

@@ -1,4 +1,5 @@
-"""``headrace fleet watch``: the odd workers of a run or of tables, since when and by which metric."""
+"""``headrace fleet watch``: which workers of a run or of tables are odd, since when, and by which
+metric."""
 
 from __future__ import annotations
 
@@ -44,10 +45,9 @@ those of a run's history have special rules. Rows may be in any order."""
 
 
 class _RunOrCommand(click.Group):
-    """A group whose first word is one of its commands, or a run."""
+    """A group whose first argument is one of its commands, or a run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words after the group's name."""
         if not args or args[0] not in self.commands:
             ctx.allow_interspersed_args = True
             return super().parse_args(ctx, args)
@@ -145,7 +145,7 @@ def _in_tables(tables: Sequence[Path], limits: Thresholds | None) -> tuple[list[
 
 
 def _by_form(tables: Sequence[Path]) -> tuple[dict[TableForm, list[Path]], list[str]]:
-    """Return the files by form of table, and sentences on what is left out. Raises DataError."""
+    """Return the files by form of table, and notes on what is left out. Raises DataError."""
     from pipeline.files.columns import table_files
     from pipeline.watch.tables import METRIC_COLUMNS, WORK_COLUMNS, table_kind
 
@@ -156,7 +156,7 @@ def _by_form(tables: Sequence[Path]) -> tuple[dict[TableForm, list[Path]], list[
             try:
                 kind = table_kind(file)
             except DataError as error:
-                # One damaged file of a run's many leaves the others.
+                # In a folder, one damaged file does not stop the others.
                 if not path.is_dir():
                     raise
                 notes.append(f"left out: {error}")
@@ -167,7 +167,7 @@ def _by_form(tables: Sequence[Path]) -> tuple[dict[TableForm, list[Path]], list[
                 files.setdefault(kind, []).append(file)
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        notes.append(f"{others[0]}{more}: left out, since it is no table of metrics or of finished work")
+        notes.append(f"{others[0]}{more}: left out, not a table of metrics or of finished work")
     if not files:
         raise DataError(
             f"{', '.join(map(str, tables[:4]))}: no table to watch; expected the columns "

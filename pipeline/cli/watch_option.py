@@ -1,8 +1,8 @@
-"""Looks at a run: shown once, or again and again until Ctrl-C (``--watch``).
+"""Shows a view of a run, once or repeatedly until Ctrl-C (``--watch``).
 
-On a terminal each look replaces the one before. In a pipe they follow one another: text with a
-blank line between, JSON a line each. An error of the ledger is shown in place of a look, and the
-next look connects again."""
+On a terminal each view replaces the one before. In a pipe they follow one another: text separated
+by blank lines, JSON one line each. A ledger error is shown in place of a view, and the next view
+connects again."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The result of one look."""
+    """One view of a run."""
 
     value: Any
     """For ``--json``."""
     shown: Callable[[], Iterable[Any]]
-    """Makes it for people: rich's tables, and lines, which ``click.style`` may have styled."""
+    """Renders it for people: rich tables, and lines that may have styles of ``click.style``."""
     code: int = 0
-    """Exit code of a single look."""
+    """Exit code when it is shown once."""
 
 
 class _Seconds(click.FloatRange):
@@ -59,12 +59,12 @@ watch_option = click.option(
     metavar="[SECONDS]",
     help=f"Refresh every SECONDS (default {_EVERY_S:g}) until Ctrl-C.",
 )
-"""As ``every_s``; None without it."""
+"""Passed as ``every_s``; None if it is not given."""
 
 
 def looking(command: Command) -> Command:
-    """Give an async command that returns a Picture its connected run as ``at``, in place of
-    ``run``, and the options ``--json`` and ``--watch``."""
+    """Give an async command that returns a Picture the options ``--json`` and ``--watch``, and its
+    connected run as ``at``, in place of ``run``."""
 
     @json_option
     @watch_option
@@ -91,7 +91,6 @@ def looking(command: Command) -> Command:
 
 
 def write(picture: Picture, *, as_json: bool) -> None:
-    """Print one look."""
     if as_json:
         echo_json(picture.value)
         return
@@ -113,8 +112,8 @@ def keep_looking(
     as_json: bool,
     close: Callable[[], Awaitable[None]] = _nothing,
 ) -> int:
-    """Show what ``draw`` returns every ``every_s`` seconds until Ctrl-C or until the pipe closes;
-    return the exit code, 0."""
+    """Show what ``draw`` returns every ``every_s`` seconds, until Ctrl-C or until the pipe closes.
+    Return the exit code, 0."""
     import asyncio
 
     async def repeat() -> None:
@@ -134,13 +133,13 @@ def keep_looking(
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
-        # Python writes what is left at its end, which would fail again.
+        # Python's last flush would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _parts(picture: Picture) -> list[Any]:
-    """Return what is shown, with styled lines as texts, whose escapes take no room."""
+    """Return what is shown, with styled lines as rich Text, whose escapes take no width."""
     from rich.text import Text
 
     return [Text.from_ansi(part) if isinstance(part, str) else part for part in picture.shown()]
@@ -151,13 +150,13 @@ def _refusal(words: str) -> Picture:
 
 
 class Connected(Generic[_T]):
-    """Looks at a run over one connection, which is made again when it fails.
+    """Calls a command on a run over one connection, which is renewed when it fails.
 
-    It is also made again when a supervisor has come or gone: without one, a copy of the run is
-    shown, which does not change."""
+    It is also renewed when a supervisor starts or ends: without one, the command sees a copy of the
+    run, which does not change."""
 
     def __init__(self, run_dir: Path, command: Callable[..., Awaitable[_T]]) -> None:
-        """``command``: looks at the connected run, which it gets as ``at``."""
+        """``command`` gets the connected run as ``at``."""
         self._run_dir = run_dir
         self._command = command
         self._held = contextlib.AsyncExitStack()
@@ -165,7 +164,7 @@ class Connected(Generic[_T]):
         self._is_supervised = False
 
     async def draw(self) -> _T:
-        """Look once. Raises LedgerUnavailable; the next look connects again."""
+        """Call the command. Raises LedgerUnavailable; the next call connects again."""
         from pipeline.supervisor.run_folder import supervisor_pid
 
         is_supervised = supervisor_pid(self._run_dir) is not None
@@ -181,14 +180,12 @@ class Connected(Generic[_T]):
             raise
 
     async def aclose(self) -> None:
-        """Release the connection."""
         self._at = None
         await self._held.aclose()
 
 
 @contextlib.contextmanager
 def _screen(every_s: float, *, as_json: bool) -> Generator[Callable[[Picture], None]]:
-    """Yield what shows one look after the other."""
     if as_json:
         yield lambda picture: echo_json(picture.value, is_line=True)
         return

@@ -1,8 +1,8 @@
-"""``headrace why``: print what the run waits for, as a chain from the learner to the root.
+"""``headrace why``: print what the run waits for, as a chain from the learner to the root cause.
 
-The answer is that of ``pipeline.observability.why``. It is made of heartbeats, the ledger's views,
-and the supervisor's log, which has the exits of absent workers. A ledger without an answer is a
-root, too."""
+``pipeline.observability.why`` finds the answer from heartbeats, the ledger's views, and the
+supervisor's log, which has the exits of absent workers. A ledger that does not answer is a root
+cause, too."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pipeline.operator.attached import Attached
 
 _LOOK_S = 4.0
-"""Seconds for all of the ledger's answers together."""
+"""Time limit of all answers of the ledger together."""
 _STYLES = {"moves": "green", "mends": "yellow", "you": "red", "ended": "cyan"}
-_WORDS = ("nothing is wrong", "it mends itself", "it needs you", "it is over, or ends")
+_WORDS = ("nothing is wrong", "it recovers by itself", "it needs you", "it has ended, or is ending")
 _VERDICTS = dict(zip(_STYLES, _WORDS, strict=True))
 
 
@@ -56,7 +56,7 @@ def why(run: Path | None, as_json: bool, every_s: float | None) -> int:
 
 
 def _unanswered(run_dir: Path) -> Picture | None:
-    """Return the answer for a run whose ledger is known not to answer, else None."""
+    """Return the answer if the ledger is already known not to answer, else None."""
     from pipeline.observability.why.silence import no_ledger_chain, silence
     from pipeline.observability.why.types import Explanation
     from pipeline.supervisor.run_folder import supervisor_pid

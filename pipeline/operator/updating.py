@@ -253,7 +253,7 @@ async def roll_back(at: Attached, reason: str = "") -> SettingsChange:
     changes = await at.registry.settings_changes()
     found = standing(changes)
     if not found:
-        raise ConfigError(f"{at.run_dir} runs with the settings of its start: there is no change to roll back")
+        raise ConfigError(f"{at.run_dir} runs with its original settings: there is no change to roll back")
     undone = undoing(changes, found[-1:], by=operator(), at_s=time.time(), reason=words)
     if given := [f"{key}={value}" for key, value in undone.sets.items() if value != undone.former[key]]:
         checked(present_config(at, changes[-1]), given, num_updates=await _num_updates(at, given), may_be_code=True)

@@ -1,13 +1,13 @@
-"""The package ``headrace``, as the wheel installs this folder: the way to our packages.
+"""The package ``headrace``, which the wheel installs from this folder: it finds our packages.
 
-Its name is the distribution's own, so that nothing else on the path has it. It looks for
-``protocol/headrace.py`` beside the folder, then on the path, where an editable install has the
-source tree. Importing it is enough: from then on our packages are those beside that file.
+Its name is the distribution's own, so nothing else on the path has it. It looks for
+``protocol/headrace.py`` next to this folder, then on the path, where an editable install has the
+source tree. Once it is imported, our packages are those next to that file.
 
-    python -P -m headrace MODULE ARGUMENT ...     as protocol/headrace.py, by hand
+    python -P -m headrace MODULE ARGUMENT ...     the same as running protocol/headrace.py
 
 In Python, ``headrace.Run`` is a run and ``headrace.score`` scores a file of responses
-(pipeline/cli/api.py). They are imported when they are first named; nothing imports torch."""
+(pipeline/cli/api.py). They are imported on first use; nothing imports torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ run = _ENTRY.run
 
 
 def __getattr__(name: str) -> Any:
-    """Import what has a name of the API."""
+    """Import the API on first use."""
     if name not in ("Run", "score"):
         raise AttributeError(f"module 'headrace' has no attribute {name!r}; it has Run and score")
     from pipeline.cli import api

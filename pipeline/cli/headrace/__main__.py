@@ -1,4 +1,4 @@
-"""``python -P -m headrace MODULE ARGUMENT ...``: as protocol/headrace.py, by hand."""
+"""``python -P -m headrace MODULE ARGUMENT ...``: the same as running protocol/headrace.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import sys
 
 from headrace import run
 
-# not for what multiprocessing spawns from here
+# not again in processes that multiprocessing spawns
 if __name__ == "__main__":
     run(sys.argv[1:])

@@ -19,8 +19,6 @@ _QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Summary of a list of numbers."""
-
     mean: float
     min: float
     p10: float
@@ -32,7 +30,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class GroupAccuracy:
-    """One value of the ``--by`` column."""
+    """Accuracy of the responses with one value of the ``--by`` column."""
 
     value: str
     num_responses: int
@@ -43,7 +41,7 @@ class GroupAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport:
-    """A verifier's scores of a file of responses."""
+    """The scores that a verifier gave to a file of responses."""
 
     path: str
     verifier: str | None
@@ -57,14 +55,14 @@ class ScoreReport:
     num_partial: int
     """Accuracy between 0 and 1."""
     num_not_judged: int
-    """Not judged within their time limits, and so wrong."""
+    """Counted as wrong because they were not judged within their time limits."""
     num_masked: int
     """Left out of the loss by over-long filtering."""
     reward: Quantiles | None
     parts: dict[str, float]
-    """Mean of each summand of the reward, over all scored responses."""
+    """Mean of each part of the reward, over all scored responses."""
     length_unit: str
-    """tokens when every line has num_tokens; else characters."""
+    """tokens if every line has num_tokens, else characters."""
     correct_lengths: Quantiles | None
     other_lengths: Quantiles | None
     failures: dict[str, int]
@@ -80,7 +78,7 @@ class ScoreReport:
     judgments_absent: dict[str, int] = field(default_factory=dict[str, int])
     """Wrong responses without one, by reason."""
     judgment_examples: list[str] = field(default_factory=list[str])
-    """``file:line: judgment``, the first few; then reasons of absent ones."""
+    """``file:line: judgment``, the first few; then reasons why others are absent."""
 
     @property
     def num_failed(self) -> int:
@@ -94,7 +92,8 @@ class ScoreReport:
 
 
 def quantiles(values: Sequence[float]) -> Quantiles | None:
-    """Summarise numbers. A quantile is one of them (nearest rank). None without numbers."""
+    """Summarise numbers by nearest-rank quantiles, each of which is one of them. None for no
+    numbers."""
     if not values:
         return None
     ordered = sorted(values)
@@ -103,7 +102,8 @@ def quantiles(values: Sequence[float]) -> Quantiles | None:
 
 
 class ScoreTally:
-    """Counts while a file is read. ``by`` names a column of ``Response.extra``."""
+    """Accumulates the scores of a file while it is read. ``by`` names a column of
+    ``Response.extra``."""
 
     def __init__(self, path: str, verifier: str | None, by: str | None) -> None:
         self._path, self._verifier, self._by = path, verifier, by
@@ -122,7 +122,7 @@ class ScoreTally:
         self._reasons: list[str] = []
 
     def score(self, response: Response, score: RewardScore, *, judged: bool = True) -> None:
-        """Count a scored response; one that was not ``judged`` in time is wrong."""
+        """Count a scored response. One that was not ``judged`` in time is wrong."""
         self._num_not_judged += not judged
         self._accuracies.append(score.accuracy)
         self._rewards.append(score.reward)
@@ -148,7 +148,7 @@ class ScoreTally:
             self._bad_lines.append(f"{self._path}:{line}: {problem[:_MAX_CHARS]}")
 
     def judgment(self, line: int, guidance: Guidance) -> None:
-        """Count the judgment of a response, or its absence; a right one has neither."""
+        """Count the judgment of a response, or its absence. A right response has neither."""
         self._num_judgments += bool(guidance.judge_text)
         if guidance.absent:
             self._absent[absent_reason(guidance)] += 1
@@ -157,7 +157,6 @@ class ScoreTally:
                 examples.append(f"{self._path}:{line}: {text[:_MAX_CHARS]}")
 
     def report(self) -> ScoreReport:
-        """Return what was counted."""
         num_scored = len(self._accuracies)
         has_tokens = num_scored > 0 and all(tokens > 0 for _, tokens, _ in self._lengths)
         lengths = [(correct, tokens if has_tokens else characters) for correct, tokens, characters in self._lengths]

@@ -34,21 +34,21 @@ from protocol.trajectory import FinishReason, Guidance, RewardScore
 
 
 class PassRates:
-    """Counts the right responses of each prompt. Its memory grows with the prompts."""
+    """Counts the right responses of each prompt. Memory grows with the number of prompts."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, str], tuple[int, int]] = {}
 
     def add(self, response: Response, accuracy: float) -> None:
-        """Count a response that was judged; one without its prompt is left out."""
+        """Count a judged response, unless it lacks its prompt."""
         if response.prompt_text.strip():
             key = (response.prompt_text, response.answer, response.verifier)
             right, judged = self._counts.get(key, (0, 0))
             self._counts[key] = (right + (accuracy == 1.0), judged + 1)
 
     def write(self, path: Path) -> None:
-        """Write a JSON line for each prompt, in the order of their first responses. Raises
-        DataError when no response had a prompt."""
+        """Write a JSON line for each prompt, in the order of first responses. Raises DataError if
+        no response had a prompt."""
         if not self._counts:
             raise DataError("no judged line has a `prompt`, so there are no pass rates; add that column")
         with path.open("wb") as file:
@@ -68,8 +68,8 @@ _FINAL = {str(reason): reason for reason in FinishReason if reason.is_final}
 def scoring_settings(
     folders: Iterable[Path], *, timeout_s: float | None, processes: int | None, config: RewardSection | None = None
 ) -> RewardSection:
-    """Return ``config`` for a scoring: ``folders`` stand before ``reward.path``, and there is a
-    process for each core unless their number is given."""
+    """Return ``config`` adapted to offline scoring: ``folders`` come before ``reward.path``, and
+    there is one process per core unless ``processes`` is given."""
     config = config or RewardSection()
     given = {"path": (*(folder.absolute() for folder in folders), *config.path)}
     given |= {"timeout_s": timeout_s or config.timeout_s, "processes": processes or this_machine().num_cores}
@@ -91,21 +91,31 @@ def score_file(
     model: Path | None = None,
 ) -> ScoreReport:
     """Score every response of a ``.jsonl`` or ``.parquet`` file and return the distribution.
-    ``verifier`` is for every line; without it, each line names a registered one, and
-    ``default_verifier`` is for those that name none. Functions of ``config.functions`` add their
-    parts. Only the soft over-long punishment needs ``max_response_tokens``. ``by`` is a column to
-    break the distribution down by. ``out`` becomes a JSONL file: of each line its verdict, failure,
-    or reading error. ``pass_rates`` becomes a file to train on, with each prompt's difficulty.
-    ``on_judged`` receives the number of lines judged since its last call. ``judgments`` names the
-    source of judgments, as ``guidance.judgments`` does. With the folder of the ``model`` verifiers
-    see tokens, and texts with and without special tokens, as in a run.
 
-    Raises DataError for a file that is missing, unreadable or without a response. Raises
-    ConfigError for a verifier that does not exist or cannot be imported, or a shaping without its
-    limit."""
+    Args:
+        path: the file of responses.
+        verifier: judges every line. Without it each line names a registered one.
+        config: its functions add their parts to the reward.
+        default_verifier: judges the lines that name none.
+        max_response_tokens: needed only by the soft over-long penalty.
+        by: a column to break the distribution down by.
+        out: JSONL file to write, with the verdict, failure or reading error of each line.
+        pass_rates: file to write and train on, with each prompt's difficulty.
+        on_judged: receives the number of lines judged since its last call.
+        judgments: source of judgments, as ``guidance.judgments``.
+        model: folder of the model. With it verifiers see tokens, and texts with and without
+            special tokens, as in a run.
+
+    Raises:
+        DataError: the file is missing, unreadable or without a response.
+        ConfigError: a verifier does not exist or cannot be imported, or the soft penalty lacks its
+            limit.
+    """
     config = config or RewardSection()
     if "soft" in config.overlong and max_response_tokens is None:
-        raise ConfigError("reward.overlong is soft, which needs max_response_tokens, where the punishment ends")
+        raise ConfigError(
+            "reward.overlong is soft, which needs max_response_tokens, the length with the largest penalty"
+        )
     for name in filter(None, (verifier, default_verifier)):
         resolve(name)
     tally = ScoreTally(str(path), verifier, by)
@@ -137,15 +147,15 @@ def score_file(
 
 
 class _Written:
-    """Responses as a model would have written them."""
+    """Turns responses into what a model would have sampled."""
 
     def __init__(self, model: Path) -> None:
-        """Read the tokenizer of a folder. Raises DataError: it has none."""
+        """Read the tokenizer in a folder. Raises DataError if it has none."""
         self._tokenizer = load_text_tokenizer(model)
         self._ends = model_ends(model, self._tokenizer)
 
     def read(self, response: Response) -> Response:
-        """Return a response with its tokens, and its texts of these."""
+        """Return a response with its tokens, and with the texts that follow from them."""
         tokens = self._tokenizer.encode(response.response_text, add_special_tokens=False)
         # a template writes a line end after the turn, which no model samples
         trimmed = self._tokenizer.encode(response.response_text.rstrip(), add_special_tokens=False)
@@ -157,7 +167,7 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One file's scoring."""
+    """The scoring of one file."""
 
     verifier: str | None
     default_verifier: str | None
@@ -187,8 +197,9 @@ class _Job:
                 groups = [
                     _group(response.extra, response.prompt_text) or index for index, response in enumerate(responses)
                 ]
-                judged = score_responses(pool, config.functions, responses, groups=groups, on_judged=self.on_judged)
-                outcomes = await judged
+                outcomes = await score_responses(
+                    pool, config.functions, responses, groups=groups, on_judged=self.on_judged
+                )
                 scores = [self._score(*one) for one in zip(responses, outcomes, strict=True)]
                 guidance = await self._guidance(pool, responses, scores)
                 results = zip(outcomes, scores, guidance, strict=True)
@@ -200,7 +211,7 @@ class _Job:
                         self._judged(row.line, found, *next(results))
 
     def _batches(self, rows: Iterator[Row | BadRow], size: int) -> Iterator[list[Row | BadRow]]:
-        """Yield batches. Where functions judge whole groups, no batch ends inside of one."""
+        """Yield batches. If functions judge whole groups, no batch ends inside a group."""
         judges_groups = any(function.whole_group for function in self.config.functions.values())
         batch: list[Row | BadRow] = []
         last = ""
@@ -229,7 +240,6 @@ class _Job:
     async def _guidance(
         self, pool: VerifierPool, responses: Sequence[Response], scores: Sequence[RewardScore | None]
     ) -> list[Guidance | None]:
-        """Return the guidance of each response that has a score."""
         if not self.judgments:
             return [None] * len(responses)
         scored = {index: score for index, score in enumerate(scores) if score is not None}
@@ -273,7 +283,7 @@ class _Job:
 
 
 def _group(columns: Mapping[str, Any], prompt: object) -> str:
-    """Return a line's group: its column `group`, else its prompt; empty for a line alone."""
+    """Return a line's group: its column `group`, else its prompt; "" for a line without both."""
     return str(columns.get("group") or prompt or "")
 
 

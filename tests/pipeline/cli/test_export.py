@@ -205,7 +205,7 @@ def test_a_push_that_the_hub_refuses_keeps_the_model(
 ) -> None:
     with hub(monkeypatch, 403) as seen:
         done = export(run_dir, "--out", tmp_path / "op", "--push", "me/op")
-    assert "the hub refused with status 403; give a token that may write" in str(done.exception)
+    assert "the hub refused with status 403; give a token with write access" in str(done.exception)
     assert "/api/repos/create Bearer hf_from_the_environment" in seen[0]
     assert '"visibility":"private"' in seen[0]
     assert "hf_from_the_environment" not in str(done.exception)

@@ -150,7 +150,7 @@ def test_a_run_in_the_present_folder_is_told_from_other_words(tmp_path: Path, mo
         (["scale", "learner=2"], "expected ROLE=NUMBER"),
         (["up", "/no/such.toml"], "no such file"),
         (["up", "--resume", "/no/such/run"], "is not a run"),
-        (["ledger", "requeue"], "expected one of three"),
+        (["ledger", "requeue"], "expected exactly one of"),
         (["ledger", "requeue", "81"], "expected LANE.GROUP.MEMBER"),
         (["ledger", "requeue", "--field", "rewards"], "expected reward, reference, value"),
         (["ledger", "dead-letters", "retry"], "or --all"),

@@ -56,7 +56,7 @@ def test_an_open_incident_that_is_not_found_now_is_called_quiet(run_dir: Path) -
     book = IncidentBook(RunIncidents(run_dir).read(), 1e9 + 60.0)
     IncidentFile(run_dir).append(book.update(1e9 + 63.0, []))
     assert command("list", str(run_dir), "--open")[1].splitlines()[1].split()[1:2] == ["quiet"]
-    assert "open, and not found at this moment" in command("show", "2", str(run_dir))[1]
+    assert "open, but quiet at the moment" in command("show", "2", str(run_dir))[1]
 
 
 def test_one_incident_is_shown_with_evidence_and_what_the_supervisor_did(run_dir: Path) -> None:

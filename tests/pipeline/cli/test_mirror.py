@@ -58,7 +58,7 @@ def test_a_resume_from_a_url_fetches_the_run_and_then_checks_it_as_any_other(tmp
     run.copy()
     there = tmp_path / "elsewhere"
     ended = call("up", "--resume", run.url, "--set", f"run.dir={there}")
-    assert "going on from 000001.version-3 in" in ended.output
+    assert "continuing from 000001.version-3 in" in ended.output
     assert (there / "op" / "checkpoints" / "000001.version-3" / "manifest.json").is_file()
     assert "/nowhere/model" in str(ended.exception), "the start model is no part of a copy"
     assert "exists already" in str(call("up", "--resume", run.url, "--set", f"run.dir={there}").exception)

@@ -48,7 +48,7 @@ def test_a_command_is_reached_by_its_words(words: list[str]) -> None:
 def test_a_command_is_reached_by_its_old_name_and_one_line_tells_the_new_one(old: str) -> None:
     now, before = call(*BEFORE[old], "--help"), call(old, "--help")
     assert (before.exit_code, before.stdout) == (now.exit_code, now.stdout)
-    assert before.stderr == f"`headrace {old}` is `headrace {' '.join(BEFORE[old])}` now\n"
+    assert before.stderr == f"`headrace {old}` is now `headrace {' '.join(BEFORE[old])}`\n"
 
 
 def test_no_other_name_is_an_old_one() -> None:

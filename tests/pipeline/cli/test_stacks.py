@@ -115,5 +115,5 @@ def test_without_py_spy_native_stacks_are_refused_with_the_remedy(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="expected for --native: pip install py-spy"):
+    with pytest.raises(ConfigError, match="--native needs it: pip install py-spy"):
         shown(workers, "--native")

@@ -147,7 +147,7 @@ def test_wrong_words_are_refused_with_a_sentence_and_leave_no_token(
 
 def test_a_run_whose_mailboxes_are_on_ipc_gets_a_warning(run_dir: Path, tmp_path: Path) -> None:
     write_resolved(op_config(tmp_path), run_dir)
-    assert "no other host reaches; start the run with wire.transport=tcp" in said(
+    assert "no other host can reach; start the run with wire.transport=tcp" in said(
         "create", run_dir, "--role", "reward", as_json=False
     )
 

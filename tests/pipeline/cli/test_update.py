@@ -51,9 +51,9 @@ def test_code_that_is_given_lazily_is_a_lazy_change_and_the_answer_says_so(sourc
     result = CliRunner().invoke(headrace, ["update", *words], catch_exceptions=False, standalone_mode=False)
     # none supervises this run, so that nothing takes it
     assert result.return_value == 1, "the exit code"
-    assert "code.rewards" in result.output and "supervisor: has not taken it within 0 s" in result.output
-    assert ("reward-0: has not taken it" in result.output) is not is_lazy
-    assert ("each worker takes it when it restarts, and all do after code.lazy_limit_s" in result.output) is is_lazy
+    assert "code.rewards" in result.output and "supervisor: did not use it within 0 s" in result.output
+    assert ("reward-0: did not use it" in result.output) is not is_lazy
+    assert ("each worker uses it once it restarts; after code.lazy_limit_s" in result.output) is is_lazy
 
 
 def test_the_answer_as_json_has_the_change_and_every_workers_answer(source: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_schedule_ends_with_the_run_unless_it_is_shorter(
     [
         (["learner.schedule=cosine", "learner.schedule_updates=101"], "is 101, but run.num_updates is 100"),
         (["learner.schedule=linear", "learner.warmup_updates=100"], "its warm-up takes 100"),
-        (["learner.schedule=warmup-stable-decay", "learner.decay_updates=95"], "its fall 95; expected both to fit"),
+        (["learner.schedule=warmup-stable-decay", "learner.decay_updates=95"], "its decay 95; expected both to fit"),
         (["learner.schedule=cosin"], "learner.schedule"),
         (["learner.optimizer=sgd"], "learner.optimizer"),
         (

@@ -143,13 +143,13 @@ def test_the_commands_say_what_they_did_and_refuse_what_they_cannot_read(tmp_pat
         with run_lock(run_dir):
             told = call("fleet", "evict", "generator-1", "--reason", "hot")
             assert told.output == (
-                "generator-1 is evicted, until `headrace fleet readmit`; wanted of this run's own: "
+                "generator-1 is evicted, until `headrace fleet readmit`; wanted, without joined hosts: "
                 "1 learner, 1 generator, 1 reward\n"
             )
             assert "nothing given; expected one WORKER" in call("fleet", "evict").output
             assert "a, b given" in call("fleet", "evict", "a", "b").output
             assert "a given; expected one WORKER, or --host HOST" in call("fleet", "readmit", "a", "--host", "b").output
         told = call("fleet", "readmit", "generator-1")
-        assert told.output.startswith("generator-1 is readmitted; wanted of this run's own: 1 learner, 2 generator")
+        assert told.output.startswith("generator-1 is readmitted; wanted, without joined hosts: 1 learner, 2 generator")
     finally:
         server.stop()

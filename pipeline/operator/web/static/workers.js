@@ -135,7 +135,7 @@ export class WorkersTab {
     try {
       const found = await get(runPath(run, "why"));
       if (run !== this.app.run) return;
-      say(this.why.note, { moves: "nothing is wrong", mends: "it mends itself", you: "it needs you", ended: "it is over, or ends" }[found.outlook]);
+      say(this.why.note, { moves: "nothing is wrong", mends: "it recovers by itself", you: "it needs you", ended: "it has ended, or is ending" }[found.outlook]);
       mark(this.why.note, "data-state", { moves: "good", you: "bad", mends: "warn" }[found.outlook]);
       keyed(this.chains, found.chains, (chain, index) => `${index} ${chain.links.join()} ${chain.next}`, (chain) =>
         h("div", { class: "chain", "data-state": chain.outlook }, h("ol", {}, chain.links.map((text) => h("li", { text }))), h("p", { class: "next", text: chain.next })));
