@@ -23,15 +23,15 @@ class CheckReport:
     """The result of a check in a subprocess."""
 
     refusal: str | None
-    """The last lines on standard error of a check that failed; None for one that passed."""
+    """The last lines on standard error if the check failed, else None."""
     notes: str
     """Standard output, stripped."""
 
 
 def ask(module: str, config: RunConfig, *arguments: str, timeout_s: float) -> CheckReport:
-    """Run a module's check of a configuration in a subprocess. The module's ``main`` takes
-    the file and ``arguments`` from the command line. Raises TimeoutError: no answer in time; the process was ended.
-    """
+    """Run a module's check of a configuration in a subprocess. The module's ``main`` takes the file
+    and ``arguments`` from the command line. Raises TimeoutError if there was no answer in time; the
+    process was ended."""
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
         path = Path(folder) / "config.toml"
         # The ledger's URL may have a password.

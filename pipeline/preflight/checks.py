@@ -71,9 +71,9 @@ class Preflight:
 
 
 def preflight(config: RunConfig, *, plain: bool = False) -> Preflight:
-    """Check model, data, verifiers and addresses. ``plain``: progress as lines, on a terminal too.
-    Raises ConfigError or DataError for a setting or a file that would make the run fail,
-    LedgerUnavailable for a server that does not answer."""
+    """Check model, data, verifiers and addresses. ``plain`` shows progress as lines, even on a
+    terminal. Raises ConfigError or DataError for a setting or a file that would make the run fail,
+    LedgerUnavailable if the server does not answer."""
     subject = _Subject(config)
     findings: list[str] = []
     with progress("checking", total=len(CHECKS), unit="checks", plain=plain) as bar:
@@ -85,7 +85,7 @@ def preflight(config: RunConfig, *, plain: bool = False) -> Preflight:
 
 
 def diagnose(config: RunConfig) -> list[CheckFinding]:
-    """Make the checks of ``preflight``, and go on after one that fails: return what all find."""
+    """Run the checks of ``preflight``, continue after failures, and return all findings."""
     subject = _Subject(config)
     found: list[CheckFinding] = []
     with progress("checking", total=len(CHECKS), unit="checks") as bar:
@@ -106,7 +106,7 @@ def _name(check: Callable[[_Subject], list[CheckFinding]]) -> str:
 
 
 class _Subject:
-    """A configuration with what checks read of it, once for all of them."""
+    """A configuration, with the files that several checks need, each read once."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -119,7 +119,7 @@ class _Subject:
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The policy's. Raises DataError."""
+        """The policy's tokenizer. Raises DataError."""
         return load_text_tokenizer(self.config.model.path)
 
     @property
@@ -167,7 +167,6 @@ def _data(subject: _Subject) -> list[CheckFinding]:
 
 
 def _prompts(subject: _Subject) -> list[CheckFinding]:
-    """Tell in which form the model reads prompts, and by which tokens its responses end."""
     return check_prompts(subject.config, subject.source, subject.tokenizer)
 
 
@@ -184,7 +183,7 @@ def _length(subject: _Subject) -> list[CheckFinding]:
 
 
 def _memory(subject: _Subject) -> list[CheckFinding]:
-    """Compare each role's needs with the room. Raises ConfigError when certain needs cannot fit."""
+    """Compare each role's needs with the room. Raises ConfigError if certain needs cannot fit."""
     config = subject.config
     shapes = shapes_of(config, subject.model)
     if shapes is None:
@@ -301,7 +300,7 @@ CHECKS: Final[tuple[Callable[[_Subject], list[CheckFinding]], ...]] = (
     _fleet, _models, _data, _prompts, _length, _memory, _learner, _settings, _ledger_size, _sinks, _tracing, _engines,
     _reward_model, _guidance, _vllm, _address, _ledger, _verifiers, _enough_prompts,
 )  # fmt: skip
-"""Each returns findings, or raises an error with a remedy; in the order in which they are shown."""
+"""All checks, in display order. Each returns findings, or raises an error with a remedy."""
 
 
 def _files(source: PromptSource) -> str:
@@ -340,7 +339,7 @@ def _check_reward_model(config: RunConfig) -> None:
 
 
 def _check_conversation(judge: RewardModelSection, source: PromptSource) -> None:
-    """Apply the reward model's chat template to a prompt. Raises DataError when it refuses."""
+    """Apply the reward model's chat template to a prompt. Raises DataError if it refuses."""
     try:
         conversation_tokens(load_text_tokenizer(judge.path), source.at(0), "a response")
     except DataError as error:
@@ -348,8 +347,8 @@ def _check_conversation(judge: RewardModelSection, source: PromptSource) -> None
 
 
 async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
-    """Return warnings about a running server's promises. Raises ConfigError when the server would
-    lose parts of the ledger, LedgerUnavailable when it does not answer."""
+    """Return warnings about what a running server promises. Raises ConfigError if the server would
+    lose parts of the ledger, LedgerUnavailable if it does not answer."""
     url = external_url(config.ledger.url, os.environ)
     if url is None:
         return ()

@@ -1,4 +1,4 @@
-"""All that ``headrace doctor`` finds: of this host, and of a configuration on it."""
+"""All findings of ``headrace doctor``, about this host and about a configuration on it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from protocol.errors import DataError
 from protocol.hosts import numeric
 from protocol.ids import Role
 
-# Findings of ``headrace doctor`` about a host: pure functions of its facts, and of a run's needs.
+# The findings are pure functions of the host's facts and of a run's needs, which are:
 #
-#     open files   a process has 128, and 4 for each worker: the ledger's server up to 4 connections of a
-#                  worker, a sender a socket for each scorer; the demo's processes had 18 to 34
-#     tasks        16 processes and threads a worker, its starter and verifiers included; the demo's had 3 to 7
+#     open files   128 per process, and 4 for each worker: up to 4 connections at the ledger's server, and a
+#                  sender's socket for each scorer. The demo's processes had 18 to 34.
+#     tasks        16 processes and threads per worker, including its starter and verifiers. The demo's had 3 to 7.
 #     disk         (checkpoint.keep + 1) checkpoints, 2 more with evaluation.keep_best, replay.keep_mb,
 #                  and twice the embedded ledger, whose file is rewritten when it has doubled
 #
-# CUDA's minor versions are compatible: a build needs the first driver of its major version.
+# CUDA's minor versions are compatible, so a build needs the first driver of its major version.
 
 LEAST_PYTHON: Final = (3, 11)
 FIRST_DRIVERS: Final[Mapping[int, int]] = {13: 580, 12: 525, 11: 450}
-"""Oldest driver of each major version of CUDA."""
+"""Oldest driver for each major version of CUDA."""
 _FILES, _FILES_A_WORKER, _TASKS_A_WORKER = 128, 4, 16
 _SMALL_SHM: Final = 128 << 20
-"""A container's default, 64 MiB, is below."""
+"""Less than this is too little. A container's default is 64 MiB."""
 
 
 def judge_host(host: HostFacts, *, num_workers: int) -> list[CheckFinding]:
-    """Return the findings of a host by itself, for a fleet of ``num_workers``."""
+    """Return the findings about the host alone, for a fleet of ``num_workers``."""
     return [
         *_python(host), *_torch(host), *_gpus(host), *_threads(host), *_memory(host), *_vllm(host), *_server(host),
         *_limits(host, num_workers), *_shared_memory(host),
@@ -51,7 +51,7 @@ def _python(host: HostFacts) -> Iterator[CheckFinding]:
         yield fine("python", version)
     else:
         least = ".".join(map(str, LEAST_PYTHON))
-        yield refuse("python", version, f"{least} or later", f"make the environment with Python {least}")
+        yield refuse("python", version, f"{least} or later", f"create the environment with Python {least}")
 
 
 def _torch(host: HostFacts) -> Iterator[CheckFinding]:
@@ -84,7 +84,7 @@ def _gpus(host: HostFacts) -> Iterator[CheckFinding]:
     for number, gpu in enumerate(host.torch.gpus):
         words = f"{number}: {gpu.name}, {_gb(gpu.free_bytes)} of {_gb(gpu.memory_bytes)} GB free"
         if gpu.free_bytes < gpu.memory_bytes / 2:
-            yield warn("gpu", words, "most of it free", "see by `nvidia-smi` which process has it, and end it")
+            yield warn("gpu", words, "most of it free", "find the process that holds it with `nvidia-smi`, and end it")
         else:
             yield fine("gpu", words)
 
@@ -93,9 +93,9 @@ def _threads(host: HostFacts) -> Iterator[CheckFinding]:
     cores = host.machine.num_cores
     number = host.torch.threads if isinstance(host.torch, TorchBuild) else 0
     told = f"OMP_NUM_THREADS={host.omp_threads}" if host.omp_threads is not None else "OMP_NUM_THREADS is not set"
-    words = f"{_count(cores, 'core')}; torch takes {_count(number, 'thread')} ({told})"
+    words = f"{_count(cores, 'core')}; torch uses {_count(number, 'thread')} ({told})"
     if number > cores:
-        do = f"set OMP_NUM_THREADS={cores} for programs of your own; workers go by the settings `threads`"
+        do = f"set OMP_NUM_THREADS={cores} for your own programs; workers use the settings `threads`"
         yield warn("threads", words, f"at most {cores}", do)
     else:
         yield fine("threads", words)
@@ -108,7 +108,7 @@ def _memory(host: HostFacts) -> Iterator[CheckFinding]:
 def _vllm(host: HostFacts) -> Iterator[CheckFinding]:
     versions = declared("vllm")
     if not host.vllm:
-        yield fine("vllm", "not installed; generation.engine = 'local' needs none")
+        yield fine("vllm", "not installed; generation.engine = 'local' does not need it")
         return
     words = ", ".join(f"{name} {version}" for name, version in host.vllm.items())
     if len(host.vllm) > 1:
@@ -129,14 +129,14 @@ def _server(host: HostFacts) -> Iterator[CheckFinding]:
     else:
         yield fine("ledger server", host.server)
     for older in host.older_servers:
-        yield fine("ledger server", f"passed over: {older}, which cannot confirm what is on its disk")
+        yield fine("ledger server", f"skipped: {older}, which cannot confirm what is on its disk")
 
 
 def _limits(host: HostFacts, num_workers: int) -> Iterator[CheckFinding]:
     soft, hard = host.open_files
     needed = _FILES + _FILES_A_WORKER * num_workers
     fleet = f"a fleet of {_count(num_workers, 'worker')}"
-    words = f"{soft:,} open files a process"
+    words = f"{soft:,} open files per process"
     if soft >= needed or soft < 0:
         yield fine("open files", words if soft >= 0 else "no limit")
     else:
@@ -147,9 +147,9 @@ def _limits(host: HostFacts, num_workers: int) -> Iterator[CheckFinding]:
     if host.most_tasks is None:
         yield fine("processes", "no limit")
     elif host.most_tasks - host.num_tasks < needed:
-        words = f"{host.num_tasks:,} of at most {host.most_tasks:,} processes and threads are there"
+        words = f"{host.num_tasks:,} of at most {host.most_tasks:,} processes and threads exist"
         do = "raise the limit (`ulimit -u`, or the container's pids limit), or lower the numbers of [fleet]"
-        yield warn("processes", words, f"room for {needed:,} of {fleet}", do)
+        yield warn("processes", words, f"room for {needed:,} more, for {fleet}", do)
     else:
         yield fine("processes", f"{host.num_tasks:,} of at most {host.most_tasks:,} processes and threads")
 
@@ -161,7 +161,7 @@ def _shared_memory(host: HostFacts) -> Iterator[CheckFinding]:
     elif free < _SMALL_SHM:
         do = "give the container more (`docker run --shm-size=8g`), or set weights.shared_memory to false"
         yield warn(
-            "shared memory", f"{free / 1e6:,.0f} MB free in /dev/shm", "room for some versions of the weights", do
+            "shared memory", f"{free / 1e6:,.0f} MB free in /dev/shm", "room for several versions of the weights", do
         )
     else:
         yield fine("shared memory", f"{_gb(free)} GB free in /dev/shm")
@@ -171,54 +171,58 @@ def _shared_memory(host: HostFacts) -> Iterator[CheckFinding]:
 
 
 def num_ports(counts: Mapping[Role, int]) -> int:
-    """Return the most ports that a run's host listens on: a scorer's, the learner's, the relay's
-    and the supervisor's."""
+    """Return the most ports that a run's host listens on: one for each scorer, the learner, the
+    relay and the supervisor."""
     return sum(counts.get(role, 0) for role in (Role.REWARD, Role.REFERENCE, Role.VALUE)) + 3
 
 
 def judge_ports(config: RunConfig, counts: Mapping[Role, int], num_free: int) -> list[CheckFinding]:
-    """Return findings about ``wire.ports``, of which ``num_free`` can be listened on."""
+    """Return findings about ``wire.ports``, of which ``num_free`` are free."""
     needed = num_ports(counts)
     words = f"{num_free} of {config.wire.ports} are free on {config.wire.host}"
     if num_free >= needed:
         return [fine("ports", f"enough of {config.wire.ports} are free on {config.wire.host}, {needed} are needed")]
-    do = "widen wire.ports, or see by `ss -ltnp` what listens there"
+    do = "widen wire.ports, or find out with `ss -ltnp` what listens there"
     return [(warn if num_free else refuse)("ports", words, f"{needed} for this fleet", do)]
 
 
 def judge_metrics_port(port: int, *, is_free: bool) -> CheckFinding:
-    """Return a finding about ``supervisor.metrics_port``."""
     if is_free:
         return fine("metrics", f"port {port} is free")
     return refuse("metrics", f"port {port} is taken", "a free port", "set supervisor.metrics_port to another")
 
 
 def judge_clock(difference_s: float | str | None) -> CheckFinding:
-    """Return a finding about the clock of the ledger's server."""
     if difference_s is None:
         return fine("clock", "an embedded ledger has this host's clock")
     if isinstance(difference_s, str):
         return refuse(
             "clock",
-            f"no answer of the ledger's server: {difference_s}",
+            f"no answer from the ledger's server: {difference_s}",
             "an answer",
             "start it, or correct ledger.url",
         )
-    words = f"the ledger server's is {abs(difference_s):.2f} s {'ahead' if difference_s > 0 else 'behind'}"
+    words = f"the ledger server's clock is {abs(difference_s):.2f} s {'ahead' if difference_s > 0 else 'behind'}"
     if abs(difference_s) <= MAX_CLOCK_DIFFERENCE_S:
         return fine("clock", words)
     return warn(
-        "clock", words, f"at most {MAX_CLOCK_DIFFERENCE_S:g} s", "set the clocks by NTP; such a host may not join a run"
+        "clock",
+        words,
+        f"at most {MAX_CLOCK_DIFFERENCE_S:g} s",
+        "set the clocks by NTP; a host that far off cannot join a run",
     )
 
 
 def judge_disk(config: RunConfig, found: Sequence[Need], disk: Disk | str) -> CheckFinding:
-    """Return a finding about the room for checkpoints, update log and ledger of a run."""
+    """Return a finding about the disk space for checkpoints, update log and ledger of a run."""
     if isinstance(disk, str):
-        return refuse("disk", disk, "an answer", "see that it is mounted and reachable, or set run.dir to another")
+        return refuse("disk", disk, "an answer", "check that it is mounted and reachable, or set run.dir to another")
     if not disk.is_writable:
         return refuse(
-            "disk", f"{disk.folder} cannot be written", "a folder of yours", "set run.dir to one, or give rights there"
+            "disk",
+            f"{disk.folder} cannot be written",
+            "a writable folder",
+            "set run.dir to one, or change its permissions",
         )
     checkpoint = sum(need.parts.get("copy for a checkpoint", 0) for need in found)
     versions = config.checkpoint.keep + 1 + 2 * config.evaluation.keep_best
@@ -235,7 +239,7 @@ def judge_disk(config: RunConfig, found: Sequence[Need], disk: Disk | str) -> Ch
 
 
 def judge_gpu_memory(config: RunConfig, found: Sequence[Need], torch: TorchBuild | str) -> list[CheckFinding]:
-    """Compare each role's need of device memory with the GPUs. ``found``: needs of devices."""
+    """Compare each role's need of device memory with the GPUs."""
     if isinstance(torch, str) or not torch.gpus:
         return []
     lines: list[CheckFinding] = []
@@ -249,7 +253,7 @@ def judge_gpu_memory(config: RunConfig, found: Sequence[Need], torch: TorchBuild
         words = ", ".join(f"{name} {_gb(number)}" for name, number in parts.items() if number >= 50e6)
         told = f"{need.name}: up to {_gb(size)} GB" + (f" on each of {ranks} GPUs" if ranks > 1 else "") + f" ({words})"
         if size > largest:
-            do = "share it among GPUs (learner.backend fsdp2, learner.ranks), or lower micro_batch_tokens or num_slots"
+            do = "shard it over GPUs (learner.backend fsdp2, learner.ranks), or lower micro_batch_tokens or num_slots"
             lines.append(warn("gpu memory", told, f"at most {_gb(largest)} GB", do))
         else:
             lines.append(fine("gpu memory", told))
@@ -277,7 +281,7 @@ def judge_ranks(config: RunConfig, torch: TorchBuild | str) -> list[CheckFinding
 
 
 _OF_HOST: Final = frozenset({"copy for a checkpoint", "process", "data at its limit"})
-"""Parts of a need that stay in the host's memory where a GPU computes."""
+"""Parts of a need that are in the host's memory even if a GPU computes."""
 
 
 def _count(number: int, noun: str) -> str:
@@ -289,11 +293,11 @@ def _gb(size: float) -> str:
 
 
 SMALL_FLEET: Final = 8
-"""Workers of a fleet when no configuration is given."""
+"""Assumed workers of a fleet if no configuration is given."""
 
 
 def examine(host: HostFacts, config: RunConfig | None) -> dict[str, Sequence[CheckFinding]]:
-    """Return findings by heading: of the host, and with a configuration of a run on it."""
+    """Return the findings by heading: about the host and, with a configuration, about a run on it."""
     if config is None:
         return {"machine": judge_host(host, num_workers=SMALL_FLEET)}
     counts = desired_counts(config)
@@ -318,7 +322,7 @@ def examine(host: HostFacts, config: RunConfig | None) -> dict[str, Sequence[Che
 
 
 def _with_gpu_batches(config: RunConfig) -> RunConfig:
-    """Return a configuration with the micro-batches that GPUs have where none are set."""
+    """Return the configuration with the micro-batches that GPUs use if none are set."""
     learner, value = (
         section.model_copy(update={"micro_batch_tokens": tokens_at_once(section.micro_batch_tokens, on_cpu=False)})
         for section in (config.learner, config.value)

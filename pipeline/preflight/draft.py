@@ -1,7 +1,7 @@
-"""The first run file of a user: from a few choices to settings that ``config check`` accepts.
+"""Drafts a user's first run file: from a few choices to settings that ``config check`` accepts.
 
-Pure: what the model, the data and the machine are like is given. Sizes follow from the hardware,
-lengths from model and data, the ledger's memory from both."""
+``draft`` is pure: the facts about model, data and machine are given to it. Sizes follow from the
+hardware, lengths from model and data, the ledger's memory from both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipeline.rewards.arithmetic import last_number
 from protocol.errors import DataError
 
 _LOOKED_AT: Final = 1000
-"""Lines of the first file."""
+"""Lines of the first file that are read."""
 _MOST_LISTED: Final = 12
 
 
@@ -39,20 +39,21 @@ class DataForm:
     question: str
     """Column of the prompt."""
     answer: str
-    """Column of the answer; empty where a conversation's end has it, or the lines need none."""
+    """Column of the answer. Empty if the answer ends a conversation, or if the verifier needs none.
+    """
     num_read: int
     num_usable: int
     longest_tokens: int
-    """Of these prompts."""
+    """Length of the longest of these prompts."""
     verifier: str
-    """That the lines name, or that fits their answers."""
+    """The verifier that the lines name, or that fits their answers."""
 
 
 def read_form(
     entries: Sequence[Path | str], columns: ColumnsSection, tokenizer: TextTokenizer, verifier: str | None = None
 ) -> DataForm:
-    """Return the form of the first file. Raises DataError: it cannot be read, or none of its first
-    lines has a prompt and an answer; the error lists its columns."""
+    """Return the form of the first file. Raises DataError if it cannot be read, or if none of its
+    first lines has a prompt and an answer; the error lists its columns."""
     path = local_file(named_files(entries)[0])
     reader, form, read, usable, longest = ColumnMap(columns), PromptForm(tokenizer), 0, 0, 0
     problem, named = "it has no lines", ""
@@ -84,7 +85,7 @@ def read_form(
         there = list(seen)[:_MOST_LISTED]
         its = f"its columns are {', '.join(there)}" if there else "it has no columns"
         raise DataError(
-            f"{path}: none of the first {read} lines has a prompt and an answer ({problem}); {its}: name them by --question "
+            f"{path}: none of the first {read} lines has a prompt and an answer ({problem}); {its}: name them with --question "
             "and --answer (data.columns)"
         )
     is_sum = asks_for_sum and all(last_number(answer) is not None for answer in answers)
@@ -107,17 +108,15 @@ HARDWARE: Final[Mapping[str, str]] = {
     "gpus": "one machine with several GPUs",
     "hosts": "generators join from other hosts",
 }
-"""Kinds of hardware, in words."""
 _MB: Final = 2**20
 _LEAST_RESPONSE: Final = 32
 _GUIDED_PARTS: Final = 4
-"""Number of parts besides the prompt that the model reads of a response with guidance."""
+"""With guidance a response gets one of this many parts of the context after the prompt, since the
+model also reads it after a template and a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The user's choices."""
-
     name: str
     model: str
     train: str
@@ -131,22 +130,20 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Facts of the model and the machine."""
+    """Facts about the model and the machine."""
 
     num_weights: int
-    """0 for an unknown number."""
+    """0 if it is unknown."""
     context: int
-    """Most tokens of prompt and response."""
+    """Most tokens of prompt and response together."""
     num_cores: int
     num_gpus: int
     has_vllm: bool
-    """vLLM's build for GPUs."""
+    """Whether vLLM's build for GPUs is installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Two files, as text."""
-
     run: str
     fleet: str
 
@@ -201,7 +198,7 @@ def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
     judgments = form.verifier.removesuffix("_strict")
     if declaration.needs_guidance and judgments in JUDGMENTS:
         values["guidance.judgments"] = judgments
-        why["guidance.judgments"] = "as the verifier"
+        why["guidance.judgments"] = "the same as the verifier"
     if declaration.has_critic:
         values["value.batch_trajectories"] = batch
         why["value.batch_trajectories"] = "as many as an update has"
@@ -211,14 +208,14 @@ def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
     values |= {"learner.learning_rate": rate, "learner.warmup_updates": sizes.updates // 10}
     if around.num_weights:
         why["learner.learning_rate"] = (
-            f"for all of {around.num_weights / 1e6:,.1f} million weights and AdamW; a LoRA adapter bears "
+            f"for AdamW on all {around.num_weights / 1e6:,.1f} million weights; a LoRA adapter tolerates "
             f"{learning_rate(around.num_weights, is_lora=True):g}"
         )
     values |= _devices(choices, around, why)
     if choices.hardware == "hosts":
         values |= {"wire.transport": "tcp", "wire.host": "0.0.0.0", "wire.ports": "5600-5700"}  # noqa: S104
         why["ledger.max_memory_mb"] = (
-            "other hosts join by a server of yours, in REDIS_URL or ledger.url; give it as much"
+            "other hosts need a server of yours, in REDIS_URL or ledger.url; give it this much"
         )
     fleet = {"fleet.generator": generators, "fleet.reward": 1}
     values["ledger.max_memory_mb"] = 1 << 20
@@ -249,7 +246,7 @@ def _of_data(choices: Choices, form: DataForm) -> str:
 def _lengths(
     form: DataForm, around: Surroundings, sizes: _Sizes, why: dict[str, str], *, is_guided: bool
 ) -> dict[str, Any]:
-    """Return the lengths of prompts, responses and windows, which fit the model together."""
+    """Return lengths of prompts, responses and windows that fit the model together."""
     longest = min(form.longest_tokens, around.context * 3 // 4)
     prompt = min(max(16, 2 ** math.ceil(math.log2(max(1, longest * 1.25)))), max(longest, around.context // 2))
     # a guided pass reads the response after a template and a text
@@ -259,7 +256,7 @@ def _lengths(
             f"the model reads at most {around.context} tokens, and prompts take {prompt} of them; expected at least "
             f"{_LEAST_RESPONSE} for a response: choose another model, or shorter prompts"
         )
-    why["data.max_prompt_tokens"] = f"the longest of the prompts that were read has {form.longest_tokens}"
+    why["data.max_prompt_tokens"] = f"the longest of the prompts that were read has {form.longest_tokens} tokens"
     if response < sizes.response:
         why["generation.max_response_tokens"] = f"the model reads at most {around.context} tokens, prompts included"
     # at least 16: T-PPO takes the last 8 tokens of a window out of the loss
@@ -291,13 +288,13 @@ def _devices(choices: Choices, around: Surroundings, why: dict[str, str]) -> dic
         return values
     if around.num_gpus < 2:
         why["model.path"] = (
-            "two GPUs or more were not seen where this was written. With them, set generation.device to the last one, as "
+            "fewer than two GPUs were seen where this was written. With more, set generation.device to the last one, such as "
             "cuda:1, and learner.ranks to the number of the others"
         )
         return values
     last = around.num_gpus - 1
     if use_vllm:
-        # vLLM takes GPUs from the first
+        # vLLM uses GPUs from the first on
         values |= {"model.device": f"cuda:{last}", "generation.vllm.data_parallel_size": last}
     else:
         values["generation.device"] = f"cuda:{last}"
@@ -307,18 +304,18 @@ def _devices(choices: Choices, around: Surroundings, why: dict[str, str]) -> dic
     return values
 
 
-# The learning rate to begin with, by a model's size and its optimiser.
+# A first learning rate, by a model's size and its optimiser; not a tuned recipe.
 #
-# The larger a model, the smaller the rate that it bears. For AdamW and all weights:
+# Larger models need smaller rates. For AdamW and all weights:
 #
 #     rate(n) = 1e-5 * (135e6 / n) ** 0.583,   within 1e-6 and 1e-4
 #
-# A power law through 1e-5 at 135 million weights (SmolLM2-135M learns by it) and 1e-6 at 7 billion. At
-# 1e-6, the rate of the papers for 7 to 32 billion, it ends. Below 2.6 million weights it is 1e-4.
+# This power law goes through 1e-5 at 135 million weights, at which SmolLM2-135M learns, and 1e-6 at
+# 7 billion, the papers' rate for 7 to 32 billion. Below 2.6 million weights the rate is 1e-4.
 #
-# Other optimisers and adapters have a factor. Muon's steps are scaled to the size of AdamW's, so it has
-# 1. Adafactor's rate is relative to a tensor's root mean square, of which 0.02 is usual: 50. A LoRA
-# adapter bears about ten times the rate of all weights. A rate to begin with is no tuned recipe.
+# Other optimisers and adapters multiply it. Muon's steps are scaled to the size of AdamW's: 1.
+# Adafactor's rate is relative to a tensor's root mean square, usually 0.02: 50. A LoRA adapter
+# tolerates about ten times the rate of all weights.
 
 _ANCHOR, _ANCHOR_RATE, _POWER = 135e6, 1e-5, 0.583
 _LEAST, _MOST = 1e-6, 1e-4
@@ -327,7 +324,7 @@ _LORA: Final = 10.0
 
 
 def learning_rate(num_weights: int, optimizer: str = "adamw-fused", *, is_lora: bool = False) -> float:
-    """Return the rate, in two digits; that of large models for an unknown number, 0."""
+    """Return the rate, rounded to two digits. An unknown size, 0, gets the rate of large models."""
     rate = _ANCHOR_RATE * (_ANCHOR / num_weights) ** _POWER if num_weights > 0 else _LEAST
     bounded = min(max(rate, _LEAST), _MOST)
     return float(f"{bounded * _FACTORS.get(optimizer, 1.0) * (_LORA if is_lora else 1.0):.1e}")

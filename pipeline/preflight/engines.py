@@ -1,7 +1,7 @@
 """Checks that our own engines can compute a run's models, without importing torch here.
 
-For a known type of model on the CPU, the answer is known. Else ``workers.engines.check`` makes a
-trial pass in a subprocess. Torch alone finds devices, and only a pass shows how an
+Known types of models on the CPU need no check. For all others ``workers.engines.check`` makes a
+trial pass in a subprocess, since only torch finds devices, and only a pass shows whether an
 architecture can be computed."""
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pipeline.preflight.model_folder import read_model_config
 from protocol.errors import ConfigError
 
 KNOWN = frozenset({"gemma", "llama", "mistral", "qwen2", "qwen3"})
-"""Types of models that all our engines compute; a test puts each through the trial pass."""
+"""Types of models that all our engines can compute. A test makes the trial pass with each."""
 
 _ASK_S = 300.0
 """Longest wait for the trial passes, which take some seconds, mostly torch's import."""
 
 
 def check_engines(config: RunConfig) -> list[str]:
-    """Return sentences about the trial passes; none when none was needed. Raises ConfigError: a
-    device is absent, or an engine cannot compute a model of the run."""
+    """Return sentences about the trial passes, if any were needed. Raises ConfigError if a device
+    is absent, or an engine cannot compute a model of the run."""
     _check_own(config)
     names = _uncertain(config)
     if not names:
@@ -41,8 +41,8 @@ def check_engines(config: RunConfig) -> list[str]:
 
 
 def _check_own(config: RunConfig) -> None:
-    """Raise ConfigError for an engine of your own whose package is not there. Its module may import
-    torch, so only its worker imports it."""
+    """Raise ConfigError for an engine of the user's own whose package does not exist. Its module
+    may import torch, so only its worker imports it."""
     engines = {
         "generation.engine": config.generation.engine,
         "learner.backend": config.learner.backend,
@@ -58,7 +58,7 @@ def _check_own(config: RunConfig) -> None:
 
 
 def _uncertain(config: RunConfig) -> list[str]:
-    """Return named devices and unknown types of models, which need a trial pass."""
+    """Return what needs a trial pass: named devices, unknown types of models, and own objectives."""
     found: list[str] = []
     if not config.learner.has_own_engine:
         folders = [config.model.path]

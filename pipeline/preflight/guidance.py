@@ -1,8 +1,8 @@
-"""Guided prompts of a run: how long they become, and whether the reference can read them.
+"""Guided prompts of a run: how long they can become, and whether the reference can read them.
 
-The longest one has the longest sampled prompt, the template and the longest text. In the middle of
-a run, a prompt that does not fit counts as absent guidance, with its reason. So a run is refused
-only when no text at all would fit."""
+The longest one consists of the longest sampled prompt, the template and the longest text. During a
+run, a guided prompt that does not fit counts as absent guidance, with the reason, so a run is
+refused only if no text at all would fit."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ _NAME = "guidance"
 
 
 def load_guided_prompts(config: RunConfig) -> GuidedPrompts:
-    """Return the guided prompts of a run's reference, with their version. All weights of the model
-    are read for it. Raises ConfigError for a template, DataError for a tokenizer or model."""
+    """Return the guided prompts of a run's reference, with a version that depends on all weights of
+    the model, which are read. Raises ConfigError for a template, DataError for a tokenizer or
+    model."""
     has_weights = not config.reference.has_own_engine
     digest = model_digest(config.reference_model, with_weights=has_weights)
     return GuidedPrompts(load_text_tokenizer(config.model.path), config.guidance, model_digest=digest)
 
 
 def longest_guided(config: RunConfig, prompts: GuidedPrompts, max_text_tokens: int | None = None) -> int:
-    """Return the tokens of the longest guided prompt with the longest response; ``max_text_tokens``
-    as ``GuidedPrompts.longest`` has it."""
+    """Return the tokens of the longest guided prompt with the longest response. ``max_text_tokens``
+    is that of ``GuidedPrompts.longest``."""
     return prompts.longest(config.data.max_prompt_tokens, max_text_tokens) + config.generation.max_response_tokens
 
 
 def longest_read(config: RunConfig, prompts: GuidedPrompts) -> int | None:
-    """Return the most tokens that the run's reference reads at once; None for any number.
+    """Return the most tokens that the run's reference reads at once, or None if there is no limit.
 
     vLLM reserves room beforehand: for the longest guided prompt, within the model's positions."""
     limit, _ = longest_context(read_model_config(config.reference_model, with_weights=False))
@@ -39,7 +40,7 @@ def longest_read(config: RunConfig, prompts: GuidedPrompts) -> int | None:
         return limit
     plain = config.data.max_prompt_tokens + config.generation.max_response_tokens
     longest = max(plain, longest_guided(config, prompts))
-    # it wants a position for the token that it samples and discards
+    # vLLM needs a position for the token that it samples and discards
     return longest if limit is None else max(plain, min(longest, limit - 1))
 
 
@@ -54,8 +55,8 @@ def longest_scored(config: RunConfig) -> int:
 
 
 def check_guidance(config: RunConfig, prompts: GuidedPrompts) -> list[CheckFinding]:
-    """Return what is to be known of a run's guided passes. Raises ConfigError: the reference has no
-    room for a template with any text."""
+    """Return findings about a run's guided passes. Raises ConfigError if the reference has no room
+    for a template with even one token of text."""
     model = config.reference_model
     limit, because = longest_context(read_model_config(model, with_weights=False))
     longest, most = longest_guided(config, prompts), config.guidance.max_judgment_tokens

@@ -1,9 +1,8 @@
 """This host: facts for ``headrace doctor`` and ``headrace init``, read within deadlines.
 
 *Consumes* the operating system, installed packages, and answers of other processes. *Produces*
-``HostFacts``. *Waits for* a process that imports torch, and for server programs that print their
-version. It waits for a folder's file system and a configured ledger server, too. Each wait has a
-deadline. Nothing is changed."""
+``HostFacts``. *Waits for* a process that imports torch, server programs that print their version, a
+folder's file system, and a configured ledger server, each with a deadline. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -50,13 +49,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TorchBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """The installed torch."""
-
     version: str
     cuda: str | None
-    """Of the build, as ``12.8``; None for a build for CPUs."""
+    """The build's version of CUDA, such as ``12.8``; None for a CPU build."""
     threads: int
-    """Of a process that sets none."""
+    """Threads of a process that does not set their number."""
     gpus: Sequence[Gpu] = ()
     trouble: str = ""
     """Its warning when it sees no GPU; may be empty."""
@@ -71,9 +68,9 @@ class HostFacts:
     room: Room
     torch: TorchBuild | str
     driver: tuple[int, ...] | None
-    """NVIDIA's kernel driver; None without one."""
+    """Version of NVIDIA's kernel driver; None without one."""
     omp_threads: str | None
-    """``OMP_NUM_THREADS``, as it is."""
+    """``OMP_NUM_THREADS``, as it is set."""
     vllm: Mapping[str, str]
     """Version of each installed build."""
     server: str
@@ -82,13 +79,13 @@ class HostFacts:
     open_files: tuple[int, int]
     """Soft and hard limit of a process."""
     most_tasks: int | None
-    """Processes and threads that this user or container may have; None: no limit."""
+    """Processes and threads that this user or container may have; None for no limit."""
     num_tasks: int
-    """Those of them that exist."""
+    """How many of these exist."""
 
 
 def probe_host() -> HostFacts:
-    """Return this host's facts, after at most ``TORCH_S`` and some seconds."""
+    """Return this host's facts, after at most ``TORCH_S`` and a few seconds."""
     machine = this_machine()
     try:
         server = find_server()
@@ -135,8 +132,8 @@ def driver(file: Path = _DRIVER) -> tuple[int, ...] | None:
 
 
 def tasks(groups: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc")) -> tuple[int | None, int]:
-    """Return the most processes and threads, None for any number, and the present number. They
-    are the container's where it has the lower limit, else this user's."""
+    """Return the limit on processes and threads (None for no limit) and their current number: the
+    container's if its limit is lower, else this user's."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     of_user = None if soft == resource.RLIM_INFINITY else soft
     with suppress(OSError, ValueError):
@@ -155,7 +152,7 @@ def tasks(groups: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc")
 
 
 def free_ports(host: str, ports: Sequence[int], enough: int) -> int:
-    """Return how many of these ports of an address can be listened on, counted up to ``enough``."""
+    """Return how many of these ports of an address are free, counted up to ``enough``."""
     free = 0
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in ports:
@@ -169,8 +166,8 @@ def free_ports(host: str, ports: Sequence[int], enough: int) -> int:
 
 
 def clock_difference_s(url: str | None) -> float | str | None:
-    """Return the ledger server's time minus this host's in seconds, or why it is not known. None
-    for an embedded server, which has this host's clock."""
+    """Return the ledger server's time minus this host's in seconds, or why it is unknown. None for
+    an embedded server, which has this host's clock."""
     given = external_url(url, os.environ)
     return None if given is None else asyncio.run(_difference(given))
 
@@ -191,7 +188,7 @@ async def _difference(url: str) -> float | str:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The file system of a folder that exists or will be made."""
+    """The file system of a folder that exists or will be created."""
 
     folder: Path
     """The folder itself, or the nearest one above it that exists."""
@@ -200,9 +197,9 @@ class Disk:
 
 
 def disk_of(folder: Path, timeout_s: float = _DISK_S) -> Disk | str:
-    """Return the file system of a folder, or why it is not known."""
+    """Return the file system of a folder, or why it is unknown."""
     found: list[Disk] = []
-    # a thread, since a mute network file system can hold a call for ever
+    # a thread, since a network file system without an answer can block a call for ever
     looking = threading.Thread(target=lambda: found.append(_disk_of(folder)), daemon=True)
     looking.start()
     looking.join(timeout_s)

@@ -13,8 +13,8 @@ example (a test compares them).
     a batch of T-PPO                             windows: each with its longest prefix, L - W
     with a critic                                one value batch of finished responses besides
 
-Every response counts with its greatest length. The server stops admission at ``ledger.watermark``
-of its memory, so that is the room."""
+Every response counts with its greatest length. The room is ``ledger.watermark`` of the server's
+memory, where admission stops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LedgerLoad:
-    """Most bytes in the ledger at once."""
+    """Largest number of bytes in the ledger at once."""
 
     batch_bytes: int
     in_flight_bytes: int
@@ -48,7 +48,7 @@ class LedgerLoad:
 
 def response_bytes(*, length: int, window: int, prompt: int, num_fields: int) -> int:
     """Return the bytes of all chunks of one response of ``length`` tokens after ``prompt`` tokens.
-    A chunk has at most ``window`` tokens. ``num_fields`` scores have a number a token."""
+    A chunk has at most ``window`` tokens. ``num_fields`` scores have one number per token."""
     num_chunks = math.ceil(length / window)
     prefixes = _FIELD_BYTES * window * num_chunks * (num_chunks - 1) // 2
     tokens = (_TOKEN_BYTES + _FIELD_BYTES * num_fields) * length
@@ -83,7 +83,7 @@ def ledger_load(config: RunConfig) -> LedgerLoad:
 
 
 def check_ledger_size(config: RunConfig) -> str:
-    """Return a sentence about the ledger's memory. Raises ConfigError: it cannot hold all."""
+    """Return a sentence about the ledger's memory. Raises ConfigError if it cannot hold all."""
     load, ledger = ledger_load(config), config.ledger
     there = int(ledger.watermark * ledger.max_memory_mb * _MB)
     needed = max(load.batch_bytes, load.in_flight_bytes)

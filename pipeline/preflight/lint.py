@@ -1,4 +1,5 @@
-"""Settings that are allowed and seldom meant: warnings of ``config check`` and ``headrace doctor``.
+"""Warns of settings that are allowed but seldom intended, for ``config check`` and ``headrace
+doctor``.
 
 Settings that contradict each other are refused by ``pipeline.config.schema``; those that no part of
 a run reads are named by ``pipeline.config.unread``."""
@@ -16,19 +17,19 @@ from pipeline.supervisor.fleet_size import desired_counts
 from protocol.ids import Role
 
 _BUSY: Final = 4
-"""Computing threads a core, from which on they mostly wait for one another."""
+"""Computing threads per core above which they mostly wait for one another."""
 _MOST_WINDOWS: Final = 64
 _HEARTBEATS: Final = 3.0
-"""Seconds of heartbeats, which come every second, that may be late on a busy machine."""
+"""How long heartbeats, which come every second, may be missing on a busy machine, in seconds."""
 
 
 def lint(config: RunConfig, machine: Machine) -> list[CheckFinding]:
-    """Return a warning for each combination that is allowed, and seldom meant, on this machine."""
+    """Return a warning for each combination that is allowed but seldom intended on this machine."""
     return [finding for rule in _RULES for finding in rule(config, machine)]
 
 
 def threads_of(config: RunConfig) -> dict[Role, int]:
-    """Return the torch threads of one worker of each computing role, where it is on a CPU."""
+    """Return the torch threads of one worker of each role that computes on a CPU."""
     found: dict[Role, int] = {}
     if not config.learner.has_own_engine and is_cpu(config.model.device):
         found[Role.LEARNER] = config.learner.threads * config.learner.ranks
@@ -84,7 +85,7 @@ def _windows(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     if windows > _MOST_WINDOWS:
         yield warn(
             "windows",
-            f"a longest response has {windows} windows, each stored with all tokens before it",
+            f"the longest response has {windows} windows, each stored with all tokens before it",
             f"at most {_MOST_WINDOWS}",
             "raise generation.window_tokens",
         )
@@ -99,7 +100,7 @@ def _deadlines(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
             yield warn(
                 "deadlines",
                 f"{key} is {seconds:g} s, and an unscored chunk is handed out again after {ledger.scoring_deadline_s:g} s, "
-                "so that it would be judged twice",
+                "so it would be judged twice",
                 "less than ledger.scoring_deadline_s",
                 f"lower {key}, or raise ledger.scoring_deadline_s",
             )
@@ -108,7 +109,7 @@ def _deadlines(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
         if seconds < _HEARTBEATS:
             yield warn(
                 "deadlines",
-                f"{key} is {seconds:g} s, and heartbeats come every second, so that a busy machine loses healthy workers",
+                f"{key} is {seconds:g} s, and heartbeats come every second, so a busy machine loses healthy workers",
                 f"at least {_HEARTBEATS:g} s",
                 f"raise {key}",
             )
@@ -121,8 +122,8 @@ def _correction(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
         engine = "vLLM" if generation.engine == "vllm" else f"the engine in {generation.dtype}"
         yield warn(
             "correction",
-            f"{engine} has other log-probs than the learner, and algorithm.importance is none",
-            "a correction of the difference",
+            f"{engine} computes log-probs that differ from the learner's, and algorithm.importance is none",
+            "a correction for the difference",
             "set algorithm.importance to tis",
         )
 

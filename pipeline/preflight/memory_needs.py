@@ -41,11 +41,12 @@ from protocol.ids import Role
 PUBLISHED = "published weights"
 SNAPSHOTS = "snapshots"
 STANDBYS = "standbys"
-LEARNER_STANDBY = "learner's standby's parts"
+LEARNER_STANDBY = "learner's standby"
 _BY = {STANDBYS: "fleet.standby", LEARNER_STANDBY: "fleet.standby_learner"}
 _FP32 = 4
 _MAX_LOGITS = 1 << 26
-"""Logits alive at once (``workers.engines.model.packed``); three times as many numbers are made."""
+"""Most logits alive at once (``workers.engines.model.packed``); they take three times as many
+numbers."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked only how much room it has
 
 
@@ -64,19 +65,18 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Memory of one process or one place."""
+    """Memory that one process or one place needs."""
 
     name: str
     parts: Mapping[str, int]
     """Bytes by purpose."""
     certain: int
-    """Bytes that are needed for any data."""
+    """Bytes that are needed whatever the data."""
     is_optional: bool = False
-    """Whether the run goes on without it where it does not fit."""
+    """Whether the run does without it if it does not fit."""
 
     @property
     def num_bytes(self) -> int:
-        """Most bytes in all."""
         return sum(self.parts.values())
 
     def in_words(self) -> str:
@@ -103,8 +103,8 @@ def needs(
     *,
     on_cpu: Callable[[str], bool],
 ) -> list[Need]:
-    """Return the host memory of each process of a run (``counts`` workers by role), then that of
-    the host itself. ``on_cpu`` returns whether a configured device is the CPU."""
+    """Return the host memory that each process of a run needs (``counts`` workers by role), then
+    the needs of the host itself. ``on_cpu`` tells whether a configured device is the CPU."""
     found: list[Need] = []
     if not config.learner.has_own_engine and counts.get(Role.LEARNER):
         is_here = on_cpu(config.model.device)
@@ -135,7 +135,7 @@ def needs(
 
 
 def _standbys(config: RunConfig) -> list[Need]:
-    """Return the memory of standbys whose number is set; automatic ones look for room when they
+    """Return the memory of standbys whose number is set. Automatic ones look for room when they
     start."""
     found: list[Need] = []
     if config.fleet.standby != "auto" and (num := config.fleet.standby):
@@ -147,14 +147,14 @@ def _standbys(config: RunConfig) -> list[Need]:
 
 
 def snapshots(config: RunConfig, shape: Shape) -> list[Need]:
-    """Return the memory of the learner's snapshots; nothing where none are taken."""
+    """Return the memory of the learner's snapshots, if any are taken."""
     trained = 0 if config.learner.lora.rank else shape.num_weights * _FP32
     state = int(trained * (1.0 + _STATE_SHARE.get(config.learner.optimizer, 2.0)))
     return _snapshots(SNAPSHOTS, config, state, gathered_ranks(config.learner))
 
 
 def value_snapshots(config: RunConfig, shape: Shape) -> list[Need]:
-    """Return the memory of the value worker's snapshots; nothing where none are taken."""
+    """Return the memory of the value worker's snapshots, if any are taken."""
     return _snapshots(f"value {SNAPSHOTS}", config, 3 * shape.num_weights * _FP32, gathered_ranks(config.value))
 
 
@@ -166,7 +166,7 @@ def _snapshots(name: str, config: RunConfig, state: int, num_gathered: int) -> l
 
 
 def published(config: RunConfig, shape: Shape) -> Need:
-    """Return the memory of published versions: those kept and the next."""
+    """Return the memory of the published versions: those kept, and the next."""
     has_adapter = bool(config.learner.lora.rank)
     size = shape.num_weights * (4 if has_adapter else ITEM_BYTES[config.weights.dtype])
     versions = 1 if has_adapter else config.weights.keep + 1
@@ -174,7 +174,7 @@ def published(config: RunConfig, shape: Shape) -> Need:
 
 
 _STATE_SHARE = {"adamw-8bit": 0.5, "muon": 1.0, "adafactor": 0.0}
-"""An optimiser's state, as a share of the weights, where it is not AdamW's two moments."""
+"""Size of an optimiser's state as a share of the weights, if it is not AdamW's two moments."""
 
 
 def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_cpu: bool) -> Need:
@@ -183,7 +183,7 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
     weights = shape.num_weights * _FP32
     trained = weights if is_whole else 0
     state = int(trained * (2.0 if is_value else _STATE_SHARE.get(config.learner.optimizer, 2.0)))
-    # how much is frozen is known to the model alone
+    # only the model knows how much is frozen
     stepped = 0 if config.learner.freeze and not is_value else trained + state
     checkpointing = (config.value if is_value else config.model).gradient_checkpointing
     copied = {"copy for a checkpoint": trained + state, "process": section.ranks * PROCESS_BYTES}
@@ -230,12 +230,12 @@ class Room:
     """All that the control group allows."""
     free: int
     shared: int | None
-    """Free in memory-backed storage; None without any."""
+    """Free bytes of shared memory; None if the host has none."""
 
 
 def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[CheckFinding]:
-    """Return every need, the sum, and a warning when the sum is more than is free. Raises
-    ConfigError: certain needs are more than the machine's memory."""
+    """Return every need, the sum, and a warning if the sum exceeds the free memory. Raises
+    ConfigError if certain needs exceed the machine's memory."""
     listed = list(found)
     optional = [need for need in listed if need.is_optional]
     wanted = sum(need.num_bytes for need in listed)
@@ -257,11 +257,11 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
     lines += [
         fine(
             "memory",
-            f"memory: the {need.in_words()} do not fit, and are left out ({_BY.get(need.name, 'checkpoint.snapshots')})",
+            f"memory: the {need.in_words()} do not fit, so the run does without ({_BY.get(need.name, 'checkpoint.snapshots')})",
         )
         for need in left_out
     ]
-    sum_up = f"memory: {_gb(total)} GB at the highest, {_gb(room.free)} of {_gb(room.memory)} GB are free"
+    sum_up = f"memory: {_gb(total)} GB at most, {_gb(room.free)} of {_gb(room.memory)} GB are free"
     if total > room.free:
         lower = (
             "lower learner.micro_batch_tokens, generation.num_slots or the lengths, or set model.gradient_checkpointing"
@@ -284,7 +284,7 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
 
 def shapes_of(config: RunConfig, model: Mapping[str, Any]) -> tuple[Shape, Shape | None] | None:
     """Return the shapes of the policy, whose ``config.json`` is given, and of the value model. None
-    where the policy's is unknown, or nothing is computed. Raises DataError."""
+    if the policy's is unknown or the learner has an engine of the user's own. Raises DataError."""
     shape = read_shape(config.model.path, model)
     if shape is None or config.learner.has_own_engine:
         return None
@@ -293,7 +293,7 @@ def shapes_of(config: RunConfig, model: Mapping[str, Any]) -> tuple[Shape, Shape
 
 
 def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
-    """Return a model's shape, by ``config.json`` and its weights' headers; None if they lack it."""
+    """Return a model's shape, from ``config.json`` and its weights' headers; None if they lack it."""
     text: Mapping[str, Any] = config.get("text_config") or config
     try:
         hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
@@ -308,7 +308,6 @@ def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
 
 
 def room_here(machine: Machine, meminfo: Path = Path("/proc/meminfo"), groups: Path = CONTROL_GROUPS) -> Room:
-    """Return this host's memory."""
     in_group = free_in_group(groups)
     free = machine.memory_bytes if in_group is None else min(machine.memory_bytes, in_group)
     with suppress(OSError, ValueError, IndexError):
@@ -317,8 +316,8 @@ def room_here(machine: Machine, meminfo: Path = Path("/proc/meminfo"), groups: P
         free = min(free, int(line.split()[1]) << 10)
     shared = None
     with suppress(OSError):
-        told = os.statvfs(_SHARED_MEMORY)
-        shared = told.f_bavail * told.f_frsize
+        stats = os.statvfs(_SHARED_MEMORY)
+        shared = stats.f_bavail * stats.f_frsize
     return Room(machine.memory_bytes, free, shared)
 
 
@@ -328,7 +327,8 @@ def is_cpu(device: str, devices: Path = Path("/dev")) -> bool:
 
 
 def count_weights(model: Path) -> int:
-    """Return the number of weights in a folder's safetensors files, by their headers."""
+    """Return the number of weights in a folder's safetensors files, from their headers; 0 if
+    unreadable."""
     try:
         heads = [read_head(path) for path in sorted(model.glob("*.safetensors"))]
     except (OSError, WeightsDamaged):

@@ -1,4 +1,4 @@
-"""Whether a run's mirror can be written to, before the run starts."""
+"""Checks before a run starts that its mirror can be written to."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PROBE: Final = "write-probe"
 
 
 def check_mirror(config: RunConfig, *, is_new: bool) -> str:
-    """Return a finding about ``checkpoint.mirror``: a store that gives no answer now delays no
-    start. ``is_new``: the run begins.
+    """Return a sentence about ``checkpoint.mirror``. A store that does not answer now does not
+    delay the start. ``is_new``: whether the run begins, instead of being resumed.
 
-    Raises ConfigError: the store refuses (no bucket, no credentials), its package is not installed,
-    or a new run would write beside copies of another."""
+    Raises ConfigError if the store refuses (no bucket, no credentials), its package is not
+    installed, or a new run would write next to copies of another."""
     assert config.checkpoint.mirror is not None, "only a run with a mirror is checked"
     url = join(config.checkpoint.mirror, config.run.name)
     store = ObjectStore(url)

@@ -1,8 +1,8 @@
-"""Checks that a folder holds a model that workers can load (policy, reward model, value model), without
-loading it and without torch.
+"""Checks that a folder holds a model that workers can load (policy, reward model, value model),
+without loading it and without torch.
 
-Of each weight file just the header is read. The header of a safetensors file has each tensor's
-range. So a download that broke off shows here, not minutes later in every worker."""
+Only the header of each weight file is read. A safetensors header has each tensor's range, so an
+incomplete download is found here, not minutes later in every worker."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CHANGING = ("dynamic", "longrope")
 
 
 def read_model_config(folder: Path, *, with_weights: bool = True) -> dict[str, Any]:
-    """Return a model's ``config.json``. Raises DataError for no model, or a damaged one; without
-    ``with_weights`` those of the weights are not looked at."""
+    """Return a model's ``config.json``. Raises DataError if there is no model or it is damaged.
+    Without ``with_weights`` the weight files are not checked."""
     if not (folder / "config.json").is_file():
         give = "give a folder in Hugging Face format, or hf://OWNER/NAME for one on the hub"
         raise DataError(f"{folder} is not a model: it has no config.json; {give}")
@@ -40,11 +40,11 @@ def read_model_config(folder: Path, *, with_weights: bool = True) -> dict[str, A
 
 
 def longest_context(config: dict[str, Any]) -> tuple[int | None, str]:
-    """Return the most tokens that a model computes alike in every row, and why, in words; None for
-    any number.
+    """Return the most tokens of a sequence whose log-probs do not depend on what else is in the
+    batch, and the reason in words; None for no limit.
 
-    The rotary positions of some models change for all tokens once a sequence in the row is longer
-    than those of pre-training. Log-probs would depend on what else is in a batch."""
+    Some models change the rotary positions of all tokens once a sequence in the batch is longer
+    than those in pre-training."""
     text: dict[str, Any] = config.get("text_config") or config
     limit = next((text[name] for name in _LENGTHS if isinstance(text.get(name), int)), None)
     because = f"was made for {limit} positions"
@@ -60,13 +60,13 @@ def longest_context(config: dict[str, Any]) -> tuple[int | None, str]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Return the size of a model's weight files. Raises DataError without any."""
+    """Return the size of a model's weight files. Raises DataError if there are none."""
     return sum(file.stat().st_size for file in _weight_files(folder))
 
 
 def model_digest(folder: Path, *, with_weights: bool = True) -> str:
-    """Return a digest of a model's ``config.json`` and of all its weights, which are read for it.
-    The same files have it in any folder. Raises DataError for no model."""
+    """Return a digest of a model's ``config.json`` and of all its weights, which are read in full.
+    It does not depend on the folder. Raises DataError if there is no model."""
     files = [folder / "config.json", *(_weight_files(folder) if with_weights else ())]
     digest = Digest()
     try:
@@ -113,10 +113,11 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _within(folder: Path, name: str) -> Path:
-    """Return the file that an index names. Raises DataError for a file outside of the folder."""
+    """Return the file that an index names. Raises DataError for a file outside the folder."""
     if Path(name).name != name:
-        outside = f"names {name!r}, which is no file of this folder"
-        raise DataError(f"{folder / _SHARDED} {outside}; download the model again")
+        raise DataError(
+            f"{folder / _SHARDED} names {name!r}, which is not a file of this folder; download the model again"
+        )
     return folder / name
 
 
@@ -143,13 +144,14 @@ def _damaged(file: Path, what: str) -> DataError:
 
 
 _HEADS = ("score.", "classifier.", "classification_head.", "logits_proj.")
-"""Names that transformers gives to the heads of its sequence classifiers."""
+"""Prefixes of the heads of transformers' sequence classifiers."""
 _NO_LIMIT = 1_000_000_000
-"""A tokenizer without a limit has 1e30."""
+"""A larger limit means none: a tokenizer without one has 1e30."""
 
 
 def check_reward_model(folder: Path) -> dict[str, Any]:
-    """Return a one-label classifier's ``config.json``. Raises DataError for another folder."""
+    """Return the ``config.json`` of a sequence classifier with one label. Raises DataError for any
+    other folder."""
     config = read_model_config(folder)
     architectures: list[str] = config.get("architectures") or []
     if not any(name.endswith("ForSequenceClassification") for name in architectures):
@@ -176,8 +178,8 @@ def check_reward_model(folder: Path) -> dict[str, Any]:
 
 
 def longest_input(folder: Path, config: dict[str, Any], max_tokens: int | None) -> int | None:
-    """Return the most tokens that a reward model reads; None without a limit. ``max_tokens``, the
-    setting, may be above the tokenizer's limit. Raises ConfigError: it is above the model's
+    """Return the most tokens that a reward model reads; None for no limit. ``max_tokens``, the
+    setting, may exceed the tokenizer's limit. Raises ConfigError if it exceeds the model's
     positions."""
     positions, because = longest_context(config)
     if max_tokens is not None:
@@ -198,20 +200,20 @@ def _tokenizer_limit(folder: Path) -> int | None:
 
 
 HEAD_PREFIXES = ("score.", "classifier.")
-"""Names that transformers gives to the head of its token classifiers."""
+"""Prefixes of the heads of transformers' token classifiers."""
 
 
 class ValueSource(StrEnum):
-    """The kind of a folder."""
+    """What a folder that a value model starts from holds."""
 
     BACKBONE = "backbone"
-    """A causal language model: its layers are used, with a new head that starts at 0."""
+    """A causal language model. Its layers are used, with a new head that starts at 0."""
     VALUE_MODEL = "value_model"
-    """A token classifier with one output: layers and head are used."""
+    """A token classifier with one output. Its layers and head are used."""
 
 
 def value_source(path: Path) -> ValueSource:
-    """Return the kind of ``path``. Raises DataError: it is neither."""
+    """Return what ``path`` holds. Raises DataError if it is neither."""
     config = _json(path / "config.json", f"{path} is not a model: it has no config.json")
     architectures: list[str] = config.get("architectures") or []
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):

@@ -1,8 +1,8 @@
 """Optional packages that a run needs (DeepSpeed, bitsandbytes, peft), and their versions, without
-importing them. pyproject.toml alone declares the versions.
+importing them.
 
-An installed Headrace has the declaration in its metadata. A source tree has the file, which counts:
-the metadata of an editable install are as old as the install."""
+Only pyproject.toml declares the versions. In a source tree that file counts, since the metadata of
+an editable install may be out of date. An installed Headrace has only the metadata."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def declared(extra: str) -> SpecifierSet:
 
 
 def fits(version: str, versions: SpecifierSet) -> bool:
-    """Return whether a version is among those; a local build and a release candidate count too."""
+    """Return whether a version is among ``versions``. Local builds and release candidates count,
+    too."""
     try:
         return versions.contains(Version(version), prereleases=True)
     except InvalidVersion:
@@ -51,8 +52,11 @@ def fits(version: str, versions: SpecifierSet) -> bool:
 
 
 def require(package: str, version: str | None, extra: str, need: str, instead: str, *, to_change: str = "") -> str:
-    """Return ``version`` of a package that ``need`` takes. Raises ConfigError without one that an
-    extra declares. ``to_change``: what to do about another version; else the extra's install."""
+    """Return ``version`` of a package, if it is one that the extra declares. Raises ConfigError
+    otherwise.
+
+    ``need`` says what needs the package, ``instead`` which setting avoids it, and ``to_change``
+    what to do about another version (by default: install the extra)."""
     versions, install = declared(extra), f"pip install 'headrace[{extra}]'"
     if version is None:
         state = f"{need}, but {package} is not installed here"
@@ -69,16 +73,14 @@ def span(versions: SpecifierSet) -> str:
     return f"{bounds['>=']} up to, not including, {bounds['<']}"
 
 
-# Checks that ranks can train a run, before anything is started, without importing DeepSpeed.
-#
-# **Versions.** The extra ``deepspeed`` declares them. Besides its documented API the learner depends
-# on the place of ZeRO's flat shares, which another version may have moved.
+# DeepSpeed's versions are limited because the learner depends, besides its documented API, on the place
+# of ZeRO's flat shards, which another version may have moved.
 
 
 def check_ranks(config: RunConfig, version: str | None = None) -> list[str]:
-    """Check the requirements of learner and value worker, with ``version`` of DeepSpeed or the
-    installed one; return lines for the operator. Raises ConfigError: it is absent or has another
-    version."""
+    """Check the backends of learner and value worker; return lines for the operator. ``version`` is
+    DeepSpeed's, by default the installed one. Raises ConfigError if DeepSpeed is needed, but absent
+    or of another version."""
     lines: list[str] = []
     sections = [("learner", config.learner), *([("value", config.value)] if config.has_critic else [])]
     for name, section in sections:
@@ -96,15 +98,13 @@ def _ranks(number: int) -> str:
     return "1 rank" if number == 1 else f"{number} ranks"
 
 
-# Checks of the learner's optimiser before anything is started, without importing torch.
-#
-# **Versions.** The extra ``bitsandbytes`` declares them: checkpoints hold the 8-bit state by its
-# names and shapes, which another version may have changed.
+# bitsandbytes' versions are limited because checkpoints hold the 8-bit state by its names and shapes,
+# which another version may have changed.
 
 
 def check_optimizer(config: RunConfig, version: str | None = None) -> list[str]:
-    """Check the optimiser's package, ``version`` or the installed one; return lines for the
-    operator. Raises ConfigError: it is absent or has another version."""
+    """Check the optimiser's package; return lines for the operator. ``version`` is by default the
+    installed one. Raises ConfigError if the package is absent or of another version."""
     learner = config.learner
     if learner.has_own_engine:
         return []
@@ -118,19 +118,17 @@ def check_optimizer(config: RunConfig, version: str | None = None) -> list[str]:
     return [f"learner: {found}, schedule {learner.schedule}"]
 
 
-# Checks that a run can train a LoRA adapter, before anything is started, without importing peft.
-#
-# **Versions.** The extra ``lora`` declares them: merged weights are read through peft's layers, which
-# another version may have changed.
+# peft's versions are limited because merged weights are read through its layers, which another version
+# may have changed.
 
 _IN_BLOCK: Final = re.compile(r"(^|\.)\d+\.")
-"""A block's number in the name of a tensor of it."""
+"""A block's number in the name of one of its tensors."""
 
 
 def check_lora(config: RunConfig, version: str | None = None) -> list[str]:
-    """Check the learner's requirements of peft, ``version`` or the installed one; return lines for
-    the operator. Raises ConfigError: peft is not here, has another version, or a target is no
-    linear layer of the model's blocks."""
+    """Check what an adapter needs; return lines for the operator. ``version`` is peft's, by default
+    the installed one. Raises ConfigError if peft is absent or of another version, or if a target is
+    not a linear layer of the model's blocks."""
     lora = config.learner.lora
     if not lora.rank:
         return []
@@ -142,7 +140,7 @@ def check_lora(config: RunConfig, version: str | None = None) -> list[str]:
 
 
 def _check_targets(targets: tuple[str, ...], model: Path) -> None:
-    """Refuse targets that are no linear layers inside the model's blocks, and a model without any."""
+    """Refuse targets that are not linear layers inside the model's blocks, and a model without any."""
     shapes = tensor_shapes(model)
     is_linear = {
         name.removesuffix(".weight"): len(shape) == 2 and _IN_BLOCK.search(name) is not None
@@ -152,8 +150,8 @@ def _check_targets(targets: tuple[str, ...], model: Path) -> None:
     usable = sorted({layer.rpartition(".")[2] for layer, fits in is_linear.items() if fits})
     if not usable:
         raise ConfigError(
-            f"learner.lora.rank is above 0, but {model} has no linear layer in a numbered block, which an adapter could be put "
-            "on; expected such as model.layers.0.self_attn.q_proj.weight: set learner.lora.rank to 0"
+            f"learner.lora.rank is above 0, but {model} has no linear layer in a numbered block for an adapter; expected one "
+            "such as model.layers.0.self_attn.q_proj.weight: set learner.lora.rank to 0"
         )
     instead = f"expected some of {', '.join(usable)}: correct it, or leave it out for all linear layers of the blocks"
     for target in targets:

@@ -20,8 +20,8 @@ _SHOWN_CHARS: Final = 800
 
 
 def check_prompts(config: RunConfig, source: PromptSource, tokenizer: TextTokenizer) -> list[CheckFinding]:
-    """Return the forms, the first prompts and the end tokens. Raises ConfigError or DataError for an
-    end token beyond the vocabulary."""
+    """Return findings about the form of prompts, the first of them, and the end tokens. Raises
+    ConfigError or DataError for an end token outside the vocabulary."""
     found = _forms("training", source.report, source.at(0), tokenizer)
     if source.num_evaluation_prompts:
         found += _forms("evaluation", source.evaluation_report, source.evaluation_at(0), tokenizer)
@@ -49,9 +49,8 @@ def _forms(what: str, report: DataReport, first: Prompt, tokenizer: TextTokenize
 
 
 def check_stop_strings(config: RunConfig, tokenizer: TextTokenizer) -> None:
-    """Raise ConfigError for a stop string that no response can hold.
-
-    A part of it is a special token, which is no text, or the tokenizer writes it otherwise."""
+    """Raise ConfigError for a stop string that no response can contain: a part of it is a special
+    token, which is not text, or the tokenizer writes it differently."""
     given = {"generation": config.generation.stop_strings}
     given |= {what: one.stop_strings or () for what, one in config.evaluation.named()}
     given |= {f"data.sets {one.name}": one.stop_strings or () for one in config.data.sets}

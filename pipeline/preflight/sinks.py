@@ -1,4 +1,4 @@
-"""Whether a run's metrics can be written where its configuration wants them, before it starts."""
+"""Checks before a run starts that its metrics can be written where its configuration wants them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WANDB_URL: Final = "https://api.wandb.ai"
 
 
 def check_sinks(config: RunConfig) -> list[CheckFinding]:
-    """Return findings about ``[sinks]``. Raises ConfigError: a package is not installed."""
+    """Return findings about ``[sinks]``. Raises ConfigError if a package is not installed."""
     settings = config.sinks
     for name, sink in REMOTE.items():
         if getattr(settings, name) is not None and (missing := sink.missing()):

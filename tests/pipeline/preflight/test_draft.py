@@ -160,7 +160,7 @@ def test_forms_are_recognised_as_a_run_reads_them(
 def test_columns_that_are_not_recognised_are_listed_and_can_be_named(tmp_path: Path) -> None:
     path = tmp_path / "odd.jsonl"
     path.write_text(json.dumps({"task": "1+1", "target": "2"}) + "\n")
-    with pytest.raises(DataError, match=r"its columns are task, target: name them by --question and --answer"):
+    with pytest.raises(DataError, match=r"its columns are task, target: name them with --question and --answer"):
         _form(path)
     found = _form(path, ColumnsSection(question="task", answer="target"))
     assert (found.question, found.answer) == ("task", "target")

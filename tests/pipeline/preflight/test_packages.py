@@ -168,7 +168,7 @@ def test_a_model_without_linear_layers_in_blocks_is_refused_even_if_no_target_is
     save_file({"embed.weight": np.zeros((4, 2)), "blocks.0.filter": np.zeros((2, 2))}, model / "model.safetensors")
     config = op_config(tmp_path, "learner.lora.rank=8")
     section = config.model.model_copy(update={"path": model})
-    with pytest.raises(ConfigError, match=r"has no linear layer in a numbered block, .* set learner.lora.rank to 0"):
+    with pytest.raises(ConfigError, match=r"has no linear layer in a numbered block .* set learner.lora.rank to 0"):
         check_lora(config.model_copy(update={"model": section}), "0.21.2")
 
 
