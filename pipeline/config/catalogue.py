@@ -1,9 +1,9 @@
 """Looks up learning rules by name, and what each declares: unit, critic, needs and default
 settings.
 
-Built-in rules are imported by path (``package.module:Class``), just like a user's own. The ledger,
-``config check`` and the fleet read these declarations, so the files of rules must not import torch.
-"""
+Built-in rules are imported by path (``package.module:Class``), just like a user's own. The
+ledger, ``config check`` and the fleet read these declarations, so the files of rules must not
+import torch."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ BUILT_IN: Final[Mapping[str, str]] = {
 SURROGATES: Final = ("clip", "gspo", "cispo", "nlft", "nlft-first", "nll")
 """Surrogates in ``pipeline.algorithms``. Any other is named by its import path."""
 VERDICT_SURROGATES: Final = ("nlft", "nlft-first", "nll")
-"""Surrogates that read at most the sign of an advantage. They suit only rules on single responses.
-"""
+"""Surrogates that read at most the sign of an advantage. They suit only rules on single
+responses."""
 GUIDED_SURROGATES: Final = ("nlft", "nlft-first")
 AGGREGATIONS: Final = (
     "token-mean",

@@ -1,8 +1,8 @@
 """Which settings may change while a run goes on, which role applies each and when, and why the
 others may not change.
 
-``headrace update`` checks changes here; workers and replay apply them here. All functions are pure.
-"""
+``headrace update`` checks changes here; workers and replay apply them here. All functions are
+pure."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ ENVIRONMENT: Final = "HEADRACE__"
 """Prefix of environment variables that are settings: ``HEADRACE__LEARNER__LEARNING_RATE``."""
 
 HUB_MODEL: Final = "hf:/"
-"""How the path of a hub model begins, since ``pathlib`` turns hf://OWNER/NAME into hf:/OWNER/NAME.
-"""
+"""How the path of a hub model begins, since ``pathlib`` turns hf://OWNER/NAME into
+hf:/OWNER/NAME."""
 
 _MAX_DEPTH: Final = 64
 _MAX_INCLUDED: Final = 64

@@ -39,8 +39,8 @@ class DataForm:
     question: str
     """Column of the prompt."""
     answer: str
-    """Column of the answer. Empty if the answer ends a conversation, or if the verifier needs none.
-    """
+    """Column of the answer. Empty if the answer ends a conversation, or if the verifier needs
+    none."""
     num_read: int
     num_usable: int
     longest_tokens: int

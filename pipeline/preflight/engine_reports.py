@@ -106,8 +106,8 @@ def remarks_of(report: ModelReport) -> list[str]:
 
 
 LIMIT: Final = 1e-4
-"""Largest deviation from float64 that float32's rounding explains, as a share of the result's norm.
-"""
+"""Largest deviation from float64 that float32's rounding explains, as a share of the result's
+norm."""
 
 
 class CheckedDevice(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,3 +1,4 @@
-"""Which worker of a fleet is odd: by explicit rules, and compared with its peers and its own past.
+"""Finds odd workers of a fleet: by explicit rules, and by comparison with their peers and their own
+past.
 
 Everything here is pure: numbers and times are arguments."""

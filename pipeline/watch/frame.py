@@ -1,6 +1,7 @@
-"""The data of the watch: frames of metrics, the catalogue of known metrics, rule results and findings.
+"""The data of the watch: frames of metrics, the catalogue of known metrics, rule results and
+findings.
 
-A metric that is not in the catalogue is compared too: in both directions, with a floor relative to
+A metric that is not in the catalogue is compared, too: in both directions, with a floor relative to
 its role."""
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from pipeline.watch.groups import Floats, Groups
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One moment of a fleet. Nothing of it is changed once it is made."""
+    """The metrics of a fleet at one moment. Never changed once it is made."""
 
     time_s: float
     """By the reader's clock; grows from frame to frame."""
     workers: tuple[str, ...]
     """Names, each once. The same object as long as the fleet is the same."""
     roles: tuple[str, ...]
-    """Of each worker. Workers are compared inside a role only."""
+    """[workers]. Workers are compared only within a role."""
     metrics: tuple[str, ...]
     """Names, each once, of the catalogue or any others."""
     values: NDArray[np.float32]
-    """[workers, metrics]. NaN: no sample. Infinity: a sample that is no finite number."""
+    """[workers, metrics]. NaN: no sample. Infinity: a sample that is not finite."""
     phases: tuple[str, ...] | None = None
-    """Of each worker; workers are then compared inside a role and phase."""
+    """[workers]. If given, workers are compared within a role and phase."""
     expected_s: NDArray[np.float32] | None = None
-    """[workers] How long each one's present work may stand, by its own past."""
+    """[workers] How long each worker's current piece of work may take, judged by its own past."""
 
 
 class Direction(IntEnum):
@@ -52,29 +53,32 @@ class Metric:
     unit: str
     bad: Direction = Direction.BOTH
     floor: float = 0.05
-    """Smallest deviation of a role that is believed, relative to the role's median."""
+    """Smallest deviation that counts, relative to the role's median."""
     floor_in_units: float = 0.0
-    """The same in the metric's unit; the larger of both holds. 0 for an unknown unit."""
+    """Smallest deviation that counts, in the metric's unit. The larger of both floors holds. 0 for
+    an unknown unit."""
     is_counter: bool = False
-    """Whether it only grows until a worker starts anew: its rate is compared."""
+    """Whether it only grows until a worker restarts. Its rate is compared."""
     is_compared: bool = True
-    """Whether similarity judges it; rules read the others."""
+    """Whether similarity judges it. The others are for rules only."""
     kind: str = "odd"
-    """Kind of a finding that similarity makes of it."""
+    """Kind of the finding that similarity makes of it."""
     is_load: bool = False
-    """Whether it follows the sizes of the work that a worker happens to have."""
+    """Whether it depends on the size of the work that a worker happens to have."""
     is_use: bool = False
     """Whether it falls when a worker has nothing to do."""
     is_normalised: bool = False
-    """Whether the size of the work is taken out of it."""
+    """Whether the size of the work has been divided out."""
     counts_work: bool = False
-    """Whether it counts finished pieces of work: so many are in a mean over them."""
+    """Whether it counts finished pieces of work. A mean over them is over that many samples."""
     shows_size: bool = False
-    """Whether it rises when a worker has larger pieces of work. It explains, and is no evidence."""
+    """Whether it rises when a worker has larger pieces of work. It explains other deviations, and
+    is no evidence itself."""
     is_filled: bool = False
-    """Whether it rises once, as work of a new kind begins: memory of a first update."""
+    """Whether it rises once when work of a new kind begins, such as memory in the first update."""
     is_shared: bool = False
-    """Whether it measures what all workers share: when it rises for all, others follow."""
+    """Whether it measures something that all workers share. When it rises for all, other metrics
+    follow."""
 
 
 _ALL: Final = (
@@ -115,18 +119,18 @@ CATALOGUE: Final[Mapping[str, Metric]] = {one.name: one for one in _ALL}
 
 
 def metric(name: str) -> Metric:
-    """Return what the catalogue knows of a name, or an unknown metric without a unit."""
+    """Return a metric of the catalogue, or an unknown metric without a unit."""
     return CATALOGUE.get(name) or Metric(name, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One odd worker. Its fields are those of the JSON of ``headrace fleet watch``."""
+    """One odd worker, as in the JSON of ``headrace fleet watch``."""
 
     worker: str
     role: str
     since_s: float
-    """Estimated onset, by the clock of the frames."""
+    """Estimated onset, by the frames' clock."""
     alarm_s: float
     """Time of the frame that completed the evidence."""
     kind: str
@@ -134,42 +138,42 @@ class Finding:
     metric: str
     """The metric with the strongest evidence."""
     score: float
-    """Evidence over its limit: above 1."""
+    """Evidence divided by its limit: above 1."""
     sentence: str
     """Observation and limit in plain words."""
 
 
 Flags = NDArray[np.bool_]
 Columns = Mapping[str, Floats]
-"""Of each metric the values of all workers."""
+"""All workers' values of each metric."""
 Sentence = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """The result of one rule at one moment."""
-
     kind: str
     metric: str
     is_bad: Flags
     """[workers]"""
     is_known: Flags
-    """[workers]; others keep their state."""
+    """[workers]; the others keep their state."""
     score: NDArray[np.floating[Any]]
-    """[workers]: what was seen, over the limit."""
+    """[workers]: the observed value divided by the limit."""
     sentence: Sentence
     hold_s: float = 0.0
-    """Time for which it must be bad, and in three frames at least if above 0."""
+    """How long it must be bad. If above 0, also for at least three frames."""
     is_near: Flags | None = None
-    """[workers]: near the limit, too. Workers cross a limit one by one when all stand still."""
+    """[workers]: also true near the limit, since workers cross a limit one by one even when all
+    stall."""
     lasted_s: Floats | None = None
-    """[workers]: since when it is bad, seconds ago, where the metric knows."""
+    """[workers]: for how many seconds it has been bad, if the metric knows."""
     shared: NDArray[np.intp] | None = None
-    """[workers]: workers with one number share what is bad. They count once, and one is named."""
+    """[workers]: workers with the same number share the bad resource. They count once, and only one
+    is named."""
 
 
 def first_of_each(flags: Flags, shared: NDArray[np.intp] | None) -> Flags:
-    """Return the flags, of workers that share something only the first one's."""
+    """Return the flags, keeping only the first of the workers that share something."""
     if shared is None:
         return flags
     places = np.flatnonzero(flags)
@@ -179,6 +183,7 @@ def first_of_each(flags: Flags, shared: NDArray[np.intp] | None) -> Flags:
 
 
 def of_peers(values: Floats, groups: Groups) -> Floats:
-    """Return the median of each worker's role, [workers]; in a small role of the others; or 0."""
+    """Return the median of each worker's role, [workers]: in a small role that of the other
+    workers, and 0 for a worker alone."""
     found = groups.others(values[None, :], groups.medians(values[None, :]))[0]
     return np.where(groups.sizes() == 1, 0.0, found).astype(np.float32)

@@ -1,4 +1,5 @@
-"""Usual lengths of standstills of a role, as a histogram of bounded size, and who stands longer."""
+"""How long a role's workers usually pause, as a histogram of bounded size, and which worker pauses
+longer."""
 
 from __future__ import annotations
 
@@ -12,19 +13,19 @@ from pipeline.watch.groups import Floats, Groups, WorkerArrays, medians
 from pipeline.watch.thresholds import Tuning
 
 LONGER = 1.5
-"""By which a hang exceeds the longest standstill that its role has had."""
+"""Factor by which a hang must exceed the longest pause that its role has had."""
 _EDGES_S = np.geomspace(0.25, 7200.0, 96)
 _FEWEST = 5
 _KNOWN_S = 300.0
-"""Time of all workers of a role after which its gaps are known."""
+"""Total time of a role's workers, in seconds, after which its pauses are known."""
 _UNKNOWN_S = 20.0
-"""A role's usual longest gap before that."""
+"""Assumed longest usual pause of a role before that."""
 _MOST = 1e5
 """Gaps that are remembered with full weight; older ones fade."""
 
 
 class Gaps:
-    """Counts the time between two steps of progress, by role."""
+    """Histograms of the time between two steps of progress, by role."""
 
     def __init__(self) -> None:
         self._counts: dict[str, NDArray[np.float64]] = {}
@@ -37,21 +38,21 @@ class Gaps:
             counts *= 0.5
 
     def usual_s(self, role: str, share: float = 0.99) -> float:
-        """Return the gap below which this share of a role's gaps is, seconds, rounded up."""
+        """Return the quantile ``share`` of a role's gaps, in seconds, rounded up."""
         counts = self._counts.get(role)
         if counts is None or counts.sum() < _FEWEST:
             return _UNKNOWN_S
         return _edge(int(np.searchsorted(np.cumsum(counts), share * counts.sum())))
 
     def longest_s(self, role: str) -> float:
-        """Return the longest gap that a role is known to have, seconds, rounded up."""
+        """Return the longest known gap of a role, in seconds, rounded up."""
         counts = self._counts.get(role)
         if counts is None or np.sum(counts[:-1] * _EDGES_S) < _KNOWN_S:
             return _UNKNOWN_S
         return _edge(int(np.flatnonzero(counts >= 0.5)[-1]))
 
     def keep(self, roles: Sequence[str]) -> None:
-        """Forget the roles that are gone."""
+        """Forget all roles but these."""
         self._counts = {role: counts for role, counts in self._counts.items() if role in roles}
 
 
@@ -60,10 +61,10 @@ def _edge(at: int) -> float:
 
 
 class Stillness:
-    """How long each worker has not moved, and how long its role's pauses are.
+    """How long each worker has not moved, compared with the usual pauses of its role.
 
-    A pause ends at a move. The time between two samples is part of it up to the usual one: a worker
-    may have moved unseen."""
+    A pause ends with a move. The time between two samples counts towards it up to its usual length,
+    since a worker may have moved unseen."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
@@ -80,10 +81,10 @@ class Stillness:
         known: NDArray[np.bool_],
         holds: NDArray[np.bool_],
     ) -> tuple[Floats, Floats]:
-        """Return how long each worker has stood, and the limit of its role, [workers], seconds.
+        """Return how long each worker has stood still, and its role's limit, [workers], in seconds.
 
-        All [workers]: who moved in this frame, who has a sample, who holds work. A worker without
-        work is idle, and does not stand."""
+        ``moved``, ``known`` and ``holds``, [workers]: who moved in this frame, who has a sample,
+        who holds work. A worker without work is idle, which is not standing still."""
         state = self._state
         state.align(("",), frame.workers)
         self._gaps.keep(frame.roles)

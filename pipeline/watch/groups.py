@@ -1,7 +1,7 @@
-"""Medians of groups of workers: of all metrics at once, without a loop over workers.
+"""Medians over groups of workers, of all metrics at once, without a loop over workers.
 
-A group is a role, or a role in a phase. Missing values are NaN and count nowhere. The order of the
-workers in a frame changes no result: medians are the only sums over workers."""
+A group is a role, or a role in a phase. Missing values are NaN and are ignored. The order of
+workers in a frame does not change results, since medians are the only reductions over workers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class WorkerArrays:
-    """Named arrays whose last axes are metrics and workers.
+    """Named arrays whose last two axes are metrics and workers.
 
-    ``align`` gives them the workers and metrics of the next frame: kept ones keep their state, new
-    ones start with the array's fill."""
+    ``align`` adapts them to the metrics and workers of the next frame: those that remain keep their
+    state, new ones start with the array's fill value."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -54,28 +54,28 @@ class WorkerArrays:
         return True
 
     def reset(self, metric: int) -> None:
-        """Set the state of one metric to that of a new one."""
+        """Reset one metric's state to the fill values."""
         for name, array in self._arrays.items():
             array[..., metric, :] = self._fills[name]
 
 
 def _places(old: Sequence[str], new: Sequence[str]) -> NDArray[np.intp]:
-    """Return where each new name is among the old ones; -1 for none."""
+    """Return the index of each new name among the old ones, or -1."""
     place = {name: at for at, name in enumerate(old)}
     return np.array([place.get(name, -1) for name in new], dtype=np.intp)
 
 
 Floats = NDArray[np.float32]
 TINY = np.float32(1e-30)
-"""Keeps a scale above zero."""
+"""Added to a scale to keep it above zero."""
 TO_DEVIATION = np.float32(1.4826)
-"""Median absolute deviation to standard deviation, for normal noise."""
+"""Factor from median absolute deviation to standard deviation, for normal noise."""
 
 
 SMALL = 5
-"""Groups below it are judged against the other members, and each worker's own past."""
+"""Smaller groups are judged by the other members, and by each worker's own past."""
 _MOST_AT_ONCE = 512
-"""Cells of a table of groups of different sizes that is read at once."""
+"""Most cells of ``Groups.table``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,16 @@ class Groups:
     of: NDArray[np.intp]
     """[workers]: index of the group."""
     members: tuple[NDArray[np.intp], ...]
-    """Of each group, the indices of its workers."""
+    """The indices of each group's workers."""
     table: NDArray[np.intp] | None
-    """[groups, largest size]: the members, then the number of workers as a filler. None of a large
-    fleet, whose groups are read one by one."""
+    """[groups, largest size]: the members, padded with the number of workers. None for a large
+    fleet, whose groups are processed one by one."""
     in_small: NDArray[np.intp]
-    """Workers of groups with two members or more, and fewer than ``SMALL``."""
+    """Workers of groups with at least two and fewer than ``SMALL`` members."""
     others_in_small: NDArray[np.intp]
-    """[those workers, ``SMALL`` - 2]: the other members, with the same filler."""
+    """[those workers, ``SMALL`` - 2]: the other members, padded in the same way."""
     is_in: NDArray[np.float32]
-    """[workers, groups]: 1 in the worker's group, or 0."""
+    """[workers, groups]: 1 in the worker's group, else 0."""
 
     @classmethod
     def by(cls, roles: Sequence[str], phases: Sequence[str] | None = None) -> Groups:
@@ -120,12 +120,12 @@ class Groups:
         )
 
     def sizes(self) -> NDArray[np.intp]:
-        """Return the number of workers of each worker's group, [workers]."""
+        """Return the size of each worker's group, [workers]."""
         return np.array([len(one) for one in self.members], dtype=np.intp)[self.of]
 
     def medians(self, values: Floats) -> Floats:
-        """Return the median of each metric in each group, [metrics, groups], of values [metrics,
-        workers]. NaN where no worker has a value."""
+        """Return each metric's median in each group, [metrics, groups], of values [metrics,
+        workers]. NaN for a group without values."""
         if len(self.members) == 1:
             return medians(values)[:, None]
         if self.table is not None:
@@ -133,8 +133,8 @@ class Groups:
         return np.stack([medians(values[:, members]) for members in self.members], axis=1)
 
     def quantiles(self, values: Floats, share: float) -> Floats:
-        """Return a quantile of each metric in each group, [metrics, groups], of values without
-        gaps."""
+        """Return each metric's quantile ``share`` in each group, [metrics, groups], of values
+        without NaN."""
         places = [int(share * (len(members) - 1)) for members in self.members]
         if self.table is not None:
             ordered = np.sort(_with_filler(values)[:, self.table], axis=-1)
@@ -145,16 +145,16 @@ class Groups:
         return found
 
     def others(self, values: Floats, of_group: Floats) -> Floats:
-        """Return each worker's reference, [metrics, workers]: the group's median; in groups below
-        ``SMALL`` workers the median of the others."""
+        """Return each worker's reference, [metrics, workers]: the group's median, or in groups of
+        fewer than ``SMALL`` workers the median of the others."""
         reference = of_group[:, self.of]
         if len(self.in_small):
             reference[:, self.in_small] = medians(_with_filler(values)[:, self.others_in_small])
         return reference
 
     def shares(self, flags: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return how many workers of each group have a flag, and its size, of flags [metrics,
-        workers]: [metrics, groups], [groups]."""
+        """Return how many workers of each group have a flag, [metrics, groups], and the group
+        sizes, [groups]. ``flags`` is [metrics, workers]."""
         counts = (flags.astype(np.float32) @ self.is_in).astype(np.intp)
         return counts, np.array([len(one) for one in self.members], dtype=np.intp)
 
@@ -167,18 +167,19 @@ def _filled(rows: Sequence[NDArray[np.intp]], width: int, filler: int) -> NDArra
 
 
 def _with_filler(values: Floats) -> Floats:
-    """Return values [metrics, workers] and a column without any."""
+    """Append a column of NaN to values [metrics, workers]."""
     return np.concatenate([values, np.full((len(values), 1), np.nan, values.dtype)], axis=1)
 
 
 def medians(values: Floats) -> Floats:
-    """Return medians along the last axis, of all values but NaN; NaN of none."""
+    """Return medians along the last axis, ignoring NaN; NaN if there are no values."""
     return medians_and_nearer(values, 0.5)[0]
 
 
 def medians_and_nearer(values: Floats, share: float) -> tuple[Floats, Floats]:
-    """Return medians along the last axis, and values nearer to 0. A share 1 - ``share`` lies beyond
-    these, on one side of 0; else they are 0. NaN counts nowhere."""
+    """Return medians along the last axis, and values between these and 0. A share 1 - ``share`` of
+    the values lies beyond such a value, on the same side of 0; if fewer do, it is 0. NaN is
+    ignored."""
     num = values.shape[-1]
     ordered = np.sort(values, axis=-1).reshape(-1, num)
     rows = np.arange(len(ordered))

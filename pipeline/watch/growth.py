@@ -1,9 +1,9 @@
-"""A worker whose memory grows steadily, while that of its peers does not.
+"""Finds workers whose memory grows steadily while that of their peers does not.
 
-Memory that is filled once, rises and falls in turn, or grows for the whole role, is no leak. The
-growth over a minute is compared with the peers' and with what this worker's growth usually is.
-Growth counts as usual once it has ended: a leak that begins in a worker's first minutes does not
-become usual. There it must last longer, since memory is filled then."""
+Memory that is filled once, that rises and falls, or that grows for the whole role is not a leak.
+The growth over a minute is compared with the peers' and with this worker's usual growth. Growth
+counts as usual only once it has ended, so a leak in a worker's first minutes does not become usual.
+A leak must last longer there, since memory is being filled."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from pipeline.watch.groups import Floats, Groups, WorkerArrays
 from pipeline.watch.thresholds import Tuning
 
 _NUM = 12
-"""Blocks over which growth is measured; 6 where samples are rare."""
+"""Blocks over which growth is measured; 6 if samples are rare."""
 _USUAL_TIMES = 6.5
-"""A leak grows so many times as much as a worker's growth varies."""
+"""A leak is this many times as large as the variation of a worker's growth."""
 _LEAST_SHARE = 0.015
-"""Of a worker's memory, which it grows at least."""
+"""A leak is at least this share of a worker's memory."""
 _NUM_BAD = 3
-"""Blocks in a row in which a leak is seen; of larger fleets one more for each doubling."""
+"""Consecutive blocks in which a leak must be seen, plus one for each doubling of a large fleet."""
 _FEW_WORKERS = 128
 _EARLY_S, _LONGER_S = 120.0, 30.0
-"""Time in which growth of any size that has ended is taken for usual, and a leak must last longer;
-and by how much."""
+"""Time in which growth of any size that has ended counts as usual, and how much longer a leak must
+last in it."""
 _EARLY_SHARE = 0.4
-"""Of a leak's least growth: so much of growth that goes on then is usual, until it has ended."""
+"""While growth goes on in that time, this share of a leak's least growth counts as usual."""
 _ENDED_SHARE = 0.5
-"""Of the largest growth in a minute: with less of it, growth has ended."""
+"""Growth has ended when less than this share of its largest value remains."""
 _ENDED_TIMES = 1.5
-"""A leak exceeds the largest steady growth that ended by itself so many times."""
+"""A leak exceeds the largest steady growth that ended by itself this many times."""
 _LEAST_PART = 1.0 / 6.0
-"""Of the growth in each third of the time: memory that jumps once does not leak."""
+"""Least share of the growth in each third of the time, since memory that jumps once does not
+leak."""
 
 
 class MemoryGrowth:
@@ -56,7 +57,7 @@ class MemoryGrowth:
         self._begun_s = math.nan
 
     def evaluate(self, column: Columns, frame: Frame, groups: Groups) -> RuleResult | None:
-        """Take a frame; return a result at the end of a block."""
+        """Add a frame; return a result at the end of a block."""
         if (size := column.get("rss_bytes")) is None:
             return None
         state, tuning = self._state, self._tuning
@@ -102,7 +103,7 @@ class MemoryGrowth:
         num_bad[:] = np.where(is_known, np.where(is_large, num_bad + 1.0, 0.0), num_bad)
         share = np.where(is_known & ~is_large & ~is_going_on, block_s / np.clip(known_s, 60.0, tuning.memory_s), 0.0)
         with np.errstate(invalid="ignore"):
-            # what grows on is not usual yet, and a leak must not become so while it is small
+            # growth that goes on is not usual yet: a leak must not become usual while it is small
             early = np.where(is_rising, _EARLY_SHARE * tuning.leak_bytes, limit)
             most = np.where(known_s < _EARLY_S, early, 0.08 * tuning.leak_bytes)
             most = np.maximum(2.0 * usual, most)
@@ -128,7 +129,7 @@ class MemoryGrowth:
         )  # fmt: skip
 
     def _ended(self, block_s: float) -> np.ndarray:
-        """Return each worker's largest steady growth that ended by itself; it fades."""
+        """Return each worker's largest steady growth that ended by itself, which fades with time."""
         ended = self._state["ended"][0]
         ended *= 0.5 ** (block_s / self._tuning.record_s)
         return ended
@@ -141,7 +142,8 @@ class MemoryGrowth:
         is_going_on: np.ndarray,
         is_bad: np.ndarray,
     ) -> None:
-        """Remember steady growth of this block; once it has ended and was no leak, it is usual."""
+        """Remember this block's steady growth, which becomes usual once it has ended without being
+        a leak."""
         state = self._state
         pending, ended, is_named = state["pending"][0], state["ended"][0], state["is_named"][0]
         # a leak that noise interrupts has not ended

@@ -1,16 +1,16 @@
-"""Heartbeats of a live run to frames: the metrics of every worker at one moment.
+"""Turns heartbeats of a live run into frames: the metrics of every worker at one moment.
 
-Counters stay counters; the watch makes rates of them. ``steps`` counts inside a piece of work, such
-as the layers of a pass or the tensors that load. Four metrics need more than one heartbeat:
+Counters stay counters, and the watch derives their rates. ``steps`` counts within a piece of work,
+such as the layers of a pass or the tensors that are loaded. Four metrics need more than one
+heartbeat:
 
-* ``service_ratio``: seconds a token of the work finished since the last frame, over the usual value
-  of the role for that kind of work. The usual value follows the role's median slowly, so that
-  longer responses for all change nothing.
-* ``version_lag``: the published version less the served one; only generators have it.
-* ``reward_mean``: mean accuracy of the responses that a reward worker has judged since the last
-  frame.
-* ``loss``: of the learner's newest update; infinite while steps were refused as not finite, or not
-  committed, since no heartbeat can hold such a number."""
+* ``service_ratio``: seconds per token of the work finished since the last frame, divided by the
+role's usual value for that kind of work. The usual value slowly follows the role's median, so
+longer responses for all workers change nothing. * ``version_lag``: the published version minus the
+served one, for generators only. * ``reward_mean``: mean accuracy of the responses that a reward
+worker has judged since the last frame. * ``loss``: of the learner's newest update. It is infinite
+while steps were refused as not finite, or not committed, since a heartbeat cannot hold such a
+number."""
 
 from __future__ import annotations
 
@@ -33,41 +33,42 @@ METRICS: Final = (
     "gpu_power_w", "service_ratio", "errors", "retries", "refused", "version_lag", "clock_ahead_ms", "ledger_rtt_ms",
     "loss", "reward_mean",
 )  # fmt: skip
-"""Of a live run, in the order of a frame's columns."""
+"""Metrics of a live run, in the order of a frame's columns."""
 _FOLLOWS: Final = 0.02
-"""Share of a new median that the usual value takes up."""
+"""Rate at which the usual value follows a new median."""
 _PAIR: Final = 2
 _MOST: Final = math.log(2.0)
-"""Deviation from the usual value that a single frame counts at most."""
+"""Largest deviation from the usual value that a single frame contributes."""
 _LEAST_TOKENS: Final = 1.0
 _STARTING: Final = frozenset({WaitingFor.STARTING, WaitingFor.COMPILE})
 
 
 class FrameMaker:
-    """Makes frames of a run's heartbeats. The workers of the last frame bound its memory."""
+    """Makes frames from a run's heartbeats. Its memory is bounded by the workers of the last frame."""
 
     def __init__(self) -> None:
         self._workers: tuple[str, ...] = ()
         self._roles: tuple[str, ...] = ()
         self._sums: dict[str, tuple[int, Mapping[str, ServiceSums]]] = {}
-        """Epoch and sums of each worker at the last frame."""
+        """Each worker's epoch and sums at the last frame."""
         self._refused_steps: dict[str, float] = {}
-        """Optimiser steps that were not finite, of each worker at the last frame."""
+        """Each worker's optimiser steps that were not finite, at the last frame."""
         self._judged: dict[str, tuple[int, float, float]] = {}
-        """Epoch, judged responses and the sum of their accuracies, by worker, at the last frame."""
+        """Each worker's epoch, judged responses and sum of accuracies, at the last frame."""
         self._work_s: dict[str, float] = {}
-        """Longest time of one work, by worker."""
+        """Longest time of one piece of work, by worker."""
         self._usual: dict[tuple[Role, str], tuple[float, int]] = {}
-        """Natural logarithm of the usual seconds a token, and of how many frames it was learned, by
-        role and kind of work."""
+        """Natural logarithm of the usual seconds per token, and the number of frames it was learned
+        from, by role and kind of work."""
 
     def frame(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> Frame:
         """Return the frame of this moment.
 
         Args:
-            now_s: the reader's clock; grows.
+            now_s: the reader's clock, which only grows.
             beats: the last heartbeat of each worker.
-            published: newest policy version; -1 for none."""
+            published: newest policy version; -1 for none.
+        """
         beats = sorted(beats, key=lambda beat: beat.who.worker)
         workers = tuple(beat.who.worker for beat in beats)
         if workers != self._workers:
@@ -125,23 +126,23 @@ class FrameMaker:
     def _learn(self, key: tuple[Role, str], seconds_a_token: Iterable[float]) -> float:
         seen = [math.log(value) for value in seconds_a_token]
         before, number = self._usual.get(key, (float(np.median(seen)), 0))
-        # of two workers the one nearer to the usual pace counts
+        # of two workers, only the one nearer to the usual pace counts
         now = min(seen, key=lambda value: abs(value - before)) if len(seen) == _PAIR else float(np.median(seen))
-        # the first pieces of a process are slow: they must not be usual for minutes
+        # a process's first pieces are slow, and must not count as usual for minutes
         share, most = (_FOLLOWS, _MOST) if number * _FOLLOWS >= 1.0 else (1.0 / (number + 1), math.inf)
         self._usual[key] = before + share * max(-most, min(now - before, most)), number + 1
         return math.exp(before)
 
 
 def steps_of(beat: Heartbeat) -> float:
-    """Return the steps inside pieces of work: of a computation, of a write to the disk, and of
-    versions that come."""
+    """Return the steps within pieces of work: of computations, of writes to the disk, and of
+    versions being received."""
     return beat.work.steps + beat.storing.steps + beat.counters.get(PARTS, 0.0)
 
 
 def expected_s(beat: Heartbeat, work_s: float) -> float:
-    """Return how long a worker's present work may stand; 0 without a computation that it measures.
-    ``work_s``: its longest work so far."""
+    """Return how long a worker's current work may take; 0 unless it measures a computation.
+    ``work_s`` is its longest work so far."""
     is_measured = beat.waiting_for is WaitingFor.COMPUTE and bool(beat.work.kind)
     return standing_limit_s(beat.work.slowest_s, work_s) if is_measured else 0.0
 
@@ -161,7 +162,7 @@ def _since(before: ServiceSums | None, now: ServiceSums) -> tuple[float, float]:
 
 
 def _row(beat: Heartbeat, published: int) -> tuple[float | None, ...]:
-    """Return one worker's values in the order of ``METRICS``; None where there is no sample."""
+    """Return one worker's values in the order of ``METRICS``, with None for missing samples."""
     vitals = beat.vitals
     held = 0 if beat.waiting_for in MAY_HOLD else beat.held
     is_serving = beat.who.role is Role.GENERATOR and beat.policy_version >= 0

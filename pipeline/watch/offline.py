@@ -1,4 +1,4 @@
-"""The watch over tables and over what a run has recorded, and thresholds fitted to healthy ones."""
+"""Runs the watch over tables and over a run's records, and fits thresholds to healthy ones."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class OfflineWatch:
 
     findings: list[Finding]
     notes: list[str]
-    """Sentences on columns that were ignored or are absent."""
+    """Sentences about columns that were ignored or are absent."""
     num_workers: int
 
 
 def watch_table(
     paths: Sequence[Path], kind: TableForm, tuning: Tuning | None = None, thresholds: Thresholds | None = None
 ) -> OfflineWatch:
-    """Watch a table of one file or several, from first moment to last. Raises DataError."""
+    """Watch a table in one or several files, from its first moment to its last. Raises DataError."""
     rows, table = read_rows(paths, kind)
     path = paths[0] if len(paths) == 1 else paths[0].parent
     notes = [f"{path}: the columns {', '.join(table.unknown)} are ignored"] if table.unknown else []
@@ -45,7 +45,7 @@ def watch_table(
         notes.append(f"{path}: without {', '.join(table.absent)}")
     tuning = tuning or Tuning()
     if kind is TableForm.WORK:
-        # the last piece stands for the worker until the next is finished
+        # a worker's last piece counts until its next one is finished
         tuning = replace(tuning, filled_s=_PIECE_S)
     watch = Watch(tuning, thresholds)
     findings = [one for frame in frames(rows) for one in watch.tick(frame)]
@@ -65,11 +65,11 @@ _METRICS = (
 def watch_run(
     run_dir: Path, progress: Callable[[int, int], None] = lambda *_: None, thresholds: Thresholds | None = None
 ) -> OfflineWatch:
-    """Watch what a run's observer has recorded, two minutes at a time. Incidents that are open and
-    that the observer found later than that are findings, too.
+    """Watch what a run's observer has recorded, in files of two minutes. Open incidents that the
+    observer found after the last file are findings, too.
 
-    ``progress`` gets the numbers of files that were read and of all. Raises DataError: nothing was
-    recorded and no incident is open. Raises OSError."""
+    ``progress`` gets the number of files read so far and of all files. Raises DataError if nothing
+    was recorded and no incident is open; raises OSError."""
     files, watch = observed_files(run_dir, "metrics"), Watch(thresholds=thresholds)
     found, notes, num_damaged, workers, last_s = list[Finding](), list[str](), 0, set[str](), 0.0
     for number, file in enumerate(files, 1):
@@ -97,7 +97,7 @@ def watch_run(
 
 
 def recorded_frames(file: Path) -> Iterator[Frame]:
-    """Yield the frames that an observer recorded in one file of metrics. Raises DataError."""
+    """Yield the frames in one file of recorded metrics. Raises DataError."""
     table = read_columns(file, _METRICS)
     worker, metric, role, phase = (table.texts[name] for name in ("worker", "metric", "role", "phase"))
     order = np.argsort(table.numbers["time_s"], kind="stable")
@@ -123,22 +123,22 @@ def recorded_frames(file: Path) -> Iterator[Frame]:
 
 WINDOW_S = 900.0
 _FULL = 0.9
-"""Share of a window that its frames must span."""
+"""Share of a window that its frames must cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strengths:
-    """Of one healthy fleet."""
+    """The strengths of one healthy fleet."""
 
     num_workers: int
-    """Of most windows."""
+    """Median over the windows."""
     num_windows: int
     largest: NDArray[np.float64]
-    """One a worker and window; 1 is the need of a single worker."""
+    """One per worker and window; 1 is the need of a single worker."""
 
 
 def largest_strengths(given: Iterable[Frame], window_s: float = WINDOW_S) -> Strengths:
-    """Return the largest strength of each worker in each full window. The fleet is healthy."""
+    """Return the largest strength of each worker of a healthy fleet in each full window."""
     watch = Watch(thresholds=NO_THRESHOLDS)
     largest: dict[int, dict[str, float]] = {}
     last: dict[int, float] = {}
@@ -163,7 +163,7 @@ def strengths_of_tables(paths: Sequence[Path], form: TableForm) -> Strengths:
 
 
 def size_of(num_workers: int) -> int:
-    """Return the size under which fleets of about so many workers are counted: a power of two."""
+    """Return the power of two that stands for fleets of about this size."""
     return 2 ** max(0, round(math.log2(max(1, num_workers))))
 
 
@@ -184,14 +184,14 @@ def calibrated(fleets: Iterable[Strengths]) -> Thresholds:
 
 
 def fitted(fleets: Sequence[Strengths]) -> Tail:
-    """Return the tail of fleets of about one size."""
+    """Return the tail of fleets of about the same size."""
     highest = [float(one.max()) for each in fleets for one in np.array_split(each.largest, each.num_windows)]
     num_workers = int(np.median([each.num_workers for each in fleets]))
     return fit(np.concatenate([each.largest for each in fleets]), highest, num_workers)
 
 
 def missing(counts: Mapping[int, int]) -> list[str]:
-    """Return a sentence for each size with too few workers and windows for a fit."""
+    """Return a sentence for each size that has too few workers and windows for a fit."""
     return [
         f"fleets of about {size} workers: {count // size} windows of 15 minutes; expected at least"
         f" {math.ceil(FEWEST / size)}, {math.ceil((FEWEST - count) / size)} more"

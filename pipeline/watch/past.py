@@ -1,12 +1,12 @@
-"""How far each worker is from its peers, less how far it usually is.
+"""How far each worker is from its peers, beyond its usual distance from them.
 
-Readings become comparable values first: counters become rates, and a missing sample is filled for a
-while. The catalogue knows which metrics are counters, but the data may show otherwise: a counter that
-falls again and again is a level, and an unknown metric that never falls is a counter.
+Readings are first made comparable: counters become rates, and a missing sample is filled for a
+while. The catalogue says which metrics are counters, but the data may show otherwise: a counter
+that falls again and again is a level, and an unknown metric that never falls is a counter.
 
-A worker's deviation is the smallest that four explanations leave. It is usually that much above its
-peers. It is usually that share above them. It is where many peers are. It has not moved itself. A
-worker is odd only when none of them explains it."""
+A worker's deviation is the smallest that four explanations leave: its level is usually that much
+above its peers, or that share above them; many peers are there, too; or the worker itself has not
+moved. It is odd only if none of them explains the deviation."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from pipeline.watch.groups import SMALL, TINY, Floats, Groups, WorkerArrays, med
 from pipeline.watch.thresholds import Tuning
 
 _GATE = np.float32(2.0)
-"""A deviation is at most twice the distance to the peers, and twice the worker's own movement."""
+"""A deviation counts at most twice the distance to the peers, and twice the worker's own
+movement."""
 
 
 FEW_WORKERS = 64
-"""Workers up to which each one's past is believed as it is."""
+"""Up to this fleet size each worker's past is trusted as it is."""
 _FEWEST_OTHERS = 3
-"""Workers of other roles by which the fleet's movement is known."""
+"""Workers of other roles that are needed to tell how the fleet has moved."""
 
 
 class Floors:
-    """Floors and bad directions of the metrics of a frame, as columns [metrics, 1]."""
+    """Properties of a frame's metrics as columns [metrics, 1], and the indices of some kinds of
+    metrics."""
 
     def __init__(self, metrics: list[Metric], tuning: Tuning) -> None:
         self._high = np.float32(tuning.high)
@@ -40,42 +42,43 @@ class Floors:
         self.share = np.array([one.floor for one in metrics], np.float32)[:, None]
         self.in_units = np.array([one.floor_in_units for one in metrics], np.float32)[:, None]
         self.patience = np.array([_patience(one, metrics) for one in metrics], np.float32)[:, None]
-        """How much more evidence, and for how much longer, a metric needs."""
+        """Factor on the evidence that a metric needs, and on how long it must last."""
         self.small_patience = np.array([_small_patience(one, metrics) for one in metrics], np.float32)[:, None]
-        """The same in a role with few workers."""
+        """The same factor in a role with few workers."""
         self.past = np.array([_WEAK_PAST if _is_weak(one, metrics) else 1.0 for one in metrics], np.float32)[:, None]
-        """How much more of its own past a worker needs: weak evidence lasts longer."""
+        """Factor on the length of its own past that a worker needs before this metric is judged."""
         self.bad = np.array([one.bad for one in metrics], np.float32)[:, None]
         self.of_size = np.flatnonzero([_is_weak(one, metrics) or one.is_use for one in metrics])
-        """Metrics that larger pieces of work explain."""
+        """Metrics whose deviations larger pieces of work can explain."""
         self.sizes = np.flatnonzero([one.shows_size for one in metrics])
         self.normalised = np.flatnonzero([one.is_normalised for one in metrics])
         self.shared = np.flatnonzero([one.is_shared for one in metrics])
         self.counting = np.flatnonzero([one.counts_work for one in metrics])
 
     def high_of(self, groups: Groups) -> Floats:
-        """Return the score above which there is evidence, [metrics, workers]. Few workers have no
-        peers by whom a lower one could be trusted."""
+        """Return the score above which there is evidence, [metrics, workers]. Small groups never
+        get the lower score, since they have too few peers to trust it."""
         return np.where(groups.sizes() < SMALL, self._high, self._wide_high)
 
 
 def _is_weak(one: Metric, metrics: list[Metric]) -> bool:
-    """Work of other sizes moves a worker's load. Beside a metric that knows sizes, load is weak
-    evidence, and so is a metric without a meaning."""
+    """Return whether a metric is weak evidence: load, which also varies with the size of the work,
+    or a metric of unknown meaning, if another metric accounts for sizes."""
     return (one.is_load or not one.unit) and any(each.is_normalised for each in metrics)
 
 
 def _patience(one: Metric, metrics: list[Metric]) -> float:
     if one.shows_size:
         return _ENDLESS
-    # a worker with less to do is used less, and is not slow for its work
+    # a worker with less to do is used less, which does not make it slow
     is_idle = one.is_use and any(each.is_normalised for each in metrics)
     return _PATIENCE if is_idle or _is_weak(one, metrics) else 1.0
 
 
 def _small_patience(one: Metric, metrics: list[Metric]) -> float:
-    """Few workers may all be idle for others' faults: beside a metric that knows sizes, neither
-    their load nor their use is evidence. Memory filled once is compared with peers alone."""
+    """Return the patience in small roles. Few workers may all be idle because of others, so if
+    another metric accounts for sizes, their load and use are no evidence. Memory that is filled
+    once is compared only in large roles."""
     if one.is_filled:
         return _ENDLESS
     if any(each.is_normalised for each in metrics) and (one.is_load or one.is_use):
@@ -93,23 +96,24 @@ _SMALL_PATIENCE = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Deviations:
-    """Of each metric and worker, in the metric's unit. Arrays are [metrics, workers]; NaN: none."""
+    """Deviations in the metrics' units. Arrays are [metrics, workers]; NaN: none."""
 
     left: Floats
-    """Distance to the peers, less the usual one: in units or as a share, the smaller of both."""
+    """Distance to the peers minus the usual distance, in units or as a share, whichever is
+    smaller."""
     apart: Floats
-    """Distance to the peers, of a wide role made smaller."""
+    """Distance to the peers, reduced in roles that spread widely."""
     moved: Floats
     """Distance to the worker's own usual level."""
     floor: Floats
-    """Smallest scale that is believed."""
+    """Smallest scale that counts."""
     swell: Floats
-    """By which a worker's noise exceeds its usual one, at least 1: it grows with the level of what
-    the worker is compared with."""
+    """Factor, at least 1, by which a worker's noise exceeds its usual noise: it grows with the
+    level that the worker is compared with."""
 
 
 def believed(left: Floats, apart: Floats, moved: Floats, bad: Floats) -> Floats:
-    """Return the size of each deviation that no explanation takes away, in a bad direction."""
+    """Return the size of each deviation in a bad direction that no explanation takes away."""
     with np.errstate(invalid="ignore"):
         is_explained = (left * moved < 0) | (left * apart < 0) | (bad * left < 0)
         size = np.minimum(np.abs(left), _GATE * np.minimum(np.abs(apart), np.abs(moved)))
@@ -128,7 +132,7 @@ class Past:
         state.add("learned_s", 0.0)
 
     def deviations(self, values: Floats, groups: Groups, floors: Floors) -> Deviations:
-        """Return how far each worker is from where its peers and its past would have it."""
+        """Return how far each worker is from where its peers and its past predict it to be."""
         offset, level = self.state["offset"], self.state["level"]
         sizes = groups.sizes()
         reference = _reference(values, groups)
@@ -156,7 +160,8 @@ class Past:
             return Deviations(left, apart, values - level, floor, swell)
 
     def _follow_fleet(self, left: Floats, swell: Floats, values: Floats, groups: Groups) -> None:
-        """Take from a worker that is alone in its role the share by which the fleet has moved."""
+        """For a worker that is alone in its role, subtract the share by which the whole fleet has
+        moved."""
         level = self.state["level"]
         for members in groups.members:
             if len(members) > 1 or len(groups.of) - len(members) < _FEWEST_OTHERS:
@@ -170,7 +175,7 @@ class Past:
             left[:, at] = np.where(is_explained, np.where(other * left[:, at] < 0, 0.0, other), left[:, at])
 
     def learn(self, step_s: float, values: Floats, groups: Groups, is_odd: NDArray[np.bool_]) -> None:
-        """Follow each worker's own usual level, slowly, and not while it is odd."""
+        """Slowly follow each worker's own usual level, except while it is odd."""
         state = self.state
         difference = values - _reference(values, groups)
         is_known = np.isfinite(difference)
@@ -186,20 +191,21 @@ class Past:
                 state[name] = np.where(rate > 0, old + rate * (now - old), state[name])
 
     def is_warm(self, floors: Floors) -> NDArray[np.bool_]:
-        """Return where a worker has enough of a past, [metrics, workers]."""
+        """Return where a worker has a long enough past, [metrics, workers]."""
         return self.state["age_s"] >= np.float32(self._tuning.warm_up_s) * floors.past
 
     def doubt(self, num_workers: int) -> Floats:
-        """Return how much less a deviation from a short past counts, [metrics, workers]: 1 or more.
+        """Return the factor, at least 1, by which deviations from a short past are discounted,
+        [metrics, workers].
 
-        The first minute of some workers is unlike them. The larger the fleet, the more such workers
-        it has, and the longer a past must be to be believed."""
+        Some workers' first minute is unusual. A larger fleet has more such workers, so a past must
+        be longer to be trusted."""
         doubt_s = self._tuning.doubt_s * math.log(max(1.0, num_workers / FEW_WORKERS))
         learned_s = np.maximum(self.state["learned_s"], np.float32(self._tuning.warm_up_s))
         return np.sqrt(np.float32(1.0) + np.float32(doubt_s) / learned_s)
 
     def is_shared_move(self, values: Floats, groups: Groups, floors: Floors) -> bool:
-        """Return whether what all workers share has at least doubled, for most of them."""
+        """Return whether something that all workers share has at least doubled for most of them."""
         if not len(floors.shared) or len(groups.of) <= _FEWEST_OTHERS:
             return False
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -208,16 +214,16 @@ class Past:
 
 
 def _reference(values: Floats, groups: Groups) -> Floats:
-    """Return what each worker is compared with: its peers' median; 0 for a worker alone."""
+    """Return what each worker is compared with: its peers' median, or 0 for a worker alone."""
     reference = groups.others(values, groups.medians(values))
     reference[:, groups.sizes() == 1] = 0.0
     return reference
 
 
 _FEWEST_CHANGES = 30
-"""Changes of a metric, over all workers, by which its nature is decided."""
+"""Changes of a metric, over all workers, before its nature is decided."""
 _FALLS = 0.02
-"""Largest share of falls among a counter's changes: a worker that starts anew is one."""
+"""Largest share of falls among a counter's changes: restarting workers cause some."""
 _UNDECIDED_S = 30.0
 
 
@@ -225,7 +231,7 @@ class Readings:
     """Turns each frame's values into levels and rates."""
 
     def __init__(self, filled_s: float) -> None:
-        """``filled_s``: age up to which a worker's last sample stands for a missing one."""
+        """``filled_s``: age up to which a worker's last sample replaces a missing one."""
         self._filled_s = filled_s
         self._state = state = WorkerArrays()
         state.add("raw", np.nan)
@@ -236,15 +242,15 @@ class Readings:
         self._is_counter: dict[str, bool] = {}
         self._since_s: dict[str, float] = {}
         self.usual_gap_s = 1.0
-        """Typical time between samples of one worker."""
+        """Typical time between two samples of a worker."""
 
     def take(
         self, time_s: float, metrics: tuple[str, ...], workers: tuple[str, ...], values: Floats
     ) -> tuple[Floats, list[int]]:
         """Return comparable values [metrics, workers], and the metrics whose nature has changed,
-        so that their past is void.
+        which makes their past void.
 
-        ``values``: [metrics, workers], NaN where there is no sample."""
+        ``values``: [metrics, workers], NaN for missing samples."""
         state = self._state
         state.align(metrics, workers)
         is_new = np.isfinite(values)

@@ -1,10 +1,10 @@
-"""A scorer whose rewards are wrong without an error: they are always the same, or others than its
-peers give.
+"""Finds scorers whose rewards are wrong without an error: always the same, or unlike those of their
+peers.
 
-*Frozen*: so many equal rewards in a row that they are no chance, by how often the role repeats a
-reward. *Apart*: two means differ by six standard errors, its newest rewards from the peers' and
-from its own earlier ones. Of two scorers each differs from the other: the one whose rewards have
-changed by six standard errors is meant. Only samples of new work count."""
+*Frozen*: more equal rewards in a row than chance explains, given how often the role repeats a
+reward. *Apart*: its newest rewards differ by six standard errors from the peers' and from its own
+earlier ones. Two scorers always differ from each other, so the one is meant whose own rewards have
+changed by six standard errors. Only samples of new work count."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from pipeline.watch.groups import TINY, Floats, Groups, WorkerArrays
 from pipeline.watch.thresholds import Tuning
 
 _NEW_S, _OLD_S = 60.0, 600.0
-"""Time constants of a worker's newest rewards, and of all its rewards."""
+"""Time constants of a worker's newest rewards and of all its rewards, in seconds."""
 _FEWEST = 10.0
 _LEAST_REPEATS = 0.05
-"""Share of repeated rewards that every role is taken to have."""
+"""Share of repeated rewards that is assumed for every role at least."""
 _LEAST_DEVIATION = 0.01
 _HOLD_S = 10.0
 
 
 class RewardTest:
-    """Both tests over the frames of a fleet."""
-
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self._has_any = False
@@ -51,7 +49,7 @@ class RewardTest:
             state.add(name, 0.0)
 
     def evaluate(self, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
-        """Take a frame; return what is seen. Rewards are of any scale."""
+        """Add a frame and return the result. Rewards may have any scale."""
         if (reward := column.get("reward_mean")) is None or step_s <= 0.0:
             return None
         self._has_any = self._has_any or bool(np.isfinite(reward).any())
@@ -72,10 +70,10 @@ class RewardTest:
         bound = 14.0 + math.log(max(len(frame.workers) / 32.0, 1.0))
         share = of_peers(((one["repeats"] + 1.0) / (one["pairs"] + 2.0)).astype(np.float32), groups)
         frozen = one["run"] * -np.log(np.clip(share, _LEAST_REPEATS, 1.0 - 1e-6)) / bound
-        # only where the peers go on
+        # only while the peers' rewards vary
         is_moving = of_peers(one["run_s"], groups) < 0.25 * one["run_s"]
         frozen = np.where((groups.sizes() > 1) & (one["run"] >= _FEWEST) & is_moving, frozen, 0.0)
-        # a value that is only held is no further sample
+        # a repeated value may be no new sample
         is_sample = is_known & ~is_same if "done" not in column else is_known
         apart = self._apart(reward, is_sample, groups, step_s)
         score = np.maximum(frozen, apart).astype(np.float32)
@@ -93,8 +91,8 @@ class RewardTest:
         return RuleResult("reward", "reward_mean", score > 1.0, np.isfinite(reward), score, words, _HOLD_S)
 
     def _is_new_work(self, column: Columns, before: Floats, reward: Floats, last: Floats) -> np.ndarray:
-        """Return where a sample is of new work: more is done, or without that count the reward is
-        another or all samples are."""
+        """Return which samples are of new work: those with more work done or another reward, or all
+        if the work done is not counted."""
         done = column.get("done")
         if done is None:
             return np.ones(len(reward), bool)
@@ -104,12 +102,12 @@ class RewardTest:
         return is_new
 
     def _apart(self, reward: Floats, is_known: np.ndarray, groups: Groups, step_s: float) -> Floats:
-        """Return the two-sample z of each worker's newest rewards, over its limit."""
+        """Return the two-sample z of each worker's newest rewards, divided by its limit."""
         state = self._state
         new, total, square = state["new"][0], state["new_sum"][0], state["new_square"][0]
         old, old_total = state["old"][0], state["old_sum"][0]
         own_total, own_old_total = state["own_sum"][0], state["own_old_sum"][0]
-        # squares of the weights: so many samples a mean of weighted ones is worth
+        # sum of squared weights, for the effective number of samples of a weighted mean
         weight = state["new_weight"][0]
         for sums, tau_s in (
             (new, _NEW_S),
@@ -123,7 +121,7 @@ class RewardTest:
         ):
             sums *= np.float32(math.exp(-step_s / tau_s))
         with np.errstate(invalid="ignore"):
-            # less the peers of the same moment: prompts become harder for all
+            # minus the peers at the same moment, since prompts become harder for all
             usual = of_peers(np.where(is_known, reward, np.float32(np.nan)), groups)
             rest = np.where(is_known & np.isfinite(usual), reward - usual, np.float32(np.nan))
         is_used = np.isfinite(rest)
@@ -143,7 +141,7 @@ class RewardTest:
         mean = total / (new + TINY)
         variance = np.maximum(square / (new + TINY) - mean * mean, 0.0).astype(np.float32)
         variance = np.maximum(np.maximum(variance, of_peers(variance, groups)), np.float32(_LEAST_DEVIATION**2))
-        # of all rewards less the newest: what was usual before
+        # all rewards minus the newest ones: what was usual before
         before = np.maximum(old - new, 0.0)
         earlier = (old_total - total) / (before + TINY)
         error = variance * weight / (new * new + TINY)

