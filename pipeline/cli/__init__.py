@@ -161,13 +161,11 @@ class LazyGroup(click.Group):
         return f"did you mean `headrace {known[close[0]]}`?" if close else f"expected {', '.join(self._table)}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List commands from the tables, without importing them."""
         for title, table in self._sections.items():
             with formatter.section(title):
                 formatter.write_dl([(name, summary) for name, (_, summary) in table.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names and options without importing commands."""
         from click.shell_completion import CompletionItem
 
         found = [

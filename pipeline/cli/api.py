@@ -270,7 +270,6 @@ def _forget(folder: Path) -> None:
 
 
 def _refusal(exit_code: int, printed: str) -> HeadraceError:
-    """Return the error of a command that ended before its run began."""
     from pipeline.process.exit_codes import ExitCode
 
     reason = re.split(r"^headrace: ", printed, flags=re.MULTILINE)[-1].strip()

@@ -150,7 +150,6 @@ def versions_table(found: StalenessView) -> Table:
 
 
 def drops_table(found: DropsView) -> Table:
-    """Return a table with a row for trained work and one for each drop reason."""
     names = ("groups", "responses", "tokens", "mean length", "difficulty")
     table = _table(("", "left"), *((name, "right") for name in names))
     for row in (found.trained, *found.dropped):

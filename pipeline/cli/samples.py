@@ -61,7 +61,6 @@ def newest_samples(run_dir: Path, *, last: int, update: int | None) -> list[Resp
 
 
 def render_sample(sample: ResponseSample) -> list[str]:
-    """Return one sample as lines, safe for a terminal."""
     colour = "green" if sample.accuracy == 1.0 else "red"
     head = f"update {sample.update} (made version {sample.policy_version})  {printable_line(sample.trajectory)}  "
     lines = [head + click.style(sample.verdict, fg=colour, bold=True)]

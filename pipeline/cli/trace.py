@@ -98,7 +98,6 @@ def trace(
 
 
 def in_lines(incidents: Sequence[FlowIncident]) -> list[str]:
-    """Return incidents as lines of at most 100 columns."""
     if not incidents:
         return ["no incident: no worker or link caused a stall"]
     lines = list[str]()

@@ -78,7 +78,6 @@ def try_(
 
 
 def render(trial: Trial, samples: int) -> list[str]:
-    """Return a trial as lines, safe for a terminal."""
     lines: list[str] = []
     for number, prompt in enumerate(trial.prompts, start=1):
         lines += [*_prompt(prompt, f"prompt {number} of {len(trial.prompts)}"), ""]

@@ -24,8 +24,6 @@ from protocol.ids import Role
 
 @dataclass(frozen=True, slots=True)
 class Changeable:
-    """A setting that may change while a run goes on."""
-
     role: Role
     """Role whose workers apply it."""
     when: str

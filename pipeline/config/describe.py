@@ -168,7 +168,7 @@ class Setting:
     unit: str | None
     """None for a setting that is not a number."""
     default: Any
-    """As in JSON, or why it has no default."""
+    """As a JSON value, or why it has no default."""
     presets: dict[str, Any]
     """Defaults of the algorithms that have another one, by algorithm."""
     description: str
@@ -232,7 +232,6 @@ def table_model(info: FieldInfo) -> type[BaseModel] | None:
 
 @cache
 def settings() -> tuple[Setting, ...]:
-    """Return every setting, in the order of the schema."""
     return tuple(
         _setting(f"{section}.{name}", info)
         for section, model in sections()
@@ -361,7 +360,7 @@ def comment(text: str) -> list[str]:
 
 
 def _at(values: dict[str, Any], section: str) -> dict[str, Any] | None:
-    """Return the values of a section; None where it is absent, or a list of tables."""
+    """Return the values of a section; None if it is absent, or a list of tables."""
     found = _value(values, section)
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 

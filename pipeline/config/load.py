@@ -116,7 +116,6 @@ def read_resolved(run_dir: Path) -> RunConfig:
 
 
 def write_resolved(config: RunConfig, run_dir: Path) -> Path:
-    """Write the resolved configuration into the run's folder and return its path."""
     path = run_dir / RESOLVED_NAME
     text = "# Resolved configuration of this run: every setting, defaults included. Passwords are not kept here.\n"
     write_private(path, (text + to_toml(config)).encode())
@@ -215,7 +214,7 @@ def override_key(text: str) -> str:
 
 
 def _value(text: str) -> Any:
-    """Return a value in TOML; an unquoted word is a string."""
+    """Parse a value as TOML; an unquoted word is a string."""
     try:
         return _parsed(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -274,7 +273,7 @@ def _validate(tree: Tree, origins: Origins) -> RunConfig:
 
 
 def _forget_defaults(config: RunConfig, origins: Origins) -> None:
-    """Count defaults that a run's resolved file repeats as not set."""
+    """Treat defaults that a run's resolved file repeats as not set."""
     for setting in settings():
         path = tuple(setting.key.split("."))
         if Path(origins.get(path, "")).name == RESOLVED_NAME:
@@ -285,7 +284,7 @@ def _forget_defaults(config: RunConfig, origins: Origins) -> None:
 
 
 def section_of(config: RunConfig, key: str) -> BaseModel | None:
-    """Return a section of a configuration; None where it is absent, or a list of tables."""
+    """Return a section of a configuration; None if it is absent, or a list of tables."""
     held: Any = config
     for part in key.split("."):
         held = getattr(held, part, None)

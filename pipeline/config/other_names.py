@@ -138,8 +138,6 @@ def other_names() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A setting that no longer exists."""
-
     idle: tuple[object, ...]
     """Values that changed nothing, so that a run is the same without the setting."""
     why: str

@@ -131,7 +131,6 @@ class EndpointSection(Section):
 
 
 def endpoint_verifiers(endpoints: Iterable[str]) -> tuple[str, ...]:
-    """Return the verifier names of these endpoints."""
     return tuple(f"endpoint/{name}" for name in endpoints)
 
 

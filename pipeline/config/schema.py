@@ -112,7 +112,6 @@ class RunConfig(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether chunks need reference log-probs."""
         return self.algorithm.kl_coefficient > 0.0 or self.reference.always
 
     @property
@@ -288,7 +287,7 @@ class RunConfig(Section):
             )
 
     def _check_fleet(self) -> None:
-        """Refuse a fleet without workers of a role, where none can join from another host."""
+        """Refuse a fleet without workers of a needed role, if none can join from other hosts."""
         counts = {"generator": self.fleet.generator, "reward": self.fleet.reward}
         if self.has_reference:
             counts["reference"] = self.fleet.reference
@@ -336,7 +335,6 @@ class RunConfig(Section):
             raise ValueError(f"algorithm.rejection_lower is {lower}, not below rejection_upper {upper}; lower it")
 
     def _check_optimizer(self) -> None:
-        """Refuse optimisers, parameter groups and limits that a backend cannot have."""
         learner = self.learner
         taken = RANKED_OPTIMIZERS.get(learner.backend)
         if taken is not None and learner.optimizer not in taken:

@@ -20,8 +20,6 @@ _LAST_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of a check in a subprocess."""
-
     refusal: str | None
     """The last lines on standard error if the check failed, else None."""
     notes: str

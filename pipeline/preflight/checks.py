@@ -63,10 +63,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """The result of checks that a configuration passed."""
-
     findings: tuple[str, ...]
-    """Facts to show, in words."""
     spec: LedgerSpec
 
 
@@ -308,7 +305,8 @@ def _files(source: PromptSource) -> str:
 
 
 def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
-    """Return the allowed overlap of the prompts, in words. Raises DataError for another."""
+    """Return a warning about evaluation prompts that are also training prompts, if that is allowed.
+    Raises DataError if it is not."""
     both = source.overlap()
     if not both:
         return []

@@ -177,7 +177,6 @@ def num_ports(counts: Mapping[Role, int]) -> int:
 
 
 def judge_ports(config: RunConfig, counts: Mapping[Role, int], num_free: int) -> list[CheckFinding]:
-    """Return findings about ``wire.ports``, of which ``num_free`` are free."""
     needed = num_ports(counts)
     words = f"{num_free} of {config.wire.ports} are free on {config.wire.host}"
     if num_free >= needed:
@@ -214,7 +213,6 @@ def judge_clock(difference_s: float | str | None) -> CheckFinding:
 
 
 def judge_disk(config: RunConfig, found: Sequence[Need], disk: Disk | str) -> CheckFinding:
-    """Return a finding about the disk space for checkpoints, update log and ledger of a run."""
     if isinstance(disk, str):
         return refuse("disk", disk, "an answer", "check that it is mounted and reachable, or set run.dir to another")
     if not disk.is_writable:
@@ -261,7 +259,6 @@ def judge_gpu_memory(config: RunConfig, found: Sequence[Need], torch: TorchBuild
 
 
 def judge_ranks(config: RunConfig, torch: TorchBuild | str) -> list[CheckFinding]:
-    """Refuse more ranks on GPUs than there are GPUs."""
     if isinstance(torch, str) or not torch.gpus:
         return []
     sections = {

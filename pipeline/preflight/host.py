@@ -41,8 +41,6 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One device, as torch sees it."""
-
     name: str
     memory_bytes: int
     free_bytes: int
@@ -124,7 +122,6 @@ def probe_torch(timeout_s: float = TORCH_S) -> TorchBuild | str:
 
 
 def driver(file: Path = _DRIVER) -> tuple[int, ...] | None:
-    """Return the version of NVIDIA's kernel driver; None without one."""
     with suppress(OSError):
         if found := re.search(r"\s(\d{3,})\.(\d+)(?:\.(\d+))?\s", file.read_text(encoding="utf-8", errors="replace")):
             return tuple(int(part) for part in found.groups(default="0"))

@@ -147,14 +147,12 @@ def _standbys(config: RunConfig) -> list[Need]:
 
 
 def snapshots(config: RunConfig, shape: Shape) -> list[Need]:
-    """Return the memory of the learner's snapshots, if any are taken."""
     trained = 0 if config.learner.lora.rank else shape.num_weights * _FP32
     state = int(trained * (1.0 + _STATE_SHARE.get(config.learner.optimizer, 2.0)))
     return _snapshots(SNAPSHOTS, config, state, gathered_ranks(config.learner))
 
 
 def value_snapshots(config: RunConfig, shape: Shape) -> list[Need]:
-    """Return the memory of the value worker's snapshots, if any are taken."""
     return _snapshots(f"value {SNAPSHOTS}", config, 3 * shape.num_weights * _FP32, gathered_ranks(config.value))
 
 

@@ -24,7 +24,6 @@ _PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def installed(distribution: str) -> str | None:
-    """Return the installed version of a distribution; None when it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

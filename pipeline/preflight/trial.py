@@ -15,8 +15,6 @@ from protocol.trajectory import FinishReason
 
 
 class TriedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """One response and its verdict."""
-
     text: str
     """As it was sampled, special tokens included."""
     num_tokens: int
@@ -43,8 +41,6 @@ class TriedResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt with its responses."""
-
     prompt_id: str
     text: str
     """As the model reads it: its tokens as text, special ones included."""

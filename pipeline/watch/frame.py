@@ -47,8 +47,6 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric of workers."""
-
     name: str
     unit: str
     bad: Direction = Direction.BOTH

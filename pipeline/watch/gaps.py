@@ -31,7 +31,6 @@ class Gaps:
         self._counts: dict[str, NDArray[np.float64]] = {}
 
     def add(self, role: str, gaps_s: NDArray[np.float64]) -> None:
-        """Count gaps that have ended."""
         counts = self._counts.setdefault(role, np.zeros(len(_EDGES_S) + 1))
         np.add.at(counts, np.searchsorted(_EDGES_S, gaps_s), 1.0)
         if counts.sum() > _MOST:

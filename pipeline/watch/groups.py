@@ -36,13 +36,13 @@ class WorkerArrays:
     def __setitem__(self, name: str, values: NDArray[Any]) -> None:
         self._arrays[name] = values
 
-    def align(self, metrics: Sequence[str], workers: Sequence[str]) -> bool:
-        """Follow a frame's metrics and workers; return whether any changed."""
+    def align(self, metrics: Sequence[str], workers: Sequence[str]) -> None:
+        """Adapt the arrays to a frame's metrics and workers."""
         if workers is self.workers and metrics == self.metrics:
-            return False
+            return
         if tuple(workers) == self.workers and tuple(metrics) == self.metrics:
             self.workers = tuple(workers)
-            return False
+            return
         rows, columns = _places(self.metrics, metrics), _places(self.workers, workers)
         for name, old in self._arrays.items():
             new = np.full((*old.shape[:-2], len(metrics), len(workers)), self._fills[name], old.dtype)
@@ -51,7 +51,6 @@ class WorkerArrays:
                 new[(..., *np.ix_(rows >= 0, columns >= 0))] = old[(..., *kept)]
             self._arrays[name] = new
         self.metrics, self.workers = tuple(metrics), tuple(workers)
-        return True
 
     def reset(self, metric: int) -> None:
         """Reset one metric's state to the fill values."""
@@ -100,7 +99,6 @@ class Groups:
 
     @classmethod
     def by(cls, roles: Sequence[str], phases: Sequence[str] | None = None) -> Groups:
-        """Group workers by role and phase."""
         keys = list(zip(roles, phases or [""] * len(roles), strict=True))
         names = tuple(sorted(set(keys)))
         number = {name: at for at, name in enumerate(names)}

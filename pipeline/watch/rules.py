@@ -20,7 +20,7 @@ from pipeline.watch.thresholds import Tuning
 
 class Rules:
     def __init__(self, tuning: Tuning) -> None:
-        self._tuning = tuning
+        self.tuning = tuning
         self.standstill = Stillness(tuning)
         """How long no work has progressed."""
         self.stillness = Stillness(tuning)
@@ -41,7 +41,8 @@ class Rules:
         own.add("free_at_s", np.nan, np.float64)
         self._growth = MemoryGrowth(tuning)
         self._rewards = RewardTest(tuning)
-        self._ceased = Gaps()
+        self.ceased = Gaps()
+        """Usual times between two finished pieces of work, by role."""
         self._workers: tuple[str, ...] = ()
         self._usual: dict[str, float] = {}
         self._time_s = math.nan
@@ -52,10 +53,10 @@ class Rules:
         self._workers = frame.workers
         self._held.align(_KINDS, frame.workers)
         self._own.align(("",), frame.workers)
-        self._ceased.keep(frame.roles)
+        self.ceased.keep(frame.roles)
         step_s = frame.time_s - self._time_s
         self._time_s = frame.time_s
-        step_s = min(step_s, self._tuning.max_step_s) if step_s > 0 else 0.0
+        step_s = min(step_s, self.tuning.max_step_s) if step_s > 0 else 0.0
         found = list[Finding]()
         results = [
             rule(self, column, frame, groups, step_s)
@@ -83,10 +84,10 @@ class Rules:
             held["good"][at] += known
             return []
         counts, sizes = groups.shares(first_of_each(near, result.shared)[None, :])
-        allowed = np.maximum(np.ceil(self._tuning.common_share * sizes), 1)
+        allowed = np.maximum(np.ceil(self.tuning.common_share * sizes), 1)
         is_common = (counts[0] > allowed)[groups.of]
         if result.kind == "silent" or result.shared is not None:
-            is_common |= np.count_nonzero(near) > max(1, math.ceil(self._tuning.common_share * len(bad)))
+            is_common |= np.count_nonzero(near) > max(1, math.ceil(self.tuning.common_share * len(bad)))
         known = known & ~is_common
         bad_s, frames, good = held["bad_s"][at], held["frames"][at], held["good"][at]
         started = bad & known & (frames == 0)
@@ -133,15 +134,6 @@ class Rules:
             grown = now - last
             np.copyto(last, now, where=np.isfinite(now))
             return np.where(grown >= 0, grown, np.float32(np.nan))
-
-    @property
-    def ceased(self) -> Gaps:
-        """Usual times between two finished pieces of work, by role."""
-        return self._ceased
-
-    @property
-    def tuning(self) -> Tuning:
-        return self._tuning
 
 
 _KINDS = ("silent", "hung", "errors", "refused", "stale", "disk", "clock", "numeric", "leak", "reward")

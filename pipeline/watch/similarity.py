@@ -76,7 +76,6 @@ class Evidence:
         self._spread = self._record = self._record_s = np.zeros((0, 0), np.float32)
 
     def align(self, metrics: tuple[str, ...], workers: tuple[str, ...], groups: Groups) -> None:
-        """Follow a frame's metrics, workers and groups."""
         self.state.align(metrics, workers)
         if self._group_names != groups.names or self._metrics != metrics:
             shape = (len(metrics), len(groups.names))
@@ -85,7 +84,6 @@ class Evidence:
             self._group_names, self._metrics = groups.names, metrics
 
     def reset(self, at: int) -> None:
-        """Forget one metric's past."""
         self.state.reset(at)
         self._spread[at] = np.nan
         self._record[at] = self._record_s[at] = 0.0

@@ -35,8 +35,6 @@ _OF_PIECES = ("finished_age_s", "longest_piece_s")
 
 
 class TableForm(StrEnum):
-    """Kinds of tables that the watch reads."""
-
     METRICS = "metrics"
     WORK = "finished work"
 

@@ -129,7 +129,6 @@ _shipped: list[Thresholds] = []
 
 
 def shipped() -> Thresholds:
-    """Return the thresholds that come with the package."""
     if not _shipped:
         _shipped.append(read_thresholds(SHIPPED))
     return _shipped[0]

@@ -36,7 +36,7 @@ class GroupAccuracy:
     num_responses: int
     num_failed: int
     accuracy: float | None
-    """Mean over the responses with a verdict; None when there is none."""
+    """Mean over the responses with a verdict; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class ScoreReport:
 
     path: str
     verifier: str | None
-    """None when each line names its verifier."""
+    """None if each line names its verifier."""
     num_responses: int
     """Readable lines, scored or failed."""
     num_scored: int
     accuracy: float | None
-    """Mean over the responses with a verdict; None when there is none."""
+    """Mean over the responses with a verdict; None if there are none."""
     num_correct: int
     num_partial: int
     """Accuracy between 0 and 1."""
@@ -82,7 +82,6 @@ class ScoreReport:
 
     @property
     def num_failed(self) -> int:
-        """Responses without a verdict."""
         return self.num_responses - self.num_scored
 
     @property
@@ -134,7 +133,6 @@ class ScoreTally:
             self._group(response).append(score.accuracy)
 
     def failure(self, line: int, response: Response, failure: VerifierFailure) -> None:
-        """Count a response without a verdict."""
         self._failures[str(failure.kind)] += 1
         if len(self._failure_examples) < _MAX_EXAMPLES:
             self._failure_examples.append(f"{self._path}:{line}: {failure.error.strip()[-_MAX_CHARS:]}")
@@ -142,7 +140,6 @@ class ScoreTally:
             self._group(response).append(None)
 
     def bad_line(self, line: int, problem: str) -> None:
-        """Count a line that holds no response."""
         self._num_bad_lines += 1
         if len(self._bad_lines) < _MAX_EXAMPLES:
             self._bad_lines.append(f"{self._path}:{line}: {problem[:_MAX_CHARS]}")

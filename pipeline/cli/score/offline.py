@@ -167,8 +167,6 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """The scoring of one file."""
-
     verifier: str | None
     default_verifier: str | None
     config: RewardSection
