@@ -1,4 +1,4 @@
-"""``headrace fleet probe``: whether a supervisor's loop turns, for the probes of a container.
+"""``headrace fleet probe``: is a supervisor's event loop alive? For the probes of a container.
 
 It reads one small file, and imports neither the configuration nor a client of the ledger."""
 
@@ -16,9 +16,9 @@ from pipeline.supervisor.pulse import NAME, trouble
 @click.argument("question", type=click.Choice(["live", "ready"]))
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 def probe(question: str, folder: Path | None) -> int:
-    """Check the supervisor of a folder; by default that of this account's join.
+    """Check the supervisor of a folder, by default of this account's newest join.
 
-    live: its loop runs, or has ended. ready: a worker is working. Exit code 0, or 1 with the
+    live: its loop is alive, or it has ended. ready: a worker is working. Exit code 0, or 1 with the
     reason."""
     if folder is None:
         base = os.environ.get("XDG_STATE_HOME")
