@@ -198,7 +198,7 @@ def test_what_a_document_links_to_exists(path: Path) -> None:
         ("make frobnicate", "make frobnicate"),
         ("make test test-vlm", "make test-vlm"),
         (".venv/bin/headrace statsu", "headrace statsu"),
-        ("headrace queues runs/demo", "headrace queues is `headrace ledger queues` now"),
+        ("headrace queues runs/demo", "headrace queues is now `headrace ledger queues`"),
         ("headrace ledger dead-letters lst", "headrace ledger dead-letters lst"),
         ("headrace ledger queues runs/demo --jsn", "headrace ledger queues --jsn"),
         ("python -m ops.fuz decoder", "python -m ops.fuz"),
