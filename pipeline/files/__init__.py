@@ -1,8 +1,7 @@
 """Private files (mode 0600) and folders (mode 0700), files of bounded length, and a reader of files
 that other processes append to.
 
-Addresses with passwords, sockets and keys are private. When a bounded file is cut, a line with the
-number of bytes replaces its beginning."""
+Addresses with passwords, sockets and keys are private."""
 
 from __future__ import annotations
 
@@ -15,15 +14,17 @@ KEPT_BYTES = 1 << 20
 
 
 def keep_private() -> None:
-    """Make this process's and its children's files private, and disable core files. A core file
-    would hold passwords. ``prlimit --pid PID --core=unlimited`` enables one."""
+    """Make files of this process and its children private, and disable core files, which would hold
+    passwords.
+
+    ``prlimit --pid PID --core=unlimited`` enables a core file again."""
     os.umask(0o077)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file of mode 0600 in one step: a reader sees the old content or the new."""
+    """Write a file of mode 0600 atomically: a reader sees the old content or the new."""
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -33,9 +34,11 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def cut(path: Path, *, max_bytes: int = MAX_BYTES, kept_bytes: int = KEPT_BYTES) -> bool:
-    """Cut a file above ``max_bytes`` to its last whole lines within ``kept_bytes``; return whether.
-    A process that appends to the file continues at the new end; a line written at that very moment
-    may be lost. Raises OSError."""
+    """Cut a file above ``max_bytes`` to its last whole lines within ``kept_bytes``; return whether
+    it was cut.
+
+    A first line says how many bytes were removed. A process that appends to the file continues at
+    the new end; a line written during the cut may be lost. Raises OSError."""
     try:
         if path.stat().st_size <= max_bytes:
             return False
@@ -53,18 +56,19 @@ def cut(path: Path, *, max_bytes: int = MAX_BYTES, kept_bytes: int = KEPT_BYTES)
 
 
 class GrowingFile:
-    """Reads each whole line once."""
+    """Reads a file that others append to: each whole line once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode = 0
         self._offset = 0
         self.num_replaced = 0
-        """Times that it was replaced, cut short or removed. Its next lines are of a new file."""
+        """How often the file was replaced, truncated or removed; its next lines are a new file's."""
 
     def read(self, max_bytes: int | None = None) -> list[bytes]:
-        """Return the whole lines that are new, without their ends; nothing without a file.
-        ``max_bytes``: read about so much at once; None: all. Raises OSError."""
+        """Return the new whole lines without their line ends; none if the file is missing.
+
+        ``max_bytes``: read about this much; None reads everything. Raises OSError."""
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())

@@ -1,9 +1,9 @@
-"""Versions of code in a run's folder: ``code/VERSION/`` has the files, ``code/VERSION.json`` their
-digests.
+"""Versions of code in a run's folder: ``code/VERSION/`` holds the files, ``code/VERSION.json``
+their digests.
 
-A version is a copy named by its content: equal files have one version, wherever they came from. A
-version never changes; a damaged one is replaced by a new copy of the same files. Folders have mode
-0700, files 0600."""
+A version is named by a hash of its content, so equal files have one version, wherever they were
+copied from. A version never changes; a damaged one is replaced by a new copy of the same files.
+Folders have mode 0700, files 0600."""
 
 from __future__ import annotations
 
@@ -33,27 +33,28 @@ SHARED_PLACES: Final = (
     "pipeline/process",
     "pipeline/observability/history.py",
 )
-"""Folders and files of Headrace's packages."""
+"""Folders and files of Headrace that processes on one run must agree on."""
 _SOURCES: Final = (".py", ".lua")
 
 _OWN_ROOT: Final = Path(__file__).parents[2]
 
 
 def shared_digests(root: Path = _OWN_ROOT) -> dict[str, str]:
-    """Return the digest (sha256, in hex, shortened) of each shared place. ``root`` has Headrace's
-    packages; by default those that run here. A place that is not there has the digest of nothing.
-    Raises OSError."""
+    """Return the shortened sha256 hex digest of each of ``SHARED_PLACES``.
+
+    ``root`` holds Headrace's packages; the default is the running code. A missing place has the
+    digest of empty input. Raises OSError."""
     return {place: digest_of(root, place)[:_NUM_DIGITS] for place in SHARED_PLACES}
 
 
 def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """Return the first shared place whose digests differ; None where all are alike."""
+    """Return the first shared place whose digests differ; None if all are equal."""
     return next((place for place in sorted(ours.keys() | theirs.keys()) if ours.get(place) != theirs.get(place)), None)
 
 
 def digest_of(root: Path, *places: str) -> str:
-    """Return the sha256, in hex, of the sources in these folders and files of ``root``: their paths
-    and contents. Raises OSError."""
+    """Return one sha256 hex digest over the sources in these folders and files of ``root``: their
+    paths and contents. Raises OSError."""
     hasher = hashlib.sha256()
     for place in (root / place for place in places):
         paths = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.suffix in _SOURCES)
@@ -71,22 +72,21 @@ _LEAVE_OUT: Final = ("__pycache__", "node_modules")
 
 
 class CodeFile(msgspec.Struct, frozen=True):
-    """A file of a version."""
-
     place: str
-    """Relative, with ``/``."""
+    """Relative to the version's folder, with ``/``."""
     num_bytes: int
     digest: str
-    """sha256, in hex."""
+    """sha256 in hex."""
 
 
 def keep_code(source: Path, run_dir: Path, only: Collection[str] = ()) -> str:
     """Copy a folder of modules, or one module's file, into a run's folder; return the version.
-    ``only``: names in the folder that are copied; by default all.
 
-    Hidden files, caches and Python environments are left out. Raises ConfigError: there is no code
-    or too much, a link leads out of the folder, or a module hides one of Python's. It raises that,
-    too, where a folder cannot be read or written to."""
+    ``only``: names in the folder to copy; empty copies all. Hidden files, caches and virtual
+    environments are left out.
+
+    Raises ConfigError: there is no code or too much of it, a link leads out of the folder, a module
+    hides one of Python's own, or a folder cannot be read or written."""
     folder = run_dir / CODE_FOLDER
     ensure_private_folder(folder)
     partial = folder / f".partial-{os.getpid()}"
@@ -106,8 +106,8 @@ def keep_code(source: Path, run_dir: Path, only: Collection[str] = ()) -> str:
 
 
 def _put(partial: Path, folder: Path, files: list[CodeFile]) -> None:
-    """Put a copy in its place, unless an equal one is there. A damaged one makes room; what goes by
-    it has the same files afterwards."""
+    """Move a new copy into place, unless an intact equal one is there. A damaged one is renamed
+    away first."""
     with suppress(OSError, ConfigError):
         if [_read(folder / file.place, file.place)[0] for file in files] == files:
             return
@@ -120,11 +120,13 @@ def _put(partial: Path, folder: Path, files: list[CodeFile]) -> None:
 
 
 def checked_code(run_dir: Path, version: str, *, starts: str = "") -> Path:
-    """Return the folder of a version. Raises ConfigError when it is not there, is not as it was
-    copied, or others may write to it. ``starts``: the setting that names it at a start of the
-    run."""
+    """Return the folder of a version after checking its files against their digests.
+
+    Raises ConfigError when it is missing, was changed since it was copied, or is writable by
+    others. ``starts``: name of the setting that selects it when a run starts, for the error's
+    advice."""
     folder = run_dir / CODE_FOLDER / version
-    remedy = "`headrace update --code` copies it again, or go on with another version by `headrace update --rollback`"
+    remedy = "copy it again with `headrace update --code`, or go back to another one with `headrace update --rollback`"
     if starts:
         remedy = f"put the folder back as it was, or start without it: --set '{starts}=\"\"'"
     try:
@@ -141,8 +143,8 @@ def checked_code(run_dir: Path, version: str, *, starts: str = "") -> Path:
 
 
 def remove_code(run_dir: Path, kept: Collection[str], *, before_s: float) -> list[str]:
-    """Remove the versions that are not ``kept`` and were last copied before ``before_s`` (seconds
-    since 1970), with what copies under way left behind. Return the versions. Raises OSError."""
+    """Remove versions not in ``kept`` that were last copied before ``before_s`` (seconds since
+    1970), and the remains of interrupted copies. Return the removed versions. Raises OSError."""
     folder, removed = run_dir / CODE_FOLDER, list[str]()
     if not folder.is_dir():
         return removed
@@ -158,14 +160,14 @@ def remove_code(run_dir: Path, kept: Collection[str], *, before_s: float) -> lis
 
 
 def running_version(run_dir: Path) -> str:
-    """Return the version of Headrace's packages that this process runs; empty for those that are
-    installed."""
+    """Return the version of Headrace's own code that this process runs; empty for an installed
+    package."""
     root = Path(headrace.__file__).absolute().parents[1]
     return root.name if root.parent == run_dir.absolute() / CODE_FOLDER else ""
 
 
 def module_names(folder: Path) -> frozenset[str]:
-    """Return the modules and packages at the top of a folder."""
+    """Return the names of the modules and packages at the top of a folder."""
     return frozenset(
         path.name if path.is_dir() else path.stem
         for path in folder.iterdir()
@@ -178,7 +180,7 @@ def _version(files: list[CodeFile]) -> str:
 
 
 def _copied(source: Path, into: Path, only: Collection[str]) -> list[CodeFile]:
-    """Copy the files of a folder, or one file; return them in the order of their places."""
+    """Copy the files of a folder, or one file; return them sorted by place."""
     if source.is_file():
         found = [(source, source.name)]
     elif source.is_dir():
@@ -214,7 +216,7 @@ def _walk(folder: Path, root: Path) -> Iterator[Path]:
         if path.is_symlink() and (path.is_dir() or not path.resolve().is_relative_to(root)):
             raise ConfigError(f"{path} is a link to a folder or to a place outside {root}: replace it with its target")
         if path.is_dir():
-            # an environment has a python of its own, and is installed, not copied
+            # skip virtual environments
             if not (path / "pyvenv.cfg").exists():
                 yield from _walk(path, root)
         else:
@@ -222,8 +224,8 @@ def _walk(folder: Path, root: Path) -> Iterator[Path]:
 
 
 def _read(path: Path, place: str) -> tuple[CodeFile, bytes]:
-    """Read a regular file, at most a byte more than a version may have. Raises OSError."""
-    # a pipe would be waited for
+    """Read a regular file, at most one byte beyond a version's limit. Raises OSError."""
+    # O_NONBLOCK: opening a pipe would block
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

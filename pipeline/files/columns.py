@@ -1,13 +1,14 @@
-"""Tables of named columns, from CSV or Parquet files, as numbers and words.
+"""Reads named columns from CSV or Parquet files as arrays of numbers and words.
 
-A CSV file has a header, and commas, semicolons or tabs between its cells; ``.gz`` is unpacked. A
-file with Parquet's first bytes is Parquet, whatever its name. Names of columns are compared in
-lower case, without blanks around them. The whole table is in memory: 8 bytes a number, 4 a word.
+A CSV file has a header; its cells are separated by commas, semicolons, tabs or bars; ``.gz`` is
+unpacked. A file that begins with Parquet's magic bytes is Parquet, whatever its name. Column names
+are compared in lower case and stripped of blanks. The whole table is held in memory: 8 bytes per
+number, 4 per word.
 
-A column without a default is needed, and so is each of its cells. Another column may be absent,
-and its empty cells get the default. The words nan, null, none, na and n/a are empty cells of a
-number. Every error is a DataError that names file, row, column, what was read and what was
-expected. Rows count from 1 as an editor shows them: a CSV file's header is row 1."""
+A column without a default is required, and so is each of its cells. Any other column may be absent,
+and its empty cells get the default. In number columns, nan, null, none, na and n/a count as empty.
+Every error is a DataError that names file, row, column, what was read and what was expected. Rows
+are numbered as an editor shows them: a CSV file's header is row 1."""
 
 from __future__ import annotations
 
@@ -34,12 +35,10 @@ _TRUE_WORDS = ("true", "1", "1.0", "yes", "t", "y", "ok")
 _FALSE_WORDS = ("false", "0", "0.0", "no", "f", "n")
 _SHOWN_CHARS = 40
 _MOST_S = 1e11
-"""Seconds since 1970, in the year 5138. Milliseconds are above since 1973."""
+"""Seconds since 1970, in the year 5138. As milliseconds, any date since 1973 is above it."""
 
 
 class Cell(StrEnum):
-    """The type of a column's cells."""
-
     TEXT = "text"
     NUMBER = "a number"
     SECONDS = "seconds (or milli-, micro- or nanoseconds since 1970) before the year 5000, or a date and time"
@@ -48,21 +47,22 @@ class Cell(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that a reader wants."""
+    """A column to read."""
 
     name: str
     """In lower case."""
     kind: Cell = Cell.NUMBER
     default: float | str | None = None
-    """Value of an absent column and of empty cells. None: the column and its cells are needed."""
+    """Value of an absent column and of empty cells. None: the column and all its cells are
+    required."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordColumn:
-    """A column of text, each different word once."""
+    """A column of text that stores each distinct word once."""
 
     codes: NDArray[np.int32]
-    """[rows]; index of the row's word."""
+    """[rows]; index into ``words``."""
     words: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -72,28 +72,28 @@ class WordColumn:
         return self.words[int(self.codes[row])]
 
     def array(self) -> NDArray[np.object_]:
-        """Return the words [rows]; equal ones are the same object."""
+        """Return the words [rows]; equal words are the same object."""
         words = np.array([*self.words, ""], dtype=object)
         return cast("NDArray[np.object_]", words[self.codes])
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The wanted columns of one file."""
+    """The columns read from one file."""
 
     path: Path
     num_rows: int
     numbers: dict[str, NDArray[np.float64]]
-    """[rows] by column; a flag is 1 or 0, and NaN where it is empty."""
+    """By column name: [rows]; a flag is 1 or 0; NaN if empty."""
     texts: dict[str, WordColumn]
     unknown: tuple[str, ...]
-    """The file's other columns, which were not read."""
+    """Columns of the file that were not asked for and not read."""
     absent: tuple[str, ...]
-    """Wanted columns that the file lacks; they have their defaults."""
+    """Requested columns that the file lacks; they hold their defaults."""
 
 
 def joined(tables: Sequence[Columns]) -> Columns:
-    """Return tables of the same wanted columns, at least one, as one with all their rows."""
+    """Concatenate the rows of tables that were read with the same columns; at least one table."""
     if len(tables) == 1:
         return tables[0]
     first = tables[0]
@@ -117,7 +117,8 @@ def joined(tables: Sequence[Columns]) -> Columns:
 
 
 def table_files(path: Path) -> list[Path]:
-    """Return a file itself, or the CSV and Parquet files of a folder, by name. Raises DataError."""
+    """Return the file itself, or the CSV and Parquet files of a folder sorted by name. Raises
+    DataError."""
     if not path.is_dir():
         return [path]
     try:
@@ -130,12 +131,12 @@ def table_files(path: Path) -> list[Path]:
 
 
 def column_names(path: Path) -> tuple[str, ...]:
-    """Return a table's column names as they are compared. Raises DataError."""
+    """Return a table's column names, stripped and in lower case. Raises DataError."""
     return tuple(_comparable(name) for name in _open(path).names)
 
 
 def read_columns(path: Path, columns: Sequence[Column]) -> Columns:
-    """Return these columns of a file. Raises DataError."""
+    """Read these columns of a file. Raises DataError."""
     source = _open(path)
     names = [_comparable(name) for name in source.names]
     for name in (column.name for column in columns):
@@ -167,8 +168,8 @@ def read_columns(path: Path, columns: Sequence[Column]) -> Columns:
 
 
 def arrow(module: str = "") -> Any:
-    """Return pyarrow, or a module of it, which comes without types. It is imported late: a command
-    without tables starts without it."""
+    """Import and return pyarrow or one of its modules, untyped and late: commands that read no
+    table do not load it."""
     return importlib.import_module(f"pyarrow{module}")
 
 
@@ -209,7 +210,7 @@ class _CsvFile:
         return io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace", newline="")
 
     def _records(self) -> Iterator[tuple[int, int, list[str]]]:
-        """Yield first line, last line and cells of each record; empty lines are passed over."""
+        """Yield the first line, last line and cells of each non-empty record."""
         csv.field_size_limit(1 << 24)
         try:
             with self._lines() as lines:
@@ -330,7 +331,7 @@ def _as_text(source: _CsvFile | _ParquetFile, column: Column, array: Any) -> Any
 
     kind: Any = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        expected = f"expected {column.kind}, a cell a value"
+        expected = f"expected {column.kind}, one value per cell"
         raise DataError(f"{source.path}, column {column.name}: its cells are {kind}; {expected}")
     try:
         return pc.cast(array, pa.string())
@@ -371,8 +372,8 @@ def _numbers(source: _CsvFile | _ParquetFile, column: Column, array: Any) -> NDA
 
 
 def _per_second(times: NDArray[np.float64]) -> float:
-    """Return the ticks a second of a column of times: so many since 1970 that they can be no seconds
-    are milli-, micro- or nanoseconds."""
+    """Guess a time column's ticks per second: values too large for seconds since 1970 are milli-,
+    micro- or nanoseconds."""
     if not np.isfinite(times).any():
         return 1.0
     least = float(np.nanmin(np.abs(times)))
@@ -380,7 +381,7 @@ def _per_second(times: NDArray[np.float64]) -> float:
 
 
 def _parsed(source: _CsvFile | _ParquetFile, column: Column, text: Any) -> NDArray[np.float64]:
-    """Return numbers of cells in lower case [rows]; NaN for empty ones."""
+    """Return numbers [rows] from lower-case cells; NaN for empty ones."""
     pa = arrow()
     pc = arrow(".compute")
 
@@ -405,7 +406,7 @@ def _parsed(source: _CsvFile | _ParquetFile, column: Column, text: Any) -> NDArr
 
 
 def _dates(text: Any) -> NDArray[np.float64] | None:
-    """Return ISO dates as seconds since 1970; None for anything else."""
+    """Parse ISO dates to seconds since 1970; None if any cell is something else."""
     pa = arrow()
     pc = arrow(".compute")
 

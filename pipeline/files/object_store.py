@@ -1,8 +1,8 @@
-"""A folder of an object store, by its URL: the one door to fsspec.
+"""Objects below one URL of an object store, through fsspec; nothing else imports fsspec.
 
-Blocking. A call is repeated by the store's own package alone, some seconds long. Its errors become
-ours. ConfigError: a repeat would be refused too (no bucket, no credentials, no package).
-StoreUnavailable: it may pass. StorageFailed: this host's disk is full."""
+Calls block. Only the store's own package retries, for a few seconds. Errors are translated:
+ConfigError when a retry cannot help (no bucket, no credentials, no package), StoreUnavailable when
+it may, StorageFailed when this host's disk is full."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from protocol.errors import ConfigError, DataError, StorageFailed, StoreUnavaila
 
 _CONNECT_S: Final = 10
 _SILENT_S: Final = 60
-"""Limit of a store's silence in the middle of an answer."""
+"""Longest silence of a store in the middle of an answer."""
 _PARTS_AT_ONCE: Final = 2
-"""Parts of a large file on their way at once, of 50 MB each."""
+"""Concurrent parts of a large file, 50 MB each."""
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    # botocore repeats nothing: s3fs does
+    # botocore must not retry, since s3fs does
     "s3": {
         "max_concurrency": _PARTS_AT_ONCE,
         "config_kwargs": {
@@ -44,14 +44,14 @@ _REFUSED: Final = frozenset({401, 403})
 _MAX_REASON_CHARS: Final = 200
 
 Moved = Callable[[int], None]
-"""Receives how many bytes were moved since the last call."""
+"""Called with the number of bytes moved since the last call."""
 
 
 class ObjectStore:
     """The objects below one URL. Names are relative to it."""
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError: no URL of a store, or the package that reads it is not installed."""
+        """Raises ConfigError: not an object store's URL, or the package for it is not installed."""
         try:
             self.url = check_url(url)
         except ValueError as error:
@@ -60,33 +60,32 @@ class ObjectStore:
 
         scheme = scheme_of(self.url)
         with _plain_errors(self.url):
-            # No instance and no listing of an earlier call: others write there too.
+            # No cached instance or listing: others write there too.
             self._files: Any = fsspec.filesystem(  # pyright: ignore[reportUnknownMemberType]
                 scheme, skip_instance_cache=True, use_listings_cache=False, **_OPTIONS.get(scheme, {})
             )
         self._root = str(self._files._strip_protocol(self.url))
 
     def put(self, name: str, path: Path, moved: Moved = lambda _: None) -> None:
-        """Store a file of this host as one object."""
         with _plain_errors(join(self.url, name)):
             self._files.put_file(str(path), self._at(name), callback=_callback(moved))
 
     def put_bytes(self, name: str, data: bytes) -> None:
-        """Store a small object in one step."""
+        """Store a small object in one request."""
         with _plain_errors(join(self.url, name)):
             if scheme_of(self.url) == "file":
-                # Other stores make the folders that a name implies.
+                # Only here must folders exist before their files.
                 self._files.makedirs(self._files._parent(self._at(name)), exist_ok=True)
             self._files.pipe_file(self._at(name), data)
 
     def get(self, name: str, path: Path, moved: Moved = lambda _: None) -> None:
-        """Copy an object into a file of this host."""
+        """Download an object to a file on this host."""
         with _plain_errors(join(self.url, name)):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._files.get_file(self._at(name), str(path), callback=_callback(moved))
 
     def read(self, name: str) -> bytes | None:
-        """Return a small object, or None."""
+        """Return the content of a small object; None if it does not exist."""
         with _plain_errors(join(self.url, name)):
             try:
                 return self._files.cat_file(self._at(name))
@@ -96,7 +95,7 @@ class ObjectStore:
                 return None
 
     def size(self, name: str) -> int | None:
-        """Return an object's bytes, or None."""
+        """Return an object's size in bytes; None if it does not exist."""
         with _plain_errors(join(self.url, name)):
             try:
                 found = self._files.info(self._at(name))
@@ -105,7 +104,7 @@ class ObjectStore:
         return int(found["size"]) if found["type"] == "file" else None
 
     def names(self, folder: str) -> dict[str, int]:
-        """Return the objects in a folder and below, by name, with their bytes."""
+        """Return the objects in a folder and below it: name to size in bytes."""
         with _plain_errors(join(self.url, folder)):
             try:
                 found = self._files.find(self._at(folder), detail=True)
@@ -116,7 +115,7 @@ class ObjectStore:
         return {name.removeprefix(self._root).lstrip("/"): int(entry["size"]) for name, entry in found.items()}
 
     def matching(self, pattern: str) -> list[str]:
-        """Return the names of objects that a pattern with ``*`` matches, in order."""
+        """Return the sorted names of objects that match a pattern with ``*``."""
         with _plain_errors(join(self.url, pattern)):
             found = self._files.glob(self._at(pattern))
         return sorted(name.removeprefix(self._root).lstrip("/") for name in found)
@@ -146,7 +145,7 @@ def _callback(moved: Moved) -> Any:
 
 @contextmanager
 def _plain_errors(url: str) -> Generator[None]:
-    """Turn the errors of fsspec and of the store's package into ours."""
+    """Translate errors of fsspec and of the store's package into ours."""
     try:
         yield
     except (ConfigError, StoreUnavailable, StorageFailed):
@@ -176,7 +175,7 @@ def _in_our_words(url: str, error: Exception) -> Exception:
     if isinstance(error, FileNotFoundError):
         what = "there is no such bucket" if _is_bucket_missing(error) else "there is no such bucket or object"
         return DataError(f"{url}: {what} ({reason}); correct the name, or make it")
-    return StoreUnavailable(f"{url}: the store does not answer as it should ({kind}: {reason})")
+    return StoreUnavailable(f"{url}: the store failed ({kind}: {reason})")
 
 
 def _is_bucket_missing(error: FileNotFoundError) -> bool:

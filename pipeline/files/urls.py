@@ -1,8 +1,8 @@
 """URLs of object stores: ``s3://BUCKET/PATH``, ``gs://BUCKET/PATH``, ``file:///FOLDER``.
 
-Credentials come from the store's own places alone: the environment, profiles, the machine's
-identity. A URL never holds them, so it may stand in settings, logs and reports. Worker processes
-need none: files are fetched and copied by the command and by the supervisor's copying process."""
+Credentials come only from where the store's own tools look: the environment, profiles, the
+machine's identity. A URL never holds them, so it may appear in settings, logs and reports. Worker
+processes need none: the command and the supervisor's mirror process do all transfers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 EXTRAS: Final = {"s3": "s3", "gs": "gcs"}
-"""By scheme, the extra of the distribution that reads it; others need none."""
+"""The pip extra that each scheme needs; schemes not listed need none."""
 _SCHEMES: Final = ("s3", "gs", "file", "memory")
 _URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _QUERY: Final = re.compile(r"\?.*=")
@@ -23,25 +23,25 @@ _CREDENTIALS: Final = frozenset(
     }
 )  # fmt: skip
 _FSSPEC: Final = ("FSSPEC_S3", "FSSPEC_GS", "FSSPEC_GCS")
-"""Begin the variables by which fsspec takes options, keys included."""
+"""Prefixes of variables from which fsspec takes options, keys included."""
 _LEAST_CHARS: Final = 8
-"""Shorter values are not taken for secrets of a store."""
+"""Shorter values are not treated as secrets."""
 
 
 def is_url(text: str) -> bool:
-    """Return whether a text is a URL of any kind, rather than a path."""
+    """Return whether a text has a URL scheme, rather than being a path."""
     return _URL.match(text) is not None
 
 
 def scheme_of(url: str) -> str:
-    """Return a URL's scheme, as in ``s3``; "" for a path."""
+    """Return a URL's scheme, such as ``s3``; "" for a path."""
     found = _URL.match(url)
     return found["scheme"] if found else ""
 
 
 def check_url(text: str) -> str:
-    """Return a URL of an object store, without a slash at its end. Raises ValueError in a sentence:
-    another scheme, no bucket, or credentials inside."""
+    """Return a valid object store URL without its trailing slash. Raises ValueError, worded for
+    users, on another scheme, a missing bucket, or credentials inside."""
     found = _URL.match(text)
     if found is None or found["scheme"] not in _SCHEMES:
         shown = f"{found['scheme']}://" if found else repr(text)
@@ -62,13 +62,12 @@ def check_url(text: str) -> str:
 
 
 def join(url: str, *names: str) -> str:
-    """Return the URL of something below another."""
     return "/".join((url.rstrip("/"), *names))
 
 
 def without_store_credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the credentials of object stores, and without copies of their
-    values under other names. A process that reads ``~/.aws`` can still find a profile there."""
+    """Return a copy of an environment without object store credentials, also where their values
+    appear under other names. A process that reads ``~/.aws`` can still find a profile there."""
     secrets = {
         environment[name]
         for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")

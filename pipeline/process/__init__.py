@@ -1,2 +1,1 @@
-"""A process as the operating system knows it: identity, descendants, exit code, last
-error, work."""
+"""Processes as the operating system sees them: identity, descendants, exit codes, stacks, progress."""

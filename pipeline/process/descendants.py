@@ -1,8 +1,9 @@
 """Finds and kills a process's descendants, however they have detached themselves.
 
-A daemon leaves its process group and its session. So a process gets a mark in its environment,
-which all its descendants inherit. A descendant that clears its environment escapes that search, but not the
-one below a process that adopts daemons (``adopting``). Without ``/proc`` (macOS) only process groups are ended."""
+A daemon leaves its process group and session, so each worker carries a mark in its environment,
+which descendants inherit. A descendant that clears its environment escapes that search, but not the
+one below a process that adopts orphans (``adopting``). Without ``/proc`` (macOS) only process
+groups are killed."""
 
 from __future__ import annotations
 
@@ -18,22 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORKER_MARK = "HEADRACE_WORKER"
-"""Environment variable of a worker and its descendants; its value is ``worker_mark``."""
+"""Environment variable of a worker and its descendants; its value is ``worker_mark()``."""
 SANDBOX_MARK = "HEADRACE_SANDBOX"
 """Environment variable of a verifier's sandbox and its descendants; its value is a random name."""
 
 _PROC = Path("/proc")
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _ROUNDS = 100
-"""Most searches for processes that were started during the killing."""
+"""Maximum number of searches for processes that start during the killing."""
 _KERNEL_THREAD = 0x00200000
-"""Flag of a kernel thread (``PF_KTHREAD``)."""
+"""The flag ``PF_KTHREAD``."""
 _EXEC_S = 0.01
-"""Pause before the next search, when a process was in the middle of ``exec``."""
+"""Pause before searching again when a process was in the middle of ``exec``."""
 
 
 def worker_mark(run_dir: Path, worker: str | None = None) -> str:
-    """Return the mark of a run's worker, or the common beginning of its workers' marks."""
+    """Return the mark of a run's worker, or without ``worker`` the prefix of all its workers'
+    marks."""
     return f"{run_dir.resolve()}#" if worker is None else f"{run_dir.resolve()}#{worker}#"
 
 
@@ -43,12 +45,12 @@ def marked(name: str, beginning: str) -> list[int]:
 
 
 def _search(name: str, beginning: str) -> tuple[list[int], bool]:
-    """Return the processes so marked, and whether a process without an environment yet was met."""
+    """Return the marked processes, and whether any process was met in the middle of ``exec``."""
     wanted = os.fsencode(f"{name}={beginning}")
     found: list[int] = []
     is_executing = False
     for pid in _pids():
-        # The process has ended, or is another user's.
+        # OSError: the process has ended or is another user's
         with suppress(OSError):
             environment = (_PROC / str(pid) / "environ").read_bytes()
             is_executing |= not environment and _executes(pid)
@@ -58,16 +60,17 @@ def _search(name: str, beginning: str) -> tuple[list[int], bool]:
 
 
 def _executes(pid: int) -> bool:
-    """Return whether a process is in the middle of ``exec``: its new memory has no environment yet.
+    """Return whether a process is in the middle of ``exec``, when its new memory has no environment
+    yet.
 
-    Its parent has already gone on, so a kill may come just now."""
+    Its parent may already have continued, so a kill can arrive at this moment."""
     state, *fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-    # proc(5): flags and env_end are fields 9 and 51; the first one here is field 4.
+    # proc(5): flags and env_end are fields 9 and 51; `fields` begins with field 4
     return state not in (b"Z", b"X") and not int(fields[5]) & _KERNEL_THREAD and int(fields[47]) == 0
 
 
 def end_marked(name: str, beginning: str) -> int:
-    """Kill every process so marked, and those that it starts meanwhile; return their number."""
+    """Kill all marked processes, and those they start meanwhile; return how many."""
     ended: set[int] = set()
     for _ in range(_ROUNDS):
         left, is_executing = _search(name, beginning)
@@ -83,9 +86,10 @@ def end_marked(name: str, beginning: str) -> int:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the living processes below ``pid``, without zombies; none without ``/proc``.
+    """Return the living descendants of ``pid``, without zombies; none without ``/proc``.
 
-    A daemon whose parent has ended is below the nearest ancestor that adopts (``adopting``)."""
+    A daemon whose parent has ended counts as a child of the nearest ancestor that adopts
+    (``adopting``)."""
     below: dict[int, list[int]] = {}
     zombies: set[int] = set()
     for other in _pids():
@@ -105,14 +109,14 @@ def descendants(pid: int) -> set[int]:
 
 
 def end_descendants(pid: int, but: AbstractSet[int] = frozenset()) -> int:
-    """Kill the processes below ``pid``, and those that they start meanwhile, except ``but``; return
-    their number."""
+    """Kill the descendants of ``pid``, and those they start meanwhile, except ``but``; return how
+    many."""
     ended: set[int] = set()
     for _ in range(_ROUNDS):
         left = descendants(pid) - but
         if not left:
             break
-        # stopped first: what is killed one by one could start others
+        # stop all first: while some are killed the others could start more
         for what in (signal.SIGSTOP, signal.SIGKILL):
             for one in left:
                 with suppress(OSError):
@@ -124,8 +128,8 @@ def end_descendants(pid: int, but: AbstractSet[int] = frozenset()) -> int:
 
 @contextmanager
 def adopting() -> Generator[None, None, None]:
-    """Be the parent of every daemon that a child leaves meanwhile, on Linux; then kill and reap
-    each, whatever it has done to its environment, group and session."""
+    """While the block runs, become the parent of every daemon that a child leaves behind (Linux
+    only); then kill and reap them, whatever they did to their environment, group and session."""
     if sys.platform != "linux":
         yield
         return
@@ -142,7 +146,7 @@ def adopting() -> Generator[None, None, None]:
 
 
 def _reap(but: AbstractSet[int]) -> None:
-    """Take the status of ended children that ``adopting`` brought."""
+    """Reap ended children that ``adopting`` brought in."""
     for pid in _pids():
         with suppress(OSError, ChildProcessError):
             state, parent = _stat(pid)[:2]
@@ -152,18 +156,16 @@ def _reap(but: AbstractSet[int]) -> None:
 
 @dataclass(slots=True)
 class SessionUsage:
-    """What the living processes of a session are and have used."""
-
     num_processes: int = 0
-    """Without zombies."""
+    """Living ones, without zombies."""
     cpu_s: float = 0.0
-    """Processor time in seconds, with that of ended children that were waited for."""
+    """Processor time in seconds, including that of reaped children."""
     others_cpu_s: float = 0.0
-    """Of it, that of processes other than the session's leader."""
+    """The share of ``cpu_s`` not used by the session's leader."""
 
 
 def session_usage(sessions: AbstractSet[int]) -> dict[int, SessionUsage]:
-    """Return the usage of each session, by its leader; all zero without ``/proc``."""
+    """Return the usage of each session by its leader's process id; all zero without ``/proc``."""
     found = {session: SessionUsage() for session in sessions}
     for pid in _pids():
         with suppress(OSError):
@@ -177,20 +179,19 @@ def session_usage(sessions: AbstractSet[int]) -> dict[int, SessionUsage]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and of its ended children that it waited for; 0 where
-    it is not known."""
+    """Return the processor time of a process and its reaped children; 0 if unknown."""
     with suppress(OSError):
         return _cpu_s(_stat(pid)[4:])
     return 0.0
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of ``/proc/PID/stat`` from the state on."""
+    """Return the fields of ``/proc/PID/stat`` from the state (field 3) on."""
     return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 def _cpu_s(fields: Sequence[bytes]) -> float:
-    """``fields``: from the terminal on; proc(5) has utime, stime, cutime and cstime as 14 to 17."""
+    """``fields`` begins with field 7 of proc(5); utime, stime, cutime and cstime are 14 to 17."""
     return sum(map(int, fields[7:11])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -199,34 +200,34 @@ def _pids() -> Iterator[int]:
         yield from (int(path.name) for path in _PROC.iterdir() if path.name.isdecimal())
 
 
-# Whether a process runs at all, by the kernel's count of each thread's time.
+# Whether a process runs at all, by the kernel's scheduling statistics of its threads.
 #
-# A live worker's heartbeat thread runs every second, and a ledger server's clock ten times a second.
-# So a process of which no thread has run for seconds is stopped: it is not slow, and no load explains
-# it. A thread that wants a processor, waits for a disk or is held by a debugger may yet go on by
-# itself. Of such a process nothing is known.
+# A live worker's heartbeat thread runs every second, a ledger server's timer ten times a second. A
+# process of which no thread has run for seconds is therefore stopped, not slow, whatever the load.
+# A thread that waits for a processor or a disk, or is held by a debugger, may still resume by
+# itself; then nothing can be said about the process.
 
 _MAY_GO_ON = frozenset("RDtxXKWP")
-"""States of a thread that runs, waits for a processor or a disk, is traced, or ends."""
+"""States of a thread that runs, waits for a processor or a disk, is traced, or is ending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The work so far of a process whose threads all sleep or are stopped.
+    """How much a process has run so far, all of whose threads sleep or are stopped.
 
-    Two are equal if no thread has run between them."""
+    If two samples are equal, no thread ran between them."""
 
     wanted_ns: int
-    """Time on a processor, and time waiting for one."""
+    """Time on a processor plus time waiting for one."""
     num_slices: int
-    """Times that a thread was put on a processor."""
+    """How often a thread was scheduled."""
 
 
 def activity_of(pid: int) -> Activity | None:
-    """Return the activity of a process of this host.
+    """Return the activity of a process on this host.
 
-    None where nothing is known: the process is gone, or a thread of it may go on by itself. So it
-    is where the kernel keeps no such count (``CONFIG_SCHED_INFO``)."""
+    None if it cannot be judged: the process is gone, one of its threads may resume by itself, or
+    the kernel keeps no such statistics (``CONFIG_SCHED_INFO``)."""
     wanted_ns = num_slices = 0
     try:
         for thread in (_PROC / str(pid) / "task").iterdir():

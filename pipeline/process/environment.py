@@ -1,4 +1,4 @@
-"""Variables of the environment that one process alone needs, and others do not inherit."""
+"""Environment variables that only one process needs and others must not inherit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SINK_CREDENTIALS: Final = frozenset(
         "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
     }
 )  # fmt: skip
-"""Of Weights & Biases and MLflow; and of a collector of traces, which workers send to."""
+"""Of Weights & Biases, MLflow, and the trace collector that workers export to."""
 
 
 def without_sink_credentials(environment: Mapping[str, str], *, but: str = "none") -> dict[str, str]:
-    """Return an environment without the credentials of places where metrics are written. ``but``:
-    beginning of the names that stay."""
+    """Return a copy of an environment without the metric sinks' credentials. Names that start with
+    ``but`` stay."""
     return {name: value for name, value in environment.items() if name not in SINK_CREDENTIALS or name.startswith(but)}

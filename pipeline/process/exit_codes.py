@@ -1,4 +1,4 @@
-"""How a process ended: its exit code, and the error. The codes are stable: scripts may rely on them."""
+"""How a process ended: its exit code and its error. The codes are stable: scripts may rely on them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from protocol.printable import printable_line
 
 
 class FailureKind(StrEnum):
-    """Kind of a worker's failure. Each kind has its own restart budget."""
+    """What a failure counts against. Each kind has its own restart budget."""
 
     INFRASTRUCTURE = "infrastructure"
-    """A failure around the worker: a signal, the kernel's memory killer, a freeze, the ledger, the
-    disk. Counted for the worker."""
+    """Something around the worker failed: a signal, the kernel's OOM killer, a freeze, the ledger,
+    the disk. Counted against the worker."""
     DATA = "data"
-    """An error of the worker at its work. Another worker gets the work and may fail too, so it is
-    counted for the role."""
+    """The worker itself raised an error at its work. Another worker gets the same work and may fail
+    too, so it is counted against the role."""
 
 
 class ExitCode(IntEnum):
@@ -39,7 +39,7 @@ class ExitCode(IntEnum):
     FENCED = 4
     """A newer incarnation of this worker exists; this one wrote nothing more."""
     DRAIN_TIMEOUT = 5
-    """Not drained by the deadline; others lease the unfinished work."""
+    """The worker had not drained by the deadline; others lease its unfinished work."""
     STARVED = 6
     """The data has nothing to learn from, or too few prompts for one update. Checkpoints are kept."""
     BAD_STEPS = 7
@@ -48,28 +48,29 @@ class ExitCode(IntEnum):
     STUCK = 8
     """Frozen, or without progress on its work: the supervisor fenced and killed it."""
     HOST_FAILED = 9
-    """The host failed: a full disk, no memory, a file or a socket error."""
+    """The host failed: a full disk, no memory, a file or socket error."""
     ENGINE = 10
-    """An engine died, could not load a version, or disagreed with the learner's log-probs; or a
-    rank of a learner or value worker died. Or a learner's step differed when it was made again. The
+    """An engine died, could not load a version, or disagreed with the learner's log-probs; a rank
+    of a learner or value worker died; or a learner's repeated step gave a different result. The
     supervisor restarts the worker."""
     NOT_ALL_JUDGED = 11
-    """``headrace score``: the report is whole, but some responses have no verdict or a late one."""
+    """``headrace score``: the report is complete, but some responses have no verdict, or a late
+    one."""
     INTERRUPTED = 130
-    """Stopped twice, or before the run began: ended at once."""
+    """Stopped twice, or before the run began; ended at once."""
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the same worker would end the same way again."""
+        """Whether a restart of the same worker would end the same way."""
         return self in {ExitCode.CONFIG, ExitCode.STARVED, ExitCode.BAD_STEPS}
 
 
 class DrainTimeout(errors.DeadlineExceeded):
-    """A worker did not drain by its deadline."""
+    """A worker had not drained by its deadline."""
 
 
 class Interrupted(errors.HeadraceError):
-    """A worker was stopped a second time, or a run before it began."""
+    """A worker was stopped a second time, or a run was stopped before it began."""
 
 
 _PRECEDENCE = (
@@ -83,7 +84,7 @@ _PRECEDENCE = (
     ExitCode.LEDGER_UNAVAILABLE,
     ExitCode.DRAIN_TIMEOUT,
 )
-"""Of several errors, the first of these decides."""
+"""The first of these found in an exception group decides."""
 
 
 _BY_TYPE = (
@@ -94,15 +95,15 @@ _BY_TYPE = (
     ((errors.EngineDied, errors.ParityFailed, errors.StepDiffered, errors.WeightsRejected), ExitCode.ENGINE),
     (errors.LedgerError, ExitCode.LEDGER_UNAVAILABLE),
     (DrainTimeout, ExitCode.DRAIN_TIMEOUT),
-    # Python's is an OSError, and no failure of the host
+    # Python's TimeoutError is an OSError, but no failure of the host
     (TimeoutError, ExitCode.FAILURE),
     ((MemoryError, OSError), ExitCode.HOST_FAILED),
 )
-"""Of an error's types, the first of these decides."""
+"""The first entry that matches an error's type decides."""
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """Return the exit code for ``error``; of an exception group, that of its decisive member."""
+    """Return the exit code for an error; for an exception group, that of its decisive member."""
     if isinstance(error, BaseExceptionGroup):
         members = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
         return min((exit_code_of(member) for member in members), key=_PRECEDENCE.index)
@@ -110,19 +111,18 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def kind_of(exit_code: int) -> FailureKind:
-    """Return the budget that a failure counts for; a negative code is a signal's number."""
+    """Return which budget a failure counts against. A negative code is a signal."""
     is_its_own = exit_code > 0 and exit_code not in _SURROUNDINGS
     return FailureKind.DATA if is_its_own else FailureKind.INFRASTRUCTURE
 
 
 def as_own(exit_code: int) -> int:
-    """Return the command's code for a worker's: 128 + N for signal N, as in shells."""
+    """Convert a worker's exit code to the command's: signal N becomes 128 + N, as in shells."""
     return _SHELL_SIGNAL - exit_code if exit_code < 0 else exit_code
 
 
 def from_shell(exit_code: int) -> int:
-    """Return a process's code for a shell's, which is 128 + N for signal N. 130 stays: it is
-    INTERRUPTED."""
+    """Convert a shell's exit code: 128 + N becomes -N for signal N. 130 stays: it is INTERRUPTED."""
     is_signal = _SHELL_SIGNAL < exit_code < _SHELL_SIGNAL + signal.NSIG and exit_code != ExitCode.INTERRUPTED
     return _SHELL_SIGNAL - exit_code if is_signal else exit_code
 
@@ -133,9 +133,9 @@ _SURROUNDINGS = frozenset(ExitCode) - {ExitCode.FAILURE}
 
 # The error that ended a worker, as a record, and whether two errors are the same.
 #
-# Two errors are the same when their types are, and their messages but for numbers: process ids,
-# addresses, epochs, sizes. An error of the surroundings *may pass*: the disk, memory, the network,
-# the ledger, a deadline, a killed engine. A restart may succeed, however often it came.
+# Two errors are the same when their types and messages are equal, numbers aside (process ids,
+# addresses, epochs, sizes). A transient error, of the disk, memory, the network, the ledger, a
+# deadline or a killed engine, *may pass*: a restart may succeed, however often it has occurred.
 
 MAX_MESSAGE = 2000
 _MAX_SHOWN = 500
@@ -152,25 +152,25 @@ class LastError(msgspec.Struct, frozen=True):
     """The error that ended a worker's process."""
 
     type: str
-    """Name of its class."""
+    """Class name."""
     message: str
     may_pass: bool = False
-    """Whether it is an error of the surroundings."""
+    """Whether it is transient."""
 
     @property
     def identity(self) -> str:
-        """The type, and the message without numbers: equal for two errors that are the same."""
+        """The type and the message without numbers, equal for errors that count as the same."""
         return f"{self.type}: {_NUMBERS.sub('#', ' '.join(self.message.split()))}"
 
     def __str__(self) -> str:
-        """Return it in one line, safe for a terminal."""
+        """Return it as one line that is safe for a terminal."""
         message = " ".join(self.message.split())
         shown = message if len(message) <= _MAX_SHOWN else f"{message[:_MAX_SHOWN]} ..."
         return printable_line(f"{self.type}: {shown}" if shown else self.type)
 
 
 def last_error(error: BaseException) -> LastError:
-    """Return the record of ``error``; of an exception group, that of its decisive member."""
+    """Return the record of an error; for an exception group, that of its decisive member."""
     code = exit_code_of(error)
     while isinstance(error, BaseExceptionGroup):
         members: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -181,7 +181,7 @@ def last_error(error: BaseException) -> LastError:
 
 
 def printed_error(output: str) -> LastError | None:
-    """Return the error of the last printed traceback; None without one."""
+    """Parse the error of the last traceback in a process's output; None without one."""
     _, found, after = output.rpartition(_PRINTED)
     if not found:
         return None

@@ -1,12 +1,11 @@
-"""Forks processes from one that has its imports done, for a parent that is another process.
+"""Forks worker processes from one whose imports are done, on request of its parent process.
 
-*Consumes* requests of one parent over a socket pair: ``Fork`` with the output file's descriptor,
-``ExitCode``. *Produces* processes, each in its own session, ``Started`` and exit codes. *Waits for*
-the next request; the parent's end is the end of the socket, and of ``serve``. The forked processes
-go on without it.
+*Consumes* the parent's requests over a socket pair: ``Fork`` with the output file's descriptor, and
+``Reap``. *Produces* processes, each in its own session, and one ``Answer`` per request. *Waits for*
+the next request; ``serve`` ends when the parent closes the socket. The forked processes outlive it.
 
-A forked process shows its own arguments and environment in ``/proc``, as a new process does: marks
-(``pipeline.process.descendants``) and command lines are found there."""
+A forked process shows its own arguments and environment in ``/proc``, as a newly executed one does,
+because marks (``pipeline.process.descendants``) and command lines are looked up there."""
 
 from __future__ import annotations
 
@@ -25,21 +24,21 @@ _MAX_BYTES = 1 << 20
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Fork a process; its output file's descriptor comes with the request."""
+    """Fork a process; the descriptor of its output file accompanies the request."""
 
     arguments: list[str]
-    """Its command line, as ``/proc`` shows it. The program's arguments come last."""
+    """Its command line, as shown in ``/proc``; the program's own arguments come last."""
     environment: dict[str, str]
 
 
 class Reap(msgspec.Struct, frozen=True, tag=True):
-    """Return the exit code of a forked process, once it has ended."""
+    """Wait for a forked process to end, and return its exit code."""
 
     pid: int
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A process id, or an exit code, negative for a signal."""
+    """A process id, or an exit code (negative for a signal)."""
 
     number: int
 
@@ -49,7 +48,7 @@ _answers = msgspec.msgpack.Decoder(Answer)
 
 
 def send_request(channel: socket.socket, request: Fork | Reap, *descriptors: int) -> Answer:
-    """Send a request to a process in ``serve``, and return its answer.
+    """Send a request to a process in ``serve`` and return its answer.
 
     Raises:
         EOFError: the process has ended.
@@ -59,17 +58,18 @@ def send_request(channel: socket.socket, request: Fork | Reap, *descriptors: int
 
 
 def receive_answer(channel: socket.socket) -> Answer:
-    """Return the next answer; ``serve`` begins with one. Raises as ``send_request``."""
+    """Return the next answer. ``serve`` sends one on its own when it is ready. Raises as
+    ``send_request``."""
     if message := channel.recv(_MAX_BYTES):
         return _answers.decode(message)
     raise EOFError("the process that forks has ended")
 
 
 def serve(channel: socket.socket, program: Callable[[Sequence[str]], NoReturn]) -> None:
-    """Report readiness, then carry out requests until the parent has closed its end.
+    """Report readiness, then serve requests until the parent closes its end.
 
     Args:
-        channel: This process's end of a ``SOCK_SEQPACKET`` pair: one message a packet.
+        channel: This process's end of a ``SOCK_SEQPACKET`` pair: one message per packet.
         program: Called in each forked process with its arguments.
 
     Raises:
@@ -98,7 +98,7 @@ def _answer(channel: socket.socket, number: int) -> None:
 
 
 def _become(start: Fork, output: int, program: Callable[[Sequence[str]], NoReturn]) -> NoReturn:
-    """Be the process that ``start`` describes, and never return."""
+    """Turn this forked process into the one that ``start`` describes. Never returns."""
     try:
         os.setsid()
         os.dup2(output, 1)
@@ -116,15 +116,15 @@ def _become(start: Fork, output: int, program: Callable[[Sequence[str]], NoRetur
 
 
 def show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Make arguments and environment those of this process, in ``/proc`` as well (Linux).
+    """Set this process's arguments and environment, also as shown in ``/proc`` (Linux).
 
-    The kernel shows the memory that it filled at the last ``exec``; longer texts are cut. Python
-    keeps copies of variables that it sets, so the old memory is free once all are set again."""
+    The kernel shows the memory that it filled at the last ``exec``, so longer texts are cut.
+    Overwriting is safe: Python copies the variables that it sets, so nothing uses the old memory
+    once all are set again."""
     os.environ.clear()
     os.environ.update(environment)
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    # proc(5): arg_start, arg_end, env_start, env_end are fields 48 to 51. The first field after the
-    # bracket is field 3.
+    # proc(5): arg_start, arg_end, env_start, env_end are fields 48 to 51; `fields` begins with field 3
     areas = [int(field) for field in fields[45:49]]
     texts = arguments, [f"{name}={value}" for name, value in environment.items()]
     for text, begin, end in zip(texts, areas[::2], areas[1::2], strict=True):

@@ -1,16 +1,14 @@
-"""Progress of what a person waits for: a bar with the time left, or lines where there is no
+"""Shows progress while a person waits: a bar with the time left, or plain lines where there is no
 terminal.
 
     with progress("scoring", total=2560, unit="responses") as bar:
         bar.advance(12)
 
-*Consumes* counts of finished work, from any thread. *Produces* text on standard error. *Waits for*
-nothing: a thread draws a few times a second.
-
 Work that ends within two seconds shows nothing. On a terminal there is a bar, redrawn in place.
-Elsewhere (a pipe, ``CI``, ``TERM=dumb``, ``plain``) there is a line at the begin, at most one every
-ten seconds, and one at the end. ``NO_COLOR`` is respected. A bar inside another one is a further
-line of the same picture. A terminal that hangs up ends the picture, not the work."""
+Elsewhere (a pipe, ``CI``, ``TERM=dumb``, ``plain``) there is a line at the start, then at most one
+every ten seconds, and one at the end. ``NO_COLOR`` is respected. Nested bars are drawn below each
+other. A thread draws a few times a second; progress may be reported from any thread. A terminal
+that hangs up ends the display, not the work."""
 
 from __future__ import annotations
 
@@ -25,67 +23,64 @@ from typing import Any, Final, Protocol, TextIO, TypeVar
 T = TypeVar("T")
 
 SILENT_S: Final = 2.0
-"""Work that ends sooner shows nothing."""
 LINE_EVERY_S: Final = 10.0
 _TICK_S = 0.2
 _LEAST_SHARE = 0.01
 _LEAST_S = 10.0
-"""Least share done, or else least time, for an estimate of the time left."""
+"""There is no estimate of the time left before this share is done or this time has passed."""
 _ENDS_WITHIN_S = 2.0
-"""Limit of the drawing thread's end."""
+"""How long to wait for the drawing thread to end."""
 
 
 class ProgressBar:
-    """One piece of work: how far it is, and when it will end. Safe in several threads."""
+    """How far one piece of work is, and when it will end. Thread-safe."""
 
     def __init__(
         self, what: str, total: float | None, unit: str, clock: Callable[[], float], read: Callable[[], float] | None
     ) -> None:
-        """``total``: None where the size is not known. ``read``: returns what is done; it replaces
-        ``advance``."""
+        """``total``: None if the size is unknown. ``read``: returns the amount done, instead of
+        calls of ``advance``."""
         self.what = what
         self.has_failed = False
-        """Set where the work ends undone, and no error ends the block."""
+        """Set it when the work did not finish although the block ends without an error."""
         self.began_s = clock()
         self._clock, self._read, self._unit = clock, read, unit
         self._total, self._done, self._detail = total, 0.0, ""
         self._lock = threading.Lock()
 
     def advance(self, number: float = 1.0) -> None:
-        """Count finished work."""
         with self._lock:
             self._done += number
 
     def reach(self, done: float, total: float | None = None) -> None:
-        """Set the finished work, and the size when it has become known."""
+        """Set the amount done, and the total once it is known."""
         with self._lock:
             self._done = done
             self._total = self._total if total is None else total
 
     def detail(self, words: str) -> None:
-        """Set what is being done just now: ``model``, ``prompts``."""
+        """Set what is being done right now, such as ``model`` or ``prompts``."""
         with self._lock:
             self._detail = words
 
     @property
     def share(self) -> float | None:
-        """The finished part, from 0 to 1; None where the size is not known."""
+        """The finished share, 0 to 1; None if the size is unknown."""
         done, total, _ = self._state()
         return None if not total else max(0.0, min(1.0, done / total))
 
     def elapsed_s(self) -> float:
-        """Return the time since the begin."""
         return max(0.0, self._clock() - self.began_s)
 
     def left_s(self) -> float | None:
-        """Return the time left at the pace so far; None before there is one."""
+        """Return the time left at the rate so far; None while there is no estimate."""
         share, elapsed_s = self.share, self.elapsed_s()
         if not share or (share < _LEAST_SHARE and elapsed_s < _LEAST_S):
             return None
         return elapsed_s * (1.0 - share) / share
 
     def in_words(self) -> str:
-        """Return how far it is: ``40 %, 1,024 of 2,560 responses, about 0:14 left``."""
+        """Return progress in words: ``40 %, 1,024 of 2,560 responses, about 0:14 left``."""
         done, total, detail = self._state()
         share, left_s = self.share, self.left_s()
         parts = [detail] if detail else []
@@ -109,26 +104,23 @@ class ProgressBar:
 
 
 class ProgressPicture(Protocol):
-    """Where progress is shown."""
-
     def draw(self, bars: Sequence[ProgressBar]) -> None:
-        """Show what is new, of the work that has lasted two seconds."""
+        """Update the display with all work that has lasted two seconds."""
         ...
 
     def end(self, bar: ProgressBar, *, failed: bool) -> None:
-        """Show one no more."""
+        """Stop showing this bar."""
         ...
 
 
 class ProgressLines:
-    """Progress as lines: one at the begin, then at most one every ten seconds, one at the end."""
+    """Progress as lines: one at the start, at most one every ten seconds, one at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._said_s: dict[ProgressBar, float] = {}
 
     def draw(self, bars: Sequence[ProgressBar]) -> None:
-        """Write the lines that are due."""
         for bar in bars:
             elapsed_s, said_s = bar.elapsed_s(), self._said_s.get(bar)
             if elapsed_s >= SILENT_S if said_s is None else elapsed_s - said_s >= LINE_EVERY_S:
@@ -136,7 +128,7 @@ class ProgressLines:
                 self._write(f"{bar.what}: {bar.in_words()}")
 
     def end(self, bar: ProgressBar, *, failed: bool) -> None:
-        """Write how long it took, if it was shown."""
+        """Write how long it took, if it was shown at all."""
         if self._said_s.pop(bar, None) is not None:
             self._write(f"{bar.what}: {'stopped' if failed else 'done'} after {minutes(bar.elapsed_s())}")
 
@@ -147,7 +139,7 @@ class ProgressLines:
 
 
 class ProgressBars:
-    """Progress as bars that are redrawn in place, and gone at the end."""
+    """Bars redrawn in place and removed at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -156,14 +148,12 @@ class ProgressBars:
         self._is_gone = False
 
     def draw(self, bars: Sequence[ProgressBar]) -> None:
-        """Redraw, with the bars that are at least two seconds old."""
         due = [bar for bar in bars if bar.elapsed_s() >= SILENT_S]
         if due and not self._is_gone:
             with self._unless_gone():
                 self._draw(due)
 
     def end(self, bar: ProgressBar, *, failed: bool) -> None:
-        """Remove a bar; with the last one, the picture."""
         task = self._tasks.pop(bar, None)
         if self._display is None:
             return
@@ -186,7 +176,7 @@ class ProgressBars:
 
     @contextmanager
     def _unless_gone(self) -> Generator[None]:
-        """Draw no more on a terminal that has hung up."""
+        """Stop drawing once the terminal has hung up."""
         try:
             yield
         except (OSError, ValueError):
@@ -203,7 +193,7 @@ class ProgressBars:
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[words]}", markup=False, style="dim"),
             )
-            # lines on standard output would else be written into the bar
+            # else lines on standard output would be written into the bar
             both = sys.stdout.isatty()
             console = Console(file=self._stream)
             display = Progress(*columns, console=console, transient=True, auto_refresh=False, redirect_stdout=both)
@@ -213,7 +203,7 @@ class ProgressBars:
 
 
 class ProgressView:
-    """All present pieces of work, and the thread that draws them."""
+    """All bars in progress, and the thread that draws them."""
 
     def __init__(self, picture: ProgressPicture) -> None:
         self._picture = picture
@@ -224,11 +214,9 @@ class ProgressView:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is work to show."""
         return bool(self._bars)
 
     def add(self, bar: ProgressBar) -> None:
-        """Show a piece of work from now on."""
         with self._lock:
             self._bars.append(bar)
             if self._thread is None:
@@ -237,7 +225,7 @@ class ProgressView:
                 self._thread.start()
 
     def remove(self, bar: ProgressBar, *, failed: bool) -> None:
-        """Show it no more; with the last one, the thread ends."""
+        """Stop showing a bar; the thread ends with the last one."""
         thread = None
         with self._lock:
             self._bars.remove(bar)
@@ -249,7 +237,6 @@ class ProgressView:
             thread.join(_ENDS_WITHIN_S)
 
     def draw(self) -> None:
-        """Show what is due now."""
         with self._lock:
             self._picture.draw(self._bars)
 
@@ -271,14 +258,14 @@ def progress(
     plain: bool = False,
     read: Callable[[], float] | None = None,
 ) -> Generator[ProgressBar]:
-    """Show the block's progress, once it has lasted two seconds.
+    """Show the progress of the block once it has lasted two seconds.
 
     Args:
-        what: the work, as ``scoring``.
-        total: its size; None where it is not known. ``ProgressBar.reach`` can set it later.
-        unit: of the size, as ``responses``.
-        plain: lines even on a terminal.
-        read: returns what is done, in ``unit``; without it the block calls ``advance``."""
+        what: The work, such as ``scoring``.
+        total: Its size; None if unknown. ``ProgressBar.reach`` can set it later.
+        unit: Unit of the size, such as ``responses``.
+        plain: Write lines even on a terminal.
+        read: Returns the amount done, in ``unit``; without it the block calls ``advance``."""
     bar = ProgressBar(what, total, unit, time.monotonic, read)
     draws_bars = not plain and shows_bars(sys.stderr)
     with _views_lock:
@@ -292,12 +279,12 @@ def progress(
         with _views_lock:
             view.remove(bar, failed=failed or bar.has_failed)
             if not view.is_busy:
-                # standard error may be another one next time
+                # sys.stderr may have been replaced by the next time
                 _views.pop(draws_bars, None)
 
 
 def tracked(items: Sequence[T], what: str, unit: str) -> Iterator[T]:
-    """Yield items, and show how many are done: an item is, once the next one is taken."""
+    """Yield items and show how many are done; an item is done when the next one is requested."""
     with progress(what, total=len(items), unit=unit) as bar:
         for item in items:
             yield item
@@ -305,7 +292,7 @@ def tracked(items: Sequence[T], what: str, unit: str) -> Iterator[T]:
 
 
 def shows_bars(stream: TextIO) -> bool:
-    """Return whether bars can be redrawn on a stream: a terminal, and no log of a build."""
+    """Return whether bars can be redrawn on a stream: it is a terminal, and no CI log."""
     environment = os.environ
     is_log = environment.get("TERM") == "dumb" or environment.get("CI", "").lower() not in ("", "0", "false")
     with suppress(ValueError, OSError):
@@ -314,7 +301,7 @@ def shows_bars(stream: TextIO) -> bool:
 
 
 def minutes(seconds: float) -> str:
-    """Return a duration as ``2:10`` or ``1:02:10``."""
+    """Format a duration as ``2:10`` or ``1:02:10``."""
     whole, rest = divmod(int(seconds), 60)
     hours, whole = divmod(whole, 60)
     return f"{hours}:{whole:02d}:{rest:02d}" if hours else f"{whole}:{rest:02d}"

@@ -1,11 +1,12 @@
-"""``<run_dir>/processes/``: records of the workers' processes, for a supervisor that takes over.
+"""``<run_dir>/processes/``: records of worker processes, from which a new supervisor takes them
+over.
 
-    <worker>.json        by the supervisor, at the start: host, process id, start time, role, mark as a standby
-    <worker>.life.json   by the worker: the same process, and its epoch after registration; at the end its
+    <worker>.json        written by the supervisor at the start: host, process id, start time, role, mark as a standby
+    <worker>.life.json   written by the worker: the same process, its epoch once registered; at the end its
                          exit code, its error, and its finished work
 
-The system reuses process ids. With its start time by the kernel's clock, within one boot of the
-host, a process is named uniquely. Only a parent can wait for a process, so an adopting supervisor
+The system reuses process ids, so a process is identified by its id, its start time on the kernel's
+clock, and the host's boot. Only a parent can wait for a process; a supervisor that has adopted one
 reads the exit code here."""
 
 from __future__ import annotations
@@ -24,27 +25,28 @@ from pipeline.process.exit_codes import LastError
 
 FOLDER = "processes"
 WORKER_PID = "HEADRACE_WORKER_PID"
-"""Environment variable of a worker with several ranks: their launcher, which is
-for the worker."""
+"""Environment variable set for each rank of a multi-rank worker: the process id of their launcher,
+which stands for the worker."""
 _LIFE = ".life.json"
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """A process of one host, unique for ever."""
+    """Identifies a process uniquely, even after its id is reused."""
 
     host: str
     pid: int
     started: str
-    """Boot of the host and the kernel's start time; elsewhere than on Linux, the time in words."""
+    """Boot id and kernel start time; on systems other than Linux the start time in words."""
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The supervisor's record of a worker's process."""
+    """The supervisor's record of a worker process."""
 
     identity: ProcessIdentity
     role: str
     former_mark: str = ""
-    """Of what it started as a standby (``pipeline.process.descendants``); "" if it was none."""
+    """Mark of the processes that it started as a standby (``pipeline.process.descendants``); "" if
+    it was none."""
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -52,21 +54,21 @@ class Life(msgspec.Struct, frozen=True):
 
     identity: ProcessIdentity
     epoch: int = 0
-    """0 before its registration."""
+    """0 until it has registered."""
     exit_code: int | None = None
     error: LastError | None = None
-    """The error that ended it, if one did."""
     delivered: int = 0
-    """Finished pieces of work."""
+    """Number of finished pieces of work."""
 
 
 def worker_pid() -> int:
-    """Return the process id of this worker: this process, or the launcher of its ranks."""
+    """Return the process id that stands for this worker: this process, or the launcher of its
+    ranks."""
     return int(os.environ.get(WORKER_PID) or os.getpid())
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Return the identity of a running process; None for an absent one, or a zombie."""
+    """Return the identity of a running process; None if it is gone or a zombie."""
     started = _started(pid)
     return None if started is None else ProcessIdentity(this_host(), pid, started)
 
@@ -78,12 +80,12 @@ def write_started(run_dir: Path, worker: str, record: Started) -> None:
 
 
 def write_life(run_dir: Path, worker: str, record: Life) -> None:
-    """Record the life or end of this process. Raises OSError, as when no run was started here."""
+    """Write this worker's own record. Raises OSError, for example if no run was started here."""
     write_private(run_dir / FOLDER / f"{worker}{_LIFE}", msgspec.json.encode(record))
 
 
 def record_end(run_dir: Path, worker: str, exit_code: int) -> None:
-    """Record the exit code of this process in its life's record; a failed write is ignored."""
+    """Add the exit code to this process's own record; a failed write is ignored."""
     identity = identify(os.getpid())
     if identity is not None:
         life = read_life(run_dir, worker, identity) or Life(identity)
@@ -92,7 +94,7 @@ def record_end(run_dir: Path, worker: str, exit_code: int) -> None:
 
 
 def read_started(run_dir: Path) -> dict[str, Started]:
-    """Return the last started process of each worker; unreadable files count as absent."""
+    """Return each worker's last start record; unreadable files count as absent."""
     found: dict[str, Started] = {}
     for path in sorted((run_dir / FOLDER).glob("*.json")):
         if path.name.endswith(_LIFE):
@@ -103,7 +105,7 @@ def read_started(run_dir: Path) -> dict[str, Started]:
 
 
 def read_life(run_dir: Path, worker: str, identity: ProcessIdentity) -> Life | None:
-    """Return the own record of exactly this process; None without one."""
+    """Return the record that exactly this process wrote; None without one."""
     with suppress(OSError, msgspec.DecodeError):
         life = msgspec.json.decode((run_dir / FOLDER / f"{worker}{_LIFE}").read_bytes(), type=Life)
         return life if life.identity == identity else None
@@ -111,49 +113,48 @@ def read_life(run_dir: Path, worker: str, identity: ProcessIdentity) -> Life | N
 
 
 def has_life(run_dir: Path, worker: str) -> bool:
-    """Return whether a worker of this name has lived in this folder, whichever process started
-    it."""
+    """Return whether a worker of this name ever wrote its own record here, whichever process
+    started it."""
     return (run_dir / FOLDER / f"{worker}{_LIFE}").exists()
 
 
 def forget_started(run_dir: Path, worker: str) -> None:
-    """Delete the record of a worker's ended process."""
     (run_dir / FOLDER / f"{worker}.json").unlink(missing_ok=True)
 
 
 def process_runs(pid: int) -> bool:
-    """Return whether a process exists and has not ended; a zombie has."""
+    """Return whether a process exists and is not a zombie."""
     if _signal(pid, 0):
         return False
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        # no /proc here: the signal's result must do
+        # no /proc: rely on the signal's result
         return True
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
 @cache
 def this_host() -> str:
-    """Return the name of this host in records."""
+    """Return this host's name, as used in records."""
     return socket.gethostname()
 
 
 @cache
 def boot_id() -> str:
-    """Return the name of this host's boot: the same in all its containers."""
+    """Return the id of this host's boot, the same in all its containers."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _started(pid: int) -> str | None:
-    """Return a process's start, in words that are unique for its id."""
+    """Return the start of a process as a text, unique among processes with this id."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return _started_elsewhere(pid)
     except ProcessLookupError:
         return None
-    # The name before the last bracket may hold any character.
+    # the process name in brackets may hold any character
     fields = status.rpartition(")")[2].split()
     state, ticks = fields[0], fields[19]
     return None if state in "ZX" else f"{boot_id()} {ticks}"
@@ -189,32 +190,32 @@ def _signal(pid: int, number: int) -> bool:
 # ``<run_dir>/standbys/``: messages between standbys and their supervisor, as files.
 #
 #     <standby>.json         by the standby, once a second: its process, roles, weights and memory
-#     <standby>.order.json   by the supervisor: which worker it becomes; the standby removes it, and obeys
+#     <standby>.order.json   by the supervisor: which worker to become; the standby removes it, then obeys
 #
-# An order names the process too, so that no process of an earlier supervisor obeys it.
+# An order also names the process id, so that a standby of an earlier supervisor ignores it.
 
 _FOLDER = "standbys"
 _ORDER = ".order.json"
 
 
 class StandbyReport(msgspec.Struct, frozen=True):
-    """A standby's own record, renewed while it loads and waits."""
+    """A standby's own record, rewritten while it loads and waits."""
 
     pid: int
     turn: int
-    """Grows with each report."""
+    """Increases with each report."""
     roles: tuple[str, ...]
-    """Of the workers that it may become; none while it loads."""
+    """Roles that it is ready to take; empty while it loads."""
     version: int | None
-    """Of the weights that it serves; None where it follows none."""
+    """Version of the weights that it holds; None if it follows none."""
     memory_bytes: int
-    """Of this process alone; pages that others share do not count."""
+    """Memory of this process alone, without shared pages."""
     prepared_s: float
-    """From its start until all was loaded, in seconds; 0 before that."""
+    """Seconds from its start until everything was loaded; 0 before that."""
     progress: int = 0
-    """Pieces of its loading so far."""
+    """Number of loading steps finished so far."""
     is_taking: bool = False
-    """Whether it loads a newer version of the weights."""
+    """Whether it is loading a newer version of the weights."""
 
     def in_words(self, name: str) -> str:
         """Return a sentence: ``standby-1 waits to be a generator or reward: 812 MiB idle``."""
@@ -225,7 +226,7 @@ class StandbyReport(msgspec.Struct, frozen=True):
 
 
 class StandbyOrder(msgspec.Struct, frozen=True):
-    """Become a worker."""
+    """Tells a standby which worker to become."""
 
     pid: int
     role: str
@@ -233,12 +234,11 @@ class StandbyOrder(msgspec.Struct, frozen=True):
 
 
 def standbys_folder(run_dir: Path) -> Path:
-    """Return the folder of a run's standbys."""
     return run_dir / _FOLDER
 
 
 def clear_standbys(run_dir: Path) -> None:
-    """Make the folder, and remove what earlier standbys left in it. Raises OSError."""
+    """Create the folder, and remove what earlier standbys left in it. Raises OSError."""
     folder = standbys_folder(run_dir)
     folder.mkdir(mode=0o700, exist_ok=True)
     for path in folder.iterdir():
@@ -246,19 +246,19 @@ def clear_standbys(run_dir: Path) -> None:
 
 
 def write_report(run_dir: Path, standby: str, report: StandbyReport) -> None:
-    """Renew this standby's record. Raises OSError."""
+    """Rewrite a standby's report. Raises OSError."""
     write_private(standbys_folder(run_dir) / f"{standby}.json", msgspec.json.encode(report))
 
 
 def read_report(run_dir: Path, standby: str) -> StandbyReport | None:
-    """Return a standby's newest record; None without a readable one."""
+    """Return a standby's newest report; None without a readable one."""
     with suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode((standbys_folder(run_dir) / f"{standby}.json").read_bytes(), type=StandbyReport)
     return None
 
 
 def read_reports(run_dir: Path) -> dict[str, StandbyReport]:
-    """Return the newest records of all standbys, by name."""
+    """Return the newest reports of all standbys by name."""
     found: dict[str, StandbyReport] = {}
     with suppress(OSError):
         names = [path.stem for path in standbys_folder(run_dir).glob("*.json") if not path.name.endswith(_ORDER)]
@@ -267,24 +267,23 @@ def read_reports(run_dir: Path) -> dict[str, StandbyReport]:
 
 
 def remove_report(run_dir: Path, standby: str) -> None:
-    """Remove a standby's files: it has ended, or is a worker. A refusal is ignored."""
+    """Remove the files of a standby that has ended or become a worker; failures are ignored."""
     for path in (standbys_folder(run_dir) / f"{standby}.json", order_path(run_dir, standby)):
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def order_path(run_dir: Path, standby: str) -> Path:
-    """Return the file of a standby's order."""
     return standbys_folder(run_dir) / f"{standby}{_ORDER}"
 
 
 def give_order(run_dir: Path, standby: str, order: StandbyOrder) -> None:
-    """Give a standby its order. Raises OSError."""
+    """Write a standby's order. Raises OSError."""
     write_private(order_path(run_dir, standby), msgspec.json.encode(order))
 
 
 def take_order(run_dir: Path, standby: str, pid: int) -> StandbyOrder | None:
-    """Return and remove the order that process ``pid`` was given; None without one."""
+    """Return and remove the order addressed to process ``pid``; None without one."""
     path = order_path(run_dir, standby)
     with suppress(OSError, msgspec.MsgspecError):
         order = msgspec.json.decode(path.read_bytes(), type=StandbyOrder)

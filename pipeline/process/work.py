@@ -1,18 +1,17 @@
-"""Meters of long work, reported from inside it, so that honest work is never taken for dead.
+"""Progress reports from inside long work, so that slow but honest work is never taken for dead.
 
     a worker     with meter.task("update", tokens, "tokens"): ...     one long piece of work
     an engine    with work.part(0.25): ...                            a quarter of the surrounding block
-                 work.step(0.1)                                       a finished piece, a tenth of that block
+                 work.step(0.1)                                       a finished step, a tenth of that block
 
-Engines know neither workers nor heartbeats: they report to their thread's meter, if there is one.
-Code that continues in another thread (a backward pass on a GPU) takes ``current()`` along.
+Engines know neither workers nor heartbeats: they report to their thread's meter, if it has one.
+Code that continues in another thread (a backward pass on a GPU) takes ``current()`` along. Finished
+tasks measured in tokens are summed by kind (``ServiceSums``); work that overlaps other work of its
+kind is added with ``served``.
 
-Finished tasks whose size is known in tokens add up by their kind (``ServiceSums``). Work that runs
-beside other work of its kind is added with ``served``.
-
-A piece ends soon if all is well: a layer of a pass, a decode step, a verdict, a file. How long that
-takes depends on model and machine. So the limit of a piece is a multiple of the slowest of its kind
-so far, and at least ``LEAST_S``."""
+A step is short when all is well: a layer of a pass, a decode step, a verdict, a file. How long it
+takes depends on model and machine, so its limit is a multiple of the slowest of its kind so far,
+and at least ``LEAST_S``."""
 
 from __future__ import annotations
 
@@ -26,84 +25,86 @@ from dataclasses import dataclass
 import msgspec
 
 LEAST_S = 60.0
-"""Least limit of a piece: a busy machine may stand still for seconds."""
+"""Lower bound on a step's limit: a busy machine may stall for seconds."""
 TOKENS = "tokens"
-"""The unit of work that its time is proportional to."""
+"""The unit of work whose size predicts its time."""
 TIMES_SLOWEST = 5.0
-"""The limit as a multiple of the slowest piece of its kind."""
+"""A step's limit as a multiple of the slowest step of its kind."""
 STANDS_S = 6.0
-"""Least time without progress before a person is told."""
+"""Shortest time without progress that is worth telling a person."""
 _LONGER, _SHARE = 2.0, 0.1
 _BEAT_S = 1.0
 
 
 class WorkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The work of one thread so far, in a heartbeat."""
+    """The progress of one thread's work, sent in heartbeats."""
 
     steps: int = 0
-    """Finished pieces since the process began; only grows."""
+    """Steps finished since the process began; never decreases."""
     slowest_s: float = 0.0
-    """Duration of the slowest piece of this kind."""
+    """Duration of the slowest step of this kind."""
     kind: str = ""
-    """Name of the present long work, as ``update``; or empty."""
+    """Name of the task in progress, such as ``update``; or empty."""
     share: float = 0.0
-    """Finished part of it, from 0 to 1."""
+    """Finished share of the task, 0 to 1."""
     amount: float = 0.0
-    """Its whole size in ``unit``; 0 when unknown."""
+    """Size of the whole task in ``unit``; 0 if unknown."""
     unit: str = ""
     elapsed_s: float = 0.0
-    """Since its begin."""
+    """Time since the task began."""
 
     @property
     def per_s(self) -> float | None:
-        """Units a second so far; None when unknown."""
+        """Units per second so far; None if unknown."""
         return self.amount * self.share / self.elapsed_s if self.amount and self.share and self.elapsed_s else None
 
     @property
     def remaining_s(self) -> float | None:
-        """Remaining seconds at the rate so far; None without a rate."""
+        """Estimated seconds left at the rate so far; None without a rate."""
         return self.elapsed_s * (1.0 - self.share) / self.share if self.share and self.elapsed_s else None
 
 
 class ServiceSums(msgspec.Struct, frozen=True, array_like=True):
-    """Finished work of one kind since the process began. All three only grow."""
+    """Totals of finished work of one kind since the process began; they never decrease."""
 
     pieces: int = 0
-    """Chunks, responses or updates; of sampling, decode steps."""
+    """Chunks, responses or updates; decode steps for sampling."""
     seconds: float = 0.0
-    """Wall-clock time of each, summed; work side by side counts more than once."""
+    """Sum of the wall-clock times; overlapping work counts more than once."""
     size: float = 0.0
-    """Expected work in tokens, which the time should follow."""
+    """Expected work in tokens, to which the time should be proportional."""
 
     def plus(self, pieces: int, seconds: float, size: float) -> ServiceSums:
-        """Return the sums with further work."""
         return ServiceSums(self.pieces + pieces, self.seconds + seconds, self.size + size)
 
 
 def piece_limit_s(slowest_s: float, ceiling_s: float | None) -> float:
-    """Return the limit of a piece.
+    """Return how long a step may take.
 
     Args:
-        slowest_s: Duration of the slowest of its kind.
+        slowest_s: Duration of the slowest step of its kind.
         ceiling_s: The configured limit, or None."""
     measured_s = max(LEAST_S, TIMES_SLOWEST * slowest_s)
     return measured_s if ceiling_s is None else min(measured_s, ceiling_s)
 
 
 def standing_limit_s(longest_s: float, work_s: float) -> float:
-    """Return how long a computation may stand before it is odd, for every judge of hanging: twice
-    its longest standstill so far, and a tenth of its longest work. The pieces of an update of
-    minutes take seconds longer now and then, and to repair it costs all of that work.
+    """Return how long a computation may go without progress before it counts as suspicious; all
+    hang detectors use this.
+
+    The limit is twice its longest normal pause, and at least a tenth of its longest task: a step of
+    an update that takes minutes is sometimes seconds late, and a wrong repair throws all of that
+    work away.
 
     Args:
-        longest_s: Its longest standstill, or slowest piece, that was no fault.
-        work_s: The longest time of one work, the present one's so far included."""
+        longest_s: Its longest pause, or slowest step, that was no fault.
+        work_s: Its longest task, including the one in progress so far."""
     return max(STANDS_S, _LONGER * longest_s, _SHARE * work_s)
 
 
 @dataclass(slots=True, eq=False)
 class _Span:
-    """A part of a task: from ``begin`` on, ``size`` of the whole."""
+    """A part of a task: begins at share ``begin`` and makes up ``size`` of the whole."""
 
     begin: float
     size: float
@@ -119,11 +120,9 @@ class _Task:
 
 
 class Meter:
-    """Counts the work of a thread, and of the loop that feeds it. Any thread may
-    report and read."""
+    """Counts the work of one thread and of the loop that feeds it. Any thread may report and read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock``: monotonic seconds."""
         self._clock = clock
         self._lock = threading.Lock()
         self._steps = 0
@@ -136,16 +135,15 @@ class Meter:
 
     @property
     def moved_s(self) -> float:
-        """Time when the last piece ended or its work began, by the meter's clock."""
+        """When the last step ended or its work began, on the meter's clock."""
         return self._moved_s
 
     @contextmanager
     def task(self, kind: str, amount: float = 0.0, unit: str = "", *, pieces: int = 1) -> Generator[None]:
-        """Report the block as one long task of ``amount`` units; within a task, count
-        pieces only.
+        """Report the block as one long task of ``amount`` units; inside another task only its steps
+        count.
 
-        A task in ``TOKENS`` that ends without an error adds ``pieces`` to the service of its
-        kind."""
+        A task in ``TOKENS`` that ends without an error adds ``pieces`` to the service of its kind."""
         nothing = _Span(0.0, 0.0)
         with self._lock:
             nothing.begin = self._done
@@ -173,18 +171,18 @@ class Meter:
             self.served(task.kind, seconds=self._clock() - task.began_s, size=task.amount, pieces=task.pieces)
 
     def served(self, kind: str, *, seconds: float, size: float, pieces: int = 1) -> None:
-        """Add finished work to the service of its kind. ``size``: in tokens."""
+        """Add finished work to the totals of its kind. ``size``: in tokens."""
         with self._lock:
             self._service[kind] = self._service.get(kind, ServiceSums()).plus(pieces, seconds, size)
 
     def service(self) -> dict[str, ServiceSums]:
-        """Return the finished work so far by its kind."""
+        """Return the totals of finished work by kind."""
         with self._lock:
             return dict(self._service)
 
     @contextmanager
     def part(self, share: float) -> Generator[None]:
-        """Report the block as ``share`` of the surrounding block, done at its end."""
+        """Report the block as ``share`` of the surrounding block, done when it ends."""
         with self._lock:
             surrounding = self._spans[-1] if self._spans else None
             span = _Span(self._done, 0.0 if surrounding is None else share * surrounding.size)
@@ -201,12 +199,12 @@ class Meter:
                 self._done = max(self._done, min(1.0, span.begin + span.size))
 
     def begin(self) -> None:
-        """Report the begin of a piece; the time before it does not count."""
+        """Start timing a step now; the time before it does not count."""
         with self._lock:
             self._moved_s = self._clock()
 
     def step(self, share: float = 0.0) -> None:
-        """Report the end of a piece, ``share`` of the surrounding block."""
+        """Report the end of a step, ``share`` of the surrounding block."""
         with self._lock:
             now = self._clock()
             kind = self._task.kind if self._task else ""
@@ -218,7 +216,6 @@ class Meter:
                 self._done = min(span.begin + span.size, self._done + share * span.size)
 
     def report(self) -> WorkReport:
-        """Return the present state."""
         with self._lock:
             task = self._task
             slowest_s = self._slowest.get(task.kind if task else "", 0.0)
@@ -240,13 +237,13 @@ _current: ContextVar[Meter] = ContextVar("meter", default=_NOT_READ)
 
 
 def current() -> Meter:
-    """Return this thread's meter; one that is never read when it has none."""
+    """Return this thread's meter; without one, a meter that nobody reads."""
     return _current.get()
 
 
 @contextmanager
 def listening(meter: Meter) -> Generator[None]:
-    """Give this thread ``meter`` for the length of the block."""
+    """Make ``meter`` this thread's meter for the block."""
     token = _current.set(meter)
     try:
         yield
@@ -255,7 +252,7 @@ def listening(meter: Meter) -> Generator[None]:
 
 
 def step(share: float = 0.0) -> None:
-    """Report the end of a piece (:meth:`Meter.step`)."""
+    """Report the end of a step (:meth:`Meter.step`)."""
     _current.get().step(share)
 
 
@@ -275,10 +272,11 @@ def part(share: float) -> Generator[None]:
 
 @asynccontextmanager
 async def within_its_limit() -> AsyncGenerator[None]:
-    """Report a finished piece once a second while the block runs: work that a setting limits is no
-    standstill until that limit, which the block itself must keep. A main loop that stands reports
-    none."""
-    # here, so that commands which read reports need not import it
+    """Report a step once a second while the block runs.
+
+    For work that has its own time limit, which the block must enforce: until then it is not a hang.
+    A main loop that is blocked reports nothing."""
+    # imported late: commands that only read reports do not need it
     import asyncio
 
     async with asyncio.TaskGroup() as tasks:

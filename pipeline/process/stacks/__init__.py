@@ -1,5 +1,5 @@
-"""Stacks of a run's processes, of their threads and tasks: written on request, read and compared.
+"""Stacks of a run's threads and asyncio tasks, written on request, then read and compared.
 
-A worker writes its stacks on a signal (``dump``), also while its loop or the interpreter is held
-up. The reader signals all workers at once (``request``), takes several looks (``parse``), and parts
-the odd from the many (``parse``)."""
+A worker dumps its stacks on request, even while its loop or the interpreter is blocked (``dump``).
+The reader asks all workers at once (``request``), several times, and finds those that hang
+elsewhere than the others of their role (``parse``)."""

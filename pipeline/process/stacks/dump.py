@@ -1,16 +1,16 @@
 """The worker's side: on request it writes its stacks to ``<run_dir>/stacks/<worker>.txt``.
 
-A thread waits for a byte in the pipe ``<run_dir>/sockets/<worker>.request``. It writes what all
-threads do, and what the loop's tasks await. It has the interpreter's lock, so that no stack changes
+A thread waits for a byte in the pipe ``<run_dir>/sockets/<worker>.request``, then writes what all
+threads do and what the loop's tasks await. It holds the interpreter's lock, so no stack changes
 meanwhile.
 
-SIGUSR1 is for a process that gives no such answer, since a computation holds that lock.
-``faulthandler`` writes the threads' stacks from within the signal's handler. It reads them while
-they may change, and sometimes ends a process whose threads run: one in some hundred signals. The
-heartbeat's thread sees that the file has grown, and adds the names and the tasks.
+SIGUSR1 is for a process that cannot answer because a computation holds that lock: ``faulthandler``
+writes the threads' stacks from the signal handler. It reads them while they may change, and about
+one signal in some hundreds kills a process with running threads. The heartbeat thread notices that
+the file has grown, and adds thread names and tasks.
 
-The first line has the process's identity. It is written once the handler is there: without a
-handler the signal would end the process."""
+The file's first line is the process's identity. It is written once the handler is installed:
+without one the signal would kill the process."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from protocol.private import ensure_private_folder
 
 FOLDER = "stacks"
 SIGNAL: Final = getattr(signal, "SIGUSR1", None)
-"""None on systems without it; then no stacks are written."""
+"""None on systems without it, where no stacks are written."""
 THREADS = "Threads:"
 TASK = "Task "
 END = "End of a dump"
 _MAX_BYTES = 4 << 20
-"""A larger file starts over."""
+"""A file larger than this is started over."""
 _MANY = 1 << 16
-"""Requests that one answer serves."""
+"""One answer serves up to this many pending requests."""
 _MOMENT_S = 0.03
 _MOST_LOOKS = 10
 _MAX_TASKS = 200
@@ -53,21 +53,20 @@ _AWAITABLE: tuple[tuple[type[Any], str, str], ...] = (
     (GeneratorType, "gi_frame", "gi_yieldfrom"),
     (AsyncGeneratorType, "ag_frame", "ag_await"),
 )
-"""Kinds of awaitable things, and where each has its frame and what it awaits itself."""
+"""Types of awaitables, with the attributes that hold their frame and what they await."""
 
 
 def request_pipe(run_dir: Path, worker: str) -> Path:
-    """Return the pipe in which a worker receives requests for its stacks."""
+    """Return the pipe on which a worker receives requests for its stacks."""
     return socket_folders(run_dir)[0] / f"{worker}.request"
 
 
 def stack_file(run_dir: Path, worker: str) -> Path:
-    """Return where a worker writes its stacks."""
     return run_dir / FOLDER / f"{worker}.txt"
 
 
 def send_request(pipe: Path) -> None:
-    """Send a request to the reader of a pipe; nothing happens without one, or if it is full."""
+    """Write a request to a pipe; does nothing if it has no reader or is full."""
     with suppress(OSError):
         opened = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -77,7 +76,7 @@ def send_request(pipe: Path) -> None:
 
 
 class StackDump:
-    """The file of this process, the thread that answers, and the signal's handler."""
+    """This process's stack file, the thread that answers requests, and the signal handler."""
 
     def __init__(self, run_dir: Path, worker: str) -> None:
         """Raises OSError: the file cannot be written."""
@@ -87,7 +86,7 @@ class StackDump:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._file = os.fdopen(opened, "w", encoding="utf-8")
         if SIGNAL is not None:
-            # what is there again after ``close``: a late signal must not end the process
+            # back in force after ``close``: a late signal must not kill the process
             signal.signal(SIGNAL, signal.SIG_IGN)
             faulthandler.register(SIGNAL, file=self._file, all_threads=True, chain=False)
         self._file.write(msgspec.json.encode(identify(os.getpid())).decode() + "\n")
@@ -97,13 +96,13 @@ class StackDump:
         self._lock = threading.Lock()
         self._is_closed = False
         self._requests: int | None = None
-        # a disk without pipes: there is the signal
+        # a file system without pipes leaves the signal
         with suppress(OSError, ConfigError):
             pipe = request_pipe(run_dir, worker)
             ensure_private_folder(pipe.parent)
             pipe.unlink(missing_ok=True)
             os.mkfifo(pipe, 0o600)
-            # with a writer of its own, it is never at its end
+            # read and write: with a writer of its own the pipe never reports end of file
             self._requests = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
             threading.Thread(target=self._answer, args=(self._requests,), name="stacks", daemon=True).start()
 
@@ -114,7 +113,7 @@ class StackDump:
         os.close(requests)
 
     def _write(self, lines: Iterable[str]) -> None:
-        """Append lines, or start the file over where it is too long."""
+        """Append lines; first truncate a file that is too long."""
         if os.fstat(self._file.fileno()).st_size > _MAX_BYTES:
             os.ftruncate(self._file.fileno(), self._head)
         self._file.write("".join(f"{line}\n" for line in lines))
@@ -122,14 +121,14 @@ class StackDump:
         self._size = os.fstat(self._file.fileno()).st_size
 
     def poll(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Complete what a signal has begun; called from another thread than the loop's. The
-        next call does again what has failed: heartbeats go on."""
+        """Complete a dump that a signal has begun. Call it from a thread other than the loop's.
+        Errors are left for the next call, since heartbeats must go on."""
         self._loop = loop
         if not self._lock.acquire(blocking=False):
             return
         try:
             self._complete(loop)
-        # ValueError: it is closed
+        # ValueError: the file is closed
         except (OSError, ValueError):
             pass
         finally:
@@ -139,7 +138,7 @@ class StackDump:
         size = os.fstat(self._file.fileno()).st_size
         if size == self._size:
             return
-        # the handler writes line by line, and must be done
+        # wait until the handler, which writes line by line, is done
         for _ in range(_MOST_LOOKS):
             before, size = size, self._grown(size)
             if size == before:
@@ -152,8 +151,8 @@ class StackDump:
         return max(size, os.fstat(self._file.fileno()).st_size)
 
     def close(self) -> None:
-        """Answer no more, and ignore the signal from now on. The pipe of this name stays: it may be
-        a successor's."""
+        """Stop answering, and ignore the signal from now on. The pipe stays: it may already belong
+        to a successor of the same name."""
         self._is_closed = True
         if self._requests is not None:
             os.write(self._requests, b".")
@@ -163,7 +162,7 @@ class StackDump:
 
 
 def _threads() -> Iterator[str]:
-    """Return all threads' calls but this one's, as ``faulthandler`` writes them."""
+    """Yield the calls of all threads but this one, in ``faulthandler``'s format."""
     for ident, frame in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
         if ident == threading.get_ident():
             continue
@@ -190,14 +189,14 @@ def _tail(loop: asyncio.AbstractEventLoop | None) -> Iterator[str]:
 
 def _tasks(loop: asyncio.AbstractEventLoop | None) -> set[asyncio.Task[Any]]:
     for _ in range(_MOST_LOOKS if loop is not None else 0):
-        # another thread changes the loop's tasks while they are listed
+        # RuntimeError: the set changed while it was listed
         with suppress(RuntimeError):
             return asyncio.all_tasks(loop)
     return set()
 
 
 def _awaits(awaited: Any) -> list[FrameType]:
-    """Return the frames of a chain of awaits, the innermost first."""
+    """Return the frames along a chain of awaits, innermost first."""
     frames = list[FrameType]()
     while len(frames) < _MAX_DEPTH:
         for kind, frame_of, next_of in _AWAITABLE:
@@ -206,7 +205,7 @@ def _awaits(awaited: Any) -> list[FrameType]:
                 awaited = getattr(awaited, next_of)
                 break
         else:
-            # a future, an iterator written in C, or nothing
+            # a future, a C iterator, or nothing
             break
         if frame is not None:
             frames.append(frame)

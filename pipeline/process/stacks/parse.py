@@ -1,4 +1,4 @@
-"""From the text of a dump to stacks."""
+"""Parses stack dumps, and groups the workers of a role by where they hang."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _NAMED = re.compile(r"^  (0x[0-9a-f]+) (.*)$")
 _MAX_FRAMES = 100
 _KINDS = ("compute", "storage")
-"""Threads of an actor; the worker's name follows in theirs."""
+"""Kinds of an actor's threads, named ``<kind>-<worker>``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackCall:
-    """One call."""
-
     file: str
     line: int
-    """0: not known."""
+    """0 if unknown."""
     function: str
 
     @property
     def place(self) -> tuple[str, str]:
-        """The last two parts of the file's path, and the function: alike on every machine."""
+        """The last two parts of the file's path, and the function: the same on every machine."""
         return "/".join(PurePosixPath(self.file).parts[-2:]), self.function
 
     def __str__(self) -> str:
@@ -39,16 +37,16 @@ class StackCall:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One thread's calls, or the chain of awaits of one task."""
+    """The calls of one thread, or the await chain of one task."""
 
     name: str
-    """``main``, ``compute`` and so on; of a task, ``task`` and its name."""
+    """``main``, ``compute`` and so on; for a task, ``task`` and its name."""
     frames: tuple[StackCall, ...]
-    """The innermost first."""
+    """Innermost first."""
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
-        """Its calls without lines, so that a turning loop looks the same twice."""
+        """Its calls without line numbers, so that a spinning loop looks the same twice."""
         return tuple(frame.place for frame in self.frames)
 
 
@@ -60,15 +58,14 @@ class StackSnapshot:
     role: str
     stacks: tuple[Stack, ...]
     is_whole: bool
-    """False: threads alone, without their names, since the process could not go on to more."""
+    """False: only unnamed threads, because the process could not write the rest."""
 
     def stack(self, name: str) -> Stack | None:
-        """Return one stack by its name."""
         return next((stack for stack in self.stacks if stack.name == name), None)
 
 
 def parse_dump(text: str, *, worker: str, role: str) -> StackSnapshot:
-    """Return the stacks of the first dump in a text; lines that are neither are left out."""
+    """Parse the first dump in a text; unrecognised lines are skipped."""
     found: dict[str, list[StackCall]] = {}
     names: dict[str, str] = {}
     frames = list[StackCall]()
@@ -100,47 +97,48 @@ def _named(key: str, names: dict[str, str], first: str) -> str:
     if not key.startswith("0x"):
         return key
     name = names.get(f"{int(key, 16):x}", "")
-    # the kernel has the main thread handle a signal
+    # the main thread handles signals
     if name == "MainThread" or (not name and key == first):
         return "main"
     kind = next((kind for kind in _KINDS if name.startswith(f"{kind}-")), "")
     return kind or name or key
 
 
-# Which workers of a role stand elsewhere than the others.
+# Which workers of a role hang elsewhere than the others.
 #
-# Of several looks, a stack that stays the same *stands*; lines are left out, so that a loop in one
-# function stands, too. A worker's place is where its computation stands, or its main thread. When
-# both are free, it is what the actor's main task awaits. Workers of one role with one place are a
-# group. The largest group is how the role is as a rule; each smaller one is unlike it.
+# A stack *stands* if it is the same in all snapshots; line numbers are ignored, so a loop within one
+# function stands too. A worker's place is where its compute thread stands, else its main thread, and
+# if both are idle, what the actor's main task awaits. Workers of a role at the same place form a
+# group. The largest group shows what is normal for the role; smaller ones deviate from it.
 
 LIFE = "task life"
 """The actor's own task (``pipeline.runtime.worker_process``)."""
 _IDLE = (("concurrent/futures/thread.py", "_worker"), ("selectors.py", "select"))
-"""Where a thread waits for its next piece of work, and the loop for its next event."""
+"""Where a thread waits for work, and where the loop waits for events."""
 _SHOWN = 8
-"""Calls of a stack that are shown."""
+"""Number of calls shown of a stack."""
 MOVES = "moves"
 
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Workers of one role that stand at one place."""
+    """Workers of one role that hang at the same place."""
 
     role: str
     workers: tuple[str, ...]
     where: str
     """``compute``, ``main``, ``task life``, or ``moves``."""
     calls: tuple[str, ...]
-    """Of the first worker, the innermost first."""
+    """Calls of the first worker, innermost first."""
     is_unlike: bool
-    """Whether a larger group of its role is at another place."""
+    """Whether a larger group of its role is elsewhere."""
 
 
 def stack_groups(looks: Mapping[str, Sequence[StackSnapshot]]) -> list[StackGroup]:
-    """Return the groups by role, the largest of each role first.
+    """Group workers by role and place, the largest group of each role first.
 
-    ``looks``: each worker's looks in order; at least one. A tie of two groups has no odd one."""
+    ``looks``: each worker's snapshots in order; at least one. Of two equally large groups neither
+    is unlike."""
     by_role: dict[str, dict[tuple[object, ...], list[tuple[str, Stack | None, str]]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -160,7 +158,8 @@ def stack_groups(looks: Mapping[str, Sequence[StackSnapshot]]) -> list[StackGrou
 
 
 def _standing(looks: Sequence[StackSnapshot]) -> tuple[str, Stack | None]:
-    """Return the place where a worker hangs, and its stack; ``moves`` and None for one that moves."""
+    """Return where a worker hangs and its stack there; ``moves`` and None for one that makes
+    progress."""
     is_busy = False
     for name in ("compute", "main"):
         stacks = [look.stack(name) for look in looks]
@@ -183,7 +182,7 @@ def _same(stacks: Sequence[Stack | None]) -> Stack | None:
 
 
 def _is_busy(stack: Stack) -> bool:
-    """Return whether a thread does more than wait for work, or for the loop's next event."""
+    """Return whether a thread does something other than wait for work or for the loop's next event."""
     if not stack.frames:
         return False
     frame = stack.frames[0]
@@ -191,13 +190,14 @@ def _is_busy(stack: Stack) -> bool:
 
 
 MAX_LINES: Final = 6
-"""Its own group, and the largest others of its role."""
+"""The worker's own group, and the largest other groups of its role."""
 _MAX_NAMES = 4
 _MAX_CALLS = 6
 
 
 def stand_lines(worker: str, groups: Sequence[StackGroup]) -> tuple[str, ...]:
-    """Return a worker's group first, then the others of its role; nothing where no group has it."""
+    """Describe a worker's group, then the others of its role, one line each; empty if it is in no
+    group."""
     own = next((group for group in groups if worker in group.workers), None)
     if own is None:
         return ()

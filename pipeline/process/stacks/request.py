@@ -1,6 +1,6 @@
-"""The reader's side: sends requests to a run's workers on this host, and reads what they write.
+"""The reader's side: requests stacks from a run's workers on this host and reads what they write.
 
-A worker that does not answer within most of the time gets the signal: see ``dump``."""
+A worker that has not answered after two thirds of the time gets the signal (see ``dump``)."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from pipeline.process.stacks.dump import END, SIGNAL, request_pipe, send_request
 from pipeline.process.stacks.parse import StackSnapshot, parse_dump, stack_groups, stand_lines
 
 ANSWER_S = 3.0
-"""A heartbeat's time, in a large fleet, and a little more."""
+"""A heartbeat interval in a large fleet, plus a margin."""
 _UNANSWERED = 2 / 3
-"""Part of the time after which a worker that has not answered gets the signal."""
+"""Share of the time after which an unanswering worker gets the signal."""
 LOOK_EVERY_S = 0.5
-"""Between two looks."""
+"""Time between two snapshots."""
 _POLL_S = 0.02
 _MAX_READ = 4 << 20
 
 
 @dataclass(slots=True)
 class StackAnswers:
-    """Answers of a run's workers to one request."""
+    """Workers' answers to one request."""
 
     looks: dict[str, StackSnapshot] = field(default_factory=dict[str, StackSnapshot])
     missing: dict[str, str] = field(default_factory=dict[str, str])
-    """Why a worker has no look."""
+    """Why a worker has no snapshot."""
 
 
 def request_stacks(
     run_dir: Path, workers: Collection[str] | None = None, *, answer_s: float = ANSWER_S
 ) -> StackAnswers:
-    """Return the stacks of the workers of this host; ``workers`` None: of all.
+    """Return the stacks of workers on this host; ``workers`` None: of all.
 
-    It takes at most ``answer_s``. A process that was not started by this run, or has no handler for
-    the signal, is never signalled."""
+    Takes at most ``answer_s``. A process that this run did not start, or that has no signal handler
+    installed, is never signalled."""
     started = records.read_started(run_dir)
     answers = StackAnswers()
     asked = dict[str, tuple[int, ProcessIdentity]]()
@@ -69,8 +69,8 @@ def request_stacks(
 
 
 def _wait(run_dir: Path, sizes: Mapping[str, int], deadline: float) -> dict[str, int]:
-    """Return those of the workers that have not answered by then. ``sizes``: of their files before
-    the request."""
+    """Return the workers that have not answered by the deadline. ``sizes``: the sizes of their
+    files before the request."""
     waiting = dict(sizes)
     while waiting and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -79,7 +79,8 @@ def _wait(run_dir: Path, sizes: Mapping[str, int], deadline: float) -> dict[str,
 
 
 def _send(run_dir: Path, worker: str, record: Started, asked: dict[str, tuple[int, ProcessIdentity]]) -> str:
-    """Send a request to one worker; return why not, or "" and its file's size in ``asked``."""
+    """Send a request to one worker. Returns why it was not sent, or "" after adding it to ``asked``
+    with its file's size."""
     if record.identity.host != records.this_host():
         return f"its process is on host {record.identity.host}: look there"
     if SIGNAL is None:
@@ -101,7 +102,7 @@ def _send(run_dir: Path, worker: str, record: Started, asked: dict[str, tuple[in
 
 
 def _signal(identity: ProcessIdentity) -> str:
-    """Signal a process that does not answer; return why not, or ""."""
+    """Signal a process that does not answer. Returns why that failed, or ""."""
     if records.identify(identity.pid) != identity or SIGNAL is None:
         return "its process has ended"
     try:
@@ -114,7 +115,7 @@ def _signal(identity: ProcessIdentity) -> str:
 def _read(run_dir: Path, worker: str, size: int) -> str:
     try:
         with stack_file(run_dir, worker).open("rb") as file:
-            # a file that started over is shorter
+            # a file that was started over is shorter
             file.seek(size if os.fstat(file.fileno()).st_size >= size else 0)
             return file.read(_MAX_READ).decode("utf-8", errors="replace")
     except OSError:
@@ -124,11 +125,11 @@ def _read(run_dir: Path, worker: str, size: int) -> str:
 def stands_of(
     run_dir: Path, workers: Collection[str], *, num_looks: int = 1, answer_s: float = ANSWER_S
 ) -> dict[str, tuple[str, ...]]:
-    """Return where each of these workers hangs, compared with the others of its role, in a few lines; or
-    why that is not known. Workers of other hosts are left out.
+    """Describe in a few lines where each of these workers hangs compared with others of its role,
+    or why that is unknown. Workers of other hosts are left out.
 
-    All are examined at once, so that many take no longer than one. ``num_looks``: half a second
-    apart; of one, every worker seems to stand."""
+    All workers are examined at once, so many take no longer than one. ``num_looks``: number of
+    snapshots, half a second apart; with a single one every worker seems to hang."""
     started = records.read_started(run_dir)
     here = [worker for worker in workers if worker in started]
     roles = {started[worker].role for worker in here}

@@ -95,7 +95,7 @@ def test_a_damaged_version_is_whole_again_after_another_copy_of_the_same_files(
         (folder / "judge.py").unlink()
     else:
         shutil.rmtree(folder)
-    with pytest.raises(ConfigError, match=r"`headrace update --code` copies it again"):
+    with pytest.raises(ConfigError, match=r"copy it again with `headrace update --code`"):
         checked_code(run_dir, version)
     assert keep_code(source, run_dir) == version
     assert (checked_code(run_dir, version) / "judge.py").read_text() == "from helpers import words\n"
