@@ -1,1 +1,2 @@
-"""The supervisor: from the desired fleet to processes."""
+"""The supervisor: starts, watches and restarts the worker processes that the desired fleet calls
+for."""

@@ -1,25 +1,26 @@
 """Decides how many generators a run needs. Pure; time is an argument.
 
-Its input is the learner's state, what the generators do, and the time. Time is divided into the
-learner's cycles, from one policy version to the next. Over the newest whole cycles
+Time is divided into the learner's cycles, from one policy version to the next. Over the newest
+whole cycles
 
     need = arrived * busy / (1 - waited)
 
-is the number of generators that would keep the learner busy. ``arrived`` are generators with
-weights, jobs in a place's queue not among them. ``busy`` is the share of their time, and of their
-slots, that samples. ``waited`` is the learner's share of time at input. The need does not depend on
-the present number. So the number settles, and jobs on their way are not requested again.
+is the number of generators that would keep the learner busy. ``arrived`` counts generators that
+hold weights, which excludes jobs still queued elsewhere. ``busy`` is the share of their time and
+slots spent sampling. ``waited`` is the share of time that the learner waits for input. The need
+does not depend on the current number, so the number converges, and jobs already requested are not
+requested again.
 
     need > 1.1 arrived               grow to the need, at most to twice the arrived
     need < 0.9 (wanted - 1)          shrink to need / 0.9
-    else                             as it is
+    else                             keep the number
 
-Growth takes ``grow_after_s`` and two cycles, the second of which needs it too, or a wait of four
-computations. Shrinking takes ``shrink_after_s`` and two cycles. Each change restarts the
-measurement, and so does its last arrival. A growth that follows a shrink doubles ``shrink_after_s``. A
-growth after which no more is sampled is taken back, and makes ``grow_after_s`` eight times as long.
-The number stays while scorers or weights hold generators up, and while admission is paused.
-Waits in a pause have nothing to do with the need."""
+Growth takes ``grow_after_s`` and two cycles, the second of which must also need it, or a wait four
+times as long as the learner's computation. Shrinking takes ``shrink_after_s`` and two cycles. Each
+change restarts the measurement, and so does the arrival of its last generator. A growth that
+follows a shrink doubles ``shrink_after_s``. A growth that does not raise the sampling rate is
+undone, and makes ``grow_after_s`` eight times as long. The number stays while generators wait for
+scorers or weights, and while admission is paused."""
 
 from __future__ import annotations
 
@@ -41,18 +42,19 @@ _GROW_ABOVE = 1.1
 _SHRINK_BELOW = 0.9
 _MOST_GROWTH = 2.0
 _DEEP = 4.0
-"""A wait of so many of the learner's computations needs no whole cycle to be judged."""
+"""A wait this many times the learner's computation is judged before its cycle ends."""
 _HELD_UP = 0.2
-"""Share of generators' time at scorers' mailboxes or weights, from which more would not help."""
+"""If generators wait for scorers or weights for more than this share of their time, more generators
+would not help."""
 _LEAST_GAIN = 0.25
-"""Share of the expected rise of tokens/s, below which a growth was for nothing."""
+"""A growth is undone if it yields less than this share of the expected rise in tokens/s."""
 _MAX_STEP_S = 10.0
-"""Most time that counts between two readings: a longer gap is unknown time."""
+"""Longest time counted between two readings; beyond that nothing is known."""
 
 _CAUTION = 8.0
-"""Factor of ``grow_after_s`` after each growth that was for nothing."""
+"""Factor on ``grow_after_s`` after each growth that was undone."""
 _MAX_SPANS = 64
-"""Several quick updates are measured as one."""
+"""Bounds memory: quick updates are merged into spans of at least this fraction of the period."""
 
 _AWAY = frozenset({WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED})
 _HOLDING_UP = frozenset({WaitingFor.ROOM, WaitingFor.WEIGHTS, WaitingFor.QUARANTINE, WaitingFor.ENDPOINT})
@@ -61,7 +63,7 @@ _IDLE = frozenset({WaitingFor.CREDIT, WaitingFor.INPUT})
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Least and largest number of generators, and how long a need lasts before it counts."""
+    """Smallest and largest number of generators, and how long a need must last before it counts."""
 
     least: int
     most: int
@@ -71,27 +73,25 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A run at one moment, as its heartbeats show it."""
+    """A run at one moment, according to its heartbeats."""
 
     version: int
-    """The learner's policy version; -1 without a working learner."""
+    """The learner's policy version; -1 if no learner works."""
     is_waiting: bool
-    """Whether the learner waits for units."""
+    """Whether the learner waits for input."""
     num_arrived: int
-    """Generators with weights, those of other hosts too."""
+    """Generators that hold weights, including those of joined hosts."""
     num_busy: float
-    """Of those, how many sample, each by its share of used slots."""
+    """Sum over them of the share of slots in use."""
     num_held_up: int
-    """Of those, how many wait for scorers or for weights."""
+    """How many of them wait for scorers or weights."""
     sampled: Mapping[str, float]
-    """Sampled tokens so far, by generator."""
+    """Tokens sampled so far, by generator."""
     num_guests: int = 0
-    """Of the arrived, those that the plan does not have."""
+    """How many of them belong to joined hosts rather than to the plan."""
 
 
 class DemandOutcome(StrEnum):
-    """Result of a look at the demand for generators."""
-
     GROW = "grow"
     SHRINK = "shrink"
     ENOUGH = "enough"
@@ -104,17 +104,16 @@ class DemandOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The wanted number of generators, and why."""
+    """The number of generators to have, and why."""
 
     wanted: int
     outcome: DemandOutcome
     reason: str
-    """In words."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredTime:
-    """Times of whole cycles of the learner, in seconds and generator-seconds."""
+    """Sums over whole cycles of the learner, in seconds and generator-seconds."""
 
     length_s: float = 0.0
     waited_s: float = 0.0
@@ -137,68 +136,68 @@ class _MeasuredTime:
 
     @property
     def waited(self) -> float:
-        """The learner's share of time at input."""
+        """Share of time that the learner waited for input."""
         return self.waited_s / self.length_s
 
     @property
     def arrived(self) -> float:
-        """Arrived generators, on average."""
+        """Mean number of arrived generators."""
         return self.arrived_s / self.length_s
 
     @property
     def busy(self) -> float:
-        """Their share of time that samples."""
+        """Share of their time spent sampling."""
         return self.busy_s / self.arrived_s if self.arrived_s else 0.0
 
     @property
     def need(self) -> float:
-        """The number of generators that would keep the learner busy."""
+        """Number of generators that would keep the learner busy."""
         return self.arrived * self.busy / max(1.0 - self.waited, 1e-3)
 
     @property
     def is_held_up(self) -> bool:
-        """Whether generators wait for scorers or weights."""
         return self.held_up_s > _HELD_UP * self.arrived_s
 
     @property
     def rate(self) -> float:
-        """Sampled tokens per second, of all."""
+        """Tokens sampled per second by all generators."""
         return self.tokens / self.length_s
 
     def in_words(self) -> str:
-        """Return the shares as a phrase."""
         return f"the learner waits {self.waited:.0%} of its time, and {self.arrived:.3g} generators are {self.busy:.0%} busy"
 
 
 @dataclass(slots=True)
 class Autoscaler:
-    """The measurement since the last change, and the patience."""
+    """Measures since the last change, and adapts how long a need must last."""
 
     bounds: Bounds
     _spans: deque[_MeasuredTime] = field(default_factory=deque[_MeasuredTime])
-    """Whole cycles, the newest last."""
+    """Whole cycles, newest last."""
     _now: _MeasuredTime | None = None
-    """The present cycle; None until a version begins one."""
+    """The current cycle; None until a version starts one."""
     _stretch: _MeasuredTime = field(default_factory=_MeasuredTime)
-    """The learner's present wait, without a break."""
+    """The learner's current uninterrupted wait."""
     _version: int = -1
     _computed_s: float | None = None
-    """The learner's computation of one cycle, as last seen."""
+    """The learner's last known computation time per cycle."""
     _seen_s: float | None = None
     _sampled: Mapping[str, float] = field(default_factory=dict[str, float])
     _wanted: int | None = None
     _most_arrived: int = 0
     _patience: float = 1.0
-    """Factor of ``shrink_after_s``."""
+    """Factor on ``shrink_after_s``."""
     _caution: float = 1.0
-    """Factor of ``grow_after_s``."""
+    """Factor on ``grow_after_s``."""
     _has_shrunk: bool = False
     _before: tuple[float, float] | None = None
-    """Arrived generators, and tokens/s, before the last growth."""
+    """Mean arrived generators and tokens/s before the last growth."""
 
     def evaluate(self, reading: Reading, wanted: int, now_s: float, *, is_paused: bool = False) -> Decision:
-        """Return the number that is wanted from now on. ``wanted``: the plan's present number;
-        ``now_s``: monotonic; ``is_paused``: whether an operator has paused admission."""
+        """Take a reading and decide the number of generators.
+
+        ``wanted``: the current number in the plan. ``now_s``: monotonic. ``is_paused``: whether an
+        operator has paused admission, when waits say nothing about the need."""
         bounds = self.bounds
         if wanted != self._wanted:
             self._begin_anew(reading, wanted)
@@ -209,7 +208,7 @@ class Autoscaler:
         self._measure(reading, now_s)
         if is_paused:
             self._forget()
-            # As at a run's start: the first update after it may begin late.
+            # as at a run's start: the first update after a pause may begin late
             self._before = self._computed_s = None
         if not bounds.least <= wanted <= bounds.most:
             inside = min(max(wanted, bounds.least), bounds.most)
@@ -263,7 +262,7 @@ class Autoscaler:
 
     def _end_cycle(self) -> None:
         if self._now is None or self._version < 0:
-            # It began before the measurement.
+            # the cycle began before the measurement did
             self._now = _MeasuredTime()
             return
         self._now += _MeasuredTime(num_cycles=1)
@@ -277,7 +276,7 @@ class Autoscaler:
             self._spans.popleft()
 
     def _newest(self, length_s: float, num_cycles: int) -> _MeasuredTime | None:
-        """Return the sum of the newest whole cycles of a length; None while there are fewer."""
+        """Sum the newest whole cycles up to this length; None if there are not enough yet."""
         total = _MeasuredTime()
         for span in reversed(self._spans):
             total += span
@@ -286,10 +285,10 @@ class Autoscaler:
         return None
 
     def _starved(self) -> _MeasuredTime | None:
-        """Return the present wait with one computation, if it is long enough to be judged."""
+        """Return the current wait plus one computation, if it is long enough to judge."""
         waited = self._stretch
         if self._computed_s is None:
-            # The first update may begin late for many reasons.
+            # the first update may begin late for many reasons
             return waited if waited.length_s >= _DEEP * self._grow_after_s else None
         if waited.length_s < max(self._grow_after_s, _DEEP * self._computed_s):
             return None
@@ -310,7 +309,7 @@ class Autoscaler:
         if span is None or reading.version < 0:
             return Decision(wanted, DemandOutcome.MEASURING, "over the next updates")
         arrived, in_all = span.arrived, wanted + reading.num_guests
-        # A first cycle fills what generators may be ahead, and is over.
+        # A first cycle may only fill the queue that generators may run ahead by; the newest must agree.
         needs_more = span.num_cycles == 0 or self._spans[-1].need > _GROW_ABOVE * self._spans[-1].arrived
         if (needs_more and span.need > _GROW_ABOVE * arrived) or arrived == 0.0:
             target = math.ceil(max(1.0, min(span.need, max(_MOST_GROWTH * arrived, arrived + 1.0))))
@@ -337,7 +336,7 @@ class Autoscaler:
         return Decision(more, DemandOutcome.GROW, span.in_words())
 
     def _taken_back(self, reading: Reading, wanted: int, span: _MeasuredTime) -> Decision | None:
-        """Return the end of a growth that was for nothing; None if it was not."""
+        """Return the decision that undoes a useless growth; None if it was useful."""
         (arrived, rate), self._before = self._before or (0.0, 0.0), None
         if not 0.0 < arrived < span.arrived or span.rate >= rate * (1.0 + _LEAST_GAIN * (span.arrived / arrived - 1.0)):
             return None
@@ -364,7 +363,7 @@ class Autoscaler:
 
 
 def reading_of(beats: Iterable[Heartbeat], own: Iterable[str]) -> Reading:
-    """Return the reading of a fleet's heartbeats. ``own``: the names that the plan has."""
+    """Build a reading from the fleet's heartbeats. ``own``: names of the plan's workers."""
     live = [beat for beat in beats if not is_silent(beat.silent_s) and beat.waiting_for not in _AWAY]
     learner = next((beat for beat in live if beat.who.role is Role.LEARNER), None)
     arrived = [beat for beat in live if beat.who.role is Role.GENERATOR and beat.policy_version >= 0]
@@ -381,18 +380,15 @@ def reading_of(beats: Iterable[Heartbeat], own: Iterable[str]) -> Reading:
 
 
 def _used(generator: Heartbeat) -> float:
-    """Return the share of a generator's slots that sample."""
+    """Return the share of a generator's slots that are sampling."""
     if generator.waiting_for in _IDLE | _HOLDING_UP:
         return 0.0
     slots = generator.counters.get("slots", 0.0)
     return min(1.0, generator.counters.get("live", 0.0) / slots) if slots else 1.0
 
 
-# Keeps a run's desired number of generators at what its learner needs (``autoscaler``).
-#
-# Heartbeats and the desired fleet lead to the next desired fleet in the registry, as by `headrace
-# scale`, with the reason. A number that was set by hand stays, until `headrace scale
-# generator=auto`.
+# Writes the autoscaler's decisions to the desired fleet in the registry, as `headrace scale` does,
+# with the reason. A number set by hand stays until `headrace scale generator=auto`.
 
 _TOLD_EVERY_S = 10.0
 
@@ -400,7 +396,7 @@ log = structlog.get_logger(__name__)
 
 
 class GeneratorDemand:
-    """The generators of one run, by demand, if ``fleet.max_generators`` is given."""
+    """Autoscales the generators of one run, if ``fleet.max_generators`` is set."""
 
     def __init__(self, config: RunConfig) -> None:
         fleet = config.fleet
@@ -412,7 +408,6 @@ class GeneratorDemand:
         self._outcome: DemandOutcome | None = None
         self._next_told_s = 0.0
         self._last = ""
-        """The last change, in words."""
 
     async def follow(
         self,
@@ -424,8 +419,10 @@ class GeneratorDemand:
         *,
         is_paused: bool = False,
     ) -> Fleet:
-        """Return the fleet that is wanted from now on. ``own``: the workers of the plan.
-        ``is_paused``: whether an operator has paused admission."""
+        """Return the desired fleet after this poll, and write it to the registry if it changed.
+
+        ``own``: names of the plan's workers. ``is_paused``: whether an operator has paused
+        admission."""
         if self._bounds is None or fleet.is_by_hand:
             self._autoscaler = None
             return fleet
@@ -440,7 +437,7 @@ class GeneratorDemand:
         last = f"; changed from {present}, since {decision.reason}" if is_change else self._last
         words = self._in_words(decision, last)
         wanted = replace(resized(fleet, {Role.GENERATOR: decision.wanted}), demand=words)
-        # Another command may have changed the fleet; then the next poll decides.
+        # if a command changed the fleet meanwhile, the next poll decides
         if wanted == fleet or not await registry.replace_fleet(fleet, wanted):
             return fleet
         self._outcome, self._next_told_s, self._last = decision.outcome, now_s + _TOLD_EVERY_S, last

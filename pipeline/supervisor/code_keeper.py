@@ -1,13 +1,12 @@
-"""Brings versions of code to the run's workers, and rolls back one that fails.
+"""Rolls out versions of code to the run's workers, and rolls back one that fails.
 
-The supervisor's loop calls it twice a second, with heartbeats; ``rollout`` has the decisions. It
-reads the changes of the run's settings and the learner's history. The host's fleet reports bad ends
-of workers, and those that hang. It drains workers, which are started again, rolls changes back, and
-marks a version that has proved good. A worker that starts for any reason runs the version that then
-holds.
+The supervisor's loop calls it twice a second with heartbeats; ``rollout`` makes the decisions. It
+reads the changes of the run's settings and the learner's history, and is told when workers fail or
+hang. It drains workers so that they restart with the new version, rolls changes back, and marks a
+version that has proved good. A worker that starts for any other reason runs the version in force.
 
-Where the way back leads to a damaged version, workers go further back. They go to the newest whole
-one that a change has set, else to the installed code."""
+If a rollback leads to a damaged version, workers go further back: to the newest intact version that
+a change has set, else to the installed code."""
 
 from __future__ import annotations
 
@@ -41,9 +40,9 @@ from protocol.ids import Role
 _BY: Final = "supervisor"
 _NOT_READY: Final = frozenset({WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED})
 _HOLDS_UP: Final = _NOT_READY | {WaitingFor.COMPILE, WaitingFor.ENDPOINT, WaitingFor.LEDGER, WaitingFor.DISK}
-"""Waits of a worker that have their own limits, or that no code is to blame for."""
+"""Waits of a worker that have their own limits, or that cannot be the code's fault."""
 _BY_CHANCE: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
-"""Ends from outside: the version is blamed only while its first worker tries it."""
+"""Kills from outside; the version is blamed for one only on its canary."""
 _A_MINUTE_S: Final = 60.0
 
 log = structlog.get_logger(__name__)
@@ -51,14 +50,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _HeldVersion:
-    """The version of one setting that holds."""
+    """The version in force for one code setting."""
 
     key: str
     change: SettingsChange
     value: str
     rollout: Rollout
     old_pids: dict[str, int]
-    """Processes that were there before it."""
+    """Process ids that were running before it, by worker."""
 
 
 class CodeKeeper:
@@ -70,33 +69,35 @@ class CodeKeeper:
         self._fleet, self._settings = fleet, settings
         self._run_dir, self._history_path = run_dir, run_dir / HISTORY_NAME
         self._history: HistoryTail | None = None
-        """Read while a version is on its way."""
+        """Only read while a rollout is in progress."""
         self._number = 0
-        """The last change that was read."""
+        """The last change read."""
         self._tidied = 0
-        """The last change after which the folder was tidied."""
+        """The last change after which old versions were removed."""
         self._changes: Sequence[SettingsChange] = ()
         self._versions: dict[str, _HeldVersion] = {}
         fleet.blames_code = self._is_to_blame
 
     async def begin(self, version: str) -> None:
-        """Start workers by the version of Headrace's packages that holds at this start of the run.
-        Raises ConfigError: it is not there, was changed, or has other shared code than we."""
+        """Start workers with the version of Headrace in force when this run starts.
+
+        Raises ConfigError: it is missing, was changed, or differs from this process in code that
+        all processes share."""
         if not version:
             return
         folder = await asyncio.to_thread(checked_code, self._run_dir, version, starts=WORKERS)
         if (place := differing(shared_digests(), await asyncio.to_thread(shared_digests, folder))) is not None:
             raise ConfigError(
-                f"the run's workers use version {version} of their code, which differs from this Headrace in {place}, and "
-                "all processes share that. Resume with the installed code: --set 'code.workers=\"\"'"
+                f"the run's workers use version {version} of their code, which differs from this Headrace in {place}; "
+                "all processes of a run must share that. Resume with the installed code: --set 'code.workers=\"\"'"
             )
         self._fleet.go_by(folder)
 
     async def poll(
         self, registry: Registry, beats: Sequence[Heartbeat], now: float, *, is_paused: bool = False
     ) -> None:
-        """Bring the versions that hold one step further. ``is_paused``: whether an operator has
-        paused the run. Raises LedgerUnavailable."""
+        """Advance the rollouts in progress. ``is_paused``: whether an operator has paused the run.
+        Raises LedgerUnavailable."""
         await self._read(registry, beats, now)
         on_the_way = [version for version in self._versions.values() if not self._is_done(version)]
         if not on_the_way:
@@ -119,7 +120,7 @@ class CodeKeeper:
             if rollout.phase is RolloutState.SETTLED:
                 await self._settings.settle(registry, version.change.number)
             elif rollout.phase is RolloutState.FAILED and await self.undo(registry, version.change, rollout.failure):
-                # the version that holds now decides about the others, too
+                # the version now in force may change the other rollouts
                 await self._read(registry, beats, now)
                 return
 
@@ -131,20 +132,21 @@ class CodeKeeper:
     # -- rollback ----------------------------------------------------------------------------------
 
     def newest(self, since_s: float, role: Role) -> SettingsChange | None:
-        """Return the newest change that stands and that workers of a role take, if it was made
-        after ``since_s`` (wall clock)."""
+        """Return the newest change in force that concerns a role, if made after ``since_s`` (wall
+        clock)."""
         found = [change for change in standing(self._changes) if role in takers(change.sets)]
         return found[-1] if found and found[-1].at_s >= since_s else None
 
     async def undo(self, registry: Registry, change: SettingsChange, why: str) -> bool:
-        """Roll back a change; return whether it still stood."""
+        """Roll back a change. Returns False if it is no longer in force or another change came
+        first."""
         changes = await registry.settings_changes()
         undone = [one for one in standing(changes) if one.number == change.number]
         if not undone:
             return False
         back = undoing(changes, undone, by=_BY, at_s=time.time(), reason=why)
         if not await registry.add_settings_change(back):
-            # another change came first: the next poll tries again
+            # another change came first; the next poll tries again
             return False
         log.error("code_rolled_back", number=change.number, back_to=back.sets, reason=why)
         # before any worker starts again
@@ -152,7 +154,8 @@ class CodeKeeper:
         return True
 
     async def _go_further_back(self, registry: Registry, back: SettingsChange, key: str, why: str) -> bool:
-        """Add a change that leads where a rollback should have led; return whether it holds."""
+        """Add a change to the newest intact version, since the rollback's target is damaged.
+        Returns whether it was added."""
         version = await asyncio.to_thread(whole_version, self._run_dir, self._changes, key)
         sets, former = {key: f'"{version}"'}, {key: back.sets[key]}
         change = after(self._changes[-1], sets, former, by=_BY, at_s=time.time(), reason=why, undone=back.undone)
@@ -165,11 +168,11 @@ class CodeKeeper:
     # -- signs -------------------------------------------------------------------------------------
 
     async def _read(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
-        """Read new changes, until each version in force can be run."""
+        """Read new changes until every version in force can be run."""
         while (last := await registry.last_settings_change()) is not None and last.number != self._number:
             self._changes = await registry.settings_changes()
             for key in CODE_KEYS:
-                # a rollback names the settings that it leaves as they are, too
+                # a rollback also names settings that it does not change
                 made = [one for one in self._changes if key in one.sets and one.sets[key] != one.former.get(key)]
                 known = self._versions.get(key)
                 if not made or (known is not None and known.change.number == made[-1].number):
@@ -178,7 +181,7 @@ class CodeKeeper:
                 why = await asyncio.to_thread(damage, self._run_dir, version)
                 if why and change.undoes:
                     if not await self._go_further_back(registry, change, key, why):
-                        # another change came first: the next poll tries again
+                        # another change came first; the next poll tries again
                         return
                     break
                 self._hold(key, version, change, beats, now, why)
@@ -188,7 +191,7 @@ class CodeKeeper:
     def _hold(
         self, key: str, version: str, change: SettingsChange, beats: Sequence[Heartbeat], now: float, why: str
     ) -> None:
-        """Begin a version's way to the workers. ``why``: none can run it, and it is rolled
+        """Begin the rollout of a version. ``why``: reason that no worker can run it, which rolls it
         back."""
         rollout = Rollout(
             self._limits, now_s=now, made_s=change.at_s, is_lazy=change.is_lazy, is_way_back=bool(change.undoes)
@@ -203,13 +206,14 @@ class CodeKeeper:
             self._fleet.go_by(self._run_dir / CODE_FOLDER / version if version else None)
 
     def _is_done(self, version: _HeldVersion) -> bool:
-        # a failed one is rolled back until another change holds
+        # a failed version counts until its rollback is in force
         is_settled = self._settings.is_settled(version.change.number)
         return is_settled or version.rollout.phase is RolloutState.SETTLED
 
     def _workers(self, version: _HeldVersion, beats: Sequence[Heartbeat], now: float) -> dict[str, CodedMember]:
-        """Return the concerned workers of this host, in the order of their names. Those of the role
-        with the most workers are last: the first to try a version is one of them."""
+        """Return this host's workers that the version concerns, in the order of replacement.
+
+        Workers of the largest role come last, and the canary is the last one."""
         plan, pids, there = self._fleet.plan, self._fleet.processes.pids, self._fleet.own(beats)
         found: dict[str, CodedMember] = {}
         members = Counter(one.role for one in plan.workers)
@@ -218,7 +222,7 @@ class CodeKeeper:
             if worker.is_given_up or worker.role not in coded_roles(version.key):
                 continue
             beat, pid = there.get(worker.name), pids.get(worker.name)
-            # a drain has its own limits
+            # a drain has its own limits, so it counts as alive
             sign: object = now if plan.is_draining(worker.name) else (pid, None if beat is None else _sign(beat))
             if beat is None or not _is_ready(beat):
                 is_old = pid is not None and version.old_pids.get(worker.name) == pid
@@ -231,15 +235,14 @@ class CodeKeeper:
         return found
 
     def _is_held_up(self, beats: Sequence[Heartbeat]) -> bool:
-        """Whether a worker of the run is not there, or waits for what no version is to blame
-        for."""
+        """Whether a worker is missing, or waits for something that code cannot be blamed for."""
         there = self._fleet.own(beats)
         wanted = [there.get(worker.name) for worker in self._fleet.plan.workers if not worker.is_given_up]
         return any(beat is None or not _is_ready(beat) or beat.waiting_for in _HOLDS_UP for beat in wanted)
 
     def _is_to_blame(self, exit_: Exit, stood: str) -> bool:
-        """Whether the version that a worker went by is to blame for its end; it then fails.
-        ``stood``: how the worker stood still, if it is ended for that."""
+        """Whether the version that a worker ran is to blame for its end; if so its rollout fails.
+        ``stood``: how the worker hung, if it was killed for that."""
         for version in self._versions.values():
             is_old = version.old_pids.get(exit_.worker) == exit_.pid
             if is_old or self._is_done(version) or exit_.role not in coded_roles(version.key):
@@ -259,7 +262,7 @@ def _limits(config: RunConfig) -> RolloutPolicy:
         canary_timeout_s=code.canary_timeout_s,
         judged_updates=code.judged_updates,
         lazy_limit_s=code.lazy_limit_s,
-        # as the limit of a restart
+        # the same limit as for a restart
         replace_timeout_s=config.recovery.restart_timeout_s or supervisor.start_timeout_s + _A_MINUTE_S,
         least_standstill_s=supervisor.stuck_after_s or LEAST_S,
     )
@@ -270,7 +273,7 @@ def _is_ready(beat: Heartbeat) -> bool:
 
 
 def _sign(beat: Heartbeat) -> object:
-    """Return what differs after each sign of life of a process that starts."""
+    """Return a value that changes with each sign of life of a starting process."""
     return (beat.progress, beat.work.steps, beat.begun, beat.waiting_for)
 
 
@@ -280,17 +283,18 @@ def _end(exit_: Exit) -> str:
 
 
 MAX_KEPT: Final = 16
-"""A version has 64 MiB at most."""
+"""Number of versions kept; each has at most 64 MiB."""
 SPARED_S: Final = 3600.0
+"""Versions copied more recently are never removed."""
 
 
 def version_of(change: SettingsChange, key: str) -> str:
-    """Return the version that a change has set; empty for the code of the start."""
+    """Return the version that a change sets; empty for the code of the run's start."""
     return change.sets[key].strip('"')
 
 
 def damage(run_dir: Path, version: str) -> str:
-    """Return why no worker can run a version; empty where one can."""
+    """Return why no worker can run a version; empty if it is intact."""
     try:
         if version:
             checked_code(run_dir, version)
@@ -300,14 +304,13 @@ def damage(run_dir: Path, version: str) -> str:
 
 
 def whole_version(run_dir: Path, changes: Sequence[SettingsChange], key: str) -> str:
-    """Return the newest version that a standing change has set and that is whole; empty without
-    one."""
+    """Return the newest intact version that a change in force has set; empty without one."""
     made = [version_of(change, key) for change in reversed(standing(changes)) if key in change.sets]
     return next((version for version in made if not damage(run_dir, version)), "")
 
 
 def named_versions(changes: Sequence[SettingsChange]) -> list[str]:
-    """Return the versions of code that hold, and those that standing changes name, newest first."""
+    """Return the versions in force and those that changes in force name, newest first."""
     named = [changes[-1].holds] if changes else []
     for change in reversed(standing(changes)):
         named += [change.sets, change.former]
@@ -316,8 +319,7 @@ def named_versions(changes: Sequence[SettingsChange]) -> list[str]:
 
 
 def tidy(run_dir: Path, changes: Sequence[SettingsChange], started_by: Sequence[str] = ()) -> None:
-    """Remove versions that no change names and that are not those of the run's start. A folder that
-    cannot be removed is logged."""
+    """Remove versions that neither the run's start nor a recent change names. A failure is logged."""
     kept = [*started_by, *named_versions(changes)[:MAX_KEPT]]
     try:
         removed = remove_code(run_dir, kept, before_s=time.time() - SPARED_S)

@@ -1,14 +1,13 @@
-"""Changes of the desired fleet: evictions, drains of single workers, other numbers. Pure.
+"""Edits of the desired fleet: evictions, drains of single workers, other worker counts. Pure.
 
-Evictions: workers and joined hosts that are not started until they are readmitted.
+An evicted worker or joined host is not started until it is readmitted. The eviction is an entry in
+the desired fleet, so it outlives supervisors, and joined hosts read it.
 
-An eviction is an entry in the desired fleet. So it outlives supervisors, and joined hosts read it.
-
-    the run's own worker    its name is not wanted, and its role has one worker fewer
-    a joined host's         that host has one fewer, for as long as the entry is there
+    a worker of the run     its name is excluded, and its role has one worker fewer
+    one of a joined host    that host has one fewer while the entry exists
     a joined host           none of its workers is started; the next `headrace fleet join` there ends at once
 
-A role that is scaled up gets other names. ``readmitted`` gives the name and the number back."""
+If the role is scaled up, other names are used. ``readmitted`` gives the name and the count back."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ MAX_REASON_CHARS = 300
 
 
 def evicted(fleet: Fleet, one: Eviction, role: Role | None = None) -> Fleet:
-    """Return the fleet with one more eviction. A repeat changes nothing. ``role``: the worker's."""
+    """Add an eviction; adding the same one again changes nothing. ``role``: the evicted worker's."""
     if any((before.worker, before.host) == (one.worker, one.host) for before in fleet.evictions):
         return fleet
     is_counted = role is not None and one.worker in wanted_names(fleet.counts, fleet.left_out)
@@ -35,8 +34,7 @@ def evicted(fleet: Fleet, one: Eviction, role: Role | None = None) -> Fleet:
 
 
 def readmitted(fleet: Fleet, one: Eviction, *, most: int | None = None) -> Fleet:
-    """Return the fleet without an eviction. ``most``: bound of the role's number, where it follows
-    demand."""
+    """Remove an eviction. ``most``: upper limit on the role's count, for an autoscaled role."""
     counts = fleet.counts
     if one.is_counted:
         role = Role(one.worker.rpartition("-")[0])
@@ -46,8 +44,8 @@ def readmitted(fleet: Fleet, one: Eviction, *, most: int | None = None) -> Fleet
 
 
 def carried_over(fresh: Fleet, earlier: Iterable[Eviction]) -> Fleet:
-    """Return a fleet as it is configured, with the evictions of the run so far. Each role keeps one
-    worker at least, under another name."""
+    """Apply the run's earlier evictions to a newly configured fleet. Each role keeps at least one
+    worker, under another name."""
     for one in earlier:
         role = Role(one.worker.rpartition("-")[0]) if one.is_counted else None
         after = evicted(fresh, replace(one, is_counted=False), role)
@@ -58,20 +56,19 @@ def carried_over(fresh: Fleet, earlier: Iterable[Eviction]) -> Fleet:
     return fresh
 
 
-# Drains of single workers, as an operator requests them. Pure.
+# Drains of single workers, requested by an operator.
 #
-# A drain names a worker and its newest incarnation. It is an entry in the desired fleet, so each
-# reader may read it again and again, before and after a restart:
+# A drain names a worker and its newest incarnation. It is an idempotent entry in the desired fleet:
 #
-#     left out    the run's own worker: its name is not wanted; the role has one fewer
-#     left out    a joined host's: that host has one fewer, for as long as its join lives
+#     left out    a worker of the run: its name is excluded; the role has one fewer
+#     left out    one of a joined host: that host has one fewer, for as long as its join lives
 #     replaced    incarnations up to the named one drain; a newer one is started in their place
 #
-# A role that grows again takes its left-out names first. Entries without an effect are forgotten.
+# A role that grows again takes its left-out names first. Entries without effect are removed.
 
 
 def resized(fleet: Fleet, numbers: Mapping[Role, int]) -> Fleet:
-    """Return the fleet with other numbers of some roles."""
+    """Return a copy of the fleet with these worker counts."""
     drains = fleet.drains
     for role, number in numbers.items():
         more = max(0, number - fleet.counts.get(role, 0))
@@ -81,8 +78,10 @@ def resized(fleet: Fleet, numbers: Mapping[Role, int]) -> Fleet:
 
 
 def drained(fleet: Fleet, drain: Drain, role: Role, beats: Iterable[Heartbeat]) -> Fleet:
-    """Return the fleet with one more drain. The role of the run's own worker has one fewer, unless
-    it is replaced. ``beats``: of all workers; drains of workers that are gone are forgotten."""
+    """Add a drain, and forget drains of workers that are gone.
+
+    Unless the worker is to be replaced, its role has one fewer. ``beats``: heartbeats of all
+    workers."""
     there = {beat.who.worker: beat.who.epoch for beat in beats}
     is_own = drain.worker in wanted_names(fleet.counts, fleet.left_out)
     kept = tuple(
@@ -96,14 +95,15 @@ def drained(fleet: Fleet, drain: Drain, role: Role, beats: Iterable[Heartbeat]) 
 
 
 def left_out_number(drain: Drain, role: Role | None) -> int | None:
-    """Return the number of a left-out worker of the run's own, of ``role`` if given; else None."""
+    """Return the number in the name of a left-out worker of the run (of ``role``, if given); else
+    None."""
     name, _, number = drain.worker.rpartition("-")
     is_own = name in list(Role) and number.isdecimal() and worker_name(Role(name), int(number)) == drain.worker
     return int(number) if is_own and not drain.is_replaced and role in (None, Role(name)) else None
 
 
 def _without_idle(fleet: Fleet) -> Fleet:
-    """Forget left-out names above all wanted ones."""
+    """Remove drains of names beyond all wanted ones."""
     highest: dict[str, int] = {}
     for name in wanted_names(fleet.counts, fleet.left_out):
         role, _, number = name.rpartition("-")

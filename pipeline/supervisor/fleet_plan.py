@@ -1,7 +1,7 @@
 """Decides which worker processes to start, drain and kill. Pure; it owns no process.
 
 Its input is the desired number of workers by role, exits with their codes, and the time. The
-supervisor carries the actions out and reports the exits.
+supervisor carries out the actions and reports the exits.
 
     absent ──start──> running ──exit──> backoff ──start──> running ...
                adopt ──┘│  │  └─drain──> draining ──exit──> (forgotten)
@@ -10,19 +10,18 @@ supervisor carries the actions out and reports the exits.
 
 One for one: the death of a worker ends no other. A restarted learner or value worker restores its
 own last checkpoint. A budget allows a number of failures within a sliding period (OTP's intensity
-and period). Infrastructure failures count for their worker. Data failures count for the role,
-because the work that caused one goes to another worker of the role.
+and period). Infrastructure failures count against their worker. Data failures count against the
+role, because the work that caused one goes to another worker of the role.
 
-The observer is dispensable: where another worker would fail the fleet, it is given up. A worker
-that is evicted in time (``evicts``) does not fail the fleet either.
+A worker that has used up its budget, or cannot be repaired by a restart, fails the fleet, with two
+exceptions: the observer is dispensable and is given up, and ``evicts`` may evict the worker
+instead. Beyond repair are a wrong setting, at the first exit, and a repeated error, at the second:
+the same error again, before any finished work or after exactly as much as before. Signals and
+transient errors (``pipeline.process.exit_codes``) never count as repeated. A training step whose
+repetition gives another result means an unsound machine; the second one within a day fails the
+fleet, whatever was done in between.
 
-An exit that a restart cannot repair, as a wrong setting, fails the fleet the first time. A repeated
-error fails it the second time: the same error again, before any finished work or after exactly as
-much as before. Signals never do so, nor errors of the surroundings
-(``pipeline.process.exit_codes``). Neither does a step that differs when it is made again: the
-machine is not sound. Its second time within a day fails the fleet, whatever was done in between.
-
-Starts are spread over the supervisor's turns. The first worker of every role comes before the
+Starts are spread over the supervisor's turns. The first worker of every role starts before the
 second of any. A newer desired fleet replaces starts that have not happened. An adopted process is
 treated like a started one."""
 
@@ -45,33 +44,29 @@ if TYPE_CHECKING:
     from pipeline.config.runtime import SupervisorSection
 
 MAX_STARTS_A_TURN = 4
-"""Between starts the supervisor handles signals and exits: at most 20 starts a second."""
+"""Keeps the supervisor responsive to signals and exits: at most 20 starts a second."""
 _MAX_BACKOFF_FACTOR = 16
 _A_DAY_S = 86400.0
 _ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
 _ALONE = frozenset({Role.LEARNER, Role.VALUE, Role.OBSERVER})
 _DISPENSABLE = frozenset({Role.OBSERVER})
-"""Roles without which a run goes on: their workers are given up, and the fleet has not failed."""
+"""Roles that a run can do without: their workers are given up, and the fleet does not fail."""
 _HOPELESS = frozenset(code for code in ExitCode if code.is_hopeless)
 
 
 class WorkerPhase(StrEnum):
-    """State of a worker."""
-
     ABSENT = "absent"
     RUNNING = "running"
     BACKOFF = "backoff"
     DRAINING = "draining"
     ENDED = "ended"
-    """Ended well, and not wanted again (a learner that is done)."""
+    """Ended without failure, and not wanted again (a learner that is done)."""
 
 
 _WITHOUT_PROCESS = (WorkerPhase.ABSENT, WorkerPhase.BACKOFF)
 
 
 class Verb(StrEnum):
-    """Action on a worker."""
-
     START = "start"
     DRAIN = "drain"
     KILL = "kill"
@@ -79,8 +74,6 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action on one worker."""
-
     verb: Verb
     worker: str
     role: Role
@@ -88,7 +81,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class FleetFailure:
-    """Why the fleet cannot go on."""
+    """Why the run cannot continue."""
 
     worker: str
     exit_code: int
@@ -100,40 +93,38 @@ class _Failure:
     at_s: float
     worker: str
     kept: str | None
-    """The newest checkpoint at that moment, "" for none; None for a worker that keeps none."""
+    """The newest checkpoint at that moment, "" for none; None for a worker that writes none."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """A named worker in the plan."""
-
     name: str
     role: Role
     phase: WorkerPhase = WorkerPhase.ABSENT
     start_at_s: float = 0.0
     """In backoff: earliest time of the next start."""
     kill_at_s: float = 0.0
-    """In draining: its deadline."""
+    """While draining: its deadline."""
     ceiling_s: float = math.inf
-    """In draining: latest possible deadline."""
+    """While draining: the latest that progress may move the deadline to."""
     num_restarts: int = 0
     """Over the whole run, for display."""
     is_given_up: bool = False
-    """Ended too often, or in a way that restarts do not repair; the run goes on without it."""
+    """Failed too often, or beyond repair; the run goes on without it."""
     is_being_replaced: bool = False
     """Found frozen or stuck, and being killed."""
     failures: deque[_Failure] = field(default_factory=deque[_Failure])
-    """Infrastructure failures that count, within the period or since the last checkpoint."""
+    """Infrastructure failures that still count: within the period, or since the last checkpoint."""
     unsound_s: float | None = None
-    """When it last ended because a step differed when it was made again."""
+    """When it last ended because a repeated step gave another result."""
     stuck_with: str | None = None
     """Newest checkpoint when it was last replaced as stuck."""
     last_error: tuple[str, int] | None = None
-    """Error of its last process, and the work finished by then; None without an error."""
+    """Identity of its last process's error, and the work finished by then; None without an error."""
 
 
 class FleetPlan:
-    """The desired fleet and the present one."""
+    """The state of every worker, and the actions that lead to the desired fleet."""
 
     def __init__(
         self,
@@ -141,9 +132,9 @@ class FleetPlan:
         name: Callable[[Role, int], str] | None = None,
         evicts: Callable[[str, Role, str, bool], bool] | None = None,
     ) -> None:
-        """``name``: role and number -> a worker's name, which ends in the number; by default
-        ``worker_name``. ``evicts``: worker, role, reason, and whether all failures that count were
-        its own -> whether it is evicted, so that the run goes on without it."""
+        """``name``: maps role and number to a worker's name; default ``worker_name``. ``evicts``:
+        called with a failing worker's name, role, reason, and whether all counted failures were its
+        own; returns True if it is evicted and the run goes on without it."""
         self._settings = settings
         self._name = name or worker_name
         self._evicts = evicts
@@ -152,11 +143,11 @@ class FleetPlan:
         self.is_stopping = False
         self.failure: FleetFailure | None = None
         self.given_up: list[FleetFailure] = []
-        """Workers without which the run goes on; each once."""
+        """Workers that the run goes on without, to be logged once each."""
 
     @property
     def workers(self) -> Iterable[Worker]:
-        """Every worker that is wanted or still there."""
+        """Every worker that is wanted or still running."""
         return self._workers.values()
 
     @property
@@ -166,34 +157,34 @@ class FleetPlan:
 
     @property
     def absent(self) -> list[str]:
-        """Wanted workers without a process, which are started now or after a pause."""
+        """Wanted workers without a process, which start now or after a pause."""
         return [w.name for w in self._workers.values() if w.phase in _WITHOUT_PROCESS]
 
     @property
     def wanted(self) -> dict[str, Role]:
-        """Workers that run, or are started now or after a pause, with their roles."""
+        """Workers that run or are about to, with their roles."""
         phases = {WorkerPhase.RUNNING, *_WITHOUT_PROCESS}
         return {w.name: w.role for w in self._workers.values() if w.phase in phases and not w.is_given_up}
 
     def is_draining(self, name: str) -> bool:
-        """Whether this worker drains."""
         worker = self._workers.get(name)
         return worker is not None and worker.phase is WorkerPhase.DRAINING
 
     def is_being_replaced(self, name: str) -> bool:
-        """Whether this worker is ended on purpose, to be started again."""
+        """Whether this worker is being killed on purpose, to start again."""
         worker = self._workers.get(name)
         return worker is not None and worker.is_being_replaced
 
     def adopt(self, name: str, role: Role) -> None:
-        """Take over a running process of an earlier supervisor. Surplus ones are drained."""
+        """Take over a running process of an earlier supervisor. Surplus ones are drained later."""
         self._workers[name] = Worker(name, role, WorkerPhase.RUNNING)
 
     def replace(self, name: str, reason: str = "", *, kept: str | None = None) -> bool:
-        """Record that a worker is frozen or stuck; return False when that was recorded before.
-        ``kept`` is the newest checkpoint ("" for none) of a learning worker that was alive but
-        stuck. The fleet fails when it is the same as at the last time: it would happen again for
-        ever."""
+        """Record that a worker is frozen or stuck; return False if that is already known.
+
+        ``kept``: newest checkpoint ("" for none) of a learner or value worker that was alive but
+        stuck. If it was stuck before with the same checkpoint, the fleet fails, since it would be
+        stuck for ever."""
         worker = self._workers[name]
         is_news, worker.is_being_replaced = not worker.is_being_replaced, True
         if is_news and kept is not None:
@@ -209,20 +200,23 @@ class FleetPlan:
         return is_news
 
     def moved(self, name: str, at_s: float, patience_s: float) -> None:
-        """Record a drain's progress at ``at_s``; the next step may take ``patience_s``."""
+        """Extend a drain's deadline: it made progress at ``at_s``, and its next step may take
+        ``patience_s``."""
         worker = self._workers.get(name)
         if worker is not None and worker.phase is WorkerPhase.DRAINING:
             worker.kill_at_s = min(max(worker.kill_at_s, at_s + patience_s), worker.ceiling_s)
 
     def recycle(self, now_s: float) -> list[Action]:
-        """Drain every running worker. Those still wanted are started again afterwards."""
+        """Drain every running worker; those still wanted start again afterwards."""
         running = [worker for worker in self._workers.values() if worker.phase is WorkerPhase.RUNNING]
         return [action for worker in running for action in self._retire(worker, now_s)]
 
     def want(self, counts: Mapping[Role, int], now_s: float, left_out: Collection[str] = frozenset()) -> list[Action]:
-        """Make ``counts`` the desired fleet, while the run goes on; surplus workers are drained:
-        those of ``left_out``, then the highest numbers. A worker that ended well without a drain
-        (by a signal from outside) is wanted again, and is started after a pause."""
+        """Set the desired worker counts, and drain surplus workers: those of ``left_out``, then the
+        highest numbers.
+
+        A worker that ended well without being drained (by a signal from outside) starts again after
+        a pause."""
         actions: list[Action] = []
         wanted = wanted_names(counts, left_out, self._name)
         for name, role in wanted.items():
@@ -236,8 +230,8 @@ class FleetPlan:
         return actions
 
     def hasten(self, name: str, now_s: float) -> None:
-        """Leave out the pause before a restart, as a standby is there, unless the worker has failed
-        before within the longest pause."""
+        """Skip the pause before a restart because a standby is ready, unless the worker also failed
+        recently, within the longest pause."""
         worker = self._workers.get(name)
         if worker is None or worker.phase is not WorkerPhase.BACKOFF:
             return
@@ -246,18 +240,18 @@ class FleetPlan:
             worker.start_at_s = now_s
 
     def renew(self, name: str, now_s: float) -> list[Action]:
-        """Drain a worker that runs. If it is still wanted, it is started again afterwards."""
+        """Drain a running worker; if it is still wanted, it starts again afterwards."""
         worker = self._workers.get(name)
         is_running = worker is not None and worker.phase is WorkerPhase.RUNNING
         return self._retire(worker, now_s) if worker is not None and is_running else []
 
     def stop(self, now_s: float) -> list[Action]:
-        """Drain everything, and start nothing more."""
+        """Drain all workers and start none."""
         self.is_stopping = True
         return [action for worker in list(self._workers.values()) for action in self._retire(worker, now_s)]
 
     def due(self, now_s: float) -> list[Action]:
-        """Return the actions of this turn: kills of overdue drains, and a few of the due starts."""
+        """Return this turn's actions: kills of overdue drains, and a few of the due starts."""
         actions: list[Action] = []
         startable: list[Worker] = []
         for worker in self._workers.values():
@@ -284,9 +278,11 @@ class FleetPlan:
         delivered: int = 0,
         kept: str | None = None,
     ) -> None:
-        """Record the end of a worker's process: its exit code (negative for a signal) and the error
-        that ended it, if one did. ``delivered``: its finished pieces of work. ``kept``: a learning
-        worker's newest checkpoint, "" for none."""
+        """Record the end of a worker's process.
+
+        ``exit_code`` is negative for a signal. ``error``: what ended it, if known. ``delivered``:
+        finished pieces of work. ``kept``: newest checkpoint of a learner or value worker, "" for
+        none."""
         worker = self._workers[name]
         if worker.phase is WorkerPhase.DRAINING:
             del self._workers[name]
@@ -299,7 +295,7 @@ class FleetPlan:
         if exit_code in _ENDED_WELL:
             worker.phase = WorkerPhase.ENDED
         elif is_unsound:
-            reason = f"had a step with another result when it was made again, for the second time within a day{_words(error)}"
+            reason = f"computed a step differently when it repeated it, for the second time within a day{_words(error)}"
             self._fail(worker, exit_code, f"{reason}; test that host, then go on elsewhere with `headrace up --resume`")
         elif exit_code in _HOPELESS:
             self._fail(worker, exit_code, f"ended in a way that a restart cannot repair{_words(error)}")
@@ -313,15 +309,15 @@ class FleetPlan:
     def _failed(
         self, worker: Worker, exit_code: int, now_s: float, error: LastError | None = None, kept: str | None = None
     ) -> None:
-        """Count an unrequested end; start again after a pause, or give up."""
+        """Count an unrequested end; start again after a pause, or fail."""
         kind = kind_of(exit_code)
         if kind is FailureKind.DATA:
             most, period_s = self._settings.max_data_failures, self._settings.data_failure_window_s
-            whose = f"{worker.role} workers"
+            of_whom = f" of {worker.role} workers"
             failures = self._data_failures.setdefault(worker.role, deque())
         else:
             most, period_s = self._settings.max_restarts, self._settings.restart_window_s
-            whose, failures = "it", worker.failures
+            of_whom, failures = "", worker.failures
         failures.append(_Failure(now_s, worker.name, kept))
         recent = [failure for failure in failures if failure.at_s > now_s - period_s]
         fruitless = _since_checkpoint(failures)
@@ -329,8 +325,7 @@ class FleetPlan:
         if len(recent) <= most:
             between, counted = "without a checkpoint between them", fruitless
         if len(counted) > most:
-            times = f"{len(counted)} {kind} failures of {whose} {between}"
-            reason = f"is given up: {times}, {most} are allowed{_words(error)}"
+            reason = f"failed too often: {len(counted)} {kind} failures{of_whom} {between}, {most} are allowed{_words(error)}"
             is_its_own = all(failure.worker == worker.name for failure in counted)
             self._fail(worker, exit_code, reason, is_its_own=is_its_own)
             return
@@ -364,7 +359,7 @@ class FleetPlan:
 
 
 def _repeats(worker: Worker, error: LastError | None, delivered: int) -> bool:
-    """Whether the same error ended the worker twice, without further progress between."""
+    """Whether the same error ended the worker twice, with no more work finished in between."""
     if error is None or error.may_pass or worker.last_error is None:
         return False
     identity, before = worker.last_error
@@ -372,7 +367,7 @@ def _repeats(worker: Worker, error: LastError | None, delivered: int) -> bool:
 
 
 def _since_checkpoint(failures: Iterable[_Failure]) -> list[_Failure]:
-    """Return the newest failures of the last one's worker that had the same newest checkpoint."""
+    """Return the last worker's newest failures that share its newest checkpoint."""
     *_, last = failures
     if last.kept is None:
         return []
@@ -381,7 +376,7 @@ def _since_checkpoint(failures: Iterable[_Failure]) -> list[_Failure]:
 
 
 def _is_unsound(worker: Worker, error: LastError | None, now_s: float) -> bool:
-    """Whether a worker's machine has computed wrongly for the second time within a day."""
+    """Whether a worker's machine has computed wrongly twice within a day."""
     if error is None or error.type != StepDiffered.__name__:
         return False
     before_s, worker.unsound_s = worker.unsound_s, now_s
@@ -393,7 +388,7 @@ def _words(error: LastError | None) -> str:
 
 
 def worker_name(role: Role, number: int) -> str:
-    """Return ``generator-0``; a worker that is its role's only one has no number."""
+    """Return a name such as ``generator-0``; the only worker of its role has no number."""
     return str(role) if role in _ALONE and number == 0 else f"{role}-{number}"
 
 
@@ -402,8 +397,8 @@ def wanted_names(
     left_out: Collection[str] = frozenset(),
     name: Callable[[Role, int], str] = worker_name,
 ) -> dict[str, Role]:
-    """Return the names of a fleet's workers with their roles: the lowest numbers of each role
-    without those of ``left_out``."""
+    """Return the fleet's worker names and roles: the lowest numbers of each role, except those of
+    ``left_out``."""
     names: dict[str, Role] = {}
     for role, count in counts.items():
         free = (one for number in itertools.count() if (one := name(role, number)) not in left_out)

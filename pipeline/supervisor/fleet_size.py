@@ -1,10 +1,10 @@
-"""How many workers a configuration requests, and how many a supervisor may have.
+"""How many workers a configuration requests, and how many one supervisor may have.
 
-    most workers = fleet.max_workers, else min(16 a core, one for each 256 MiB of memory), never below 8
+    most workers = fleet.max_workers, else min(16 per core, one per 256 MiB of memory), never below 8
 
 All of the supervisor's workers count but the observer, which computes next to nothing. A computing
-worker takes far more than 256 MiB. The bound
-keeps a typing error from taking the machine down; it is no recommendation."""
+worker takes far more than 256 MiB: the limit keeps a typing error from taking the machine down, and
+is no recommendation."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def desired_counts(config: RunConfig) -> dict[Role, int]:
 
 
 def most_counts(config: RunConfig) -> dict[Role, int]:
-    """Return the largest number of workers of each role that the configuration leads to."""
+    """Return the largest number of workers of each role that autoscaling may lead to."""
     generators = config.fleet.max_generators
     return desired_counts(config) | ({} if generators is None else {Role.GENERATOR: generators})
 
 
 def most_workers(configured: int | None, machine: Machine) -> int:
-    """Return the most workers of a supervisor: the setting, else the machine's limit."""
+    """Return the limit on a supervisor's workers: the setting, else what the machine can bear."""
     if configured is not None:
         return configured
     borne = min(WORKERS_PER_CORE * machine.num_cores, machine.memory_bytes // BYTES_PER_WORKER)
@@ -53,31 +53,30 @@ def most_workers(configured: int | None, machine: Machine) -> int:
 def check_fleet_size(
     counts: Mapping[Role, int], configured: int | None, machine: Machine, launched: Container[str] = ()
 ) -> None:
-    """Raise ConfigError for a fleet that is too large, with the limit and its source. ``launched``:
-    roles of workers on other hosts, which do not count."""
+    """Raise ConfigError if the fleet is too large for this machine. ``launched``: roles whose
+    workers run elsewhere and do not count."""
     counts = {role: count for role, count in counts.items() if role not in launched and role is not Role.OBSERVER}
     limit, wanted = most_workers(configured, machine), sum(counts.values())
     if wanted <= limit:
         return
     wish = ", ".join(f"{count} {role}" for role, count in counts.items())
-    memory = f"{machine.memory_bytes >> 20} MiB of memory one for each {BYTES_PER_WORKER >> 20} MiB"
-    source = f"{machine.num_cores} cores bear {WORKERS_PER_CORE} each, {memory}"
+    memory = f"one per {BYTES_PER_WORKER >> 20} MiB of its {machine.memory_bytes >> 20} MiB of memory"
+    source = f"{WORKERS_PER_CORE} per core on {machine.num_cores} cores, and {memory}"
     raise ConfigError(
         f"the fleet has {wanted} workers ({wish}); expected at most {limit} on this machine: "
-        f"{source if configured is None else 'fleet.max_workers is that'}; start the others on other hosts, "
+        f"{source if configured is None else 'the value of fleet.max_workers'}; start the others on other hosts, "
         "request fewer, or set fleet.max_workers"
     )
 
 
 class SizeGuard:
-    """Refuses fleets that are too large for this machine; clients may not have checked."""
+    """Refuses fleets too large for this machine, since clients may not have checked."""
 
     def __init__(self, config: RunConfig) -> None:
         self._limit, self._elsewhere = config.fleet.max_workers, config.launch.elsewhere
         self._refused: Mapping[Role, int] | None = None
 
     def allows(self, counts: Mapping[Role, int]) -> bool:
-        """Return whether a fleet fits; a refusal is logged once."""
         if counts == self._refused:
             return False
         try:

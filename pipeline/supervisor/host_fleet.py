@@ -1,7 +1,7 @@
 """The workers of one host: carries out the plan's decisions on processes, and watches them.
 
-A supervisor of a run has one, and so has a joined host. A frozen or stuck worker is fenced first
-and killed then, so that its late writes have no effect."""
+A run's supervisor has one, and so has each joined host. A frozen or stuck worker is fenced before
+it is killed, so that its late writes have no effect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest
 from protocol.ids import Role
 
 _STACKS_S = 1.5
-"""Most time that the stacks of stuck workers may take before their end."""
+"""How long reading the stacks of stuck workers may delay their end."""
 ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
 CLEAN_EXITS = ENDED_WELL | {ExitCode.FENCED}
 
@@ -51,9 +51,9 @@ class HostFleet:
         escalation: Escalation | None = None,
         standbys: bool = False,
     ) -> None:
-        """``name``: role and number -> a worker's name. ``processes``: others than of this host
-        alone. ``escalation``: learns of losses and starts, and decides about evictions. ``standbys``:
-        whether standbys replace lost workers."""
+        """``name``: maps role and number to a worker's name. ``processes``: replaces the processes
+        of this host. ``escalation``: told of losses and starts, and decides evictions.
+        ``standbys``: whether standbys replace lost workers."""
         self._run_dir = run_dir
         self.processes = processes or Processes(run_dir, command)
         self._escalation = escalation
@@ -64,14 +64,14 @@ class HostFleet:
         self._memory = MemoryKills()
         self._repairs = RepairWatch()
         self.blames_code: Callable[[Exit, str], bool] = lambda *_: False
-        """Whether a version of code on trial is to blame for a bad end, and the worker is not. With
-        words on how the worker stood still, if it is ended for that."""
+        """Returns whether a version of code on trial is to blame for a failed exit. The text says
+        how the worker hung, if it was killed for that."""
         self._of_code: dict[str, int] = {}
-        """Process ids of workers that are ended since a version made them stand still, by name."""
+        """Process ids of workers killed because a version of code made them hang, by name."""
         self._expelled: dict[str, int] = {}
-        """Process ids of evicted workers that were ended, by name."""
+        """Process ids of evicted workers that were killed, by name."""
         self._unfenced: dict[str, int] = {}
-        """Process ids of workers that ended badly, until they are fenced."""
+        """Process ids of workers that failed and are not fenced yet."""
 
     def _evicts(self, worker: str, role: Role, reason: str, is_its_own: bool) -> bool:
         now_s = time.monotonic()
@@ -80,7 +80,7 @@ class HostFleet:
         )
 
     def reset_timers(self, now_s: float) -> None:
-        """Record that heartbeats could not be read: all limits start again."""
+        """Restart all time limits, because heartbeats could not be read."""
         self.watchdog.reset_timers(now_s)
         if self._escalation is not None:
             self._escalation.reset_timers(now_s)
@@ -95,19 +95,19 @@ class HostFleet:
         localise_s: float = 0.0,
         stands: Sequence[str] = (),
     ) -> int:
-        """Fence a worker, and kill its process of this host, which is started again; return the
-        fence's epoch. A worker of a joined host ends by the fence.
+        """Fence a worker and kill its process, so that it starts again; return the fence's epoch. A
+        joined host's worker is only fenced, and ends because of it.
 
         Args:
             registry: The run's.
             worker: Its name.
             reason: Why, in words.
-            detect_s: From the fault's begin to its incident.
-            localise_s: From that to this decision.
-            stands: Where it stands (``stands``)."""
+            detect_s: Time from the start of the fault to its incident.
+            localise_s: Time from the incident to this decision.
+            stands: Where it hangs (``stands``)."""
         role = self.plan.wanted.get(worker)
         is_here = worker in self.processes.pids
-        # before the fence: the worker may end by it before it is killed
+        # before the fence, which may end the worker before it is killed
         if is_here and role is not None:
             stood_s = detect_s + localise_s
             self._repairs.lost(worker, role, reason, time.monotonic(), stood_s=stood_s, localise_s=localise_s)
@@ -119,12 +119,12 @@ class HostFleet:
         return epoch
 
     async def stands(self, workers: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Return where workers of this host stand, in words; all are examined at once."""
+        """Describe where workers of this host hang; all are examined at once."""
         here = [worker for worker in workers if worker in self.processes.pids]
         return await asyncio.to_thread(stands_of, self._run_dir, here, answer_s=_STACKS_S) if here else {}
 
     async def expel(self, registry: Registry, evicted: Collection[str]) -> None:
-        """Fence and kill evicted workers that run. ``follow`` does not start them again."""
+        """Fence and kill running workers that are evicted. ``follow`` does not start them again."""
         pids = self.processes.pids
         self._expelled = {worker: pid for worker, pid in self._expelled.items() if pids.get(worker) == pid}
         for worker in pids.keys() & evicted:
@@ -145,7 +145,7 @@ class HostFleet:
         now: float,
         left_out: Collection[str],
     ) -> None:
-        """Carry out the desired fleet. ``left_out``: names that are not wanted."""
+        """Carry out the desired fleet. ``left_out``: excluded names."""
         there = self.incarnations(beats)
         for drain in drains:
             if drain.is_replaced and there.get(drain.worker, drain.epoch + 1) <= drain.epoch:
@@ -153,16 +153,15 @@ class HostFleet:
         self.carry_out(self.plan.want(counts, now, left_out))
 
     def own(self, beats: Sequence[Heartbeat]) -> dict[str, Heartbeat]:
-        """Return the heartbeats of these processes, by worker."""
+        """Return the heartbeats of the processes held here, by worker."""
         pids = self.processes.pids
         return {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) == beat.pid}
 
     def incarnations(self, beats: Sequence[Heartbeat]) -> dict[str, int]:
-        """Return the epochs of these processes' workers, as their heartbeats have them."""
+        """Return the epochs of the workers held here, according to their heartbeats."""
         return {worker: beat.who.epoch for worker, beat in self.own(beats).items()}
 
     def carry_out(self, actions: Sequence[Action]) -> None:
-        """Start, drain and kill."""
         for action in actions:
             match action.verb:
                 case Verb.START:
@@ -174,12 +173,12 @@ class HostFleet:
                     self.processes.stop(action.worker, now=True)
 
     def go_by(self, code: Path | None) -> None:
-        """Start workers and standbys of the Headrace in this folder; None: of the installed one."""
+        """Start workers and standbys from the Headrace in this folder; None: the installed one."""
         if self.processes.go_by(code) and self.standbys is not None:
-            self.standbys.replace_all("it goes by other code than its workers")
+            self.standbys.replace_all("it runs other code than the workers")
 
     def _start(self, role: Role, worker: str, now: float) -> None:
-        """Let a standby replace a lost worker, else start a process."""
+        """Replace a lost worker by a standby if one is ready, else start a process."""
         standby = None
         if self.standbys is not None:
             if self._repairs.is_open(worker) and self.processes.is_here(role):
@@ -188,23 +187,23 @@ class HostFleet:
                 self.standbys.started(now, worker, role)
         if standby is None:
             self.processes.start(role, worker)
-        # the successor's registration is a fence
+        # registering the successor fences the old incarnation
         self._unfenced.pop(worker, None)
         self._repairs.started(worker, now, standby or "")
         if self._escalation is not None:
             self._escalation.started(now, worker, standby or "")
 
     def record_exit(self, exit_: Exit, now: float) -> int:
-        """Record an end in the plan; return its exit code as it counts."""
+        """Record an exit in the plan; return its exit code as it counts."""
         was_draining = self.plan.is_draining(exit_.worker)
         if exit_.code not in CLEAN_EXITS:
             self._unfenced[exit_.worker] = exit_.pid
-        # A worker's loop obeys SIGTERM; a worker that dies of it holds nothing.
+        # a worker's main loop handles SIGTERM; one that dies of it held no work yet
         code = ExitCode.OK if was_draining and exit_.code == -signal.SIGTERM else exit_.code
         is_asked_for = was_draining or self.plan.is_being_replaced(exit_.worker)
         of_memory = "" if is_asked_for else self._memory.explain(exit_.worker, exit_.role, exit_.pid, code)
         how = of_memory or meaning(code)
-        # the end by a fence, too, where it is ended on purpose
+        # a worker replaced on purpose may also end cleanly, by its fence
         is_loss = code not in CLEAN_EXITS or self.plan.is_being_replaced(exit_.worker)
         if was_draining or not is_loss:
             self._repairs.left(exit_.worker)
@@ -229,9 +228,9 @@ class HostFleet:
         return code
 
     async def fence_exited(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
-        """Fence workers that ended badly, so that heartbeats and mailboxes leave the registry. The
-        next call repeats those that the ledger did not answer."""
-        # Without a process id, it was a job elsewhere.
+        """Fence workers that failed, so that their heartbeats and mailboxes leave the registry.
+        What the ledger did not answer is repeated at the next call."""
+        # process id 0: a job elsewhere whose id was never known
         beating = {(beat.who.worker, pid) for beat in beats for pid in (beat.pid, 0)}
         for worker, pid in list(self._unfenced.items()):
             if (worker, pid) in beating:
@@ -241,7 +240,7 @@ class HostFleet:
     async def replace(
         self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: Mapping[Role, float]
     ) -> None:
-        """Fence and kill frozen and stuck workers, which are started again."""
+        """Fence and kill frozen and stuck workers, which start again."""
         self.processes.observe(beats)
         self._memory.observe(beats, self.processes.pids)
         roles, own = {beat.who.worker: beat.who.role for beat in beats}, self.own(beats)
@@ -257,7 +256,7 @@ class HostFleet:
         for worker, reason in dead.items():
             if worker in roles and (moved_s := self.watchdog.moved_s(worker)) is not None:
                 self._repairs.lost(worker, roles[worker], reason, now, stood_s=now - moved_s)
-            # a worker that had a heartbeat and has none was probably frozen from outside
+            # a worker whose heartbeat stopped was probably frozen from outside
             is_of_code = not (worker in silent and worker in own) and self._stands_by_code(worker, pids[worker], reason)
             if self._escalation is not None and worker in roles and not is_of_code:
                 self._escalation.lost(now, worker, roles[worker], reason)
@@ -285,7 +284,7 @@ class HostFleet:
             await asyncio.to_thread(self.standbys.reconcile, now, beats, self.plan.wanted, is_over=is_over)
 
     def _stands_by_code(self, worker: str, pid: int, reason: str) -> bool:
-        """Return whether a version of code on trial has a worker stand still."""
+        """Return whether a version of code on trial is to blame that a worker hangs."""
         role = next((one.role for one in self.plan.workers if one.name == worker), None)
         if role is None or self.plan.is_draining(worker):
             return False
@@ -294,13 +293,14 @@ class HostFleet:
         return self._of_code.get(worker) == pid
 
     def _kept(self, worker: str) -> str | None:
-        """Return a learning worker's newest checkpoint, "" for none; None for other workers."""
+        """Return the newest checkpoint of a learner or value worker, "" for none; None for other
+        roles."""
         folders = {str(Role.LEARNER): CHECKPOINTS, str(Role.VALUE): VALUE_CHECKPOINTS}
         return newest_name(self._run_dir / folders[worker]) if worker in folders else None
 
 
 def timeouts_of(config: RunConfig) -> Timeouts:
-    """Return the limits that a run's settings give the watchdog."""
+    """Return the watchdog's limits from a run's settings."""
     settings = config.supervisor
     return Timeouts(
         stuck_after_s=settings.stuck_after_s,
@@ -315,7 +315,6 @@ def timeouts_of(config: RunConfig) -> Timeouts:
 
 
 def meaning(exit_code: int) -> str:
-    """Return an exit code in words."""
     if exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     values = {int(code): code.name.lower().replace("_", " ") for code in ExitCode}

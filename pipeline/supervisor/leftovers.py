@@ -1,5 +1,5 @@
-"""Removes what a run left outside its records: published weights, snapshots, flow records, sockets,
-temporary folders."""
+"""Removes what a run leaves outside its records: published weights, snapshots, flow records,
+sockets, temporary folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protocol.endpoints import run_tag, socket_folders
 
 
 def remains(run_dir: Path) -> list[Path]:
-    """Return the folders of a run that are worthless once its processes have ended."""
+    """Return a run's folders that are worthless once its processes have ended."""
     temporary = Path(tempfile.gettempdir()).glob(f"{run_tag(run_dir)}*")
     snapshots = (snapshots_folder(run_dir), value_snapshots_folder(run_dir))
     memory = (*weight_folders(run_dir), flow_folder(run_dir), *snapshots)
@@ -23,7 +23,7 @@ def remains(run_dir: Path) -> list[Path]:
 
 
 def clear_leftovers(run_dir: Path) -> int:
-    """Remove these folders, and return their number."""
+    """Remove these folders; return how many."""
     found = remains(run_dir)
     for folder in found:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,8 @@
-"""Tells a worker that the kernel killed for lack of memory from one that somebody killed.
+"""Tells workers that the kernel killed for lack of memory from those that somebody else killed.
 
-A SIGKILL does not say who sent it. The kernel does: by its log, where it may be read, which names
-the process; else by its counts of such kills, of this control group and of the host. These are read
-at every poll of the supervisor, so that an older kill explains no later end, and each kill explains
-one end."""
+A SIGKILL does not say who sent it, but the kernel does: its log, if readable, names the process;
+otherwise there are its counts of OOM kills, per control group and for the host. The counts are read
+at every poll, so that an earlier kill never explains a later exit, and each kill explains one exit."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ _KILLED: Final = re.compile(
     r"^\d+,\d+,(\d+),[^;\n]*;.*[Oo]ut of memory.*: Killed process (\d+) .*anon-rss:(\d+)kB.*shmem-rss:(\d+)kB",
     re.MULTILINE,
 )
-"""With the time in microseconds of the monotonic clock."""
+"""Captures the time (microseconds on the monotonic clock), process id and resident memory."""
 _RECENT_S: Final = 60.0
 _COUNT: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _COUNTERS: Final = ("memory.events", "memory.oom_control")
-"""Of a control group, of version 2 and 1."""
+"""Of a control group, version 2 and 1."""
 _LINE_BYTES: Final = 8192
 _NAMED: Final = 8
 _REMEDIES: Final = {
@@ -45,7 +44,7 @@ _REMEDIES: Final = {
 
 
 class MemoryKills:
-    """The kernel's kills on this host, and the memory of its workers."""
+    """OOM kills on this host, and the memory use of its workers."""
 
     def __init__(
         self,
@@ -55,26 +54,26 @@ class MemoryKills:
         log: Path = _LOG,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock``: monotonic seconds, as the kernel's log has them."""
+        """``clock``: monotonic seconds, as in the kernel's log."""
         self._proc, self._log, self._clock = proc, log, clock
         self._groups = _own_groups(groups, proc)
         self._limit_bytes = min([this_machine(groups).memory_bytes, *map(_limit_bytes, self._groups)])
         self._peaks: dict[str, int] = {}
-        """Most resident bytes of each worker."""
+        """Peak resident bytes of each worker."""
         self._counts = self._before = self._read_counts()
         self._explained: dict[str, int] = {}
-        """Counts up to which each kill has explained an end."""
+        """By counter: up to which count kills have explained an exit."""
 
     def observe(self, beats: Sequence[Heartbeat], pids: Mapping[str, int]) -> None:
-        """Record heartbeats and all kills so far. ``pids``: this host's workers."""
+        """Record heartbeats and the kill counts so far. ``pids``: this host's workers."""
         there = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) == beat.pid}
         self._peaks = {name: max(self._peaks.get(name, 0), beat.rss_bytes) for name, beat in there.items()}
-        # an end that is seen now may have been counted by the last poll already
+        # the last poll may already have counted the kill behind an exit seen only now
         self._before, self._counts = self._counts, self._read_counts()
 
     def explain(self, worker: str, role: Role, pid: int, exit_code: int) -> str:
-        """Return who killed a worker and what to do; "" unless it was the kernel, for lack of
-        memory. ``pid``: 0 on another host."""
+        """Say that the kernel killed a worker for lack of memory, and what to do; "" if it did not.
+        ``pid``: 0 on another host."""
         if exit_code != -signal.SIGKILL or not pid:
             return ""
         known = {name: max(count, self._explained.get(name, 0)) for name, count in self._before.items()}
@@ -87,15 +86,15 @@ class MemoryKills:
         others = sorted(((size, name) for name, size in self._peaks.items() if name != worker), reverse=True)[:_NAMED]
         of_others = ", ".join(f"{name} {_gb(size)}" for size, name in others)
         return (
-            f"killed by the kernel for lack of memory, with {_gb(held)}"
-            + (f", beside {of_others} at most" if others else "")
-            + f"; {_gb(self._limit_bytes)} are there for all processes"
+            f"killed by the kernel for lack of memory while it used {_gb(held)}"
+            + (f" (others at their peak: {of_others})" if others else "")
+            + f"; all processes share {_gb(self._limit_bytes)}"
             + (f" ({more[0]})" if more else "")
             + f"; lower {_REMEDIES[role]}, run fewer workers here, or give them more memory"
         )
 
     def _read_counts(self) -> dict[str, int]:
-        """Return the kernel's counts of kills, by where it counts them."""
+        """Return the kernel's counts of OOM kills, by where it counts them."""
         files = [(f"control group {group}", group / name) for group in self._groups for name in _COUNTERS]
         found: dict[str, int] = {}
         for name, path in (*files, ("the host", self._proc / "vmstat")):
@@ -105,7 +104,7 @@ class MemoryKills:
         return found
 
     def _named(self, pid: int) -> int | None:
-        """Return the memory of a process when the kernel killed it, by the kernel's log."""
+        """Return the memory of a process at its OOM kill, from the kernel's log; None if not found."""
         since_us = 1e6 * (self._clock() - _RECENT_S)
         for at_us, killed, anon_kb, shared_kb in _KILLED.findall(_text_of(self._log)):
             if int(killed) == pid and int(at_us) >= since_us:
@@ -114,7 +113,7 @@ class MemoryKills:
 
 
 def _own_groups(groups: Path, proc: Path) -> list[Path]:
-    """Return the folders of this process's memory control group that can be seen here."""
+    """Return the visible folders of this process's memory control group."""
     lines: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
@@ -125,7 +124,7 @@ def _own_groups(groups: Path, proc: Path) -> list[Path]:
         if controllers and "memory" not in controllers.split(","):
             continue
         root = groups / "memory" if controllers else groups
-        # a container sees its own group as the root
+        # a container sees its own group as the root group
         found += [
             folder for folder in (root / path.strip("/"), root) if any((folder / name).is_file() for name in _COUNTERS)
         ]
@@ -133,7 +132,7 @@ def _own_groups(groups: Path, proc: Path) -> list[Path]:
 
 
 def _limit_bytes(group: Path) -> int:
-    """Return a group's limit, of version 2 or 1; a very large number without one."""
+    """Return a group's memory limit; a huge number without one."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             return int((group / name).read_text(encoding="ascii"))
@@ -141,7 +140,7 @@ def _limit_bytes(group: Path) -> int:
 
 
 def _text_of(log: Path) -> str:
-    """Return the kernel's log, a line a read; "" where it may not be read."""
+    """Read the kernel's log, one line per read; "" if not permitted."""
     found: list[bytes] = []
     with suppress(OSError):
         fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,10 +1,10 @@
-"""Copies the run's checkpoints to its mirror while the run goes on.
+"""Copies a run's checkpoints to its mirror while the run goes on.
 
 *Consumes* the names of checkpoints as they appear. *Produces* copying processes
-(``pipeline.training.mirror``), one at a time. *Waits for* none of them but at the run's end. A
-process that moves nothing for ``checkpoint.mirror_timeout_s`` is killed. A copy that failed is
-tried again after a pause. Nothing of it stops learning, or changes the run's exit code. The copies
-at the run's end have their progress on standard error."""
+(``pipeline.training.mirror``), one at a time. *Waits for* one only at the run's end, and then shows
+progress on standard error. A process that moves nothing for ``checkpoint.mirror_timeout_s`` is
+killed. A failed copy is retried after a pause. It never stops learning or changes the run's exit
+code."""
 
 from __future__ import annotations
 
@@ -35,15 +35,13 @@ from pipeline.training.mirror.layout import MirrorRecord, MirrorState, read_reco
 from pipeline.training.mirror.staging import clear
 from protocol import headrace
 
-# How far the copies at a run's end are, from the record that the copying process writes.
-#
-# The supervisor waits for these copies, and a person waits for the supervisor.
+# Progress of the copies at a run's end, which a person waits for, from the copying process's record.
 
 _MB: Final = 1e6
 
 
 class CopyBars:
-    """Shows one copy after another, each with its own estimate."""
+    """Shows one copy after another, each with its own time estimate."""
 
     def __init__(self, url: str, *, plain: bool) -> None:
         self._url, self._plain = url, plain
@@ -58,11 +56,11 @@ class CopyBars:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # A copy that is whole has ended its bar before.
+        # a finished copy has already ended its bar
         self._end(has_failed=True)
 
     def show(self, record: MirrorRecord | None) -> None:
-        """Show the copy of this record, if it is going on."""
+        """Show the copy that this record describes, if it is in progress."""
         if record is None or record.state is not MirrorState.COPYING:
             self._end(has_failed=record is None or record.state is not MirrorState.DONE)
             return
@@ -70,7 +68,7 @@ class CopyBars:
             self._end(has_failed=False)
             what = "copying to" if record.total_bytes else "preparing the copy to"
             self._bar = self._stack.enter_context(progress(f"{what} {self._url}", unit="MB", plain=self._plain))
-            # The estimate counts bytes from now on.
+            # estimate the rate from the bytes copied from now on
             self._started_s, self._before = record.started_s, record.done_bytes
         self._bar.detail(record.checkpoint)
         if record.total_bytes > self._before:
@@ -93,39 +91,36 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CopySchedule:
-    """When the next copy begins, and when one that runs has stood still for too long. Pure: times
-    are arguments, in seconds of one clock."""
+    """When the next copy begins, and whether the running one has stalled. Pure: times are seconds
+    of one clock."""
 
     every_s: float
     timeout_s: float
     copied: str = ""
-    """Checkpoint of the newest copy."""
+    """Checkpoint of the newest complete copy."""
     next_s: float = 0.0
     num_failed: int = 0
-    """Copies that failed in a row."""
+    """Number of failures in a row."""
     is_taken_over: bool = False
     moved: int = -1
-    """Progress of the present copy, and when it last grew."""
+    """Progress of the running copy; ``moved_s`` is when it last grew."""
     moved_s: float = 0.0
 
     def is_due(self, now: float, newest: str) -> bool:
-        """Whether to begin a copy of the newest checkpoint."""
         return bool(newest) and newest != self.copied and not self.is_taken_over and now >= self.next_s
 
     def begun(self, now: float) -> CopySchedule:
-        """A copy begins."""
         return replace(self, next_s=now + self.every_s, moved=-1, moved_s=now)
 
     def seen(self, now: float, moved: int) -> CopySchedule:
-        """The copy that runs has come so far."""
         return self if moved == self.moved else replace(self, moved=moved, moved_s=now)
 
     def stands_still(self, now: float) -> bool:
-        """Whether the copy that runs has moved nothing for too long."""
         return now - self.moved_s > self.timeout_s
 
     def ended(self, now: float, code: int, copied: str) -> CopySchedule:
-        """The copy ended with this exit code; ``copied`` is the newest copy's checkpoint."""
+        """Return the schedule after a copy ended. ``copied``: checkpoint of the newest complete
+        copy."""
         if code == ExitCode.OK:
             return replace(self, copied=copied, num_failed=0)
         if code == ExitCode.FENCED:
@@ -134,15 +129,14 @@ class CopySchedule:
         return replace(self, next_s=now + pause_s, num_failed=self.num_failed + 1)
 
     def at_the_end(self, now: float) -> CopySchedule:
-        """The run has ended: copy once more, at once."""
+        """Return the schedule for the run's end: one more copy at once."""
         return replace(self, copied="", next_s=now, num_failed=0)
 
 
 class MirrorRunner:
-    """Copies one run for one supervisor."""
+    """Copies one run, for one supervisor. ``config`` must name a mirror."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
-        """``config`` names a mirror."""
         settings = config.checkpoint
         assert settings.mirror is not None, "only a run with a mirror is copied"
         self._run_dir = run_dir
@@ -152,11 +146,11 @@ class MirrorRunner:
         self._owner = uuid.uuid4().hex
         self._is_owner = False
         self._is_told = False
-        """Whether failing copies were logged since the last good one."""
+        """Whether a failure was logged since the last good copy."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def poll(self, now: float, *, is_last: bool = False) -> None:
-        """Begin, watch or end a copy. Returns at once."""
+        """Begin, watch or end a copy. Does not block."""
         if self._process is None:
             if self._plan.is_due(now, newest_name(self._run_dir / CHECKPOINTS)):
                 self._begin(now, is_last=is_last)
@@ -178,11 +172,11 @@ class MirrorRunner:
         self._end(now, code)
 
     async def finish(self, is_stopped: Callable[[], bool], *, plain: bool = True) -> str:
-        """Copy the run's last checkpoint; return a sentence about a copy that is missing, or "".
+        """Copy the run's last checkpoint; return why the copy is missing, or "".
 
         Args:
-            is_stopped: returns whether a person ends it at once.
-            plain: progress in lines even on a terminal."""
+            is_stopped: Returns whether a person wants to end at once.
+            plain: Show progress as lines even on a terminal."""
         begun = time.monotonic()
         wanted = newest_name(self._run_dir / CHECKPOINTS)
         if not wanted:
@@ -207,12 +201,11 @@ class MirrorRunner:
         if self._plan.copied == wanted:
             return ""
         record = read_record(self._run_dir)
-        there = f"the newest copy there is {record.copied}" if record and record.copied else "no copy is there"
+        there = f"the newest copy there is {record.copied}" if record and record.copied else "there is no copy"
         why = f": {record.reason}" if record and record.reason else ""
         return f"{wanted} was not copied to {self._url}{why}; {there}"
 
     def close(self) -> None:
-        """End everything that runs."""
         self._stop(time.monotonic(), "it was ended with the run")
 
     def _begin(self, now: float, *, is_last: bool) -> None:
@@ -235,7 +228,7 @@ class MirrorRunner:
 
     def _end(self, now: float, code: int) -> None:
         self._close_process()
-        # A killed process leaves links, which take up disk space.
+        # a killed process leaves hard links that keep old files on the disk
         clear(self._run_dir)
         record = read_record(self._run_dir)
         self._plan = self._plan.ended(now, code, record.copied if record else "")
@@ -248,7 +241,7 @@ class MirrorRunner:
             log.warning("run_not_copied", to=self._url, reason=record.reason if record else "", action=again)
 
     def _note(self, reason: str) -> None:
-        """Record why there is no copy, where the copying process could not."""
+        """Record why a copy failed where the copying process could not."""
         record = read_record(self._run_dir) or MirrorRecord(url=self._url)
         with suppress(OSError):
             failed = msgspec.structs.replace(record, state=MirrorState.FAILED, at_s=time.time(), reason=reason)

@@ -1,15 +1,16 @@
-"""Keeps the ledger's server alive, and feeds metrics, fleet history and view.
+"""Keeps the ledger's server alive, and feeds metrics, the fleet history and the live view.
 
-A thread watches the server. The loop reads overdue work and totals, and waits for those answers."""
+A thread watches the server, while the supervisor's loop reads overdue work and totals."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,6 +20,9 @@ from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import ServerWatch
 from pipeline.ledger.types import QueueStat, Totals
+from pipeline.observability.effective_reader import EffectiveTimeReader
+from pipeline.observability.effective_time import EffectiveTime
+from pipeline.observability.fleet_history import FleetHistoryFile, FleetMeter
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
@@ -29,29 +33,17 @@ from protocol.trajectory import Field
 if TYPE_CHECKING:
     from pipeline.observability.metrics import MetricsServer
 
-
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-
-from pipeline.observability.effective_reader import EffectiveTimeReader
-from pipeline.observability.effective_time import EffectiveTime
-from pipeline.observability.fleet_history import FleetHistoryFile, FleetMeter
-
-# Records how the fleet spends its time (``fleet_history``).
-#
-# The loop's heartbeats become a row every few seconds. A disk that refuses the row is logged once,
-# and the run goes on.
-
 _EFFECTIVE_EVERY_S = 30.0
 _LEAST_S = 0.5
-"""Least length of a run's last interval."""
+"""Shortest last interval that is worth a row."""
 
 
 class FleetRecorder:
-    """Writes a run's fleet history."""
+    """Writes a row about how the fleet spends its time every few seconds (``fleet_history``). If
+    the disk refuses one, that is logged once and the run goes on."""
 
     def __init__(self, run_dir: Path, now_s: float, *, clock: Callable[[], float] = time.time) -> None:
-        """``now_s``: the monotonic time of the begin; ``clock``: of the wall."""
+        """``now_s``: monotonic; ``clock``: wall clock."""
         self._meter = FleetMeter(now_s)
         self._history = FleetHistoryFile(run_dir)
         self._clock = clock
@@ -60,7 +52,8 @@ class FleetRecorder:
         self._next_effective_s = 0.0
 
     async def effective_time(self, now_s: float) -> EffectiveTime | None:
-        """Return how much of the run's time became updates, every half minute; None in between."""
+        """Return how much of the run's time became updates; None if it was read less than half a
+        minute ago."""
         if now_s < self._next_effective_s:
             return None
         self._next_effective_s = now_s + _EFFECTIVE_EVERY_S
@@ -76,14 +69,14 @@ class FleetRecorder:
         queues: Sequence[QueueStat],
         now_s: float,
     ) -> None:
-        """Take a look at the heartbeats, and write a row when it is due. ``wanted``: workers
-        that run or start. Raises LedgerError."""
+        """Take in heartbeats, and write a row when it is due. ``wanted``: workers that run or
+        start. Raises LedgerError."""
         self._meter.see(beats, now_s, wanted)
         if self._meter.is_due(now_s):
             await self._write(ledger, queues, now_s)
 
     async def record_last(self, ledger: RedisLedger, queues: Sequence[QueueStat], now_s: float) -> None:
-        """Write the row of a last, shorter interval. Raises LedgerError."""
+        """Write the row of the last, shorter interval. Raises LedgerError."""
         if self._meter.is_due(now_s, _LEAST_S):
             await self._write(ledger, queues, now_s)
 
@@ -114,7 +107,7 @@ log = structlog.get_logger(__name__)
 
 
 class Monitor:
-    """Everything that the supervisor's loop reads and writes apart from processes."""
+    """What the supervisor's loop reads and writes apart from processes."""
 
     def __init__(
         self,
@@ -137,7 +130,7 @@ class Monitor:
         self._queues: Sequence[QueueStat] = ()
         self._totals: Totals | None = None
         self.is_paused = False
-        """Whether an operator has paused admission, at most 1 s ago."""
+        """Whether an operator has paused admission; at most 1 s old."""
         self._watch = watch
         self._watch_every_s = watch_every_s
         self._next_watch_s = self._next_overdue_s = 0.0
@@ -151,10 +144,11 @@ class Monitor:
         self._is_disk_full = False
 
     def keep_server(self) -> None:
-        """Have a thread watch the embedded server, from the first call on.
+        """Start a thread that watches the embedded server; later calls raise what it met.
 
-        A mute server would hold up the loop. A loop that waits for a dead one would hold up its
-        start. Raises LedgerUnavailable: it cannot be started again, or not be ended."""
+        A separate thread, since an unresponsive server would block the loop, and a loop blocked by
+        a dead one could not restart it. Raises LedgerUnavailable: the server cannot be restarted or
+        killed."""
         if self._server is None:
             return
         if self._keeping is None:
@@ -173,20 +167,20 @@ class Monitor:
                 trouble = disk_trouble(server.folder, is_refused=False)
                 if not trouble:
                     raise
-                # The start is repeated until there is room.
+                # retry until the disk has room
                 log.error("ledger_server_not_started", reason=str(error), disk=trouble)
                 pause_s = _NO_ROOM_CHECK_S
             else:
                 pause_s = _SUSPICIOUS_CHECK_S if self._watch_server.is_suspicious else _SERVER_CHECK_S
 
     async def end_record(self, now: float) -> None:
-        """Write the last row of the fleet's history, if the ledger answers."""
+        """Write the fleet history's last row, if the ledger answers."""
         if self._recorder is not None:
             with suppress(LedgerError):
                 await self._recorder.record_last(self._ledger, self._queues, now)
 
     async def close(self, *, stops_server: bool = True) -> None:
-        """End the watch of the embedded server, and the server. Raises LedgerUnavailable when it
+        """Stop watching the embedded server, then stop the server. Raises LedgerUnavailable if it
         does not end."""
         await asyncio.to_thread(self._close, stops_server=stops_server)
 
@@ -195,15 +189,16 @@ class Monitor:
         if not stops_server:
             self._keeper.shutdown()
         elif self._server is not None:
-            # The first stop ends the wait of a start under way.
+            # the first stop ends a start in progress
             self._server.stop()
             self._keeper.shutdown()
-            # The second ends a start that was about to begin.
+            # the second ends one that was about to begin
             self._server.stop()
 
     async def check(self) -> None:
-        """Check that the ledger takes writes. While it does not, old heartbeats mean nothing.
-        Raises LedgerUnavailable: it does not answer, or its disk takes no writes."""
+        """Check that the ledger accepts writes; while it does not, old heartbeats mean nothing.
+
+        Raises LedgerUnavailable: it does not answer, or its disk is full."""
         try:
             await self._ledger.check()
         except LedgerDiskFailed as error:
@@ -216,7 +211,8 @@ class Monitor:
             log.warning("ledger_disk_has_room_again")
 
     async def overdue(self, now: float) -> dict[Role, float]:
-        """Return the age of each scoring role's work beyond its deadline, at most 1 s old."""
+        """Return how far each scoring role's oldest work is beyond its deadline, in seconds; at
+        most 1 s old."""
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_CHECK_S
             self._queues = await self._ledger.queues()
@@ -226,8 +222,8 @@ class Monitor:
         return self._overdue_s
 
     async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
-        """Update the metrics endpoint, the fleet's history and, when the time has come, the view. A
-        new state is shown at once: it may be the last."""
+        """Update the metrics endpoint, the fleet history and, when due, the live view. A new state
+        is shown at once, since it may be the last."""
         if self._metrics is not None:
             effective = await self._recorder.effective_time(now) if self._recorder is not None else None
             num_unreadable = len(self.registry.unreadable)
@@ -240,13 +236,12 @@ class Monitor:
         self._next_watch_s = now + self._watch_every_s
         snapshot = RunSnapshot(status, beats, await self._ledger.totals(), tuple(plan.absent))
         self._shown = status.state
-        # A busy terminal misses one picture; a closed one misses all.
+        # a terminal that is busy or closed only misses updates
         with suppress(OSError):
             self._watch(snapshot)
 
 
 def overdue_ages(queues: Sequence[QueueStat], scoring_deadline_s: float) -> dict[Role, float]:
-    """Return the age of each scoring role's work beyond its deadline, in seconds."""
     ages = {queue.name: queue.oldest_age_s or 0.0 for queue in queues}
     oldest = {role: [ages[field] for field in fields if field in ages] for role, fields in _SCORED.items()}
     return {role: max(found) - scoring_deadline_s for role, found in oldest.items() if found}

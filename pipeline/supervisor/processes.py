@@ -1,13 +1,13 @@
-"""Worker processes: started or adopted, stopped, reaped. The launcher of this host.
+"""Starts, adopts, stops and reaps worker processes on this host.
 
-*Consumes* commands. *Produces* processes with their own sessions, so that a terminal's Ctrl-C
-reaches the supervisor alone; ``<run_dir>/logs/<worker>.out``; a record of each for a later
-supervisor. *Waits for* no exit but in ``close`` and ``end``: exits are polled. Descendants of a
-worker are ended with it, those too that it started as a standby. No worker's environment has the
-ledger's password.
+*Consumes* commands. *Produces* processes in their own sessions, so that a terminal's Ctrl-C reaches
+only the supervisor; ``<run_dir>/logs/<worker>.out``; a record of each process for a later
+supervisor. *Waits for* exits only in ``close`` and ``end``: otherwise they are polled. A worker's
+descendants are killed with it, including those it started as a standby. No worker's environment
+holds the ledger's password.
 
-``FleetProcesses`` adds the jobs of a launcher, for roles that ``launch.roles`` names. The plan, the
-restart budgets, the fences and the watchdog are the same for both."""
+``FleetProcesses`` adds the jobs of a launcher, for the roles that ``launch.roles`` names. The plan,
+restart budgets, fences and watchdog are the same for both."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from protocol import headrace
 from protocol.ids import Role
 
 Command = Callable[[Role, Path, str], list[str]]
-"""Role, run folder, worker's name -> command line of the process."""
+"""Maps role, run folder and worker name to a command line."""
 
 StandbyChild = subprocess.Popen[bytes] | AdoptedProcess
-"""A process that has not become a worker yet."""
+"""A process that is not a worker yet."""
 
 _TAIL_BYTES = 64 << 10
 _LAST_LINES = 20
@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A running worker process of an earlier supervisor."""
+    """A running worker process that an earlier supervisor started."""
 
     worker: str
     role: Role
@@ -59,11 +59,10 @@ class Found:
     epoch: int
     """0 before its registration."""
     former_mark: str = ""
-    """Mark of processes that it started as a standby."""
+    """Mark of the processes that it started as a standby."""
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self.identity.pid
 
 
@@ -73,13 +72,11 @@ class _Child:
     process: subprocess.Popen[bytes] | AdoptedProcess
     identity: records.ProcessIdentity | None
     output_from: int
-    """Offset in its output file where this process began to print."""
+    """Offset in its output file where this process's output begins."""
     former_mark: str = ""
-    """Mark of processes that it started as a standby."""
 
 
 def worker_command(role: Role, run_dir: Path, name: str) -> list[str]:
-    """Return the command line of a worker."""
     return headrace.command("workers", str(role), "--run-dir", str(run_dir), "--name", name)
 
 
@@ -90,27 +87,26 @@ class Processes:
         self._run_dir = run_dir
         self._command = command
         self._starters: dict[Path | None, Starter] = {}
-        """By the folder of the Headrace that its forks run; None for the installed one."""
+        """By the folder of the Headrace that their forks run; None for the installed one."""
         self._starter_command: Sequence[str] = ()
         self._code: Path | None = None
         self._forks: Callable[[Role], bool] = lambda _: False
         self._children: dict[str, _Child] = {}
         self._unstarted: list[Exit] = []
         self.standbys: dict[str, StandbyChild] = {}
-        """Processes that are no workers, by name."""
+        """Standby processes by name."""
         self._standby_marks: dict[str, str] = {}
         self._former: dict[str, str] = {}
-        """Workers by the names that they had as standbys."""
+        """Worker names by the names that they had as standbys."""
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by worker."""
         return {name: child.process.pid for name, child in self._children.items()}
 
     def prepare(
         self, command: Sequence[str], forks: Callable[[Role], bool], given_up: Callable[[], bool] = lambda: False
     ) -> None:
-        """Start the starter, and wait until workers can be forked of it.
+        """Start the starter, and wait until it can fork workers.
 
         Args:
             command: Command line of the starter.
@@ -127,12 +123,12 @@ class Processes:
                 self._lose_starter(error)
 
     def go_by(self, code: Path | None) -> bool:
-        """Start processes of the Headrace in this folder from now on; None: of the installed one.
-        Return whether that changed.
+        """Start processes from the Headrace in this folder from now on; None: the installed one.
+        Returns whether that changed.
 
-        Where workers are forked, another starter imports it meanwhile. Until it is ready they
-        import for themselves. Of the other starters that of the installed code and the last used
-        are kept, since they know how their workers end."""
+        A new starter imports it; until that is ready, workers import for themselves. Older starters
+        are closed, except the installed code's and the last one used, which still report how their
+        workers end."""
         if code == self._code:
             return False
         for other in [other for other in self._starters if other not in (None, code, self._code)]:
@@ -152,7 +148,7 @@ class Processes:
         return command if self._code is None else headrace.of_root(command, self._code)
 
     def start(self, role: Role, name: str) -> None:
-        """Start a worker's process. A refused start is reported by ``reap`` as a failure."""
+        """Start a worker's process. ``reap`` reports one that cannot be started as a failure."""
         try:
             with self.output_path(name).open("ab") as output:
                 output_from = output.tell()
@@ -191,9 +187,9 @@ class Processes:
         )
 
     def begin_standby(self, name: str, command: Sequence[str], roles: Iterable[Role]) -> StandbyChild:
-        """Start a process that is no worker yet, and hold it in ``standbys``. Raises OSError.
+        """Start a standby process and add it to ``standbys``. Raises OSError.
 
-        Its mark is its own for ever: a later supervisor gives the same names again."""
+        Its mark is unique, because a later supervisor reuses the names of standbys."""
         mark = worker_mark(self._run_dir, f"{name}.{secrets.token_hex(4)}")
         with self.output_path(name).open("ab") as output:
             process = self._begin(name, mark, command, output, is_forked=all(map(self._forks, roles)))
@@ -201,7 +197,8 @@ class Processes:
         return process
 
     def reap_standbys(self) -> dict[str, int]:
-        """End leftover processes of ended standbys; return the exit codes by name, each once."""
+        """Return the exit codes of standbys that ended since the last call, and kill what they left
+        running."""
         ended: dict[str, int] = {}
         for name, process in list(self.standbys.items()):
             if (code := process.poll()) is not None:
@@ -211,12 +208,11 @@ class Processes:
         return ended
 
     def is_here(self, role: Role) -> bool:
-        """Return whether a role's workers are processes of this host."""
         del role
         return True
 
     def hand_over(self, standby: str, role: Role, worker: str) -> None:
-        """Hold a standby's process as a worker's from now on."""
+        """Turn a standby into a worker: its process is the worker's from now on."""
         process = self.standbys.pop(standby)
         self._former[standby] = worker
         mark = self._standby_marks.pop(standby)
@@ -240,14 +236,14 @@ class Processes:
             starter.close()
 
     def observe(self, beats: Sequence[Heartbeat]) -> None:
-        """Record heartbeats. Processes of this host are known without them."""
+        """Take in heartbeats; overridden where process ids come from them."""
 
     def adopt_jobs(self) -> dict[str, Role]:
-        """Hold jobs of earlier supervisors elsewhere: there are none."""
+        """Take over a launcher's jobs from earlier supervisors; this class has no launcher."""
         return {}
 
     def find(self) -> list[Found]:
-        """Return the recorded worker processes that run on this host and are not held here."""
+        """Return recorded worker processes that run on this host and are not held here."""
         found: list[Found] = []
         for worker, record in records.read_started(self._run_dir).items():
             identity = record.identity
@@ -258,7 +254,7 @@ class Processes:
         return found
 
     def adopt(self, found: Found) -> bool:
-        """Hold a process of an earlier supervisor; return False when it has just ended."""
+        """Take over a process of an earlier supervisor; return False if it has just ended."""
         process = self._hold(found)
         if process is not None:
             output_from = self._output_size(found.worker)
@@ -273,7 +269,7 @@ class Processes:
         self._ended(found.worker, found.former_mark)
 
     def stop(self, name: str, *, now: bool = False) -> None:
-        """Request a worker's drain, or with ``now`` kill it; an ended one is left."""
+        """Ask a worker to drain, or kill it with ``now``. Does nothing if it has ended."""
         if child := self._children.get(name):
             child.process.send_signal(signal.SIGKILL if now else signal.SIGTERM)
 
@@ -299,7 +295,7 @@ class Processes:
         return ended
 
     def _exit(self, name: str, child: _Child, code: int) -> Exit:
-        """Return a process's end, with the error that it wrote down, else printed."""
+        """Describe a process's end, with the error that it recorded or printed."""
         life = None if child.identity is None else records.read_life(self._run_dir, name, child.identity)
         error, delivered = (None, 0) if life is None else (life.error, life.delivered)
         if error is None and code > 0:
@@ -307,12 +303,12 @@ class Processes:
         return Exit(name, child.role, child.process.pid, code, error if code > 0 else None, delivered)
 
     def kill_all(self) -> None:
-        """Kill all that is left; ``reap`` returns them."""
+        """Kill all processes; ``reap`` returns them."""
         for process in (*self.standbys.values(), *(child.process for child in self._children.values())):
             process.kill()
 
     def close(self) -> None:
-        """Kill all that is left, and wait for its end."""
+        """Kill all processes and wait for them."""
         self.kill_all()
         for name, child in self._children.items():
             child.process.wait()
@@ -326,7 +322,7 @@ class Processes:
         self._starters.clear()
 
     def end_strays(self) -> int:
-        """Kill all workers of an ended run on this host, with descendants; return their number."""
+        """Kill all workers of an ended run on this host with their descendants; return how many."""
         num_ended = end_marked(WORKER_MARK, worker_mark(self._run_dir))
         for worker, record in records.read_started(self._run_dir).items():
             if record.identity.host == records.this_host() and records.identify(record.identity.pid) != record.identity:
@@ -334,7 +330,7 @@ class Processes:
         return num_ended
 
     def _ended(self, worker: str, former_mark: str) -> None:
-        """End the descendants of an ended worker, and remove its record."""
+        """Kill an ended worker's descendants, and remove its record."""
         self._end_left(worker, worker_mark(self._run_dir, worker), former_mark)
         records.forget_started(self._run_dir, worker)
 
@@ -352,7 +348,8 @@ class Processes:
         return None
 
     def _write_record(self, name: str, child: _Child) -> None:
-        """Write a record; without one (full disk), a later supervisor's worker fences this one."""
+        """Record a process. If that fails (full disk), a later supervisor cannot adopt it, and
+        fences it instead."""
         try:
             if child.identity is not None:
                 record = records.Started(child.identity, str(child.role), child.former_mark)
@@ -361,11 +358,10 @@ class Processes:
             log.warning("process_not_recorded", worker=name, pid=child.process.pid, reason=str(error))
 
     def output_path(self, worker: str) -> Path:
-        """Return the file of a worker's terminal output."""
         return self._run_dir / "logs" / f"{worker}.out"
 
     def bound_outputs(self) -> None:
-        """Cut long terminal outputs of workers and the log of the embedded server."""
+        """Cut long output files of workers, and the embedded server's log."""
         for path in (*(self._run_dir / "logs").glob("*.out"), self._run_dir / "ledger" / "server.log"):
             try:
                 if cut(path):
@@ -374,7 +370,7 @@ class Processes:
                 log.warning("output_not_truncated", file=path.name, reason=str(error))
 
     def logs(self, worker: str) -> str:
-        """Return the last lines of a worker's terminal output; empty without any."""
+        """Return the last lines of a worker's terminal output."""
         return "\n".join(self._output(worker).splitlines()[-_LAST_LINES:])
 
     def _output_size(self, worker: str) -> int:
@@ -383,11 +379,11 @@ class Processes:
         return 0
 
     def _output(self, worker: str, begin: int = 0) -> str:
-        """Return a worker's output from byte ``begin`` on, at most its last 64 KiB."""
+        """Return a worker's output from byte ``begin`` on, at most the last 64 KiB."""
         try:
             with self.output_path(worker).open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                # A file that was cut is shorter than ``begin``.
+                # a file that was cut may be shorter than `begin`
                 file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))
                 return file.read().decode(errors="replace")
         except OSError:
@@ -395,7 +391,7 @@ class Processes:
 
 
 class FleetProcesses(Processes):
-    """The processes of one supervisor, with the jobs of its launcher."""
+    """The processes of one supervisor, plus its launcher's jobs."""
 
     def __init__(self, run_dir: Path, command: Command, jobs: Launched, roles: frozenset[str]) -> None:
         super().__init__(run_dir, command)
@@ -404,51 +400,42 @@ class FleetProcesses(Processes):
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by worker; 0 for a running job without a heartbeat yet."""
+        """Process ids by worker; 0 for a running job that has no heartbeat yet."""
         return super().pids | self._jobs.pids(self._beats)
 
     def observe(self, beats: Sequence[Heartbeat]) -> None:
-        """Take the process ids of launched workers from their heartbeats."""
         self._beats = beats
 
     def is_here(self, role: Role) -> bool:
-        """Return whether a role's workers are processes of this host."""
         return role not in self._roles
 
     def start(self, role: Role, name: str) -> None:
-        """Start a worker where its role belongs."""
         if role in self._roles:
             self._jobs.start(role, name)
         else:
             super().start(role, name)
 
     def stop(self, name: str, *, now: bool = False) -> None:
-        """Request a worker's drain, or with ``now`` end it, wherever it is."""
         self._jobs.stop(name, now=now)
         super().stop(name, now=now)
 
     def listing(self) -> dict[str, Job]:
-        """Return the workers of this host and the jobs, as they were last seen."""
         return super().listing() | self._jobs.listing()
 
     def reap(self) -> list[Exit]:
-        """Return the workers that ended since the last call, here and elsewhere."""
         return [*super().reap(), *self._jobs.reap()]
 
     def adopt_jobs(self) -> dict[str, Role]:
-        """Hold jobs of earlier supervisors; return their roles by worker. Raises LaunchFailed."""
+        """Take over jobs of earlier supervisors; return their roles by worker. Raises LaunchFailed."""
         return self._jobs.adopt()
 
     def kill_all(self) -> None:
-        """Kill all that is left; jobs are ended by their place."""
         self._jobs.end_all()
         super().kill_all()
 
     def close(self) -> None:
-        """End all that is left, here and elsewhere."""
         self._jobs.close()
         super().close()
 
     def logs(self, worker: str) -> str:
-        """Return the last lines that a worker printed."""
         return super().logs(worker) or self._jobs.logs(worker)

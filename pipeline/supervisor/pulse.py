@@ -1,7 +1,8 @@
-"""The pulse of a supervisor: a file that its loop renews, for the probes of a container.
+"""A supervisor's pulse: a file that its loop touches, for a container's liveness and readiness
+probes.
 
-Its text is ``working``, ``ready`` or ``ended``, and its time that of the last turn. A renewal needs
-no room on the disk. An ended supervisor is well, however old the file."""
+It contains ``working``, ``ready`` or ``ended``; its modification time is that of the last turn.
+Touching it needs no disk space. An ended supervisor counts as healthy, however old the file."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _WORKING, _READY, _ENDED = "working", "ready", "ended"
 
 
 class Pulse:
-    """The pulse in one run's or joined folder."""
+    """The pulse in a run's or a joined host's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
@@ -28,7 +29,7 @@ class Pulse:
         self._next_s = 0.0
 
     def beat(self, now_s: float, *, is_ready: bool) -> None:
-        """Renew the file, at most every 2 s. ``is_ready``: the work can be done here."""
+        """Renew the file, at most every 2 s. ``is_ready``: whether work can be done here."""
         text = _READY if is_ready else _WORKING
         if text != self._text:
             self._write(text)
@@ -40,27 +41,26 @@ class Pulse:
         self._next_s = now_s + _EVERY_S
 
     def mark_ended(self) -> None:
-        """Record that the loop has ended."""
         self._write(_ENDED)
 
     def _write(self, text: str) -> None:
-        # A full disk changes nothing of the work.
+        # a full disk must not stop the run
         with suppress(OSError):
             write_private(self._path, text.encode())
             self._text = text
 
 
 def trouble(folder: Path, *, needs_ready: bool, at_s: float | None = None) -> str:
-    """Return the trouble that a probe finds in a folder, empty for none. ``needs_ready``: a loop that
-    turns is not enough. ``at_s``: the time, in seconds since 1970."""
+    """Return what a probe finds wrong with a folder's supervisor; empty if it is healthy.
+    ``needs_ready``: also require readiness. ``at_s``: the time in seconds since 1970."""
     path = folder / NAME
     try:
         text, renewed_s = path.read_text(), path.stat().st_mtime
     except OSError as error:
-        return f"{path}: {error.strerror}; no supervisor has begun there"
+        return f"{path}: {error.strerror}; no supervisor was started there"
     if text == _ENDED:
         return f"the supervisor of {folder} has ended" if needs_ready else ""
     age_s = (time.time() if at_s is None else at_s) - renewed_s
     if age_s > _OLD_S:
-        return f"the supervisor of {folder} has not turned for {age_s:.0f} s; expected at most {_OLD_S:.0f} s"
+        return f"the supervisor of {folder} has not responded for {age_s:.0f} s; expected at most {_OLD_S:.0f} s"
     return f"no worker of {folder} is ready" if needs_ready and text != _READY else ""

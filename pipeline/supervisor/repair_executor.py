@@ -1,12 +1,13 @@
-"""Carries out the repairs of one run: signs in, orders out, steps on the record.
+"""Carries out the repairs of one run: reports symptoms to the escalation policy, executes its
+orders, records the steps.
 
-The supervisor's loop calls it twice a second, with heartbeats. It reads the plan and the observer's
-incidents. Its orders are fences, restarts, evictions in the desired fleet, and the run's end. Its
-steps are lines of ``repairs.jsonl``. An order that the registry did not take is carried out at the
-next poll.
+The supervisor's loop calls it twice a second with heartbeats. It reads the plan and the observer's
+incidents. Its orders are fences, restarts, evictions in the desired fleet, and the end of the run.
+Its steps are lines of ``repairs.jsonl``. An order that the registry did not accept is retried at
+the next poll.
 
-Without an observer there are no incidents, and the rest is the same. Incidents of before this
-supervisor's start count once they go on."""
+Without an observer there are no incidents; everything else works the same. An incident from before
+this supervisor's start counts once it has news."""
 
 from __future__ import annotations
 
@@ -51,19 +52,19 @@ _AT_WORK: Final = frozenset(WaitingFor) - {
     WaitingFor.QUARANTINE,
 }
 _READY: Final = _AT_WORK - {WaitingFor.COMPUTE, WaitingFor.COMPILE, WaitingFor.DISK}
-"""Waits of a worker that has started, and that others end."""
+"""Waits that only a worker that has started reports, and that other workers end."""
 _ENDING: Final = frozenset({RepairLevel.RESTART, RepairLevel.REPLACE, RepairLevel.ROLE_RESTART, RepairLevel.ROLLBACK})
-"""Levels that end processes; their stacks are read before."""
+"""Levels that kill processes, whose stacks are read first."""
 _MAX_TRIES: Final = 5
 _A_MINUTE_S: Final = 60.0
 _AN_HOUR_S: Final = 3600.0
-"""An older change of settings or code is not rolled back as a repair."""
+"""A change older than this is not rolled back as a repair."""
 
 log = structlog.get_logger(__name__)
 
 
 def made_escalation(config: RunConfig, run_dir: Path) -> Escalation:
-    """Return the escalation policy of a run; cases and budgets go on where earlier supervisors ended."""
+    """Build a run's escalation policy; cases and budgets continue from earlier supervisors."""
     settings = config.recovery
     try:
         steps = read_steps(run_dir)
@@ -78,24 +79,25 @@ def made_escalation(config: RunConfig, run_dir: Path) -> Escalation:
 
 
 class RepairExecutor:
-    """Reports signs to the escalation policy, and carries out its orders."""
+    """Reports symptoms to the escalation policy, and carries out its orders."""
 
     def __init__(self, escalation: Escalation, fleet: HostFleet, run_dir: Path, code: CodeKeeper | None = None) -> None:
-        """``code``: brings versions of code to the workers, and rolls changes back."""
+        """``code``: rolls changes back; without it there are no rollbacks."""
         self._escalation, self._fleet, self._run_dir, self._code = escalation, fleet, run_dir, code
         self._incidents = RunIncidents(run_dir)
         self._checking = SelfChecking()
         self._since_s = time.time()
         self._orders: deque[RepairOrder] = deque()
         self._fenced: dict[str, int] = {}
-        """Epochs of isolated workers' fences: a later one is a new start, on a joined host too."""
+        """Epochs of isolated workers' fences. A later epoch means a new start, on a joined host
+        too."""
         self._seen: dict[str, Member] = {}
         """The roster of the last poll."""
         self._moved: dict[str, float] = {}
-        """Last progress of workers with a case, by the supervisor's clock."""
+        """When workers under repair last made progress, on the supervisor's clock."""
 
     async def poll(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
-        """Read the signs, and carry out what follows. Raises LedgerUnavailable."""
+        """Read the symptoms, and carry out what the policy orders. Raises LedgerUnavailable."""
         if any(beat.who.role is Role.OBSERVER and not is_silent(beat.silent_s) for beat in beats):
             self._escalation.see_incidents(now, await asyncio.to_thread(self._open_incidents))
         else:
@@ -117,7 +119,7 @@ class RepairExecutor:
             self._orders.popleft()
         await self.record()
 
-    # -- signs -------------------------------------------------------------------------------------
+    # -- symptoms ----------------------------------------------------------------------------------
 
     def _open_incidents(self) -> dict[int, IncidentSign]:
         try:
@@ -140,7 +142,7 @@ class RepairExecutor:
         }
 
     def _report_recovered(self, beats: Sequence[Heartbeat], now: float) -> None:
-        """Report workers under repair that load or work."""
+        """Report repaired workers that load or work again."""
         pids = self._fleet.processes.pids
         for beat in beats:
             worker = beat.who.worker
@@ -160,7 +162,7 @@ class RepairExecutor:
         self._moved = {worker: moved_s for worker, moved_s in self._moved.items() if worker in repaired}
 
     def _roster(self, beats: Sequence[Heartbeat]) -> dict[str, Member]:
-        """Return the running and wanted workers, without those that drain."""
+        """Return the workers that run or are wanted, except draining ones."""
         there = {beat.who.worker: beat for beat in beats}
         pids, roster, before = self._fleet.processes.pids, dict[str, Member](), self._seen
         for worker in self._fleet.plan.workers:
@@ -175,7 +177,7 @@ class RepairExecutor:
         for name, beat in there.items():
             if name not in known:
                 roster[name] = _member(beat, before.get(name, Member(beat.who.role, is_guest=True)))
-        # a fence takes a guest's heartbeat away: until its next start it is still meant
+        # a fence removes a guest's heartbeat; keep the guest until its next start
         cases = {case.worker for case in self._escalation.cases}
         self._fenced = {name: epoch for name, epoch in self._fenced.items() if name in cases}
         for name in self._fenced.keys() & before.keys() - known - there.keys():
@@ -193,7 +195,7 @@ class RepairExecutor:
                 await self._restart(registry, order, stands)
             case RepairLevel.SELF_CHECK:
                 if not await self._checking.begin(registry, now):
-                    self._escalation.failed(now, order, "the desired fleet was being changed by others")
+                    self._escalation.failed(now, order, "others kept changing the desired fleet")
             case RepairLevel.EVICT:
                 await self._evict(registry, order, now)
             case RepairLevel.ROLLBACK:
@@ -202,10 +204,10 @@ class RepairExecutor:
                 plan, reason = self._fleet.plan, f"does not come back: {order.reason}; every level before was tried"
                 plan.failure = plan.failure or FleetFailure(order.worker, ExitCode.STUCK, reason)
             case _:
-                self._escalation.failed(now, order, "it is not at hand")
+                self._escalation.failed(now, order, "it is not available")
 
     def _newest_change(self, role: Role | None) -> SettingsChange | None:
-        """Return the newest change of settings or code that may have broken a worker of a role."""
+        """Return the newest change of settings or code that may have broken a role's workers."""
         return None if self._code is None or role is None else self._code.newest(time.time() - _AN_HOUR_S, role)
 
     async def _restart(self, registry: Registry, order: RepairOrder, stands: Mapping[str, Sequence[str]]) -> None:
@@ -222,12 +224,11 @@ class RepairExecutor:
     async def _roll_back(
         self, registry: Registry, order: RepairOrder, now: float, stands: Mapping[str, Sequence[str]]
     ) -> None:
-        """Go back to what held before the newest change of what the worker takes, and start the
-        sick workers again."""
+        """Undo the newest change that concerns the worker, and restart the sick workers."""
         change = self._newest_change(self._role_of(order.worker))
         why = f"{order.worker} does not come back: {order.reason}"
         if change is None or self._code is None or not await self._code.undo(registry, change, why):
-            self._escalation.failed(now, order, "no change stands any more")
+            self._escalation.failed(now, order, "there is no change left to roll back")
             return
         await self._restart(registry, order, stands)
 
@@ -249,7 +250,7 @@ class RepairExecutor:
                     if worker not in self._fleet.processes.pids:
                         await registry.fence(worker)
                 return
-        self._escalation.failed(now, order, "the desired fleet was being changed by others")
+        self._escalation.failed(now, order, "others kept changing the desired fleet")
 
     def _role_of(self, worker: str) -> Role | None:
         return next((one.role for one in self._fleet.plan.workers if one.name == worker), None)
@@ -257,7 +258,7 @@ class RepairExecutor:
     # -- the record --------------------------------------------------------------------------------
 
     async def record(self) -> None:
-        """Log the new steps, and append them to the record."""
+        """Log new steps and append them to the record."""
         steps = self._escalation.taken_steps()
         if not steps:
             return
@@ -277,15 +278,15 @@ class RepairExecutor:
 
 
 def _member(beat: Heartbeat, last: Member) -> Member:
-    """Return a worker by its heartbeat. ``last``: as it was at the last poll; a young process may
-    not know its devices yet."""
+    """Describe a worker by its heartbeat. ``last``: from the last poll, since a young process may
+    not report its devices yet."""
     is_at_work = not is_silent(beat.silent_s) and beat.waiting_for in _AT_WORK and beat.progress > 0
     devices = frozenset(beat.vitals.gpus) if beat.vitals is not None else frozenset[str]()
     return replace(last, host=beat.host, is_at_work=is_at_work, devices=devices or last.devices, is_away=False)
 
 
 def _tell(step: RepairStep) -> None:
-    """Log a step: an eviction and the run's end loudly, advice and refusals as warnings."""
+    """Log a step: an eviction or the run's end as error, advice and refusals as warnings."""
     fields = {"worker": step.worker, "case": step.case, "rung": str(step.level), "outcome": str(step.outcome)}
     is_grave = step.level in (RepairLevel.EVICT, RepairLevel.WHOLE_RUN) and step.outcome is StepOutcome.BEGUN
     warns = step.outcome in (StepOutcome.ADVISED, StepOutcome.REFUSED)

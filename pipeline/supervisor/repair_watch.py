@@ -1,7 +1,5 @@
-"""Follows each lost worker until its successor works. Pure; times are arguments.
-
-Its input is what the supervisor does and what it reads: a loss, a start, heartbeats. All times are
-of the supervisor's monotonic clock."""
+"""Follows each lost worker until its successor works. Pure: it is told of losses, starts and
+heartbeats, with times of the supervisor's monotonic clock."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ class _OpenRepair:
     cause: str
     onset_s: float
     detected_s: float
-    """When it was decided that this worker is repaired."""
+    """When the decision to repair it was made."""
     localise_s: float
     version: int
-    """The highest that the lost learner had published."""
+    """Highest version that the lost learner had published."""
     started_s: float | None = None
     standby: str = ""
     ready_s: float | None = None
@@ -30,7 +28,7 @@ class _OpenRepair:
 
 
 class RepairWatch:
-    """The repairs under way."""
+    """The repairs in progress."""
 
     def __init__(self) -> None:
         self._open: dict[str, _OpenRepair] = {}
@@ -39,7 +37,7 @@ class RepairWatch:
     def lost(
         self, worker: str, role: Role, cause: str, now_s: float, *, stood_s: float = 0.0, localise_s: float = 0.0
     ) -> None:
-        """Record a process that was lost, or is ended for an incident. Of several losses before its
+        """Record a process that was lost, or is killed for an incident. Of several losses before a
         successor works, the first counts.
 
         Args:
@@ -47,8 +45,8 @@ class RepairWatch:
             role: Its role.
             cause: Why, in words.
             now_s: The supervisor's time.
-            stood_s: Since its last progress, or since the incident's fault began.
-            localise_s: The part of it between the first sign and this decision."""
+            stood_s: Time since its last progress, or since the incident's fault began.
+            localise_s: The part of ``stood_s`` between the first symptom and this decision."""
         before = self._open.get(worker)
         if before is None:
             version = self._versions.get(worker, -1)
@@ -58,23 +56,24 @@ class RepairWatch:
             before.num_losses += 1
 
     def is_open(self, worker: str) -> bool:
-        """Return whether a worker was lost, and no successor works yet."""
+        """Return whether a worker was lost and no successor works yet."""
         return worker in self._open
 
     def started(self, worker: str, now_s: float, standby: str = "") -> None:
-        """Record the start of a process, or that ``standby`` takes over; it matters where one was
-        lost."""
+        """Record the start of a process, or that ``standby`` takes over. Ignored unless the worker
+        was lost."""
         if (repair := self._open.get(worker)) is not None:
             repair.started_s, repair.ready_s, repair.standby = now_s, None, standby
 
     def left(self, worker: str) -> None:
-        """Record a worker that is not wanted any more: its repair has no end."""
+        """Forget a worker that is no longer wanted."""
         self._open.pop(worker, None)
 
     def observe(
         self, beats: Iterable[Heartbeat], pids: Mapping[str, int], now_s: float, wall_s: float
     ) -> list[RepairRow]:
-        """Return the repairs that are done. ``pids``: the processes held, by worker."""
+        """Return the repairs completed by these heartbeats. ``pids``: processes held here, by
+        worker."""
         done = list[RepairRow]()
         for beat in beats:
             worker = beat.who.worker

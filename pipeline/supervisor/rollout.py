@@ -1,21 +1,23 @@
-"""How a new version of code comes to the workers of a run, and when it is rolled back. Pure.
+"""How a new version of code reaches a run's workers, and when it is rolled back. Pure.
 
     lazy ──a worker has it, or the limit──> canary ──its first work is good──> rolling
                                                                                   │ one after another
     (settled) <──rates are as before── watching <──all workers have it────────────┘
 
-From each state but ``settled`` a failure leads to ``failed``. A worker that runs the version
-ends by an error, stands still, or does not come up. A loss is not finite. Or the rate of updates
-falls by a third: the median time between ``judged_updates`` grows by half. Or fewer come than
-``judged_updates`` and one more, in 1.5 times the longest time that so many took before. That time
-has the run's evaluations and long responses in it, so that one more of them is no alarm. Time
-counts only while nothing else holds the run up.
+Each state but ``settled`` leads to ``failed`` if
 
-The way back is a rollout without canary: all workers at once, since theirs fails.
+- a worker that runs the version ends with an error, hangs, or does not start;
+- a loss is not finite;
+- the rate of updates falls by a third: the median time between ``judged_updates`` updates grows by
+  half, or fewer than ``judged_updates + 1`` arrive in 1.5 times the longest time that so many took
+  before. That longest time includes the run's evaluations and long responses, so another of these
+  raises no alarm. Only time in which nothing else delays the run counts.
 
-Its input is the workers as the supervisor sees them, updates, ends of workers, and the time. Of the
-time between two evaluations at most ``MOST_BETWEEN_EVALUATIONS_S`` counts: none can be made while the ledger is
-away, and no limit runs out meanwhile."""
+A rollback is a rollout without canary: all workers are replaced at once, since theirs fails.
+
+Its input is the workers as the supervisor sees them, updates, exits, and the time. Between two
+evaluations at most ``MOST_BETWEEN_EVALUATIONS_S`` counts: none happen while the ledger is away, and
+no limit expires meanwhile."""
 
 from __future__ import annotations
 
@@ -28,27 +30,25 @@ from statistics import median
 from typing import Final
 
 SLOWER: Final = 1.5
-"""A time between updates above so many of the former: the rate fell by a third."""
+"""Times between updates above this ratio mean that the rate fell by a third."""
 MOST_BETWEEN_EVALUATIONS_S: Final = 2.0
 _NUM_SPANS: Final = 10
-"""So many times the judged updates before a version show how long they take at most."""
+"""How far back to look for the longest time, as a multiple of the judged updates."""
 _MOST_TIMES: Final = 10
-"""A time between two updates above so many medians was an outage, and counts as so many."""
+"""A gap of more than this many medians was an outage, and counts as this many."""
 
 
 class RolloutState(StrEnum):
-    """How far a version has come."""
-
     LAZY = "lazy"
-    """Workers take it when they restart anyway."""
+    """Workers get the version when they restart anyway."""
     CANARY = "canary"
-    """One worker runs it, and does its first work."""
+    """One worker runs it and does its first work."""
     ROLLING = "rolling"
     WATCHING = "watching"
     """All workers run it; updates are counted."""
     SETTLED = "settled"
     FAILED = "failed"
-    """It is to be rolled back."""
+    """To be rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,63 +57,59 @@ class RolloutPolicy:
 
     canary_pieces: int = 16
     canary_timeout_s: float = 60.0
-    """A ready canary that was given less work in this time, and holds none, is good."""
+    """A canary that is ready but idle for this long is good."""
     judged_updates: int = 8
-    """On each side."""
+    """Before and after, each."""
     lazy_limit_s: float = 86_400.0
     """Since the change was made."""
     replace_timeout_s: float = 360.0
-    """Without a sign of life of a worker that is being replaced."""
+    """Longest time without a sign of life from a worker that is being replaced."""
     least_standstill_s: float = 60.0
-    """No shorter time without enough updates is a failure."""
+    """A shorter time without enough updates is never a failure."""
     watch_limit_s: float = 3600.0
-    """A version is settled after this where too few updates before it are known."""
+    """Settle the version after this time if too few earlier updates are known to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodedMember:
-    """A worker that the version concerns, at one moment."""
+    """The state of one worker that the version concerns."""
 
     is_new: bool
-    """Whether it runs the version, as far as is known."""
+    """Whether it runs the version, as far as known."""
     is_ready: bool = False
-    """Whether it is past its start."""
+    """Whether it has finished starting."""
     progress: int = 0
-    """Pieces of work of this process."""
+    """Pieces of work finished by this process."""
     held: int = 0
-    """Pieces of work that it has begun."""
+    """Pieces of work begun but not finished."""
     sign: object = None
-    """Differs after each sign of life."""
+    """A value that changes with each sign of life."""
 
 
 @dataclass(slots=True)
 class _Replacement:
-    """The way of a worker to the version."""
-
     sign: object
-    """Its last sign of life."""
     signed_s: float
-    """When that was seen, in watched time."""
+    """When ``sign`` last changed, in watched time."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateSample:
-    """An update of the learner."""
+    """One update of the learner."""
 
     at_s: float
-    """Its end, by the wall clock."""
+    """When it ended, wall clock."""
     loss: float
 
 
 class Rollout:
-    """One version's way to the workers."""
+    """The rollout of one version."""
 
     def __init__(
         self, limits: RolloutPolicy, *, now_s: float, made_s: float, is_lazy: bool = False, is_way_back: bool = False
     ) -> None:
-        """``now_s``: by the monotonic clock, as all times but ``made_s`` and those of updates.
-        ``made_s``: when the change was made, by the wall clock. ``is_way_back``: the version
-        is a former one."""
+        """``now_s``: monotonic, as all times except ``made_s`` and those of updates. ``made_s``:
+        when the change was made, wall clock. ``is_way_back``: whether this is a rollback."""
         self._limits = limits
         self._is_way_back = is_way_back
         self._made_s = made_s
@@ -123,27 +119,26 @@ class Rollout:
         self.phase = RolloutState.LAZY if is_lazy and not is_way_back else RolloutState.CANARY
         self._is_lazy = self.phase is RolloutState.LAZY
         self.failure = ""
-        """Why it is to be rolled back."""
+        """Why it must be rolled back."""
         self.canary = ""
         self._ready_s: float | None = None
-        """When the canary was first seen ready, in watched time."""
+        """When the canary was first ready, in watched time."""
         self._replaced: dict[str, _Replacement] = {}
-        """Workers that are being replaced."""
+        """Workers being replaced."""
         self._begun_s: float | None = None
-        """When the first worker ran it, by the wall clock."""
+        """When the first worker ran it, wall clock."""
         self._complete_s: float | None = None
-        """When all workers ran it, by the wall clock."""
+        """When all workers ran it, wall clock."""
         self._free_s = 0.0
-        """Time since then in which nothing else held the run up."""
+        """Time since then in which nothing else delayed the run."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing follows."""
         return self.phase in (RolloutState.SETTLED, RolloutState.FAILED)
 
     def ended(self, worker: str, why: str) -> bool:
-        """Record the bad end of a worker that runs the version; return whether the version is to
-        blame. A former version is not."""
+        """Record that a worker running the version failed; return whether the version is to blame.
+        A rollback's version never is."""
         if self.phase is RolloutState.SETTLED or self._is_way_back:
             return False
         if self.phase is not RolloutState.FAILED:
@@ -151,7 +146,7 @@ class Rollout:
         return True
 
     def refused(self, why: str) -> None:
-        """Record that no worker can be started with the version."""
+        """Fail the version, since no worker can be started with it."""
         if not self.is_over:
             self._fail(why)
 
@@ -164,14 +159,14 @@ class Rollout:
         *,
         is_held_up: bool = False,
     ) -> list[str]:
-        """Return the workers to replace now.
+        """Advance the rollout; return the workers to replace now.
 
         Args:
-            now_s: By the monotonic clock.
-            wall_s: By the wall clock.
+            now_s: Monotonic.
+            wall_s: Wall clock.
             workers: Those that the version concerns.
-            updates: The newest ones, oldest first.
-            is_held_up: Whether something else may hold updates up, as a pause or a start."""
+            updates: The newest updates, oldest first.
+            is_held_up: Whether something else may delay updates, such as a pause or a start."""
         passed_s = min(now_s - self._evaluated_s, MOST_BETWEEN_EVALUATIONS_S)
         self._evaluated_s, self._watched_s = now_s, self._watched_s + passed_s
         if self.is_over:
@@ -194,7 +189,7 @@ class Rollout:
         return orders
 
     def _see(self, wall_s: float, workers: Mapping[str, CodedMember]) -> None:
-        """Record the workers that run the version, and signs of life of those being replaced."""
+        """Note which workers run the version, and signs of life of those being replaced."""
         done = [name for name, worker in workers.items() if worker.is_new and worker.is_ready]
         if done and self._begun_s is None:
             self._begun_s = wall_s
@@ -205,11 +200,12 @@ class Rollout:
                 replacement.sign, replacement.signed_s = workers[name].sign, self._watched_s
 
     def _check(self, updates: Sequence[UpdateSample]) -> bool:
-        """Return whether no loss and no worker on its way speaks against the version."""
+        """Fail the version if a loss is not finite or a worker does not come up; return whether it
+        is good so far."""
         limit_s = self._limits.replace_timeout_s
         late = [name for name, one in self._replaced.items() if self._watched_s - one.signed_s >= limit_s]
         if late:
-            self._fail(f"{late[0]} did not go by it: there was no sign of it for {limit_s:g} s")
+            self._fail(f"{late[0]} did not start with it: there was no sign of life for {limit_s:g} s")
             return False
         made = [] if self._begun_s is None else [one for one in updates if one.at_s >= self._begun_s]
         if bad := next((update for update in made if not math.isfinite(update.loss)), None):
@@ -261,7 +257,7 @@ class Rollout:
             self._replaced.setdefault(name, _Replacement(workers[name].sign, self._watched_s))
 
     def _replace(self, names: Sequence[str], workers: Mapping[str, CodedMember]) -> list[str]:
-        """Return those of ``names`` that are not being replaced, as from now on they are."""
+        """Mark workers as being replaced; return those that were not yet."""
         new = [name for name in names if name not in self._replaced]
         self._await_start(new, workers)
         return new
@@ -273,7 +269,7 @@ class Rollout:
         after = [update for update in updates if update.at_s >= complete_s]
         longest_s = _longest_s(before[-_NUM_SPANS * (number + 1) :], number + 1)
         if len(after) > number:
-            # one more than the times between them
+            # n + 1 updates have n times between them
             former, now_s = _times_s(before[-number - 1 :]), median(_times_s(after[: number + 1]))
             if len(former) < number or now_s <= SLOWER * median(former):
                 self.phase = RolloutState.SETTLED
@@ -300,7 +296,7 @@ def _times_s(updates: Sequence[UpdateSample]) -> list[float]:
 
 
 def _longest_s(updates: Sequence[UpdateSample], number: int) -> float | None:
-    """Return the longest time that ``number`` updates in a row took; None for fewer."""
+    """Return the longest time that ``number`` updates in a row took; None if there are fewer."""
     times = _times_s(updates)
     if len(times) < number:
         return None

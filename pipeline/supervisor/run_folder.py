@@ -1,7 +1,7 @@
-"""A run's folder: made, checked, locked.
+"""Creates, checks and locks a run's folder.
 
-<run_dir>/config.toml        the resolved configuration; there once the run was started
-<run_dir>/supervisor.lock    held by the supervisor for its life; has its process id
+<run_dir>/config.toml        the resolved configuration; exists once the run was started
+<run_dir>/supervisor.lock    held by the supervisor for its life; contains its process id
 <run_dir>/ledger.lock        held while a supervisor starts the embedded server, and by a command that
                              runs one for itself; the server's own lock is ledger/server.lock
 <run_dir>/logs/              <worker>.jsonl, and <worker>.out for terminal output"""
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _PROBE_S = 0.5
-"""A command that reads the lock's holder holds the lock for an instant."""
+"""A command that reads who holds the lock holds it for an instant itself."""
 LOCK_NAME = "supervisor.lock"
 
 
 def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
-    """Make the run's folder, or check the one to resume; change no existing run. Raises
-    ConfigError: the folder has a run without ``resume``, has none with it, or is not writable."""
+    """Create the run's folder, or check the one to resume; never changes an existing run.
+
+    Raises ConfigError: the folder holds a run but ``resume`` is False, or holds none but ``resume``
+    is True, or it is not writable or not private."""
     run_dir = config.run_dir
     if not resume:
         check_no_run(config)
@@ -61,7 +63,7 @@ def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
 
 
 def check_no_run(config: RunConfig) -> None:
-    """Raise ConfigError when the folder of the configured run has a run already."""
+    """Raise ConfigError if the configured folder already holds a run."""
     run_dir = config.run_dir
     if (run_dir / RESOLVED_NAME).exists():
         raise ConfigError(
@@ -72,7 +74,7 @@ def check_no_run(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold the supervisor's lock of a run. Raises ConfigError when another process holds it."""
+    """Hold a run's supervisor lock. Raises ConfigError if another process holds it."""
     with (run_dir / LOCK_NAME).open("a+") as file:
         if not _lock(file, timeout_s=_PROBE_S):
             raise ConfigError(
@@ -87,7 +89,9 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def server_lock(run_dir: Path, *, timeout_s: float = 30.0, given_up: threading.Event | None = None) -> Iterator[None]:
-    """Hold the right to start or stop the run's embedded server: two servers never share a file.
+    """Hold the right to start or stop the run's embedded server, so that two servers never share a
+    file.
+
     Raises ConfigError at the deadline, and Interrupted once ``given_up`` is set."""
     with (run_dir / "ledger.lock").open("a+") as file:
         if not _lock(file, timeout_s=timeout_s, given_up=given_up):
@@ -97,7 +101,7 @@ def server_lock(run_dir: Path, *, timeout_s: float = 30.0, given_up: threading.E
 
 
 def supervisor_pid(run_dir: Path) -> int | None:
-    """Return the supervisor's process id; None when the lock is free, 0 when the id is unknown."""
+    """Return the supervisor's process id; None if the lock is free, 0 if the id is unknown."""
     path = run_dir / LOCK_NAME
     deadline = time.monotonic() + _PROBE_S
     while True:
@@ -109,7 +113,7 @@ def supervisor_pid(run_dir: Path) -> int | None:
             return None
         except BlockingIOError:
             text = path.read_text().strip()
-        # The file is empty between locking and writing.
+        # the file is empty between locking and writing
         if text.isdecimal() or time.monotonic() > deadline:
             return int(text) if text.isdecimal() else 0
         time.sleep(_POLL_S)

@@ -1,8 +1,8 @@
-"""Self-checks of the fleet, as a level of the escalation. Time is an argument.
+"""Self-checks of the fleet, one level of the escalation. Time is an argument.
 
-All generators sample the same prompts. A check is a number in the desired fleet, and the answers
-come in heartbeats within ``ANSWER_S``. At most one worker is proven faulty by it: the only one
-whose answer is not that of most."""
+All generators sample the same prompts. A check is a number in the desired fleet; the answers come
+in heartbeats within ``ANSWER_S``. A check proves at most one worker faulty: the only one whose
+answer differs from the majority's."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ from protocol.ids import Role
 
 ANSWER_S: Final = 60.0
 EVERY_S: Final = 300.0
-"""Least time between two checks: each lets live windows end."""
+"""Shortest time between two checks, since each lets live windows end."""
 LEAST: Final = 3
-"""Generators of which one can be proven faulty: two that differ leave it open."""
+"""Fewest generators with which one can be proven faulty: if two differ, either may be."""
 _MAX_TRIES: Final = 5
 
 log = structlog.get_logger(__name__)
 
 
 class SelfChecking:
-    """The supervisor's self-checks, one at a time."""
-
     def __init__(self) -> None:
         self._last_s: float | None = None
         self._number = 0
-        """Of the check under way; 0 for none."""
+        """The check in progress; 0 for none."""
         self._answers: dict[str, dict[int, str]] = {}
         self._hosts: dict[str, str] = {}
 
     def lack(self, beats: Sequence[Heartbeat], now: float) -> str:
-        """Return why no check can begin now, or "". A check under way serves a further suspect."""
+        """Return why no check can begin now, or "". A check in progress also serves another
+        suspect."""
         num = sum(beat.who.role is Role.GENERATOR for beat in beats)
         if num < LEAST:
-            return f"a self-check needs {LEAST} generators, since two that differ leave open which is faulty; {num} are there"
+            return (
+                f"a self-check needs {LEAST} generators, since of two that differ either may be faulty; there are {num}"
+            )
         if self._last_s is not None and not self._number and now - self._last_s < EVERY_S:
-            return f"the last self-check was {now - self._last_s:.0f} s ago; one in {EVERY_S:g} s is made"
+            return f"the last self-check was {now - self._last_s:.0f} s ago; there is at most one every {EVERY_S:g} s"
         return ""
 
     async def begin(self, registry: Registry, now: float) -> bool:
-        """Begin a check, unless one is under way; return False where others changed the fleet again
-        and again. Raises LedgerUnavailable."""
+        """Begin a check unless one is in progress; return False if others kept changing the fleet.
+        Raises LedgerUnavailable."""
         if self._number:
             return True
         for _ in range(_MAX_TRIES):
@@ -63,8 +64,8 @@ class SelfChecking:
         return False
 
     def read_answers(self, beats: Sequence[Heartbeat], now: float) -> tuple[str, str] | None:
-        """Read the answers; at the end of a check return the worker that it proves faulty, or "",
-        and what it found."""
+        """Take in answers. When the check ends, return the worker proven faulty (or "") and the
+        finding in words; None before that."""
         if not self._number:
             return None
         generators = [beat for beat in beats if beat.who.role is Role.GENERATOR]
@@ -98,16 +99,13 @@ def _proof(found: Differing, number: int) -> tuple[str, str]:
     return "", f"in self-check {number} {names} differ: `headrace fleet selfcheck --fleet` shows how"
 
 
-# Compares the answers of workers to one self-check: which of them differ from the rest. Pure.
+# Compares workers' answers to one self-check: which of them differ from the rest. Pure.
 #
-# All workers of a role compute the same prompts, greedily and one at a time, under the same weights.
-# So their answers under a version are the same, bit for bit on devices of one kind. An answer that
-# most of the workers with that version do not have is a fault. Two workers that differ, and no third,
-# leave open which is at fault: both are named, as undecided.
-#
-# Workers that answer for themselves need no grouping: one check each is enough. Their hosts are a
-# grouping all the same. Where all workers of a host differ from the rest, and two
-# or more of them are there, the host is named. It may have another kind of device.
+# All workers of a role compute the same prompts, greedily and one at a time, with the same weights,
+# so on devices of one kind the answers for a version are equal bit for bit. An answer that differs
+# from the majority's is a fault. If only two workers answered and they differ, either may be at
+# fault, and both are undecided. A host is named if it has two or more workers and all of them
+# differ from the rest: it may have another kind of device.
 
 Answers = Mapping[str, Mapping[int, str]]
 """By worker and policy version."""
@@ -118,22 +116,21 @@ class Differing:
     """The result of one self-check of a role."""
 
     workers: tuple[str, ...] = ()
-    """Workers without the answer that most have."""
+    """Workers whose answer differs from the majority's."""
     undecided: tuple[str, ...] = ()
-    """Workers that differ from one another, with no answer that most have."""
+    """Workers that differ from one another where there is no majority."""
     hosts: tuple[str, ...] = ()
-    """Hosts of two or more workers, all of which differ."""
+    """Hosts with two or more workers, all of which differ."""
     compared: tuple[str, ...] = ()
-    """Workers with an answer under a version that another worker has answered, too."""
+    """Workers that answered for a version that another worker answered for, too."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether no answer differs."""
         return not (self.workers or self.undecided)
 
 
 def differing(answers: Answers, hosts: Mapping[str, str]) -> Differing:
-    """Compare all answers; ``hosts`` by worker."""
+    """Compare all answers. ``hosts``: by worker."""
     by_version = {
         version: {worker: of[version] for worker, of in answers.items() if version in of}
         for version in sorted({version for of in answers.values() for version in of})

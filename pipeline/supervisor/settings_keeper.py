@@ -1,9 +1,9 @@
-"""Keeps the changes of a run's settings in its folder, and rolls back one that failed.
+"""Writes the changes of a run's settings to its folder, and rolls back one that failed.
 
-*Consumes* the registry's changes, and the heartbeats, which report one that failed. *Produces*
-``settings-changes.json``, from which a resume and every view of the run read what holds; rollbacks.
-*Waits for* news of the run: the command waits for the file. The supervisor's polls repeat a write
-that failed. This module alone writes that file."""
+*Consumes* the registry's changes, and heartbeats, which report failures. *Produces*
+``settings-changes.json``, from which a resume and every view of the run read the settings in force,
+and rollbacks. *Waits for* notifications of the run, because the command that made a change waits
+for the file. Only this module writes that file; the supervisor's polls repeat a failed write."""
 
 from __future__ import annotations
 
@@ -39,23 +39,21 @@ _AT_RESUME = "given to `headrace up --resume`"
 
 
 class SettingsKeeper:
-    """The supervisor's part in changes of a run's settings."""
-
     def __init__(self, config: RunConfig, run_dir: Path, now_s: Callable[[], float] = time.time) -> None:
-        """``config``: the run's settings of this start."""
+        """``config``: the settings of this start."""
         self._config, self._path, self._now_s = config, run_dir / CHANGES_NAME, now_s
         self._number = 0
         """The last change in the file."""
         self._settled: frozenset[int] = frozenset()
-        """Numbers of changes to versions of code that have proved good."""
+        """Numbers of changes whose version of code has proved good."""
         self._told = 0
         """The last change in the log."""
         self._has_failed = False
         self._writing = asyncio.Lock()
 
     async def begin(self, registry: Registry) -> None:
-        """Make a change of what this start sets otherwise than a change had set it, so that it
-        holds for workers of every start. Raises OSError when the folder cannot be written to."""
+        """Record as a change whatever this start sets differently from earlier changes, so that it
+        applies to all workers. Raises OSError if the folder cannot be written to."""
         holds = await asyncio.to_thread(changed_settings, self._path.parent)
         known = await asyncio.to_thread(read_changes, self._path.parent)
         self._settled = frozenset(change.number for change in known if change.is_settled)
@@ -71,7 +69,7 @@ class SettingsKeeper:
         self._told = self._number
 
     async def run_alongside(self, registry: Registry, work: Awaitable[T]) -> T:
-        """Write new changes as soon as they are made, until ``work`` is done; return its result."""
+        """Write new changes as soon as they are made until ``work`` is done; return its result."""
         clock = RealClock()
         notifications = Notifications(registry, clock)
         made = notifications.subscribe(Topic.RUN)
@@ -79,7 +77,7 @@ class SettingsKeeper:
         async def write() -> None:
             while True:
                 made.clear()
-                # the supervisor's own polls meet the outage, too
+                # the supervisor's own polls handle outages
                 with suppress(LedgerError):
                     await self._keep_file(registry)
                 await clock.wait(made, LOOK_ANYWAY_S)
@@ -97,21 +95,20 @@ class SettingsKeeper:
         raise failed
 
     async def apply_changes(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
-        """Write new changes into the folder; roll back those that a worker has given up. ``beats``:
-        of the run's own workers, whose word counts."""
+        """Write new changes to the folder, and roll back those that a worker reports as failed.
+        ``beats``: heartbeats of the run's own workers, which alone are trusted."""
         await self._keep_file(registry)
         for beat in beats:
             if beat.settings.failed and not is_silent(beat.silent_s):
                 await self._roll_back(registry, beat)
 
     async def settle(self, registry: Registry, number: int) -> None:
-        """Record that a version of code has proved good, also for later supervisors and workers."""
+        """Record that a version of code has proved good, for later supervisors and workers too."""
         self._settled |= {number}
         self._number = 0
         await self._keep_file(registry)
 
     def is_settled(self, number: int) -> bool:
-        """Return whether a version of code has proved good."""
         return number in self._settled
 
     async def _keep_file(self, registry: Registry) -> None:
@@ -134,8 +131,8 @@ class SettingsKeeper:
                     log.info("settings_changed", number=last.number, sets=last.sets, by=last.by, reason=last.reason)
 
     async def _roll_back(self, registry: Registry, beat: Heartbeat) -> None:
-        """Roll back what a worker has given up, of the changes that its role tries. Later ones are
-        not meant: one of them may correct what failed."""
+        """Roll back the changes that a worker reports as failed, if its role is one that tries
+        them. Later changes stay: one of them may correct the failed one."""
         taken, changes = beat.settings, await registry.settings_changes()
         given_up = range(taken.failed, max(taken.failed, taken.failed_to) + 1)
         failed = [

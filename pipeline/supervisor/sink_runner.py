@@ -1,9 +1,9 @@
 """Writes a run's metrics to its sinks (``pipeline.observability.sinks``).
 
 *Consumes* the run's histories as they grow. *Produces* a thread for TensorBoard, whose files are
-local, and a process for each sink behind a network. The clients of those have threads, processes
-and exit hooks. *Waits for* none of them but at the run's end, for ``sinks.finish_s``.
-No sink stops the run, or changes its exit code."""
+local, and a process for each networked sink, because their clients bring threads, processes and
+exit hooks. *Waits for* them only at the run's end, for ``sinks.finish_s``. No sink stops the run or
+changes its exit code."""
 
 from __future__ import annotations
 
@@ -41,30 +41,28 @@ log = structlog.get_logger(__name__)
 
 
 class SinkWriter(Protocol):
-    """Writes to one sink, without holding up the supervisor's loop."""
+    """Writes to one sink without blocking the supervisor's loop."""
 
     name: str
 
     def poll(self, now: float) -> None:
-        """Start it if it is not running. Returns at once."""
+        """Start it if it is not running. Does not block."""
         ...
 
     def request_end(self, *, has_failed: bool) -> None:
-        """Request the end, once all remaining rows are written. Returns at once."""
+        """Ask it to write all remaining rows and end. Does not block."""
         ...
 
     @property
-    def is_done(self) -> bool:
-        """Whether it has ended."""
-        ...
+    def is_done(self) -> bool: ...
 
     def close(self) -> None:
-        """Kill it, and everything that it started."""
+        """Kill it and everything that it started."""
         ...
 
 
 class ThreadWriter:
-    """Writes TensorBoard's files on a thread of this process, which does not hold up its end."""
+    """Writes TensorBoard files on a daemon thread of this process."""
 
     name = TENSORBOARD
 
@@ -74,22 +72,19 @@ class ThreadWriter:
         self._thread: threading.Thread | None = None
 
     def poll(self, now: float) -> None:
-        """Start the thread, once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
 
     def request_end(self, *, has_failed: bool) -> None:
-        """Request the end."""
         self._ending.set()
 
     @property
     def is_done(self) -> bool:
-        """Whether the thread has ended, or never begun."""
         return self._thread is None or not self._thread.is_alive()
 
     def close(self) -> None:
-        """Request the end. A thread that hangs ends with the process."""
+        """Ask the thread to end; one that hangs dies with the process."""
         self._ending.set()
 
     def _run(self) -> None:
@@ -103,7 +98,7 @@ class ThreadWriter:
 
 
 class ProcessWriter:
-    """Writes to a sink in a subprocess, which is restarted when it dies."""
+    """Writes to a sink in a subprocess, which is restarted if it dies."""
 
     def __init__(self, name: str, run_dir: Path) -> None:
         self.name, self._run_dir = name, run_dir
@@ -114,19 +109,18 @@ class ProcessWriter:
         self._next_s = 0.0
 
     def poll(self, now: float) -> None:
-        """Start the process, unless it runs or has just failed."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(now, code)
         if self._process is None and not self._is_ending and now >= self._next_s:
             self._start(now)
 
     def request_end(self, *, has_failed: bool) -> None:
-        """Close the process's input, after a message when the run ended well."""
+        """Close the process's input, after a message if the run ended well."""
         self._is_ending = True
         stdin = None if self._process is None else self._process.stdin
         if stdin is None or stdin.closed:
             return
-        # A process that has just died reads nothing.
+        # OSError: the process has just died
         with suppress(OSError):
             if not has_failed:
                 os.write(stdin.fileno(), RUN_ENDED)
@@ -134,11 +128,9 @@ class ProcessWriter:
 
     @property
     def is_done(self) -> bool:
-        """Whether the process has ended, or never begun."""
         return self._process is None or self._process.poll() is not None
 
     def close(self) -> None:
-        """Kill the process, and what its library has started."""
         self._is_ending = True
         process, self._process = self._process, None
         if process is not None:
@@ -171,7 +163,7 @@ class ProcessWriter:
 
     def _ended(self, now: float, code: int) -> None:
         self.close()
-        # FENCED passes: an earlier supervisor's process holds the sink's lock until its own end.
+        # FENCED is transient: an earlier supervisor's process still holds the sink's lock
         self._is_ending = code == ExitCode.CONFIG
         self._wait(now)
         action = "the run goes on without it" if self._is_ending else "the run goes on; it is started again"
@@ -195,11 +187,10 @@ class SinkRunner:
         self._troubles: dict[str, str] = {}
 
     def poll(self, now: float) -> None:
-        """Start what is not running, and log sinks that have gone away or come back. Returns at
-        once."""
+        """Start what is not running, and log sinks that failed or recovered. Does not block."""
         for writer in self._writers:
             if not self._is_begun:
-                # The trouble of an earlier supervisor's sink may be over.
+                # an earlier supervisor's trouble may be over
                 forget_trouble(self._run_dir, writer.name)
             writer.poll(now)
         self._is_begun = True
@@ -208,8 +199,8 @@ class SinkRunner:
             self._log_troubles()
 
     async def finish(self, is_stopped: Callable[[], bool], *, has_failed: bool) -> None:
-        """Have all that is left written, within ``sinks.finish_s``. ``is_stopped``: returns whether
-        a person ends the run at once."""
+        """Wait up to ``sinks.finish_s`` until all rows are written. ``is_stopped``: returns whether
+        a person wants to end at once."""
         for writer in self._writers:
             writer.request_end(has_failed=has_failed)
         deadline = time.monotonic() + self._finish_s
@@ -221,7 +212,6 @@ class SinkRunner:
         self._log_troubles()
 
     def close(self) -> None:
-        """End everything that runs."""
         for writer in self._writers:
             writer.close()
 

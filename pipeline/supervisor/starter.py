@@ -1,10 +1,10 @@
-"""The starter of a fleet: a process with the workers' imports done, of which workers are forked.
+"""The starter of a fleet: a process that has imported what workers need, and forks them.
 
-*Consumes* starts of workers. *Produces* processes with the interface of ``subprocess.Popen``.
-*Waits for* the starter's imports in ``wait``, and for its answers for ``_ANSWER_S``.
+*Consumes* requests for workers. *Produces* processes with the interface of ``subprocess.Popen``.
+*Waits for* the starter's imports in ``wait``, and up to ``_ANSWER_S`` for its answers.
 
-A forked worker has its imports in milliseconds instead of seconds, and shares their memory. Where
-there is no starter (not Linux, or its imports fail or initialise CUDA), workers import for
+A forked worker has its imports within milliseconds instead of seconds, and shares their memory.
+Without a starter (not Linux, or its imports fail or initialise CUDA), workers import for
 themselves."""
 
 from __future__ import annotations
@@ -31,31 +31,29 @@ from pipeline.runtime.process_setup import thread_environment
 from protocol import headrace
 from protocol.ids import Role
 
-# A process that another one started, with the interface of ``subprocess.Popen``.
-#
-# On Linux a descriptor of the process (pidfd) is held from the start: no signal reaches a later
-# process of the same number. Elsewhere the identity is checked before each signal. The process writes
-# its own exit code to a file, since only a parent gets it from the system.
-
 _POLL_S = 0.01
 
 
 class AdoptedProcess:
-    """A process that is not this one's child."""
+    """A process that is not this one's child, with the interface of ``subprocess.Popen``.
+
+    On Linux it holds a pidfd, so that no signal reaches a later process with the same id; elsewhere
+    the identity is checked before each signal. The process writes its exit code to a file, since
+    the system gives it only to the parent."""
 
     def __init__(self, identity: ProcessIdentity, read_exit_code: Callable[[], int | None]) -> None:
-        """Hold a process; ``read_exit_code`` returns the code that it wrote down, None without one.
-        Raises ProcessLookupError: the process has ended."""
+        """``read_exit_code`` returns the code that the process wrote down, or None. Raises
+        ProcessLookupError: the process has ended."""
         self._hold(identity.pid, read_exit_code)
         self._identity = identity
-        # The check follows the opening, so the descriptor is of this process.
+        # checked after opening, so the descriptor is certainly of this process
         if identify(identity.pid) != identity:
             self._close()
             raise ProcessLookupError(f"process {identity.pid} is not the one started at {identity.started}")
 
     @classmethod
     def child(cls, pid: int, read_exit_code: Callable[[], int | None]) -> Self:
-        """Hold a process (Linux). Its parent waits for it no earlier than in ``read_exit_code``."""
+        """Hold a process (Linux) whose parent does not reap it before ``read_exit_code`` is called."""
         process = cls.__new__(cls)
         process._hold(pid, read_exit_code)
         return process
@@ -67,7 +65,7 @@ class AdoptedProcess:
         self._descriptor = _open_descriptor(pid)
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the process runs. Without a written one: killed."""
+        """Return the exit code; None while it runs. A process that wrote none counts as killed."""
         if self._code is None and not self._runs():
             written = self._read_exit_code()
             self._code = -signal.SIGKILL if written is None else written
@@ -75,7 +73,6 @@ class AdoptedProcess:
         return self._code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the process has ended."""
         if self.poll() is not None:
             return
         with suppress(ProcessLookupError):
@@ -85,11 +82,10 @@ class AdoptedProcess:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float = 10.0) -> int:
-        """Return the exit code once the process has ended. Raises TimeoutError."""
+        """Wait for the process to end; return its exit code. Raises TimeoutError."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -100,7 +96,7 @@ class AdoptedProcess:
     def _runs(self) -> bool:
         if self._descriptor is None:
             return identify(self.pid) == self._identity
-        # select() refuses descriptors from 1024 on.
+        # poll(), because select() refuses descriptors above 1023
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         return not poll.poll(0)
@@ -114,14 +110,13 @@ class AdoptedProcess:
 def _open_descriptor(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
-    # Not Linux.
-    except AttributeError:
+    except AttributeError:  # not Linux
         return None
 
 
 NAME = "starter"
 _ROOM = "-" * 80
-"""The starter's last argument, which makes room for the longer arguments of forked workers."""
+"""Padding argument that reserves space in ``/proc`` for the longer command lines of forked workers."""
 _ANSWER_S = 5.0
 _READY_S = 120.0
 _LOOK_S = 0.1
@@ -133,25 +128,24 @@ class StarterEnded(Exception):
 
 
 def starter_command(run_dir: Path, *roles: Role) -> list[str]:
-    """Return the command line of a starter, but for its last two arguments. ``roles``: those whose
-    workers it forks; all by default."""
+    """Return the starter's command line without its last two arguments. ``roles``: roles that it
+    forks; all by default."""
     return headrace.command("workers.starter", str(run_dir), *map(str, roles))
 
 
 def forks(config: RunConfig, role: Role) -> bool:
-    """Return whether a role's workers may be forked. vLLM sets up its threads while it is
-    imported."""
+    """Return whether a role's workers may be forked. vLLM may not: it starts threads when imported."""
     engine = {Role.GENERATOR: config.generation.engine, Role.REFERENCE: config.reference.backend}.get(role)
     return hasattr(os, "pidfd_open") and engine != "vllm"
 
 
 def marked_environment(mark: str) -> dict[str, str]:
-    """Return this process's environment for a worker: its mark, one thread for each numeric
-    library. It has no password of the ledger, and no credentials of object stores or sinks. A
-    collector's stay.
+    """Return this process's environment for a worker: with its mark and one thread per numeric
+    library; without credentials of the ledger, object stores and sinks, except a trace collector's.
 
-    The mark is first: ``/proc`` shows as much of it as the starter's environment was long. Numpy is
-    imported before a worker can limit its threads, and the starter must have none."""
+    The mark comes first, because ``/proc`` shows only as much as the starter's environment was
+    long. Threads are limited here because numpy is imported before a worker could do so, and the
+    starter must not have any."""
     environment = without_sink_credentials(without_store_credentials(without_ledger_password(os.environ)), but="OTEL_")
     return {WORKER_MARK: mark} | environment | thread_environment(1) | {WORKER_MARK: mark}
 
@@ -161,8 +155,7 @@ class Starter:
 
     Args:
         run_dir: The run's folder.
-        command: Command line of the starter. The descriptor of its socket, and room for longer
-            arguments, are added.
+        command: Command line of the starter, to which the socket's descriptor and padding are added.
 
     Raises:
         OSError: it cannot be started."""
@@ -184,13 +177,12 @@ class Starter:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def wait(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Wait until the imports are done. Raises StarterEnded."""
         deadline = time.monotonic() + _READY_S
-        # select() refuses descriptors from 1024 on.
+        # poll(), because select() refuses descriptors above 1023
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         while not poll.poll(1000 * _LOOK_S):
@@ -200,7 +192,7 @@ class Starter:
         self._receive_readiness()
 
     def is_ready(self) -> bool:
-        """Return whether the imports are done, without a wait. Raises StarterEnded."""
+        """Return whether the imports are done, without waiting. Raises StarterEnded."""
         if not self._is_ready:
             poll = select.poll()
             poll.register(self._channel, select.POLLIN)
@@ -226,9 +218,9 @@ class Starter:
 
         Args:
             arguments: Its command line.
-            environment: Its environment; its mark comes first.
+            environment: Its environment, with its mark first.
             output: Receives what it prints.
-            written_code: Returns the exit code that it wrote down, for an end after the starter's.
+            written_code: Returns the exit code that it wrote down, in case the starter ends first.
 
         Raises:
             StarterEnded: nothing was started."""
@@ -243,7 +235,7 @@ class Starter:
         return AdoptedProcess.child(pid, exit_code)
 
     def close(self) -> None:
-        """End the starter. Workers that it forked go on."""
+        """End the starter. Workers that it forked keep running."""
         self._channel.close()
         try:
             self._process.wait(_END_S)
@@ -255,7 +247,7 @@ class Starter:
         try:
             return send_request(self._channel, request, *descriptors).number
         except (EOFError, OSError) as error:
-            # A late answer is not to be taken for the next one's.
+            # a late answer must not be taken for the next request's
             self._channel.close()
             self._process.kill()
             raise StarterEnded(str(error)) from error

@@ -4,13 +4,13 @@
 heartbeats and the run's state. *Produces* processes, restarts, and the run's end. *Waits for*
 signals and exits, a fifth of a second at a time.
 
-``host_fleet`` carries out on processes what ``fleet_plan`` and ``watchdog`` decide. This module
-joins it to the run, and keeps the embedded ledger server alive (``monitor``). Workers of an earlier
-supervisor are adopted (``takeover``). If they have other settings, they are drained and started
-again.
+``fleet_plan`` and ``watchdog`` decide, and ``host_fleet`` carries the decisions out on processes.
+This module connects them to the run, and keeps the embedded ledger server alive (``monitor``).
+Workers of an earlier supervisor are adopted (``takeover``); if they have other settings, they are
+drained and restarted.
 
 The first Ctrl-C (or SIGTERM, or SIGHUP of a closing terminal) drains the fleet. A second Ctrl-C or
-SIGTERM ends it at once. Neither needs the ledger's answer."""
+SIGTERM ends it at once. Neither needs the ledger to answer."""
 
 from __future__ import annotations
 
@@ -71,20 +71,19 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.2
 _POLL_EVERY_S = 0.5
-"""Interval of the ledger's reads: each has all heartbeats, and silence is measured in seconds."""
+"""Interval between reads of the ledger. Each reads all heartbeats, and silence is measured in
+seconds."""
 _CUT_EVERY_S = 1.0
 _ANSWER_S = 2.0
-"""Limit of the ledger's answer, short enough for signals and exits to be handled in time."""
+"""Limit on the ledger's answers, short enough to handle signals and exits in time."""
 _SERVER_PATIENCE_S = 60.0
-"""Limit of a mute embedded server; less where ledger.outage_timeout_s is less."""
+"""How long an embedded server may be unresponsive; less if ledger.outage_timeout_s is less."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended."""
-
     exit_code: int
     status: RunStatus
     failure: FleetFailure | None = None
@@ -93,7 +92,7 @@ class RunOutcome:
 
 
 class Supervisor:
-    """Runs one fleet from start to end, in a run's folder whose lock the caller holds."""
+    """Runs one fleet from start to end. The caller holds the lock of the run's folder."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class Supervisor:
         command: Command = worker_command,
         launcher: Launcher | None = None,
     ) -> None:
-        """``launcher``: starts the workers of ``launch.roles``; None: all are of this host."""
+        """``launcher``: starts the workers of ``launch.roles``; None: all run on this host."""
         self._config, self._run_dir, self._spec = config, run_dir, spec
         processes = None if launcher is None else _fleet_processes(config, run_dir, command, launcher)
         escalation = made_escalation(config, run_dir)
@@ -118,7 +117,7 @@ class Supervisor:
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
         self._num_signals = 0
         self._stop_requested = threading.Event()
-        """For the thread that opens the ledger before the loop turns."""
+        """For the thread that opens the ledger before the loop runs."""
         self._next_poll_s = self._next_cut_s = 0.0
         self._is_starved = False
         self._size = SizeGuard(config)
@@ -137,13 +136,16 @@ class Supervisor:
         watch_every_s: float = 1.0,
         leave: Callable[[], None] | None = None,
     ) -> RunOutcome:
-        """Run the ledger and the fleet until the run has ended and every process is gone. ``leave``
-        gives the terminal back before the last copies are waited for; None: it was not taken.
+        """Run the ledger and the fleet until the run has ended and every process is gone.
 
-        Raises ConfigError: the metrics port is taken, or there is no ledger server. Raises
-        Interrupted: stopped before the ledger's server had answered; nothing was started. Raises
-        LedgerMismatch: the folder's ledger has other settings. Raises LedgerUnavailable: the ledger
-        does not answer at the start, or its embedded server cannot be started again."""
+        ``leave`` gives the terminal back before waiting for the last copies; None: it was not
+        taken.
+
+        Raises:
+            ConfigError: the metrics port is taken, or there is no ledger server.
+            Interrupted: stopped before the ledger's server answered; nothing was started.
+            LedgerMismatch: the folder's ledger has other settings.
+            LedgerUnavailable: the ledger does not answer at the start, or its embedded server cannot be restarted."""
         with obeying(self._on_signal), self._metrics() as metrics:
             server = await asyncio.to_thread(self._open_ledger)
             run = self._config.run.name
@@ -154,14 +156,14 @@ class Supervisor:
             recorder = FleetRecorder(self._run_dir, time.monotonic())
             monitor = Monitor(registry, ledger, server, metrics, watch, watch_every_s, deadline_s, patience_s, recorder)
             try:
-                # From here on its death is waited for, and mended.
+                # from here on a dead server is restarted
                 monitor.keep_server()
-                # Another's server that is not there now may never have been.
+                # an external server that is away now may never have existed
                 if server is None:
                     await ledger.check()
                 async with self._start_calls(monitor) as (starting, _):
                     await starting.open(self._spec)
-            # Processes of an earlier supervisor are left alone.
+            # leave the processes of an earlier supervisor alone
             except BaseException:
                 await ledger.aclose()
                 await registry.aclose()
@@ -172,7 +174,7 @@ class Supervisor:
                     async with self._start_calls(monitor) as (_, starting):
                         await self._begin(starting)
                     status = await self._settings.run_alongside(registry, self._supervise(monitor))
-                    # Joined hosts, report and copies have their own limits.
+                    # what follows has its own time limits
                     self._pulse.mark_ended()
                     await self._joined_hosts.await_last_lines(registry, lambda: self._num_signals > 1)
                 await monitor.end_record(time.monotonic())
@@ -235,7 +237,8 @@ class Supervisor:
         return server
 
     def _write_config(self) -> None:
-        """Write the configuration: the ledger agrees to it, and no worker has read it yet."""
+        """Write the configuration, now that the ledger has accepted it and before any worker reads
+        it."""
         try:
             write_resolved(self._config, self._run_dir)
         except OSError as error:
@@ -245,7 +248,7 @@ class Supervisor:
         """Adopt running workers of an earlier supervisor, and set the desired fleet."""
         found = await registry.run_status()
         earlier = None
-        # The settings of the running processes, if known.
+        # the settings of the running processes, if known
         with suppress(ConfigError):
             earlier = read_resolved(self._run_dir)
         if self._config.launch.launched:
@@ -265,8 +268,8 @@ class Supervisor:
             if not works_the_same(earlier, self._config):
                 log.warning("workers_restarted", why="they were started with other settings", workers=adopted)
                 self._fleet.carry_out(self._plan.recycle(time.monotonic()))
-            # As `headrace scale` left it.
             else:
+                # keep the fleet as `headrace scale` left it
                 is_kept = earlier.fleet == self._config.fleet
         await set_first_fleet(registry, desired_counts(self._config), keeps=is_kept)
         await asyncio.to_thread(self._record, self._start)
@@ -281,15 +284,15 @@ class Supervisor:
         return own_start(RealClock().time(), seed=run.seed, num_updates=run.num_updates, server=server)
 
     def _record(self, row: Callable[[], StartRow | EndRow]) -> None:
-        """Record a start or an end. The run does not need it: a failure is logged."""
+        """Append to the start record. The run does not depend on it: a failure is logged."""
         try:
             add_row(self._run_dir, row())
         except (OSError, ValueError) as error:
             log.warning("start_not_recorded", reason=str(error))
 
     async def _conclude(self, registry: Registry, ledger: RedisLedger, status: RunStatus) -> None:
-        """Write the last state and the report, unless the ledger is away. A report that cannot be
-        written (full disk, changed program) does not change the run's end."""
+        """Write the last state and the report, unless the ledger is away. If the report cannot be
+        written (full disk, changed program), the run ends as it would have."""
         await self._repairs.record()
         await asyncio.to_thread(self._record, lambda: EndRow(RealClock().time(), str(status.state), status.detail))
         try:
@@ -298,7 +301,7 @@ class Supervisor:
         except LedgerError as error:
             log.warning("final_state_not_written", reason=str(error))
             return
-        # After a second signal, `headrace run report` is left to write it.
+        # after a second signal, the report is left to `headrace run report`
         if self._num_signals < 2:
             detail = f"{status.state}: {status.detail}"
             write = partial(write_report, title=self._config.run.name, detail=detail, audit=audit)
@@ -335,7 +338,6 @@ class Supervisor:
             await asyncio.sleep(_TICK_S)
 
     async def _poll_ledger(self, monitor: Monitor, status: RunStatus, now: float) -> RunStatus:
-        """Read the ledger and act on it; return the run's status."""
         try:
             await monitor.check()
             beats = await monitor.registry.heartbeats()
@@ -355,7 +357,7 @@ class Supervisor:
             if status.state is RunState.RUNNING:
                 self._failed_code = ExitCode.CONFIG
                 status = self._ending() or RunStatus(RunState.FAILED, str(error))
-        # The ledger is away or was emptied; workers wait for its restart too.
+        # the ledger is away or was emptied; workers wait for it too
         except LedgerError:
             self._fleet.reset_timers(now)
             if status.state is RunState.RUNNING:
@@ -363,7 +365,7 @@ class Supervisor:
         return status
 
     def _ending(self) -> RunStatus | None:
-        """Return why the run ends, as far as this process knows."""
+        """Return why the run ends, as far as this process knows; None if it goes on."""
         failure = self._plan.failure
         if failure is not None:
             return RunStatus(RunState.FAILED, f"{failure.worker} {failure.reason} (exit code {failure.exit_code})")
@@ -394,7 +396,7 @@ class Supervisor:
         return status
 
     async def _fence_silent(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
-        """Fence workers that another process started, once they have fallen silent."""
+        """Fence workers that another process started and that have fallen silent."""
         host = socket.gethostname()
         gone = {beat.pid for beat in beats if beat.host == host and not process_runs(beat.pid)}
         for worker, reason in self._fleet.watchdog.departed(beats, self._processes.pids, gone, now).items():
@@ -405,7 +407,7 @@ class Supervisor:
         if number is signal.SIGHUP:
             leave_terminals(terminals)
             if self._num_signals:
-                # Shell and kernel both send it when a terminal closes, so it is no second request.
+                # shell and kernel both send it when a terminal closes, so a second one means nothing
                 return
         self._num_signals += 1
         self._stop_requested.set()
@@ -456,7 +458,7 @@ def _generator_demand(config: RunConfig) -> GeneratorDemand | None:
 
 
 def mirror_runner(config: RunConfig, run_dir: Path) -> MirrorRunner | None:
-    """Return the copier of a run with a mirror; any other run imports nothing of it."""
+    """Return the mirror's copier; None, and no import, for a run without a mirror."""
     if config.checkpoint.mirror is None:
         return None
     from pipeline.supervisor.mirror_runner import MirrorRunner

@@ -1,9 +1,9 @@
-"""A new supervisor takes over the processes of an earlier one.
+"""How a new supervisor takes over the processes of an earlier one.
 
-A process is adopted when it is the recorded one (process id and start time) and its worker's newest
+A process is adopted if it is the recorded one (process id and start time) and its worker's newest
 incarnation, or not registered yet. A fenced one is killed: it was being replaced when its
-supervisor died. An unrecorded worker of this host that has a fleet's name is fenced, and ends by
-itself."""
+supervisor died. An unrecorded worker of this host with a name of this fleet is fenced, and ends
+because of that."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ log = structlog.get_logger(__name__)
 
 
 def may_adopt(epoch: int, newest: int) -> bool:
-    """Whether ``epoch`` (0: not registered) is the worker's ``newest`` incarnation."""
+    """Return whether ``epoch`` (0: not registered) is the worker's newest incarnation."""
     return epoch in (0, newest)
 
 
 def is_own(worker: str) -> bool:
-    """Whether a name is one that the run's own supervisor gives."""
+    """Return whether the run's own supervisor gives such a name, rather than a joined host."""
     return _OWN.fullmatch(worker) is not None
 
 
 def works_the_same(one: RunConfig, other: RunConfig) -> bool:
-    """Whether workers of both configurations work alike; fleet size, supervision, recovery and
-    sinks may differ."""
+    """Return whether workers behave the same under both configurations; fleet size, supervision,
+    recovery and sinks may differ."""
     kept = ("fleet", "supervisor", "recovery", "sinks")
     same = {name: getattr(other, name) for name in kept}
     return one.model_copy(update=same) == other
@@ -56,9 +56,10 @@ def works_the_same(one: RunConfig, other: RunConfig) -> bool:
 async def take_over(
     processes: Processes, plan: FleetPlan, registry: Registry, ours: Callable[[str], bool] = is_own
 ) -> list[str]:
-    """Adopt running workers and end fenced ones; return the adopted. Raises LedgerUnavailable,
-    LaunchFailed.
-    ``ours`` returns whether a name is one that this supervisor gives."""
+    """Adopt running workers and kill fenced ones; return the adopted.
+
+    ``ours`` returns whether this supervisor gives such a name. Raises LedgerUnavailable,
+    LaunchFailed."""
     adopted: dict[str, int] = {}
     jobs = await asyncio.to_thread(processes.adopt_jobs)
     for worker, role in jobs.items():
@@ -83,11 +84,11 @@ async def take_over(
     return names
 
 
-# What a supervisor writes at its start, when commands may write at the same time.
+# What a supervisor writes at its start, while commands may write at the same time.
 #
-# Nothing newer is overwritten: the fleet and the run's state are replaced only as they were read. A
-# ``headrace down`` that meets a start wins. Commands that change the fleet are told to wait until the
-# state names this supervisor (``pipeline.operator.steering.check_running``).
+# Nothing newer is overwritten: fleet and run state are compared and swapped. A ``headrace down``
+# during a start wins. Commands that change the fleet wait until the state names this supervisor
+# (``pipeline.operator.steering.check_running``).
 
 _MAX_TRIES = 10
 
@@ -96,9 +97,10 @@ _MAX_TRIES = 10
 async def start_calls(
     config: RunConfig, run_dir: Path, monitor: Monitor, is_stopped: Callable[[], bool], *, answer_s: float
 ) -> AsyncIterator[tuple[RedisLedger, RedisRegistry]]:
-    """Connect for the start's calls. They wait for the ledger's server as long as workers do: it may
-    die meanwhile, and ``monitor`` starts it again. Calls raise Interrupted once ``is_stopped``, and
-    what ``Monitor.keep_server`` raises."""
+    """Connect to the ledger for the start's calls, which wait for its server as long as workers do.
+
+    The server may die meanwhile, and ``monitor`` restarts it. Calls raise Interrupted once
+    ``is_stopped``, and whatever ``Monitor.keep_server`` raises."""
     client = connect(read_ledger_url(run_dir), timeout_s=answer_s, patience_s=config.ledger.outage_timeout_s)
     ledger, registry = RedisLedger(client, config.run.name), RedisRegistry(client, config.run.name)
 
@@ -118,8 +120,8 @@ async def start_calls(
 
 
 async def set_first_fleet(registry: Registry, counts: Mapping[Role, int], *, keeps: bool) -> Fleet:
-    """Set the fleet as it is configured, with the run's evictions; return it. ``keeps``: a fleet
-    that is there stays. A worker that is evicted or readmitted meanwhile is."""
+    """Set the configured fleet, with the run's evictions so far; return it. ``keeps``: leave an
+    existing fleet as it is. Concurrent evictions and readmissions are respected."""
     for _ in range(_MAX_TRIES):
         before = await registry.fleet()
         fresh = carried_over(Fleet(dict(counts)), () if before is None else before.evictions)
@@ -132,8 +134,8 @@ async def set_first_fleet(registry: Registry, counts: Mapping[Role, int], *, kee
 
 
 async def set_running(registry: Registry, found: RunStatus) -> bool:
-    """Set the run's state, unless ``headrace down`` was called during the start; return whether.
-    ``found``: the state at the start's begin, which an earlier supervisor may have left."""
+    """Set the run's state to running, unless ``headrace down`` was called during the start; return
+    whether. ``found``: the state when the start began."""
     own = os.getpid()
     while not (found.state is RunState.STOPPING and found.supervisor == own):
         if await registry.replace_run_status(found, RunStatus(RunState.RUNNING, supervisor=own)):

@@ -1,11 +1,10 @@
-"""Finds workers that are frozen, stuck, idle although there is work, or that never began. Pure; time is an
-argument.
+"""Finds workers that are frozen, stuck, idle although there is work, or that never began. Pure;
+time is an argument.
 
-Its input is heartbeats as they are read, the age of each role's overdue work, and the reader's
-monotonic time. Of silent processes of this host it is also their activity
-(``pipeline.process.descendants``). A worker is judged by changes between two readings, on the reader's
-clock. Wall clocks jump; a laptop that slept, a ledger that was away, or a reader that stood still
-must not look like a dead fleet.
+Its input is heartbeats, the age of each role's overdue work, the activity of silent processes of
+this host (``pipeline.process.descendants``), and the reader's monotonic clock. Workers are judged
+by changes between two readings on that clock: wall clocks jump, and a laptop that slept, a ledger
+that was away, or a reader that stalled must not look like a dead fleet.
 
     without a change              means                         limit
     the heartbeat                 the process is frozen         silent_after_s
@@ -19,15 +18,15 @@ must not look like a dead fleet.
     its role's work is overdue
 
 A piece is a part of long work: a layer of a pass, a decode step, a verdict, a file
-(``pipeline.process.work``). The limit of a piece is several times the slowest so far of that kind
-of work, and at least a minute. ``stuck_after_s``, when set, is the most, however slow pieces were.
+(``pipeline.process.work``). Its limit is several times the slowest piece so far of that kind of
+work, and at least a minute; ``stuck_after_s``, if set, is the maximum.
 
-An idle worker turns and holds nothing: it may be idle for ever. A worker that waits for credit or
-weights may hold any work.
+An idle worker holds no work and may be idle for ever. A worker that waits for credit or weights may
+hold any work.
 
-Time is counted for each kind of wait by itself, from the last progress or begin of work on. So time
-at one wait never counts against another's limit, and a worker that goes to and fro between two
-without progress still comes to the limit of one."""
+Time is counted separately for each kind of wait, since the last progress or start of work. So time
+at one wait never counts against another's limit, and a worker that alternates between two without
+progress still reaches the limit of one."""
 
 from __future__ import annotations
 
@@ -43,41 +42,43 @@ from protocol.ids import Role
 _NO_OVERDUE: Mapping[Role, float] = {}
 _NO_ACTIVITY: Mapping[str, Activity | None] = {}
 _WITH_DISK = frozenset({WaitingFor.DISK, WaitingFor.DRAINING})
-"""Waits that a write to the disk moves on; elsewhere the write must not hide a standstill."""
+"""Waits during which disk writes count as progress; elsewhere they would hide a hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Limits of each sign of death, in seconds."""
+    """Limits for each symptom, in seconds."""
 
     stuck_after_s: float | None
     """Without a turn of the main loop, or progress on work. None: the limit of a piece."""
     start_timeout_s: float
-    """Without progress, before the main loop and in a computation's first call."""
+    """Without progress, before the main loop starts and in a computation's first call."""
     silent_after_s: float = REPLACED_AFTER_S
-    """Without a heartbeat; a live process writes one every second."""
+    """Without a heartbeat; a live process sends one every second."""
     stopped_after_s: float = STOPPED_AFTER_S
-    """Without a heartbeat, and without a thread that has run."""
+    """Without a heartbeat, and without any thread running."""
     checkpoint_timeout_s: float = 600.0
     drain_timeout_s: float = 20.0
     outage_timeout_s: float = 0.0
-    """A worker's own limit of a ledger that is full or away."""
+    """A worker's own limit for a ledger that is full or away."""
     send_timeout_s: float = 0.0
-    """A sender's own limit of a mailbox; then the overdue index has the chunk."""
+    """A sender's own limit for a mailbox; after that the chunk counts as overdue work."""
 
     @property
     def least_s(self) -> float:
-        """Limit of a standstill without a measured piece."""
+        """Limit without progress when no piece has been measured."""
         return LEAST_S if self.stuck_after_s is None else self.stuck_after_s
 
     def drain_limit_s(self, beat: Heartbeat) -> float:
-        """Return a draining worker's limit without progress; it ends its computation or write."""
+        """Return how long a draining worker may go without progress, so that it can finish its
+        computation or write."""
         piece_s = piece_limit_s(beat.work.slowest_s, self.stuck_after_s) if beat.work.slowest_s else 0.0
         storing_s = self.checkpoint_timeout_s if beat.waiting_for is WaitingFor.DISK else 0.0
         return max(self.drain_timeout_s, piece_s, storing_s)
 
     def limit_s(self, waiting_for: WaitingFor, slowest_s: float = 0.0) -> float:
-        """Return the limit without progress at a wait, with the slowest piece of work so far."""
+        """Return the limit without progress at a wait. ``slowest_s``: the slowest piece of work so
+        far."""
         match waiting_for:
             case WaitingFor.STARTING | WaitingFor.COMPILE:
                 return self.start_timeout_s
@@ -95,38 +96,35 @@ class Timeouts:
 
 @dataclass(slots=True)
 class _Seen:
-    """Last reading of a process, and when it last changed by the reader's clock."""
+    """The last reading of a process, and when things last changed on the reader's clock."""
 
     pid: int
     started_s: float
-    """Time of the first reading."""
     changed_s: float
     moved_s: float
     turned_s: float
     ran_s: float
-    """Last time at which the process may have run."""
+    """When it may last have run."""
     activity: Activity | None = None
-    """None: unknown, so that it may have run."""
+    """None: unknown, so it may have run."""
     beat_at_s: float | None = None
-    """By the worker's clock; only changes matter."""
+    """On the worker's clock; only changes matter."""
     progress: tuple[int, ...] = ()
-    """Productive turns, pieces, and beginnings; only changes matter."""
+    """Productive turns, pieces, and work begun; only changes matter."""
     turns: int = -1
     at: tuple[WaitingFor, bool] = (WaitingFor.STARTING, False)
-    """The last reading's wait, and whether the worker held work."""
+    """The last reported wait, and whether the worker held work."""
     until_s: float = 0.0
     stood_s: dict[tuple[WaitingFor, bool], float] = field(default_factory=dict[tuple[WaitingFor, bool], float])
-    """Time at each since the last progress, up to ``until_s``."""
+    """Time spent at each since the last progress, up to ``until_s``."""
 
     def restart(self, now_s: float) -> None:
-        """Let all limits start again."""
+        """Restart all limits."""
         self.changed_s = self.moved_s = self.turned_s = self.ran_s = self.until_s = now_s
         self.stood_s.clear()
 
 
 class Watchdog:
-    """Watches the processes of one supervisor."""
-
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         self._seen: dict[str, _Seen] = {}
@@ -134,12 +132,12 @@ class Watchdog:
         self._evaluated_s: float | None = None
 
     def reset_timers(self, now_s: float) -> None:
-        """Record that heartbeats could not be read: all limits start again."""
+        """Restart all limits, because heartbeats could not be read."""
         for seen in [*self._seen.values(), *self._guests.values()]:
             seen.restart(now_s)
 
     def quiet(self, now_s: float) -> list[str]:
-        """Return the workers whose heartbeats are late: their activity is wanted."""
+        """Return workers whose heartbeats are late, for which ``evaluate`` needs their activity."""
         return [worker for worker, seen in self._seen.items() if now_s - seen.changed_s > HEARTBEAT_WITHIN_S]
 
     def evaluate(
@@ -151,10 +149,11 @@ class Watchdog:
         activity: Mapping[str, Activity | None] = _NO_ACTIVITY,
     ) -> dict[str, str]:
         """Return the reason for every process in ``pids`` (by worker) that must be replaced.
-        ``now_s`` is the reader's monotonic time; ``overdue_s`` the age of each role's work beyond
-        its deadline; ``activity`` that of silent workers of this host."""
+
+        ``now_s``: the reader's monotonic time. ``overdue_s``: how far each role's work is beyond
+        its deadline. ``activity``: of silent workers on this host."""
         stood_s = 0.0 if self._evaluated_s is None else now_s - self._evaluated_s
-        # The reader itself stood still.
+        # the reader itself stalled
         if stood_s > self._timeouts.silent_after_s / 2:
             self.reset_timers(now_s)
         elif stood_s > self._timeouts.stopped_after_s / 2:
@@ -180,7 +179,9 @@ class Watchdog:
         self, beats: Iterable[Heartbeat], pids: Mapping[str, int], gone: Container[int], now_s: float
     ) -> dict[str, str]:
         """Return the reason for every silent worker that another process started, by worker.
-        ``pids`` are the supervisor's own; ``gone`` are process ids on this host that have ended."""
+
+        ``pids``: the supervisor's own processes. ``gone``: process ids on this host that have
+        ended."""
         guests = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) != beat.pid}
         for worker in [n for n, seen in self._guests.items() if n not in guests or guests[n].pid != seen.pid]:
             del self._guests[worker]
@@ -194,7 +195,7 @@ class Watchdog:
         return silent
 
     def moved_s(self, worker: str) -> float | None:
-        """Return a worker's last seen progress, by the reader's clock; None if unknown."""
+        """Return when a worker last made progress, on the reader's clock; None if unknown."""
         seen = self._seen.get(worker)
         return None if seen is None else seen.moved_s
 
@@ -214,7 +215,7 @@ class Watchdog:
         if seen.beat_at_s is None:
             is_late = silent_s > timeouts.start_timeout_s
             return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
-        # Without a heartbeat, it has departed or was fenced, and is about to end.
+        # without a heartbeat it has left or was fenced, and is about to end
         if beat is None:
             is_late = silent_s > max(timeouts.silent_after_s, timeouts.drain_timeout_s)
             return f"left {silent_s:.0f} s ago and has not ended (supervisor.drain_timeout_s)" if is_late else None

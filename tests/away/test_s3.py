@@ -108,7 +108,7 @@ async def test_a_server_that_accepts_and_never_answers_costs_the_run_a_sentence(
         left = await copies.finish(lambda: False)
         assert time.monotonic() - begun < 20
     assert left.startswith(f"000001.version-3 was not copied to {run.url}: ")
-    assert " for 3 s" in left and left.endswith("; no copy is there")
+    assert " for 3 s" in left and left.endswith("; there is no copy")
 
 
 def test_a_missing_bucket_and_missing_or_wrong_credentials_are_told_before_the_start(

@@ -94,7 +94,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_scaling_changes_the_fleet_while_it_runs(tmp_path: Path) -> None:
     with fleet(tmp_path, *SMALL, *EMULATED, "run.num_updates=1000", "fleet.max_workers=6") as run:
         run.wait_until(lambda: run.num_updates() >= 1, "the first update")
-        assert "expected at most 6 on this machine: fleet.max_workers is that" in run.refused(
+        assert "expected at most 6 on this machine: the value of fleet.max_workers" in run.refused(
             "scale", "generator=5", "--run", str(run.run_dir)
         )
         run.command("scale", "generator=3", "--run", str(run.run_dir))

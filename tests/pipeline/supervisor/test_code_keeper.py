@@ -325,7 +325,7 @@ async def test_the_limit_of_a_replacement_is_that_of_a_restart_and_begins_with_e
     for second in range(1705, 1712):
         await desk.look(float(second))
     undone = await desk.rolled_back()
-    assert undone is not None and undone.reason == "reward-1 did not go by it: there was no sign of it for 360 s"
+    assert undone is not None and undone.reason == "reward-1 did not start with it: there was no sign of life for 360 s"
 
 
 @pytest.mark.parametrize("reason", ["pause", "start", "endpoint", "disk", "compile", "nothing"])

@@ -146,7 +146,7 @@ def test_failures_of_a_learner_that_keeps_nothing_count_together_however_far_apa
             plan.exited("learner", -9, now + 100.0, kept=kept)
     assert learning.failure is None, "once in a while, with a checkpoint between: for ever"
     assert crashing.failure is not None
-    assert "4 infrastructure failures of it without a checkpoint between them" in crashing.failure.reason
+    assert "4 infrastructure failures without a checkpoint between them" in crashing.failure.reason
 
 
 @given(
@@ -198,7 +198,7 @@ def test_failures_over_a_workers_budget_fail_the_fleet_with_its_exit_code() -> N
         plan.exited("reward-0", -9, now)
     assert plan.failure is not None
     assert (plan.failure.worker, plan.failure.exit_code) == ("reward-0", -9)
-    assert "4 infrastructure failures of it within 60 s, 3 are allowed" in plan.failure.reason
+    assert "4 infrastructure failures within 60 s, 3 are allowed" in plan.failure.reason
     assert plan.due(now + 100.0) == []
 
 
@@ -457,7 +457,7 @@ def test_an_observer_that_dies_is_started_again_until_its_budget_is_used_up() ->
         assert _names(plan.due(10.0 * number), Verb.START) == ["observer"]
         plan.exited("observer", -9, 10.0 * number)
     assert [lost.reason for lost in plan.given_up] == [
-        "is given up: 4 infrastructure failures of it within 60 s, 3 are allowed"
+        "failed too often: 4 infrastructure failures within 60 s, 3 are allowed"
     ]
     assert plan.failure is None
     assert plan.is_down

@@ -75,10 +75,10 @@ def test_a_kill_of_the_kernel_says_who_held_what_and_what_to_lower(host: Host) -
     look(kills, 1_000_000)
     host.count(1, 1)
     words = kills.explain("learner", Role.LEARNER, PID, KILL)
-    assert "killed by the kernel for lack of memory, with 3.1 GB" in words
+    assert "killed by the kernel for lack of memory while it used 3.1 GB" in words
     assert "generator-0 500 MB" in words
     assert "generator-9" not in words, "one of another host"
-    assert "4.0 GB are there for all processes" in words
+    assert "all processes share 4.0 GB" in words
     assert str(host.group) in words
     assert "lower learner.micro_batch_tokens" in words
 
@@ -114,7 +114,7 @@ def test_the_kernels_log_names_the_process_where_no_count_can_be_read(host: Host
     kills = host.kills()
     host.log.write_text(LOG.format(at_us=int(1e6 * (NOW_S - 5))), encoding="utf-8")
     assert kills.explain("reward-0", Role.REWARD, 7, KILL) == ""
-    assert "for lack of memory, with 2.7 GB" in kills.explain("learner", Role.LEARNER, PID, KILL)
+    assert "for lack of memory while it used 2.7 GB" in kills.explain("learner", Role.LEARNER, PID, KILL)
     host.log.write_text(LOG.format(at_us=int(1e6 * (NOW_S - 300))), encoding="utf-8")
     assert kills.explain("learner", Role.LEARNER, PID, KILL) == "", "an older process had the same number"
 

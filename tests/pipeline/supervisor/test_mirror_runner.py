@@ -131,7 +131,7 @@ async def test_a_store_that_cannot_be_written_costs_a_run_a_sentence_and_nothing
         until(copies, lambda: (found := read_record(run.run_dir)) and found.state is MirrorState.FAILED and logs)
         left = await copies.finish(lambda: False)
     assert left.startswith(f"000001.version-3 was not copied to {run.url}: ")
-    assert left.endswith("; no copy is there")
+    assert left.endswith("; there is no copy")
     assert [(line["event"], line["action"]) for line in logs] == [
         ("run_not_copied", "training goes on; it is tried again")
     ], "once, not at each try"

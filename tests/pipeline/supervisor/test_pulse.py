@@ -18,11 +18,11 @@ from tests.pipeline.supervisor.supervised import Run
 
 def test_a_loop_that_stands_still_is_not_live(tmp_path: Path) -> None:
     pulse = Pulse(tmp_path)
-    assert "no supervisor has begun" in trouble(tmp_path, needs_ready=False)
+    assert "no supervisor was started" in trouble(tmp_path, needs_ready=False)
     pulse.beat(0.0, is_ready=False)
     begun_s = (tmp_path / NAME).stat().st_mtime
     assert trouble(tmp_path, needs_ready=False, at_s=begun_s + 59.0) == ""
-    assert "has not turned for 61 s" in trouble(tmp_path, needs_ready=False, at_s=begun_s + 61.0)
+    assert "has not responded for 61 s" in trouble(tmp_path, needs_ready=False, at_s=begun_s + 61.0)
     os.utime(tmp_path / NAME, (0, 0))
     pulse.beat(1.0, is_ready=False)
     assert (tmp_path / NAME).stat().st_mtime == 0, "at most every two seconds"

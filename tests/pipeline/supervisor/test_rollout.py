@@ -106,7 +106,7 @@ def test_a_worker_on_its_way_without_a_sign_of_life_fails_the_version() -> None:
         assert fleet.look(59.0) == [] and fleet.rollout.phase is RolloutState.CANARY, "it loads"
     fleet.look(2.0)
     assert fleet.rollout.phase is RolloutState.FAILED
-    assert fleet.rollout.failure == "reward-1 did not go by it: there was no sign of it for 60 s"
+    assert fleet.rollout.failure == "reward-1 did not start with it: there was no sign of life for 60 s"
 
 
 def test_a_drain_with_signs_of_life_may_last_and_one_without_fails_the_version() -> None:

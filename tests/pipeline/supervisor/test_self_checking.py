@@ -68,7 +68,7 @@ async def test_a_check_that_proves_none_says_what_it_found(answers: tuple[str, .
 
 async def test_two_generators_or_a_check_just_before_are_a_reason_for_none() -> None:
     made, checking = await registry(), SelfChecking()
-    assert checking.lack(beats("", ""), 0.0).endswith("2 are there")
+    assert checking.lack(beats("", ""), 0.0).endswith("there are 2")
     await checking.begin(made, 0.0)
     assert checking.lack(beats("", "", ""), 1.0) == "", "it is under way, and serves"
     number = await asked(made)

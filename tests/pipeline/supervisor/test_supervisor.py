@@ -298,7 +298,7 @@ def test_a_worker_that_keeps_getting_stuck_ends_the_run_as_stuck(
     outcome = run.until_end()
     assert outcome.exit_code == ExitCode.STUCK
     assert outcome.failure is not None
-    assert "2 infrastructure failures of it" in outcome.failure.reason
+    assert "2 infrastructure failures within" in outcome.failure.reason
 
 
 def test_one_supervisor_a_run(tmp_path: Path) -> None:
