@@ -1,9 +1,9 @@
-"""How workers of other hosts join a run that shares nothing with them but the ledger and the wire.
+"""How workers on other hosts join a run, sharing nothing with it but the ledger and the wire.
 
-On the run's host: ``manifest`` (what a joined host needs), ``file_fetch`` (ranges of its files),
-``run_host`` (the thread that does both, and receives what joined hosts send home). On both sides:
-``host_keys`` (CURVE keys by the ledger, and the tokens' users).
+On the run's host: ``manifest`` (what a joined host needs), ``file_fetch`` (serves its files),
+``run_host`` (a thread that does both, and receives logs). On both sides: ``host_keys`` (CURVE keys,
+and users for join tokens).
 
-On a joined host: ``file_cache`` and ``file_fetch`` (files by digest), ``joined_folder`` (a run's
-folder made of them), ``joined_supervisor`` (its workers), ``home`` (logs and tallies).
-``join`` waits there for a resumed run."""
+On a joined host: ``join`` (the command), ``file_cache`` and ``file_fetch`` (files by digest),
+``joined_folder`` (a run folder made of them), ``joined_supervisor`` (its workers), ``home`` (sends
+logs and tallies to the run's host)."""

@@ -1,11 +1,11 @@
-"""The account's cache of files by content: a file is fetched once for all runs of a host.
+"""The account's content-addressed file cache: a file is fetched once for all runs on a host.
 
-    <cache>/<digest>            a whole file, mode 0400
-    <cache>/<digest>.partial    one that is being fetched, locked by its process
+    <cache>/<digest>            a complete file, mode 0400
+    <cache>/<digest>.partial    one being fetched, locked by its process
 
-The cache is ``$XDG_CACHE_HOME/headrace/files``, by default below ``~/.cache``. A file's digest is
-checked before each use. A damaged file is removed, and fetched again. A partial file that a dead
-process left is continued."""
+The cache is ``$XDG_CACHE_HOME/headrace/files``, by default below ``~/.cache``. Digests are checked
+before each use; a damaged file is removed and fetched again. The partial file of a dead process is
+continued."""
 
 from __future__ import annotations
 
@@ -29,33 +29,30 @@ _log = structlog.get_logger(__name__)
 
 
 class CachedFileDamaged(Exception):
-    """A fetched file's bytes are not those of its digest."""
+    """A fetched file does not match its digest."""
 
 
 class CachedFileBusy(Exception):
-    """Another process fetches the file; the message has its path."""
+    """Another process is fetching the file; the message is its path."""
 
 
 def cache_folder() -> Path:
-    """Return this account's cache of files."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "headrace" / "files"
 
 
 class FileCache:
-    """Files by digest, in one folder."""
-
     def __init__(self, folder: Path) -> None:
-        """Make the folder. Raises ConfigError: it cannot be made, or is not ours alone."""
+        """Create the folder. Raises ConfigError: it cannot be created, or others may access it."""
         ensure_private_folder(folder)
         self._folder = folder
 
     def path(self, digest: str) -> Path:
-        """Return where the file with a digest is, or would be."""
+        """Return where the file with this digest is or would be."""
         return self._folder / digest.replace(":", "-")
 
     def find(self, file: ManifestFile) -> Path | None:
-        """Return the whole, undamaged file; None when it must be fetched. Reads all of it."""
+        """Return the file if it is complete and undamaged, which takes a full read; else None."""
         path = self.path(file.digest)
         try:
             if path.stat().st_size == file.num_bytes and digest_file(path) == file.digest:
@@ -70,8 +67,8 @@ class FileCache:
 
     @contextlib.contextmanager
     def filling(self, file: ManifestFile) -> Iterator[PartialFile]:
-        """Hold the partial file with a digest. Raises CachedFileBusy: another process does; and
-        StorageFailed by the disk."""
+        """Hold the partial file of this digest. Raises CachedFileBusy if another process does, and
+        StorageFailed."""
         partial = self.path(file.digest + ".partial")
         with _on_disk(partial, file):
             held = _locked(partial)
@@ -83,7 +80,7 @@ class FileCache:
 
 
 class PartialFile:
-    """A file that grows up to its last byte."""
+    """A file while it is being fetched."""
 
     def __init__(self, held: IO[bytes], partial: Path, whole: Path, file: ManifestFile) -> None:
         self._held, self._partial, self._whole, self._file = held, partial, whole, file
@@ -92,17 +89,16 @@ class PartialFile:
         while data := held.read(_READ_BYTES):
             self._hasher.update(data)
         self.num_bytes = held.tell()
-        """Bytes that are here; the next one is wanted."""
+        """Bytes here so far, which is the offset of the next byte to fetch."""
         if self.num_bytes > file.num_bytes:
             self.restart()
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes are here."""
         return self.num_bytes == self._file.num_bytes
 
     def append(self, data: memoryview) -> None:
-        """Write the next bytes. Raises StorageFailed: the disk refuses them."""
+        """Write the next bytes. Raises StorageFailed."""
         with _on_disk(self._partial, self._file):
             left = data
             while left:
@@ -111,13 +107,14 @@ class PartialFile:
         self.num_bytes += len(data)
 
     def restart(self) -> None:
-        """Remove all bytes."""
+        """Discard all bytes."""
         self._held.seek(0)
         self._held.truncate()
         self._hasher, self.num_bytes = hashlib.sha256(), 0
 
     def finish(self) -> Path:
-        """Make the whole file of it. Raises CachedFileDamaged, after ``restart``; StorageFailed."""
+        """Turn it into the complete file. Raises CachedFileDamaged after a ``restart``, and
+        StorageFailed."""
         got = f"sha256:{self._hasher.hexdigest()}"
         if got != self._file.digest:
             self.restart()
@@ -130,17 +127,17 @@ class PartialFile:
 
 
 def _locked(path: Path) -> IO[bytes]:
-    """Open and lock a partial file that is still at its path. Raises CachedFileBusy."""
+    """Open and lock the partial file at this path. Raises CachedFileBusy."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        # A full disk would refuse a buffer's rest again when the file is closed.
+        # unbuffered: on a full disk, closing would fail again on the rest of a buffer
         file = os.fdopen(descriptor, "r+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 return file
         except FileNotFoundError:
-            # Its process has just made the whole file of it.
+            # its process has just completed and renamed it
             pass
         except BlockingIOError:
             file.close()

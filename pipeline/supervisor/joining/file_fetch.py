@@ -1,11 +1,11 @@
 """Fetches a manifest's files from the run's host into the cache.
 
-A part may take ``_PART_S``, and a first connection ``_REACH_S``. All digests are checked. Work that
-takes long shows its progress on standard error.
+All digests are checked. A part may take ``_PART_S``, a first connection ``_REACH_S``. Long
+transfers show progress on standard error.
 
-A file of which a beginning is here is continued from there. If its digest does not match then, it
-is fetched once more from its first byte. Another mismatch means that the file was changed on the
-run's host since the run was started."""
+A partly fetched file is continued. If its digest then does not match, it is fetched once more from
+the start. A second mismatch means that the file was changed on the run's host after the run was
+started."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _REACH_S: Final = 10.0
 _TRY_S: Final = 1.0
 _POLL_S: Final = 0.05
 _OTHERS_S: Final = 3600.0
-"""Limit of another process of this host that fetches the same file."""
+"""How long to wait for another process of this host that fetches the same file."""
 _MB: Final = 1e6
 
 _log = structlog.get_logger(__name__)
@@ -45,10 +45,12 @@ _log = structlog.get_logger(__name__)
 async def fetch_files(
     files: Sequence[ManifestFile], cache: FileCache, requester: Requester, endpoint: str, *, max_part_bytes: int
 ) -> dict[str, Path]:
-    """Return digest -> file in the cache; fetch missing files.
+    """Return the cached file of each digest, after fetching those that are missing.
 
-    Raises ConfigError: the run's host cannot be reached, or does not permit this one. Raises
-    DataError: it has no such file any more. Raises StorageFailed: the disk takes no more."""
+    Raises:
+        ConfigError: the run's host cannot be reached, or does not permit this one.
+        DataError: it no longer has such a file.
+        StorageFailed: the disk is full."""
     wanted = {file.digest: file for file in files}
     found = await _verified([file for file in wanted.values() if cache.path(file.digest).exists()], cache)
     missing = [file for file in wanted.values() if file.digest not in found]
@@ -65,7 +67,7 @@ async def fetch_files(
 
 
 async def _verified(files: Sequence[ManifestFile], cache: FileCache) -> dict[str, Path]:
-    """Return digest -> file of those that are whole in the cache."""
+    """Return the complete cached file of each digest."""
     found: dict[str, Path] = {}
     with progress("verifying cached files", total=sum(file.num_bytes for file in files) / _MB, unit="MB") as bar:
         for file in files:
@@ -78,19 +80,17 @@ async def _verified(files: Sequence[ManifestFile], cache: FileCache) -> dict[str
 
 
 class _BytesLeft:
-    """Bytes that came, and bytes that are left; a bar shows both. A file may have a beginning here,
-    be fetched twice, or be made by another process."""
+    """Counts bytes done and left for the progress bar. A file may be partly here, be fetched twice,
+    or be fetched by another process."""
 
     def __init__(self, missing: Sequence[ManifestFile], bar: ProgressBar) -> None:
         self._left = {file.digest: file.num_bytes for file in missing}
         self._done, self._bar = 0, bar
 
     def waits(self, file: ManifestFile) -> None:
-        """Another process fetches the file."""
         self._bar.detail(f"another process fetches {printable_line(file.place)}")
 
     def update(self, file: ManifestFile, num_bytes_left: int, *, came: int = 0) -> None:
-        """So many bytes of the file came, and so many are left."""
         self._left[file.digest] = num_bytes_left
         self._done += came
         self._bar.detail(printable_line(file.place))
@@ -102,7 +102,7 @@ async def _fetch(
 ) -> Path:
     holding, partial = await _held(file, cache, left)
     try:
-        # Another process may have fetched it meanwhile.
+        # another process may have fetched it meanwhile
         if (path := await asyncio.to_thread(cache.find, file)) is not None:
             left.update(file, 0)
             return path
@@ -124,8 +124,8 @@ async def _fetch(
 async def _held(
     file: ManifestFile, cache: FileCache, left: _BytesLeft
 ) -> tuple[contextlib.AbstractContextManager[PartialFile], PartialFile]:
-    """Hold the partial file, once no other process does. The wait is the loop's, so that an
-    interrupt ends it. Raises ConfigError: another process holds it for too long."""
+    """Wait until no other process holds the partial file, then hold it. Polls in the event loop, so
+    that an interrupt ends the wait. Raises ConfigError at the deadline."""
     deadline = time.monotonic() + _OTHERS_S
     while True:
         holding = cache.filling(file)
@@ -166,11 +166,11 @@ async def _fill(
 
 
 async def _ask(requester: Requester, endpoint: str, request: FileRequest) -> FilePart:
-    """Return the answer to a request. Raises ConfigError: nothing can be reached there, or it
+    """Send a request and return the answer. Raises ConfigError if the host cannot be reached or
     answers something else."""
     deadline = time.monotonic() + _PART_S
     while True:
-        # Nothing is sent before the handshake, so a short try repeats nothing.
+        # nothing is sent before the handshake, so retrying early is safe
         timeout_s = _TRY_S if requester.unreached_s() else _PART_S
         try:
             part = await requester.request(request, timeout_s=timeout_s)
@@ -185,7 +185,7 @@ async def _ask(requester: Requester, endpoint: str, request: FileRequest) -> Fil
 
 
 def _unreached(endpoint: str, unreached_s: float) -> str:
-    """Return why nothing came from the run's host, from where, and what to do."""
+    """Say why nothing came from the run's host, and what to do."""
     here = f"{socket.gethostname()} ({own_address()})"
     if unreached_s:
         return (
@@ -193,33 +193,33 @@ def _unreached(endpoint: str, unreached_s: float) -> str:
             f"{unreached_s:.0f} s. Open wire.ports in its firewall, or set wire.advertise_host to an address that this host "
             "reaches; or it does not permit this host's key"
         )
-    return f"the run's host at {endpoint} is connected to {here}, and sent no part for {_PART_S:g} s; look at its load"
+    return f"the run's host at {endpoint} is connected to {here}, but sent no data for {_PART_S:g} s; check its load"
 
 
 # Serves ranges of a manifest's files, on the run's host.
 #
-# A request names a digest. The answer is a part of the file with that digest, and no other file is
-# served. The requester checks the whole.
+# A request names a digest, and only files with a digest in the manifest are served. The requester
+# checks the whole file.
 
 _SERVE_TIMEOUT_S = 0.5
 
 
 class FileServer:
-    """Answers requests for the files of one run."""
+    """Serves the files of one run."""
 
     def __init__(self, served: Mapping[str, Path], *, max_part_bytes: int) -> None:
-        """``served``: digest -> file; no part is longer than ``max_part_bytes``."""
+        """``served``: file by digest. Parts have at most ``max_part_bytes``."""
         self._served = served
         self._max_part_bytes = max_part_bytes
         self._log_limiter = LogLimiter()
 
     async def serve(self, responder: Responder, until: asyncio.Event) -> None:
-        """Answer until the event is set."""
+        """Answer requests until the event is set."""
         while not until.is_set():
             try:
                 await responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)
             except UnknownMessage as error:
-                # A peer's mistake ends nothing here.
+                # a peer's mistake must not end the server
                 if (num_silent := self._log_limiter.due("", "request")) is not None:
                     _log.warning("file_request_refused", reason=str(error), num_not_logged=num_silent)
 
@@ -227,8 +227,8 @@ class FileServer:
         return await asyncio.to_thread(self.answer, request)
 
     def answer(self, request: Message) -> FilePart:
-        """Return a part; an empty one for a file that is not served, or is gone. Raises
-        UnknownMessage: it is no request for a file."""
+        """Return a part of a file, empty if the file is not served or is gone. Raises
+        UnknownMessage: not a file request."""
         if not isinstance(request, FileRequest):
             raise UnknownMessage(f"a {type(request).__name__} was sent to a file server; expected a FileRequest")
         path = self._served.get(request.digest)
@@ -243,7 +243,7 @@ class FileServer:
                 if (num_silent := self._log_limiter.due(str(path), "unreadable")) is not None:
                     _log.error("file_not_served", path=str(path), reason=str(error), num_not_logged=num_silent)
                 data, total = b"", 0
-        # Of a file that was cut since, nothing is left at the offset.
+        # the file may have become shorter than the offset
         offset = min(request.offset, total)
         return FilePart(
             digest=request.digest, offset=offset, total_bytes=total, data=np.frombuffer(data, dtype=np.uint8)

@@ -1,10 +1,10 @@
 """Sends logs, terminal output and tallies of a joined host's workers to the run's host.
 
-The files stay in the joined folder. An entry of bounded size, one a second at most, has what is new
-in them. The run's host writes it into the run's folder, under the same names.
+The files stay in the joined folder. At most once a second, an entry of bounded size with what is
+new goes to the run's host, which writes it into the run's folder under the same names.
 
-Of a log that grows faster, the newest part is sent. The receiver marks what is missing by a line.
-Names are checked by the receiver: an entry reaches no other file, and no file of the run's own
+If a log grows faster than that, its newest part is sent, and the receiver inserts a line about the
+gap. The receiver checks names: an entry can touch no other file, and no file of the run's own
 workers."""
 
 from __future__ import annotations
@@ -25,68 +25,68 @@ from pipeline.process.records import FOLDER as PROCESSES
 from protocol.ids import Role, is_worker_name
 
 MAX_ENTRY_BYTES: Final = 64 << 10
-"""Bytes of logs in one entry."""
+"""Bytes of logs per entry."""
 _MAX_BEHIND_BYTES: Final = 1 << 20
-"""Of a log that is further behind, the beginning is left out."""
+"""If a log is further behind than this, its older part is skipped."""
 _MAX_TALLY_BYTES: Final = 64
 _MAX_TALLIES: Final = 256
 _MAX_ENDED: Final = 256
 _MAX_FILE_BYTES: Final = 32 << 20
 _MAX_NAME_BYTES: Final = 200
-"""Of a file; file systems take 255."""
+"""Of a file name; file systems allow 255."""
 _MAX_FILES: Final = 4096
-"""Logs of joined hosts in a run's folder, and as many tallies."""
+"""Maximum logs of joined hosts in a run's folder, and of tallies."""
 _LOG = re.compile(r"(?P<worker>.+)\.(?:jsonl|out)")
 _OFFSETS: Final = "home.json"
 _ALONE: Final = frozenset({str(Role.SUPERVISOR), str(Role.LEARNER), str(Role.VALUE), str(Role.OBSERVER), "starter"})
-"""Names that only the run's host gives."""
+"""Names that only the run's host gives to workers."""
 
 _log = structlog.get_logger(__name__)
 
 
 class HomePiece(msgspec.Struct, frozen=True):
-    """A part of a log."""
+    """A range of a log."""
 
     name: str
-    """``generator-hostb-x3f9a1-0.jsonl``"""
+    """File name, such as ``generator-hostb-x3f9a1-0.jsonl``."""
     file: int
-    """Inode: a log that was renamed starts over."""
+    """Inode; it changes when the log was replaced."""
     offset: int
     data: bytes
 
     @property
     def worker(self) -> str:
-        """Name of the log's worker; empty where the name is not that of a log."""
+        """Name of the log's worker; empty if this is not the name of a log."""
         found = _LOG.fullmatch(self.name)
         return "" if found is None else found["worker"]
 
 
 class HomeEntry(msgspec.Struct, frozen=True):
-    """Pieces and tallies that one joined host sends at once."""
+    """What one joined host sends at once."""
 
     pieces: tuple[HomePiece, ...] = ()
     tallies: dict[str, bytes] = {}
-    """Whole files, by name."""
+    """Complete files by name."""
     ended: tuple[str, ...] = ()
-    """Workers of a join that has ended: nothing more comes of them. Its last entry has them."""
+    """In a join's last entry: the workers of which nothing more will come."""
 
 
 class HomeReader:
-    """Reads new data of a joined folder; a later join continues where an earlier one ended."""
+    """Reads new data of a joined folder. A later join continues where an earlier one ended."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._offsets = _read_offsets(folder / _OFFSETS)
         self._tallies: dict[str, bytes] = {}
         self._last = ""
-        """Name of the log that the last entry ended with."""
+        """Name of the last log in the previous entry."""
 
     def next_entry(self) -> bytes:
-        """Return the next entry; empty when there is nothing new. An entry that was not delivered
-        is missing at home, and is marked there."""
+        """Return the next entry, encoded; empty if nothing is new. If it is not delivered, its data
+        is skipped, and marked as a gap at home."""
         pieces: list[HomePiece] = []
         room = MAX_ENTRY_BYTES
-        # After the last one, so that a log that fills every entry leaves the others their turn.
+        # round robin, so that a log that fills every entry does not starve the others
         paths = sorted((self._folder / "logs").glob("*"), key=lambda path: (path.name <= self._last, path.name))
         for path in paths:
             if room > 0 and _LOG.fullmatch(path.name) and (piece := self._piece(path, room)) is not None:
@@ -97,13 +97,13 @@ class HomeReader:
         return msgspec.msgpack.encode(HomeEntry(tuple(pieces), tallies)) if pieces or tallies else b""
 
     def last_entry(self) -> bytes:
-        """Return the entry after all others: it names the workers whose logs are here."""
+        """Return the final entry, which names the workers whose logs are here."""
         found = (_LOG.fullmatch(path.name) for path in (self._folder / "logs").glob("*"))
         names = {one["worker"] for one in found if one is not None and one["worker"] not in _ALONE}
         return msgspec.msgpack.encode(HomeEntry(ended=tuple(sorted(names))[:_MAX_ENDED]))
 
     def save(self) -> None:
-        """Record how far each log was sent. Without room, a later join sends it once more."""
+        """Record how far each log was sent. If that fails, a later join sends it again."""
         with contextlib.suppress(OSError):
             write_private(self._folder / _OFFSETS, msgspec.json.encode(self._offsets))
 
@@ -113,7 +113,7 @@ class HomeReader:
                 found = os.fstat(file.fileno())
                 known, offset = self._offsets.get(path.name, (0, 0))
                 if found.st_ino != known or found.st_size < offset:
-                    # It was renamed or cut, and started over.
+                    # it was replaced or truncated
                     offset = 0
                 size = found.st_size
                 if size - offset > _MAX_BEHIND_BYTES:
@@ -144,8 +144,8 @@ class HomeWriter:
         self._offsets = _read_offsets(run_dir / _OFFSETS)
 
     def write(self, encoded: bytes) -> HomeEntry:
-        """Write one entry, and return the written part. Refuses undecodable entries and names that are
-        not a joined worker's. Raises OSError."""
+        """Write one entry; return the part that was written. Refuses undecodable entries, and names
+        that are not a joined worker's. Raises OSError."""
         try:
             entry = msgspec.msgpack.decode(encoded, type=HomeEntry)
         except (ValueError, RecursionError) as error:
@@ -162,7 +162,7 @@ class HomeWriter:
         return HomeEntry(tuple(written), ended=entry.ended[:_MAX_ENDED])
 
     def save(self) -> None:
-        """Record how far each log has come, so that a repeat writes nothing twice. Raises
+        """Record how far each log has come, so that a repeated entry writes nothing twice. Raises
         OSError."""
         write_private(self._run_dir / _OFFSETS, msgspec.json.encode(self._offsets))
 
@@ -200,8 +200,8 @@ class HomeWriter:
 
 
 def is_joined(run_dir: Path, worker: str) -> bool:
-    """Return whether a name may be that of a joined host's worker: no process of the run's host has
-    it."""
+    """Return whether this can be a joined host's worker: the run's host has no process of that
+    name."""
     if not is_worker_name(worker) or worker in _ALONE:
         return False
     return not (run_dir / PROCESSES / f"{worker}.json").exists()

@@ -1,7 +1,7 @@
-"""Keys and tokens of a host while it serves or joins a run.
+"""Keeps CURVE keys and join tokens up to date while a host serves or joins a run.
 
-*Consumes* permitted keys and token records of the ledger. *Produces* files in ``keys``, and on the
-run's host the server's users. *Waits for* changes, a second at a time."""
+*Consumes* permitted keys and token records from the ledger. *Produces* files in ``keys``, and on
+the run's host the ledger server's users. *Waits for* changes, polling once a second."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ _log = structlog.get_logger(__name__)
 
 
 async def keep_tokens(url: str, run: str) -> None:
-    """Make the server's users equal the run's tokens, until cancelled.
-
-    A server that was restarted, or took over, lacks them."""
+    """Keep the ledger server's users equal to the run's tokens until cancelled; a server that was
+    restarted or failed over lacks them."""
     client = connect(url, timeout_s=_ANSWER_S, patience_s=_ANSWER_S)
     admin = TokenAdmin(client, run)
     trouble = ""
@@ -54,14 +53,14 @@ async def keep_tokens(url: str, run: str) -> None:
 async def mirrored_keys(
     url: str, run: str, keys: CurveKeys, *, token_file: Path | None = None, refused: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """Mirror the run's permitted keys into a joined host's folder, from ``with`` to its end.
+    """Mirror the run's permitted keys into a joined host's folder while the context is open.
 
     Args:
-        url: The ledger's. Its token file, if it names one, names the token.
+        url: The ledger's; its token file, if any, identifies the token.
         run: Name of the run.
         keys: This host's.
-        token_file: That an operator replaces to rotate the token; its copy follows.
-        refused: Called with the reason when the token was revoked, which ends the mirror."""
+        token_file: File that an operator replaces to rotate the token; its copy is updated.
+        refused: Called with the reason if the token is revoked, which ends the mirroring."""
     _, copy = split_token_file(url)
     token = OF_OWNER if copy is None else read_token(copy).id
     await introduce(url, run, keys, token)

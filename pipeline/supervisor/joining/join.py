@@ -3,7 +3,7 @@
     ledger ──> clocks, versions, manifest ──> joined folder ──> files ──> workers
                                                           └──> imports ──┘
 
-The hosts share nothing but the ledger and the wire. Imports and files come at the same time. All
+The hosts share nothing but the ledger and the wire. Imports run while files are fetched. Everything
 that is wrong on this host is found before a worker starts."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from protocol.ids import Role
 from protocol.zeromq import CurveKeys, ZmqTransport
 
 MAX_CLOCK_DIFFERENCE_S: Final = 2.0
-"""A worker counts as silent after 5 s (``pipeline.runtime.liveness``): less than half of it."""
+"""Well below the 5 s after which a worker counts as silent (``pipeline.runtime.liveness``)."""
 _POLL_S: Final = 0.2
 _ANSWER_S: Final = 2.0
 _PATIENCE_S: Final = 5.0
@@ -57,18 +57,16 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """The arguments of one ``headrace fleet join``."""
-
     ledger_url: str
     run: str
     role: Role
     count: int
     wait_s: float
-    """How long to wait for a run that has not begun."""
+    """How long to wait for a run that has not started."""
     token_file: Path | None = None
-    """That an operator replaces to rotate the token."""
+    """File that an operator replaces to rotate the token."""
     allows_plaintext: bool = False
-    """Whether an unencrypted connection may leave this host."""
+    """Whether the connection to the ledger may be unencrypted."""
 
 
 async def join(
@@ -84,12 +82,13 @@ async def join(
     Args:
         request: Ledger, run, role and number of workers.
         folder: A claimed folder.
-        check: Raises ConfigError for what this host lacks, before large files are fetched.
-        began: Called once the workers are about to be started.
+        check: Raises ConfigError if this host lacks something, before large files are fetched.
+        began: Called just before the workers are started.
         command: Command line of a worker.
 
-    Raises ConfigError: clocks or versions differ, the role is not wanted, or the run's host cannot
-    be reached. Raises LedgerRefused, LedgerUnavailable, DataError, StorageFailed, Interrupted."""
+    Raises:
+        ConfigError: clocks or versions differ, the role is not wanted, or the run's host cannot be reached.
+        LedgerRefused, LedgerUnavailable, DataError, StorageFailed, Interrupted."""
     manifest = await _agreed(request)
     _log.info("manifest_received", num_files=len(manifest.files_of(request.role)))
     with room(folder.path):
@@ -113,12 +112,12 @@ async def _stay(
     command: Command,
     refusal: HostRefusal,
 ) -> JoinOutcome:
-    """Fetch the files, and keep the workers until the run ends."""
+    """Fetch the files, and supervise the workers until the run ends."""
     transport = _transport(folder, manifest, keys)
     try:
         requester = transport.requester(manifest.endpoint, server_key=manifest.public_key)
         files = manifest.files_of(request.role)
-        # The configuration may name a rule in them.
+        # reading the configuration may need a rule in these
         await _bring(manifest, folder, [file for file in files if file.place.startswith("code/")], requester)
         config = read_resolved(folder.path)
         check(config)
@@ -138,11 +137,11 @@ async def _stay(
 
 
 async def _agreed(request: JoinRequest) -> Manifest:
-    """Return the manifest of a run that this host may join."""
+    """Return the manifest of a run, after checking that this host may join it."""
     client = connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_PATIENCE_S)
     board, registry = JoinBoard(client, request.run), RedisRegistry(client, request.run)
     try:
-        # Both ask several times, and a ledger may be far away.
+        # concurrently: they need several round trips, and the ledger may be far away
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_check_clock(board))
             publishing = tasks.create_task(_published(request, board, registry))
@@ -189,7 +188,7 @@ async def _published(request: JoinRequest, board: JoinBoard, registry: RedisRegi
                     "ledger, or correct the name"
                 )
             raise ConfigError(
-                f"the run {request.run} lets no host join after {request.wait_s:g} s: its files are still being read, or it "
+                f"no host could join the run {request.run} within {request.wait_s:g} s: its files are still being read, or it "
                 "was started with wire.transport ipc; start it with --set wire.transport=tcp --set wire.host=0.0.0.0"
             )
         await asyncio.sleep(_POLL_S)
@@ -207,7 +206,7 @@ async def _check_clock(board: JoinBoard) -> None:
 
 
 def _check_role(manifest: Manifest, role: Role) -> None:
-    """Raise ConfigError for a role that the run does not need, or cannot have elsewhere."""
+    """Raise ConfigError if the run does not need this role, or cannot have it on other hosts."""
     settings = manifest.settings
     if role is Role.REFERENCE and not manifest.has_reference:
         raise ConfigError(
@@ -221,8 +220,8 @@ def _check_role(manifest: Manifest, role: Role) -> None:
 
 
 async def _check_code_again(request: JoinRequest) -> None:
-    """Check the run's code once more, after the files have come: a change of it may have passed
-    this host by meanwhile."""
+    """Repeat the check after the files were fetched: the run's code may have been updated
+    meanwhile."""
     registry = RedisRegistry(connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_PATIENCE_S), request.run)
     try:
         _check_code(await registry.last_settings_change(), request)
@@ -231,7 +230,8 @@ async def _check_code_again(request: JoinRequest) -> None:
 
 
 def _check_code(last: SettingsChange | None, request: JoinRequest) -> None:
-    """Raise ConfigError where workers of the role go by code that no other host has."""
+    """Raise ConfigError if workers of the role use an updated code version, which no other host
+    has."""
     holds = {} if last is None else last.holds
     version = holds.get(WORKERS, "").strip('"')
     if version:
@@ -269,7 +269,7 @@ def _transport(folder: JoinedFolder, manifest: Manifest, keys: CurveKeys) -> Zmq
 
 
 async def _bring(manifest: Manifest, folder: JoinedFolder, files: list[ManifestFile], requester: Requester) -> None:
-    """Put files at their places; those that the cache has not are fetched."""
+    """Put files at their places, fetching those not in the cache."""
     part_bytes = int(manifest.settings["weights"]["max_part_mb"]) << 20
     cached = await fetch_files(
         files, FileCache(cache_folder()), requester, manifest.endpoint, max_part_bytes=part_bytes
@@ -278,7 +278,7 @@ async def _bring(manifest: Manifest, folder: JoinedFolder, files: list[ManifestF
 
 
 async def _prepare(supervisor: JoinedSupervisor, bringing: Coroutine[None, None, None]) -> None:
-    """Fetch files while imports are done. Raises the first error of either, or Interrupted."""
+    """Fetch files while imports run. Raises the first error of either, or Interrupted."""
     try:
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(_interrupt(supervisor))
@@ -304,15 +304,16 @@ async def join_and_stay(
     stay_s: float,
     stays: Callable[[JoinOutcome], None] = lambda _: None,
 ) -> JoinOutcome:
-    """Join a run, and again each time that it is resumed within ``stay_s``.
+    """Join a run, and again each time that it is resumed within ``stay_s``; return the last
+    outcome.
 
     Args:
         request: Names ledger and run.
         join: Joins once, and returns when the run has ended.
-        stay_s: Longest wait for a resume, in seconds; 0: none.
+        stay_s: How long to wait for a resume, in seconds; 0: not at all.
         stays: Called with the outcome before each wait.
 
-    Returns the last join's outcome. Raises what ``join`` raises, and LedgerRefused."""
+    Raises what ``join`` raises, and LedgerRefused."""
     while True:
         outcome = await join()
         if not outcome.may_resume or stay_s <= 0:
@@ -323,7 +324,7 @@ async def join_and_stay(
 
 
 async def _resumed(request: JoinRequest, stay_s: float) -> bool:
-    """Wait until the run is running again; return False when it has finished, or at the bound."""
+    """Wait until the run is running again; return False if it has finished, or at the deadline."""
     client = connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_ANSWER_S)
     board, registry = JoinBoard(client, request.run), RedisRegistry(client, request.run)
     deadline = time.monotonic() + stay_s

@@ -1,16 +1,16 @@
-"""A joined folder: a run's folder on another host, made of a manifest and of cached files.
+"""A joined folder: a run's folder on another host, made from a manifest and cached files.
 
-    <base>/<role>-<host>[-N]/<run>/    N from 2 on, where several joined from one host
-        config.toml      the run's configuration, its paths those of ``files``
+    <base>/<role>-<host>[-N]/<run>/    N >= 2 if several joined from one host
+        config.toml      the run's configuration, with paths into ``files``
         ledger.json      the ledger's address as this host reaches it, of every server (0600)
         keys/            this host's CURVE keys, and the permitted peers
-        files/           links to files of the cache, at their places
-        join.json        the folder's tag, in the names of its workers
-        logs/, tallies/  what its workers write
-        home.json        how far the logs of an ended join went home
+        files/           links to cached files, at their places
+        join.json        the folder's tag, part of its workers' names
+        logs/, tallies/  written by its workers
+        home.json        how far an ended join has sent its logs home
 
-Workers find here all that they find in a run's folder. The tag is drawn once, so a later join in
-the same folder adopts the workers of an earlier one."""
+Workers find everything here that they find in a run's folder. The tag is drawn once, so a later
+join in the same folder adopts the workers of an earlier one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from protocol.private import ensure_private_folder
 
 _MAX_JOINS: Final = 100
 _MAX_HOST_CHARS: Final = 8
-"""With the longest role, tag and two digits a worker's name has 28 characters: links show 32."""
+"""Keeps worker names at 28 characters with the longest role, a tag and two digits; links show 32."""
 _TAG_CHARS: Final = 6
 _ALPHABET: Final = string.ascii_lowercase + string.digits
 
@@ -58,19 +58,19 @@ class JoinedFolder:
     role: Role
     tag: str
     name: str = ""
-    """Of its one worker, where a launcher has chosen it."""
+    """Name of its only worker, if a launcher has chosen it."""
 
     @property
     def files(self) -> Path:
-        """Folder of the links to cached files."""
+        """Folder with links to cached files."""
         return self.path / "files"
 
     def worker_name(self, role: Role, number: int) -> str:
-        """Return ``generator-hostb-x3f9a1-0``: no other host has a worker of this name."""
+        """Return a name that no other host's worker has, such as ``generator-hostb-x3f9a1-0``."""
         return self.name if self.name and role is self.role else f"{self._prefix(role)}{number}"
 
     def is_own(self, worker: str) -> bool:
-        """Whether a name is one that this folder gives."""
+        """Return whether this folder gives such a name."""
         return worker == self.name if self.name else worker.startswith(self._prefix(self.role))
 
     def _prefix(self, role: Role) -> str:
@@ -79,15 +79,15 @@ class JoinedFolder:
 
 
 def default_base() -> Path:
-    """Return the folder of this account's joined folders."""
+    """Return this account's folder for joined folders."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "joined"
 
 
 @contextlib.contextmanager
 def claimed_folder(base: Path, run: str, role: Role, name: str = "") -> Iterator[JoinedFolder]:
-    """Make a folder of this run, role and host, or claim one that no other process holds. Raises
-    ConfigError: it cannot be made, or a hundred others are in use."""
+    """Create a folder for this run, role and host, or claim one that no process holds. Raises
+    ConfigError: it cannot be created, or a hundred are in use."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "host"
     for number in range(1, _MAX_JOINS + 1):
         place = base / (f"{name or role}-{host}" + (f"-{number}" if number > 1 else "")) / run
@@ -99,7 +99,7 @@ def claimed_folder(base: Path, run: str, role: Role, name: str = "") -> Iterator
                 with room(place):
                     stack.enter_context(run_lock(place))
             except ConfigError:
-                # Another join was quicker.
+                # another join was quicker
                 continue
             with room(place):
                 (place / "logs").mkdir(mode=0o700, exist_ok=True)
@@ -112,7 +112,7 @@ def claimed_folder(base: Path, run: str, role: Role, name: str = "") -> Iterator
 
 
 def write_folder(folder: JoinedFolder, manifest: Manifest, ledger_url: str) -> None:
-    """Write configuration and ledger's address. Raises StorageFailed."""
+    """Write the configuration and the ledger's address. Raises StorageFailed."""
     settings = _settings(manifest, folder)
     with room(folder.path):
         write_address(folder.path, LedgerAddress(url=ledger_url))
@@ -121,7 +121,7 @@ def write_folder(folder: JoinedFolder, manifest: Manifest, ledger_url: str) -> N
 
 
 def link_files(folder: JoinedFolder, files: list[ManifestFile], cached: Mapping[str, Path]) -> None:
-    """Put cached files at their places. Raises DataError: a place leads out of the folder; and
+    """Link cached files at their places. Raises DataError if a place lies outside the folder, and
     StorageFailed."""
     for file in files:
         place = folder.files / file.place
@@ -150,7 +150,7 @@ def _settings(manifest: Manifest, folder: JoinedFolder) -> dict[str, Any]:
 
 
 def _listening(host: str) -> str:
-    """Return where this host listens: everywhere, unless the run does on its own host alone."""
+    """Return where this host listens: on all addresses, unless the run itself is on loopback."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -169,7 +169,7 @@ def _tag(path: Path) -> str:
 
 
 def _link(source: Path, place: Path) -> None:
-    """Link a file; copy it where neither file system nor folder takes links."""
+    """Hard-link or symlink a file; copy it if the file system allows neither."""
     for link in (os.link, os.symlink):
         with contextlib.suppress(OSError):
             link(source, place)
@@ -179,7 +179,7 @@ def _link(source: Path, place: Path) -> None:
 
 @contextlib.contextmanager
 def room(folder: Path) -> Iterator[None]:
-    """Raise StorageFailed where the disk refuses a write into a joined folder."""
+    """Turn a failed write into a joined folder into StorageFailed."""
     try:
         yield
     except OSError as error:

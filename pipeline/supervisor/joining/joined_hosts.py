@@ -1,12 +1,13 @@
-"""The joined hosts of a run, as its supervisor sees them: they are served, and awaited at the end.
+"""A run's joined hosts as its supervisor sees them: serves them, and waits for their last log
+lines.
 
-*Consumes* heartbeats, and what joined hosts send home. *Produces* the thread of ``run_host``, where
-links leave this host. *Waits for* the last entry about each worker that was there when the run
-ended, as long as for a drain without progress. Joined hosts drain by themselves.
+*Consumes* heartbeats, and what joined hosts send home. *Produces* the thread of ``run_host``, if
+the wire leaves this host. *Waits for* the last entry about each worker alive when the run ended, as
+long as for a drain without progress; joined hosts drain by themselves.
 
-Fresh heartbeats and new lines of its log are signs of a worker. Without a heartbeat it has left, or
-was fenced and starts again. A worker with a silent heartbeat is not waited for: its host is dead or
-cut off."""
+A worker shows that it is alive by heartbeats and new log lines. Without a heartbeat record it has
+left, or was fenced and starts again. One with a stale heartbeat is not waited for: its host is dead
+or cut off."""
 
 from __future__ import annotations
 
@@ -34,18 +35,18 @@ log = structlog.get_logger(__name__)
 
 
 class JoinedHosts:
-    """Joined hosts, from the run's begin to its end."""
+    """Joined hosts, from the run's start to its end."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         self._config, self._run_dir = config, run_dir
         self._are_served = config.wire.transport == "tcp"
         self._lock = threading.Lock()
         self._seen_s: dict[str, float] = {}
-        """When each worker gave its last sign. Those of an ended join are not in it."""
+        """When each worker last showed that it is alive; without those of ended joins."""
 
     @contextmanager
     def served(self, ledger_url: str) -> Iterator[None]:
-        """Serve hosts that join, where links leave this one."""
+        """Serve joining hosts, if the wire leaves this host."""
         if not self._are_served:
             yield
             return
@@ -55,14 +56,14 @@ class JoinedHosts:
             yield
 
     def observe(self, beats: Sequence[Heartbeat], own: Collection[str] = (), *, is_running: bool) -> None:
-        """Record the workers that are alive elsewhere; once the run ends, only those that
-        fall silent. ``own``: the workers of this supervisor."""
+        """Record the workers alive elsewhere; once the run ends, only those that fall silent.
+        ``own``: this supervisor's workers."""
         if not self._are_served:
             return
         now = time.monotonic()
         silent = {beat.who.worker for beat in beats if is_silent(beat.silent_s)}
         joined = {beat.who.worker for beat in beats} - silent - {*own} if is_running else set[str]()
-        # a worker that was started by hand in the run's folder has its log there
+        # a worker started by hand in the run's folder logs there itself
         alive = [name for name in joined if is_joined(self._run_dir, name) and not has_life(self._run_dir, name)]
         with self._lock:
             if is_running:
@@ -73,23 +74,23 @@ class JoinedHosts:
                 del self._seen_s[name]
 
     async def await_last_lines(self, registry: Registry, given_up: Callable[[], bool]) -> None:
-        """Wait for the last entries of the joined workers. ``given_up``: whether the operator wants
-        the end at once."""
+        """Wait for the joined workers' last entries. ``given_up``: whether the operator wants to
+        end at once."""
         deadline_s = time.monotonic() + self._config.supervisor.drain_timeout_s
         while (awaited := sorted(self._seen_s)) and not given_up() and time.monotonic() < deadline_s:
             try:
                 self.observe(await registry.heartbeats_of(awaited), is_running=False)
             except LedgerError:
-                # without it nothing comes home
+                # without the ledger nothing comes home
                 break
             await asyncio.sleep(_LOOK_S)
         if awaited:
             log.warning("logs_not_awaited", workers=awaited, action="their joined folders have the last lines")
 
     def _hear(self, entry: HomeEntry) -> None:
-        """Record an entry of a joined host. On the thread of ``run_host``."""
+        """Record an entry of a joined host. Called on the thread of ``run_host``."""
         names = {piece.worker for piece in entry.pieces}
-        # a joined supervisor has no heartbeat whose silence would show that its host is dead
+        # a joined supervisor has no heartbeat that could fall silent if its host dies
         workers = [name for name in names if not name.startswith(f"{Role.SUPERVISOR}-")]
         with self._lock:
             self._seen_s |= dict.fromkeys(workers, time.monotonic())

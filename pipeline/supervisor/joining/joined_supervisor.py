@@ -1,11 +1,12 @@
 """The supervisor of a joined host: keeps its workers alive until the run ends.
 
-It turns exits, its own workers' heartbeats and the run's state into processes, restarts, and
-entries on their way home. It checks signals and exits every fifth of a second.
+It turns exits, its own workers' heartbeats and the run's state into starts, restarts, and entries
+to send home. It checks signals and exits every fifth of a second.
 
-The rules are those of the run's supervisor (``host_fleet``): restart budgets, fences, adoption. A
-failure here ends this host's workers; the run and other hosts go on. The number of workers is this
-host's own, not that of ``headrace scale``. ``headrace fleet drain`` lowers it, until the join ends."""
+It follows the same rules as the run's supervisor (``host_fleet``): restart budgets, fences,
+adoption. A failure here ends this host's workers; the run and other hosts go on. The number of
+workers is this host's own: ``headrace scale`` does not change it, and ``headrace fleet drain``
+lowers it until the join ends."""
 
 from __future__ import annotations
 
@@ -60,28 +61,27 @@ class JoinOutcome:
     exit_code: int
     detail: str
     worker: str = ""
-    """The worker that failed, if one did."""
+    """The worker that failed, if any."""
     last_lines: str = ""
     may_resume: bool = False
-    """Whether the run ended before its last update, so that ``up --resume`` goes on with it."""
+    """Whether the run ended before its last update, so that ``up --resume`` can continue it."""
 
 
 class HostRefusal:
-    """Why the ledger's server does not take this host any more."""
+    """Records that the ledger's server no longer accepts this host, and why."""
 
     def __init__(self) -> None:
         self.reason = ""
-        """Empty while it does."""
+        """Empty while it accepts."""
         self.came = asyncio.Event()
 
     def by_ledger(self, reason: str) -> None:
-        """Record the server's refusal."""
         self.reason = reason
         self.came.set()
 
 
 class JoinedSupervisor:
-    """The workers of one joined folder, whose lock the caller holds."""
+    """The workers of one joined folder. The caller holds its lock."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class JoinedSupervisor:
         self._is_forking = command is worker_command and config.supervisor.preload and forks(config, folder.role)
         self._num_signals = 0
         self.stopped = asyncio.Event()
-        """Set by a signal, or by who gives the start up."""
+        """Set by a signal, or by a start that is given up."""
         self._next_poll_s = self._next_home_s = self._next_overdue_s = 0.0
         self._overdue_s: dict[Role, float] = {}
         self._home = HomeReader(folder.path)
@@ -108,19 +108,19 @@ class JoinedSupervisor:
         """Workers that an operator has drained, for as long as this join lives."""
 
     def prepare(self) -> None:
-        """Start the process of which workers are forked, and wait for its imports. Blocks."""
+        """Start the starter, which forks workers, and wait for its imports. Blocks."""
         if self._is_forking:
             command = starter_command(self._folder.path, self._folder.role)
             forked: Callable[[Role], bool] = partial(forks, self._config)
             self._fleet.processes.prepare(command, forked, self.stopped.is_set)
 
     def signals(self) -> contextlib.AbstractContextManager[None]:
-        """Obey signals: the first drains, a second ends at once."""
+        """Handle signals: the first drains, a second ends at once."""
         return obeying(self._on_signal)
 
     async def run(self, ledger_url: str) -> JoinOutcome:
-        """Keep the workers alive until the run ends, a signal comes, or the workers are given up.
-        Raises LedgerUnavailable: the ledger does not answer at the start."""
+        """Keep the workers alive until the run ends, a signal comes, or the workers fail. Raises
+        LedgerUnavailable: the ledger does not answer at the start."""
         run = self._config.run.name
         clients = [connect(ledger_url, timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S) for _ in range(2)]
         ledger, registry = RedisLedger(clients[0], run), RedisRegistry(clients[0], run)
@@ -140,7 +140,7 @@ class JoinedSupervisor:
         return self._outcome(ending)
 
     def close(self) -> None:
-        """End the process that ``prepare`` started, where ``run`` was not reached."""
+        """End the starter if ``run`` was never called."""
         self._fleet.processes.close()
 
     async def _until_refused(self, supervising: Coroutine[None, None, str]) -> str:
@@ -149,7 +149,7 @@ class JoinedSupervisor:
         async with asyncio.TaskGroup() as tasks:
             supervised = tasks.create_task(supervising)
             refused = tasks.create_task(self._refusal.came.wait())
-            # Without a deadline: the run's end is one of the two.
+            # no deadline: one of the two ends with the run at the latest
             await asyncio.wait([supervised, refused], return_when=asyncio.FIRST_COMPLETED)
             refused.cancel()
             supervised.cancel()
@@ -193,7 +193,7 @@ class JoinedSupervisor:
             self._refusal.by_ledger(str(error))
             return str(error)
         except LedgerError:
-            # Workers wait for it too.
+            # workers wait for it too
             fleet.watchdog.reset_timers(now)
             return ""
         self._state = status.state
@@ -203,7 +203,7 @@ class JoinedSupervisor:
             return "the ledger has no record of the run any more: its server was emptied or lost its file"
         if fleet.plan.is_stopping:
             return ""
-        # The job of a launcher is drained or evicted as a whole, by the run's supervisor.
+        # the run's supervisor drains or evicts a launcher's job as a whole
         is_launched = wanted is None or bool(self._folder.name)
         try:
             return await self._follow(registry, Fleet() if wanted is None or is_launched else wanted, beats, now)
@@ -211,7 +211,7 @@ class JoinedSupervisor:
             return ""
 
     async def _follow(self, registry: Registry, wanted: Fleet, beats: Sequence[Heartbeat], now: float) -> str:
-        """Carry out this host's part of the desired fleet; return why that ends it, or empty."""
+        """Carry out this host's part of the desired fleet; return why that ends the join, or ""."""
         there = self._fleet.incarnations(beats)
         for drain in wanted.drains:
             if not drain.is_replaced and there.get(drain.worker, drain.epoch + 1) <= drain.epoch:
@@ -237,8 +237,8 @@ class JoinedSupervisor:
         return self._overdue_s
 
     async def _send_home(self, board: JoinBoard) -> bool:
-        """Send new lines and tallies; return whether there were any. Refused entries stay here, and
-        are marked at home."""
+        """Send new lines and tallies; return whether there were any. What the ledger refuses stays
+        here, and is marked as a gap at home."""
         entry = await asyncio.to_thread(self._home.next_entry)
         if entry:
             with contextlib.suppress(LedgerError):
@@ -246,7 +246,7 @@ class JoinedSupervisor:
         return bool(entry)
 
     async def _send_rest(self, board: JoinBoard) -> None:
-        """Send the last lines of workers that have ended, and that these are the last."""
+        """Send the last lines of ended workers, then the final entry."""
         while await self._send_home(board):
             pass
         with contextlib.suppress(LedgerError):

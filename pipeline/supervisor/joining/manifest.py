@@ -1,12 +1,12 @@
-"""The manifest of a run, in the ledger, from which other hosts join it.
+"""The manifest of a run, stored in the ledger, with which other hosts join it.
 
-It has the resolved configuration with a *place* for each path, and each file's place, size, digest
-and roles. A place is a path below the folder of files that a joined host makes. Prompt files keep
-their names, which prompt ids begin with.
+It contains the resolved configuration, where a *place* stands for each path, and each file's place,
+size, digest and roles. A place is a path below the joined host's folder of files. Prompt files keep
+their names, because prompt ids begin with them.
 
-Files by role: a generator needs prompts, and the model's folder without its weights, which it
-takes from the learner. A reward worker needs the reward model, a reference worker its model. All
-need the folders of code that the configuration names."""
+A generator needs prompts, and the model's folder without weights, which come from the learner. A
+reward worker needs the reward model, a reference worker its model. All need the code folders that
+the configuration names."""
 
 from __future__ import annotations
 
@@ -27,28 +27,24 @@ from protocol.errors import ConfigError
 from protocol.headrace import PACKAGES
 from protocol.ids import Role
 
-# Which Headrace this is: its version, and a digest of its own sources.
-#
-# Hosts of one run have the same of both: messages, scripts and sampling must agree.
+# The version of Headrace, and a digest of its sources. All hosts of a run must have the same, since
+# messages, scripts and sampling must agree.
 
 _ROOT = Path(__file__).parents[3]
 _NUM_DIGITS = 12
 
 
 class CodeVersion(msgspec.Struct, frozen=True):
-    """One Headrace, as installed on a host."""
-
     version: str
-    """Of the distribution."""
     digest: str
-    """sha256 of the sources, in hex; the first 12 characters."""
+    """First 12 hex digits of the sources' sha256."""
 
     def __str__(self) -> str:
         return f"{self.version} (sources {self.digest})"
 
 
 def own_version(root: Path = _ROOT) -> CodeVersion:
-    """Return the version of the Headrace that runs here. ``root`` has its packages."""
+    """Return the version of the running Headrace. ``root`` holds its packages."""
     try:
         version = metadata.version("headrace")
     except metadata.PackageNotFoundError:
@@ -57,7 +53,7 @@ def own_version(root: Path = _ROOT) -> CodeVersion:
 
 
 def check_same(theirs: CodeVersion, ours: CodeVersion) -> None:
-    """Raise ConfigError when this host's Headrace is not the run's."""
+    """Raise ConfigError if this host's Headrace differs from the run's."""
     if theirs == ours:
         return
     if theirs.version != ours.version:
@@ -68,71 +64,64 @@ def check_same(theirs: CodeVersion, ours: CodeVersion) -> None:
 
 
 JOINING_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
-"""Roles of which a run may have workers on other hosts."""
+"""Roles that may have workers on other hosts."""
 MAX_CODE_FILES: Final = 5_000
 MAX_CODE_BYTES: Final = 256 << 20
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 _NOT_NEEDED: Final = (".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
-"""Other forms of weights, which no engine reads."""
+"""Other weight formats, which no engine reads."""
 
 Setting = tuple[str | int, ...]
-"""Path of a setting: keys of tables, and positions in lists."""
+"""Path of a setting: keys of tables and positions in lists."""
 
 
 class ManifestFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that some roles need."""
-
     place: str
-    """Relative, with ``/``: ``data/train-0/train.jsonl``."""
+    """Relative, with ``/``, such as ``data/train-0/train.jsonl``."""
     num_bytes: int
     digest: str
-    """``sha256:hex``"""
     roles: tuple[Role, ...]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings and files of a run, as a joined host needs them."""
+    """Settings and files that a joined host needs."""
 
     code: CodeVersion
     settings: dict[str, Any]
-    """The resolved configuration, without passwords; paths are places."""
+    """The resolved configuration without passwords; paths are places."""
     places: tuple[tuple[str | int, ...], ...]
-    """The settings that have places as values."""
+    """The settings whose values are places."""
     files: tuple[ManifestFile, ...] = ()
     endpoint: str = ""
     """Where the run's host serves the files."""
     public_key: str = ""
-    """CURVE key of that endpoint."""
+    """CURVE key of ``endpoint``."""
     has_reference: bool = False
-    """Whether the run has reference workers."""
     trouble: str = ""
-    """Why no host can join, in words; empty when hosts can."""
+    """Why no host can join; empty if hosts can."""
 
     def files_of(self, role: Role) -> list[ManifestFile]:
-        """Return the files that workers of a role read."""
         return [file for file in self.files if role in file.roles]
 
 
 class ManifestHead(msgspec.Struct, frozen=True):
-    """The common part of the manifests of all versions of Headrace."""
+    """What manifests of all versions of Headrace have in common."""
 
     code: CodeVersion
 
 
 @dataclass(frozen=True, slots=True)
 class _Needed:
-    """A file of this host, its place, and the roles that need it."""
-
     path: Path
     place: str
     roles: tuple[Role, ...]
 
 
 def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
-    """Return the manifest of a run without an endpoint, and the file of each digest here.
+    """Return a run's manifest without an endpoint, and this host's file of each digest.
 
-    Reads every file once. Raises ConfigError: a folder of code holds too much; DataError: a prompt
-    file cannot be had; OSError: a file cannot be read."""
+    Reads every file once. Raises ConfigError: a code folder is too large; DataError: a prompt file
+    cannot be found; OSError."""
     settings = kept_settings(config)
     settings["ledger"].pop("url")
     settings["value"]["path"] = None
@@ -140,7 +129,7 @@ def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
     needed: list[_Needed] = []
 
     def put(setting: Setting, place: str, files: Iterable[_Needed]) -> None:
-        _set(settings, setting, place)
+        put_setting(settings, setting, place)
         places.append(setting)
         needed.extend(files)
 
@@ -170,36 +159,31 @@ def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return a manifest as the ledger holds it."""
     return msgspec.json.encode(manifest)
 
 
 def digest_file(path: Path) -> str:
-    """Return a file's digest. Raises OSError."""
+    """Return a file's digest, ``sha256:HEX``. Raises OSError."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def put_setting(settings: dict[str, Any], setting: Setting, value: object) -> None:
-    """Set one setting of a tree of tables and lists. Raises LookupError or TypeError: it has no
+    """Set one setting in a tree of tables and lists. Raises LookupError or TypeError: there is no
     such table."""
-    _set(settings, setting, value)
+    setting_at(settings, setting[:-1])[setting[-1]] = value
 
 
 def setting_at(settings: dict[str, Any], setting: Setting) -> Any:
-    """Return one setting of a tree. Raises LookupError or TypeError: it is not there."""
+    """Return one setting of a tree. Raises LookupError or TypeError if it does not exist."""
     held: Any = settings
     for key in setting:
         held = held[key]
     return held
 
 
-def _set(settings: dict[str, Any], setting: Setting, value: object) -> None:
-    setting_at(settings, setting[:-1])[setting[-1]] = value
-
-
 def _prompt_files(config: RunConfig) -> Iterator[tuple[Setting, Path | str]]:
-    """Yield the setting and the entry of every prompt file; a run's patterns are resolved."""
+    """Yield setting and path of every prompt file. A run's patterns are already resolved."""
     groups: list[tuple[Setting, tuple[Path | str, ...]]] = [
         (("data", "train"), config.data.train),
         (("data", "responses"), config.data.responses),
@@ -213,8 +197,7 @@ def _prompt_files(config: RunConfig) -> Iterator[tuple[Setting, Path | str]]:
 
 
 def _model_files(config: RunConfig) -> Iterator[_Needed]:
-    """Yield the start model's files: weights for a reference alone. Guided passes need its
-    tokenizer."""
+    """Yield the start model's files: weights only for a reference, the tokenizer also for guidance."""
     is_reference = config.has_reference and config.model.reference_path is None
     weighing = (Role.REFERENCE,) if is_reference else ()
     reading = (Role.REFERENCE,) if config.needs_guidance else weighing
@@ -226,14 +209,15 @@ def _model_files(config: RunConfig) -> Iterator[_Needed]:
 
 
 def _folder(folder: Path, place: str, roles: tuple[Role, ...]) -> Iterator[_Needed]:
-    """Yield the files of a model's folder, and its chat templates."""
+    """Yield a model folder's files, including its chat templates."""
     for path in sorted([*folder.glob("*"), *folder.glob("additional_chat_templates/*.jinja")]):
         if path.is_file() and not path.name.startswith(".") and not path.name.endswith(_NOT_NEEDED):
             yield _Needed(path, f"{place}/{path.relative_to(folder).as_posix()}", roles)
 
 
 def _code(folder: Path, place: str, setting: str) -> Iterator[_Needed]:
-    """Yield the files of a folder of code, without caches and hidden files. Raises ConfigError."""
+    """Yield the files of a code folder without caches and hidden files. Raises ConfigError if it is
+    too large."""
     num_files = num_bytes = 0
     for path in _walk(folder):
         num_files, num_bytes = num_files + 1, num_bytes + path.stat().st_size
@@ -253,7 +237,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         if path.name.startswith(".") or path.name == "__pycache__" or path.suffix == ".pyc":
             continue
         if path.is_dir():
-            # A virtual environment is installed, not fetched.
+            # skip virtual environments
             if not path.is_symlink() and not (path / "pyvenv.cfg").exists():
                 yield from _walk(path)
         elif path.is_file():

@@ -1,11 +1,11 @@
-"""The run's host as joined hosts see it: manifest, files, and a folder for their logs.
+"""Serves joined hosts on the run's host: manifest, files, and a place for their logs.
 
-*Consumes* a resolved configuration, requests for files, and entries on their way home. *Produces*
-the manifest in the ledger, parts of files, and logs and tallies in the run's folder. It also keeps
-tokens and keys (``host_keys``). *Waits for* all of these, on a thread that ends with the run.
-Digesting a large model takes a while. Until then there is no manifest, and joining hosts wait.
+*Consumes* a resolved configuration, file requests, and entries that joined hosts send. *Produces*
+the manifest in the ledger, parts of files, and logs and tallies in the run's folder; it also
+maintains tokens and keys (``host_keys``). *Waits for* all of these, on a thread that ends with the
+run. Hashing a large model takes a while, during which there is no manifest and joining hosts wait.
 
-A failure here ends no run: it is logged, and the thread starts over after a pause."""
+A failure here never ends the run: it is logged, and the thread starts over after a pause."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _LOOK_S = 1.0
 _AGAIN_S = 5.0
 _ANSWER_S = 2.0
 _END_S = 10.0
-"""A large file may be under digest; the thread then ends with the process."""
+"""If a large file is still being hashed after this, the thread ends with the process."""
 
 _log = structlog.get_logger(__name__)
 
 
 class RunHost:
-    """A thread that serves joining hosts, from ``with`` to its end."""
+    """A thread that serves joining hosts while the context is open."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RunHost:
         *,
         on_entry: Callable[[HomeEntry], None],
     ) -> None:
-        """``on_entry``: called on this thread with each written entry of a joined host."""
+        """``on_entry``: called on this thread with each entry written for a joined host."""
         self._config, self._run_dir, self._url = config, run_dir, ledger_url
         self._on_entry = on_entry
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
@@ -69,7 +69,7 @@ class RunHost:
     def __exit__(self, *_: object) -> None:
         self._is_ended.set()
         if self._loop is not None and self._ended is not None:
-            # A RuntimeError means that the loop has ended.
+            # RuntimeError: the loop has ended
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(_END_S)
@@ -78,8 +78,8 @@ class RunHost:
         while not self._is_ended.is_set():
             try:
                 asyncio.run(self._serve())
-            except Exception as error:  # noqa: BLE001 - joining is beside the run
-                _log.exception("run_host_failed", reason=str(error), action="it begins anew; the run goes on")
+            except Exception as error:  # noqa: BLE001 - must not end the run
+                _log.exception("run_host_failed", reason=str(error), action="it starts over; the run goes on")
             self._is_ended.wait(_AGAIN_S)
 
     async def _serve(self) -> None:
@@ -88,7 +88,7 @@ class RunHost:
             return
         run, keys = self._config.run.name, CurveKeys.load_or_create(self._run_dir / "keys")
         async with asyncio.TaskGroup() as tasks:
-            # A large model is under digest for minutes; tokens and keys are kept meanwhile.
+            # meanwhile a large model may be hashed for minutes
             kept = [
                 tasks.create_task(keep_tokens(self._url, run)),
                 tasks.create_task(mirror_keys(self._url, run, keys)),
@@ -104,7 +104,7 @@ class RunHost:
         board = JoinBoard(client, self._config.run.name)
         transport = None
         try:
-            # That of an earlier start names an endpoint that is gone.
+            # an earlier start's manifest names an endpoint that is gone
             await board.set_manifest(b"")
             try:
                 manifest, served = await asyncio.to_thread(make_manifest, self._config)
@@ -136,7 +136,7 @@ class RunHost:
         )
 
     async def _receive(self, board: JoinBoard, ended: asyncio.Event) -> None:
-        """Write arriving entries into the run's folder, until the end and once more."""
+        """Write arriving entries into the run's folder, until the end and once more after it."""
         writer = HomeWriter(self._run_dir)
         is_last = False
         while not is_last:
@@ -149,7 +149,7 @@ class RunHost:
                     for entry in written:
                         self._on_entry(entry)
             except (LedgerError, OSError) as error:
-                # Ledger or disk is away: the entries wait, and joined hosts have them.
+                # entries wait in the ledger, and joined hosts still have the data
                 _log.warning("home_not_received", reason=str(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):

@@ -1,1 +1,1 @@
-"""Which repair comes next for a worker that is lost or suspected: the escalation."""
+"""The escalation of repairs: decides what to do next about a lost or suspect worker."""

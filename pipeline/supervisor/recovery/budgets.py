@@ -1,4 +1,5 @@
-"""Budgets of repairs: restarts that incidents order, and evictions. Pure; times are arguments."""
+"""Budgets of repairs: restarts ordered because of incidents, and evictions. Pure; times are
+arguments."""
 
 from __future__ import annotations
 
@@ -10,23 +11,20 @@ from pipeline.config.operations import RecoverySection
 from pipeline.observability.repairs import StepRow
 from pipeline.supervisor.recovery.levels import RepairLevel, StepOutcome
 
-# Budgets of repairs that earlier supervisors have used, by their record. Pure.
-#
-# A supervisor that is started again must not give a flapping worker all its repairs once more. The
-# restarts that incidents ordered, the evictions, and the losses in a row are counted in the steps of
-# ``repairs.jsonl``. Steps older than the window count for nothing.
+# What earlier supervisors have used of the budgets, from ``repairs.jsonl``: a restarted supervisor
+# must not give a flapping worker all its repairs again. Steps older than the window do not count.
 
 
 @dataclass(frozen=True, slots=True)
 class PastRepairs:
-    """Repairs before this supervisor."""
+    """Repairs by earlier supervisors."""
 
     restarts: dict[str, tuple[float, ...]]
-    """Ages in seconds of the restarts that incidents ordered, by worker, oldest first."""
+    """By worker: ages in seconds of the restarts ordered because of incidents, oldest first."""
     evictions: tuple[float, ...]
     """Ages in seconds, oldest first."""
     losses: dict[str, int]
-    """Losses in a row of workers that were not repaired after them."""
+    """Consecutive losses of workers that have not been repaired since."""
 
 
 @dataclass(slots=True)
@@ -38,14 +36,14 @@ class _PastCase:
 
 
 def past_repairs(rows: Iterable[StepRow], at_s: float, window_s: float) -> PastRepairs:
-    """Return the repairs so far, from steps, oldest first.
+    """Reconstruct the past repairs from recorded steps.
 
-    A case is over once its last step is a level that is done, without a further deadline or past it.
+    A case is closed if its last step is a level that is done and has no deadline left.
 
     Args:
-        rows: Steps of all earlier supervisors.
-        at_s: Now, in seconds since 1970. A step of a later time, by another clock, has just been.
-        window_s: Older steps are left out."""
+        rows: Steps of all earlier supervisors, oldest first.
+        at_s: Now, in seconds since 1970. A step from the future, by another clock, counts as just now.
+        window_s: Older steps are ignored."""
     restarts: dict[str, list[float]] = {}
     evictions = list[float]()
     cases: dict[int, _PastCase] = {}
@@ -56,7 +54,7 @@ def past_repairs(rows: Iterable[StepRow], at_s: float, window_s: float) -> PastR
         case = cases.setdefault(row.case, _PastCase(row.worker))
         has_begun = row.outcome == StepOutcome.BEGUN
         if row.rung == RepairLevel.ISOLATE and row.outcome == StepOutcome.DONE:
-            # the supervisor has seen the loss itself
+            # the supervisor saw the loss itself
             case.is_own = True
             case.num_losses += 1
         elif has_begun and (
@@ -86,18 +84,16 @@ class _Window:
         self._times: deque[float] = deque()
 
     def add(self, now_s: float) -> None:
-        """Count one event."""
         self._times.append(now_s)
 
     def count(self, now_s: float) -> int:
-        """Return the events within the window."""
         while self._times and self._times[0] <= now_s - self._length_s:
             self._times.popleft()
         return len(self._times)
 
 
 class Budgets:
-    """The budgets of one run, and their use so far."""
+    """One run's budgets and their use so far."""
 
     def __init__(self, limits: RecoverySection) -> None:
         self._limits = limits
@@ -106,7 +102,7 @@ class Budgets:
         self._past_losses: dict[str, int] = {}
 
     def recall(self, now_s: float, past: PastRepairs) -> None:
-        """Count the repairs of earlier supervisors."""
+        """Count the repairs by earlier supervisors."""
         for worker, ages in past.restarts.items():
             for age_s in ages:
                 self._restarts.setdefault(worker, _Window(self._limits.window_s)).add(now_s - age_s)
@@ -115,11 +111,11 @@ class Budgets:
         self._past_losses = dict(past.losses)
 
     def past_losses(self, worker: str) -> int:
-        """Return a worker's losses in a row before this supervisor, once."""
+        """Return and clear a worker's consecutive losses before this supervisor."""
         return self._past_losses.pop(worker, 0)
 
     def take_restart(self, now_s: float, worker: str) -> bool:
-        """Take one of the restarts that incidents may order; return whether there was one."""
+        """Use one of the restarts allowed for incidents; return whether one was left."""
         window = self._restarts.setdefault(worker, _Window(self._limits.window_s))
         if window.count(now_s) >= self._limits.incident_restarts:
             return False
@@ -127,17 +123,16 @@ class Budgets:
         return True
 
     def restarts_used(self, now_s: float, worker: str) -> str:
-        """Return why incidents may order no restart of this worker."""
+        """Say that no restart is left for incidents of this worker."""
         num = self._restarts[worker].count(now_s)
         allowed = f"{self._limits.incident_restarts} are allowed"
         return f"incidents have restarted it {num} times within {self._limits.window_s:g} s, {allowed}"
 
     def take_eviction(self, now_s: float) -> None:
-        """Take one of the evictions."""
         self._evictions.add(now_s)
 
     def evictions_used(self, now_s: float) -> str:
-        """Return why no worker may be evicted, or ""."""
+        """Say why no worker may be evicted, or ""."""
         num = self._evictions.count(now_s)
         if num < self._limits.max_evictions:
             return ""
@@ -145,6 +140,6 @@ class Budgets:
         return f"{num} workers were evicted within {self._limits.window_s:g} s, {allowed}: look for a common cause"
 
     def forget(self, now_s: float) -> None:
-        """Forget workers without a restart in the window."""
+        """Drop workers without a restart in the window."""
         for worker in [name for name, window in self._restarts.items() if not window.count(now_s)]:
             del self._restarts[worker]

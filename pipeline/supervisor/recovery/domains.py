@@ -1,9 +1,9 @@
 """Fault domains beyond one worker: its links, its device and its host. Pure.
 
-A link has two ends, and its incident alone leaves open which is at fault. The end that most of the
-recent incidents share is taken, a receiver before a sender. A device or a joined host goes as a
-whole where nearly all of its workers are sick, and each of their roles works elsewhere. Devices are
-the GPUs that heartbeats name; without any, workers share none."""
+An incident about a link leaves open which end is at fault. The end that most recent incidents share
+is blamed, and of two the receiver. A device or joined host is evicted as a whole if nearly all of
+its workers are sick and each of their roles works elsewhere. Devices are the GPUs in heartbeats;
+without GPUs, workers share no device."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from pipeline.supervisor.recovery.levels import (
 from protocol.ids import Role
 
 MOST_HEALTHY: Final = 1
-"""Healthy workers that may go with a sick host or device."""
+"""Healthy workers that may be evicted along with a sick host or device."""
 _LEAST_SICK: Final = 2
 
 
 class LinkAlarms:
-    """Remembers the incidents about links within a window."""
+    """Counts incidents about links within a window."""
 
     def __init__(self, tolerated: int, window_s: float) -> None:
         self._tolerated, self._window_s = tolerated, window_s
         self._alarms: deque[tuple[float, str]] = deque()
 
     def alarm(self, now_s: float, link: str, roster: Mapping[str, Member]) -> tuple[str, str]:
-        """Record an incident about ``sender>receiver``.
+        """Record an incident about the link ``sender>receiver``.
 
         Returns the worker to repair and why, or "" and why none is repaired yet."""
         self._alarms.append((now_s, link))
@@ -50,21 +50,20 @@ class LinkAlarms:
         end = max(ends, key=lambda one: counts[one], default="")
         allowed = f"{self._tolerated} within {self._window_s:g} s are tolerated"
         if not end:
-            return "", "none of its ends is a worker of this run"
+            return "", "neither end is a worker of this run"
         if counts[end] <= self._tolerated:
             return "", f"{counts[end]} incidents of links at {end}; {allowed}"
         return end, f"{counts[end]} incidents of links at {end}; {allowed}"
 
 
 class Blame:
-    """Decides which worker an incident is held against."""
+    """Decides which worker an incident is blamed on."""
 
     def __init__(self, tolerated: int, window_s: float) -> None:
-        """The arguments are those of ``LinkAlarms``."""
         self._links = LinkAlarms(tolerated, window_s)
 
     def worker(self, now_s: float, sign: IncidentSign, roster: Mapping[str, Member]) -> tuple[str, str]:
-        """Return the worker to repair and why; or "" and what helps instead."""
+        """Return the worker to repair and why, or "" and what helps instead."""
         component, kind = sign.component, sign.kind
         reason = f"incident {sign.number}: {component} is {kind}: {sign.sentence}"
         if ">" in component:
@@ -76,12 +75,12 @@ class Blame:
 
 
 def is_absent(sign: IncidentSign, roster: Mapping[str, Member]) -> bool:
-    """Return whether a restart might mend an incident, and no worker of it is there now."""
+    """Return whether a restart might repair an incident, but none of its workers is running now."""
     return sign.kind in RESTART_MENDS and not {*sign.component.split(">")} & roster.keys()
 
 
 def others_at_work(worker: str, role: Role, roster: Mapping[str, Member], left_out: Collection[str]) -> list[str]:
-    """Return the other workers of a role that do their work, without those of ``left_out``."""
+    """Return the role's other workers that are at work, except those of ``left_out``."""
     return [
         name
         for name, member in roster.items()
@@ -90,25 +89,26 @@ def others_at_work(worker: str, role: Role, roster: Mapping[str, Member], left_o
 
 
 def one_missing(role: Role) -> str:
-    """Return why the last worker of a role is not evicted."""
-    return f"no other {role} does its work, and without any the run stands still"
+    """Say why the last worker of a role is not evicted."""
+    return f"no other {role} is at work, and without one the run would stop"
 
 
 @dataclass(frozen=True, slots=True)
 class FaultDomain:
-    """Workers that are evicted together, as one fault."""
+    """Workers that are evicted together as one fault."""
 
     workers: tuple[str, ...]
     words: str = ""
-    """Which domain it is; empty for a lone worker."""
+    """What the domain is; empty for a single worker."""
     host: str = ""
-    """A joined host, all of it."""
+    """The joined host that is evicted as a whole, if it is one."""
 
 
 def domain_to_evict(worker: str, roster: Mapping[str, Member], sick: Collection[str]) -> FaultDomain:
-    """Return the domain evicted with a worker: its joined host, the workers of its device, or none.
+    """Return what is evicted with a worker: its joined host, all workers of its device, or nothing
+    else.
 
-    At most one healthy worker goes with it, and each of its roles works elsewhere."""
+    At most one healthy worker is included, and each of the roles works elsewhere."""
     member = roster.get(worker)
     if member is None or not member.host:
         return FaultDomain((worker,))
@@ -131,16 +131,14 @@ def _goes_as_a_whole(mates: Mapping[str, Member], roster: Mapping[str, Member], 
 
 
 def lack_of(level: RepairLevel, worker: str, roster: Mapping[str, Member], abilities: Abilities) -> str:
-    """Return why a level cannot be taken for a worker, or "".
-
-    A standby serves the run's own host."""
+    """Say why a level is not possible for a worker, or "". Standbys serve only the run's own host."""
     member = roster.get(worker)
     has_standby = member is not None and not member.is_guest and member.role in abilities.standby_roles
     means = {
-        RepairLevel.REPLACE: (has_standby, "no standby is there"),
+        RepairLevel.REPLACE: (has_standby, "no standby is ready"),
         RepairLevel.ROLLBACK: (
             member is not None and member.role in abilities.rollback_roles,
-            "no update of code or settings that it takes is there to go back from",
+            "there is no recent update of its code or settings to roll back",
         ),
     }
     is_possible, lack = means.get(level, (True, ""))

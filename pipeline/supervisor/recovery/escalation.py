@@ -1,4 +1,4 @@
-"""The escalation of repairs. Pure: times and signs are arguments, orders are returned.
+"""The escalation of repairs. Pure: times and symptoms are arguments, orders are returned.
 
     an incident opens ──> tolerate ──it is quiet, then ends──> (passed)
                              │ it lasts; of wrong tokens, after a self-check: what that proves is evicted
@@ -11,12 +11,13 @@
                              ▼
                          role_restart ──> rollback ──> whole_run: the run ends
 
-The supervisor restarts dead and stuck workers by itself (``fleet_plan``, ``watchdog``). The escalation
-follows these repairs, and orders only what comes after them. It orders restarts itself where an
-incident alone is the sign. A level without the means for it is skipped with a sentence.
+The supervisor restarts dead and stuck workers by itself (``fleet_plan``, ``watchdog``). The
+escalation follows these restarts and orders what comes after them. Only if an incident is the sole
+symptom does it order the restart itself. A level that is not possible is skipped, and the reason
+recorded.
 
-At most one case is open for a worker. An incident is part of one case. So it evicts at most one
-worker, or one sick device or host."""
+A worker has at most one open case, and an incident belongs to one case, so an incident evicts at
+most one worker, or one sick device or host."""
 
 from __future__ import annotations
 
@@ -49,7 +50,6 @@ from pipeline.supervisor.recovery.levels import (
 from protocol.ids import Role
 
 _SELF_CHECK_S: Final = 90.0
-"""A self-check has ended by then."""
 _NONE = Abilities()
 
 
@@ -57,15 +57,15 @@ class Escalation:
     """The cases of one run."""
 
     def __init__(self, limits: RecoverySection, restart_timeout_s: float, *, next_case: int = 1) -> None:
-        """``restart_timeout_s``: from a loss, a start or a sign of loading to work. ``next_case``: number
-        of the next case; earlier supervisors had those below."""
+        """``restart_timeout_s``: allowed time from a loss, a start or loading progress until work.
+        ``next_case``: number of the next case, after those of earlier supervisors."""
         self._policy, self._limits, self._restart_timeout_s = limits.policy, limits, restart_timeout_s
         self._next = next_case
         self._cases: dict[str, Case] = {}
         self._roster: Mapping[str, Member] = {}
         self._abilities = Abilities()
         self._known: dict[int, str] = {}
-        """Open incidents that were read, with the worker whose case has them, or ""."""
+        """Open incidents already read, each with the worker of its case, or ""."""
         self._blame = Blame(limits.link_alarms, limits.link_window_s)
         self._budgets = Budgets(limits)
         self._decisions = Decisions()
@@ -73,23 +73,23 @@ class Escalation:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """The open cases."""
         return tuple(self._cases.values())
 
     def taken_steps(self) -> list[RepairStep]:
-        """Return the steps since the last call: the lines of the record."""
+        """Return the steps since the last call, to be recorded."""
         return self._decisions.taken_steps()
 
     def recall(self, now_s: float, past: PastRepairs) -> None:
-        """Take over the budgets that earlier supervisors have used, before anything else."""
+        """Count the budgets that earlier supervisors have used. Call it first."""
         self._budgets.recall(now_s, past)
 
-    # -- the supervisor's own signs ----------------------------------------------------------------
+    # -- the supervisor's own observations ---------------------------------------------------------
 
     def lost(self, now_s: float, worker: str, role: Role, reason: str) -> None:
-        """Record a process that ended, froze or stood still, and that the supervisor starts again.
-        Until its next start, further ends of it are the same loss. Without an observer a run goes
-        on, so that its losses make no case."""
+        """Record that a process ended, froze or hung, and that the supervisor restarts it.
+
+        Until its next start, further exits belong to the same loss. The observer's losses make no
+        case, since a run goes on without it."""
         if role is Role.OBSERVER:
             return
         case = self._cases.get(worker)
@@ -118,7 +118,7 @@ class Escalation:
         self._note(case, case.level, StepOutcome.BEGUN, f"the supervisor starts it again: {reason}", now_s)
 
     def started(self, now_s: float, worker: str, standby: str = "") -> None:
-        """Record the start of a process, or that ``standby`` takes over, where one was lost."""
+        """Record the start of a lost worker's process, or that ``standby`` takes over."""
         if (case := self._cases.get(worker)) is not None and not case.is_suspicion:
             case.is_down = False
             self._follow(case, now_s)
@@ -127,38 +127,39 @@ class Escalation:
                 self._note(case, case.level, StepOutcome.BEGUN, f"{standby} takes over, with its model loaded", now_s)
 
     def moved(self, now_s: float, worker: str) -> None:
-        """Record a sign of loading: the deadline starts over."""
+        """Record loading progress, which restarts the deadline."""
         if (case := self._cases.get(worker)) is not None and case.is_repairing and not case.is_down:
             self._follow(case, now_s)
 
     def works(self, now_s: float, worker: str) -> None:
-        """Record that a worker does its work, or is ready for it."""
+        """Record that a worker is at work, or ready for it."""
         if (case := self._cases.get(worker)) is not None and case.is_repairing and not case.is_down:
             case.worked_s = now_s
             case.deadline_s = now_s + self._limits.steady_s
             self._note(case, case.level, StepOutcome.DONE, "it works again", now_s)
 
     def left(self, worker: str) -> None:
-        """Record a worker that is not wanted any more: its case is closed."""
+        """Close the case of a worker that is no longer wanted."""
         if (case := self._cases.pop(worker, None)) is not None:
             for number in case.incidents:
                 self._known[number] = ""
 
     def _vanished(self, worker: str) -> None:
-        """Close the case of a worker that is not there. An incident that is still open when it is
-        back makes another."""
+        """Close the case of a worker that is gone. If its incident is still open when it comes
+        back, that opens another case."""
         if (case := self._cases.pop(worker, None)) is not None:
             for number in case.incidents:
                 del self._known[number]
 
     def exhausted(self, now_s: float, worker: str, role: Role, reason: str, *, is_its_own: bool) -> bool:
-        """Return whether a worker that must not be started again is evicted; else the run ends.
+        """Decide about a worker that must not be restarted: returns True if it is evicted, else the
+        run ends.
 
         Args:
             now_s: The caller's clock.
             worker: Its name.
             role: Its role.
-            reason: Why it is not started again: a budget, or an error that repeats.
+            reason: Why it is not restarted: a budget, or an error that repeats.
             is_its_own: Whether all failures that count were this worker's."""
         case = self._cases.get(worker) or self._open(worker, role, RepairLevel.RESTART, math.inf, reason)
         case.is_own, case.is_down, case.reason = True, True, reason
@@ -182,8 +183,8 @@ class Escalation:
         return False
 
     def checked(self, now_s: float, worker: str, found: str) -> None:
-        """Record the end of a self-check: the worker that it proves faulty, or "", and why. Workers
-        under suspicion that are not evicted are restarted, where the policy lets it."""
+        """Record the result of a self-check: the worker proven faulty, or "", and the finding.
+        Suspects that are not evicted are restarted if the policy allows."""
         if worker:
             self._proven(now_s, worker, found)
         for case in [case for case in self._cases.values() if case.level is RepairLevel.SELF_CHECK]:
@@ -211,18 +212,18 @@ class Escalation:
     # -- incidents ---------------------------------------------------------------------------------
 
     def see_incidents(self, now_s: float, open_now: Mapping[int, IncidentSign]) -> None:
-        """Take in the open incidents, by number: those that are new, and those that have ended."""
+        """Take in the open incidents by number, noticing new and ended ones."""
         for number in [number for number in self._known if number not in open_now]:
             self._ended(self._known.pop(number), number)
         for number, sign in open_now.items():
             if (case := self._cases.get(self._known.get(number, ""))) is not None:
                 self._quiet_or_again(case, now_s, sign)
-            # an absent worker may come back
+            # the worker is absent, but may come back
             if number not in self._known and not is_absent(sign, self._roster):
                 self._known[number] = self._suspect(now_s, sign)
 
     def _quiet_or_again(self, case: Case, now_s: float, sign: IncidentSign) -> None:
-        """Record that an incident of a case is quiet, or found again."""
+        """Record that a case's incident is quiet, or has findings again."""
         if sign.is_quiet:
             case.quiet.add(sign.number)
         elif sign.number in case.quiet:
@@ -231,7 +232,7 @@ class Escalation:
                 case.deadline_s = now_s + max(0.0, self._limits.tolerate_s - sign.found_s)
 
     def _suspect(self, now_s: float, sign: IncidentSign) -> str:
-        """Begin or extend the case of an incident; return its worker, or "" without one."""
+        """Open or extend the case for an incident; return its worker, or "" if there is none."""
         worker, reason = self._blame.worker(now_s, sign, self._roster)
         if not worker:
             member = self._roster.get(sign.component)
@@ -263,7 +264,8 @@ class Escalation:
     # -- time --------------------------------------------------------------------------------------
 
     def reset_timers(self, now_s: float, *, only_incidents: bool = False) -> None:
-        """Record that nothing could be read, or no observer works: those deadlines start over."""
+        """Restart deadlines because nothing could be read, or, for incidents only, because no
+        observer works."""
         for case in self._cases.values():
             if case.waits and (case.is_suspicion or not only_incidents):
                 limits = self._limits
@@ -276,8 +278,8 @@ class Escalation:
 
         Args:
             now_s: The caller's clock.
-            roster: All running or wanted workers, by name. Cases of others are closed.
-            abilities: Means of the higher levels."""
+            roster: All running or wanted workers by name. Other workers' cases are closed.
+            abilities: Which of the higher levels are possible."""
         self._roster, self._abilities = roster, abilities
         for worker in [worker for worker in self._cases if worker not in roster]:
             self._vanished(worker)
@@ -322,7 +324,7 @@ class Escalation:
     # -- the levels ---------------------------------------------------------------------------------
 
     def _self_check(self, case: Case, now_s: float) -> None:
-        """Have the worker and its peers compute the same. It is done under each policy."""
+        """Have all generators compute the same prompts. This is done under every policy."""
         case.level, lack = RepairLevel.SELF_CHECK, self._abilities.no_self_check
         if lack:
             self._note(case, case.level, StepOutcome.SKIPPED, lack)
@@ -333,7 +335,8 @@ class Escalation:
         self._order(case, case.level, (case.worker,))
 
     def _restart(self, case: Case, now_s: float) -> None:
-        """Restart a worker on incidents alone, within the budget. Quiet ones are waited for."""
+        """Restart a worker because of incidents alone, if the budget allows; wait instead while
+        they are quiet."""
         if case.is_quiet:
             case.level, case.deadline_s = RepairLevel.TOLERATE, now_s + self._limits.tolerate_s
             return
@@ -352,7 +355,7 @@ class Escalation:
         self._order(case, case.level, (case.worker,), detect_s=case.stood_s, localise_s=localise_s)
 
     def _hand_on(self, case: Case, now_s: float, why: str) -> None:
-        """Go to the next level that there are means for."""
+        """Move the case to the next level that is possible."""
         if case.is_advised:
             self._follow(case, now_s)
             return
@@ -367,7 +370,7 @@ class Escalation:
                 return
 
     def _climbed(self, case: Case, level: RepairLevel, now_s: float) -> bool:
-        """Return whether a case stays on this level."""
+        """Try a level; return whether the case stays on it."""
         if lack := lack_of(level, case.worker, self._roster, self._abilities):
             self._note(case, level, StepOutcome.SKIPPED, lack)
             return False
@@ -388,7 +391,7 @@ class Escalation:
             return True
         case.worked_s = None
         workers = taken_down(case, self._cases.values()) if level is RepairLevel.ROLE_RESTART else (case.worker,)
-        # the end that such an order brings is no further loss
+        # the exit that such an order causes is not another loss
         case.is_down = case.is_down or level in (RepairLevel.REPLACE, RepairLevel.ROLLBACK)
         case.deadline_s = math.inf if level is RepairLevel.WHOLE_RUN else now_s + self._restart_timeout_s
         self._note(case, level, StepOutcome.BEGUN, case.reason, now_s)
@@ -418,16 +421,16 @@ class Escalation:
         self._note(case, RepairLevel.EVICT, StepOutcome.BEGUN, f"{words}: {case.reason}; {until}")
         for mate in (self._cases[name] for name in domain.workers if name in self._cases and name != case.worker):
             mate.level, mate.deadline_s = RepairLevel.EVICT, math.inf
-            self._note(mate, RepairLevel.EVICT, StepOutcome.DONE, f"it goes with {domain.words}, by case {case.number}")
+            self._note(mate, RepairLevel.EVICT, StepOutcome.DONE, f"evicted with {domain.words}, by case {case.number}")
         self._order(case, RepairLevel.EVICT, domain.workers, host=domain.host)
 
     def _refusal(self, case: Case, now_s: float) -> str:
-        """Return why a worker is not evicted, or ""."""
+        """Say why a worker must not be evicted, or ""."""
         others = others_at_work(case.worker, case.role, self._roster, out(self._cases.values()))
         return self._budgets.evictions_used(now_s) if others else one_missing(case.role)
 
     def _goes_on(self, case: Case) -> str:
-        """Return why a run is not ended for this case, or ""."""
+        """Say why the run does not end because of this case, or ""."""
         if not case.is_own:
             return "incidents alone do not end a run"
         others = others_at_work(case.worker, case.role, self._roster, out(self._cases.values()))

@@ -1,7 +1,7 @@
-"""The vocabulary of repairs: levels, orders and steps, and the state of workers.
+"""The vocabulary of repairs: levels, orders, steps, and the state of workers.
 
-Each level but the last two has a deadline. A level that does not bring the worker back by then
-hands the case on to the next one."""
+Each level but the last two has a deadline. If it does not bring the worker back by then, the next
+level follows."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from protocol.ids import Role
 
 
 class RepairLevel(StrEnum):
-    """One repair. The order is that of the escalation."""
+    """One kind of repair, in the order of the escalation."""
 
     TOLERATE = "tolerate"
-    """Wait: it may pass."""
+    """Wait: it may pass by itself."""
     SELF_CHECK = "self_check"
-    """Let all generators compute the same, to prove which of them is faulty."""
+    """Have all generators compute the same prompts, to prove which of them is faulty."""
     ISOLATE = "isolate"
-    """Fence the epoch: leases open, and others go on with the work and its prefix."""
+    """Fence the epoch: its leases are released, and others continue its work and its prefixes."""
     RESTART = "restart"
-    """End the process, and start a new one in its place."""
+    """Kill the process and start a new one."""
     REPLACE = "replace"
     """Let a standby take over."""
     EVICT = "evict"
-    """Take it out until a person readmits it. Final, where others of its role work."""
+    """Take the worker out until a person readmits it. Final; only if others of its role work."""
     ROLE_RESTART = "role_restart"
     """Restart all sick workers of the role at once; a learner from its newest checkpoint."""
     ROLLBACK = "rollback"
-    """Go back to the code or configuration before the last update of it."""
+    """Go back to the code or settings before their last update."""
     WHOLE_RUN = "whole_run"
-    """End the run with a sentence; the last level."""
+    """End the run and say why."""
 
 
 LEVELS: Final = tuple(RepairLevel)
@@ -42,41 +42,41 @@ FINAL: Final = frozenset({RepairLevel.EVICT, RepairLevel.WHOLE_RUN})
 
 
 class StepOutcome(StrEnum):
-    """The outcome of a level, in the record."""
+    """How far a level got."""
 
     BEGUN = "begun"
     DONE = "done"
-    """It brought the worker back, or the sign has passed."""
+    """It brought the worker back, or the symptom passed."""
     FAILED = "failed"
     SKIPPED = "skipped"
-    """There is nothing to do it with."""
+    """Not possible here."""
     REFUSED = "refused"
-    """It would do harm."""
+    """Possible, but it would do harm."""
     ADVISED = "advised"
-    """The policy allows words alone."""
+    """The policy allows only advice."""
     LEFT = "left"
-    """It is left to a person."""
+    """Left to a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as the supervisor sees it at one moment."""
+    """A worker's state as the supervisor sees it."""
 
     role: Role
     host: str = ""
     is_guest: bool = False
-    """Of a joined host, which has its own supervisor."""
+    """Belongs to a joined host, which has its own supervisor."""
     is_at_work: bool = False
-    """A fresh heartbeat, past its start, and with work done."""
+    """Has a fresh heartbeat, has started, and has done work."""
     devices: frozenset[str] = frozenset()
-    """Of that host, on which it computes; empty where that is not known."""
+    """Devices of ``host`` that it computes on; empty if unknown."""
     is_away: bool = False
-    """Of a joined host, and fenced: its own supervisor is to start it again."""
+    """On a joined host and fenced; its own supervisor has to restart it."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentSign:
-    """An open incident, as far as repairs need it."""
+    """What repairs need to know of an open incident."""
 
     number: int
     component: str
@@ -84,48 +84,47 @@ class IncidentSign:
     kind: str
     sentence: str
     stood_s: float = 0.0
-    """From the fault's begin, by the evidence, to the incident."""
+    """Time from the fault's start, according to the evidence, to the incident."""
     is_quiet: bool = False
-    """Whether it is not found at this moment."""
+    """Whether there is no finding at the moment."""
     found_s: float = 0.0
-    """For how long it was found, without the time since it was found again."""
+    """How long there were findings, not counting those since it was last quiet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Means of the higher levels."""
+    """Which of the higher levels are possible."""
 
     standby_roles: frozenset[Role] = frozenset()
-    """Roles that a ready standby may take on."""
+    """Roles that a ready standby can take."""
     rollback_roles: frozenset[Role] = frozenset()
-    """Roles that take a change of settings or code that can be rolled back."""
-    no_self_check: str = "no self-check is at hand"
-    """Why no self-check can be made; empty where one can."""
+    """Roles affected by a change of settings or code that can be rolled back."""
+    no_self_check: str = "no self-check is available"
+    """Why no self-check can be made; empty if one can."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairOrder:
-    """One repair to carry out now."""
-
     level: RepairLevel
     case: int
     worker: str
     reason: str
     deadline_s: float
-    """By the clock of ``tick``; infinite for a final level."""
+    """On the clock of ``tick``; infinite for a final level."""
     workers: tuple[str, ...] = ()
-    """Those that it is carried out on."""
+    """Workers to carry it out on."""
     host: str = ""
-    """An eviction of all workers of this host."""
+    """For an eviction: evict all workers of this host."""
     detect_s: float = 0.0
-    """Of a restart for an incident: from the fault's begin, by the evidence, to the incident."""
+    """For a restart because of an incident: time from the fault's start, according to the evidence,
+    to the incident."""
     localise_s: float = 0.0
-    """From that to this order."""
+    """Time from the incident to this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairStep:
-    """One line of the record."""
+    """One line of ``repairs.jsonl``."""
 
     case: int
     worker: str
@@ -135,39 +134,39 @@ class RepairStep:
     outcome: StepOutcome
     sentence: str
     limit_s: float | None = None
-    """Until its deadline, in seconds; None for none."""
+    """Seconds until its deadline; None for none."""
 
 
 RESTART_MENDS: Final = frozenset({"silent", "hung", "stuck", "slow", "leak", "stale", "errors", "mismatch"})
-"""Kinds of incidents about a worker that a new process may mend."""
+"""Kinds of incidents about a worker that a new process may repair."""
 PROVABLE: Final = frozenset({"mismatch"})
-"""Those of them that a self-check can prove."""
+"""Kinds that a self-check can prove."""
 OF_LINKS: Final = frozenset(
     {"undelivered", "sender_blocked", "unacknowledged", "never_started", "slow_link", "refused", "silent", "errors"}
 )
-"""Kinds of incidents about a link that a new process at one end may mend."""
+"""Kinds of incidents about a link that a new process at one end may repair."""
 _NO_REPAIR: Final[Mapping[str, str]] = {
     "clock": "set the clock of its host (NTP); no decision depends on it",
     "deadlock": "workers wait for one another in a circle: `headrace fleet stacks` shows where",
     "disk": "make room or grant rights on its disk; a restart does neither",
-    "endpoint": "start the outside service, or ask less of it",
-    "failed": "the supervisor starts it again, and `headrace run logs` has its error",
-    "ledger": "the supervisor keeps the ledger's server alive; a person mends an external one",
+    "endpoint": "start the external service, or send it fewer requests",
+    "failed": "the supervisor restarts it, and `headrace run logs` shows its error",
+    "ledger": "the supervisor keeps the ledger's server alive; an external one must be repaired by hand",
     "machine": "the supervisor starts it again in its place; a second time within a day ends the run: test that host",
     "numeric": "its units are dead letters: `headrace ledger dead-letters list`; the step was not committed",
-    "odd": "it differs from its role, which is not a fault by itself",
-    "order": "counters of a link contradict one another, and the ledger decides what is true",
+    "odd": "it differs from others of its role, which is not a fault by itself",
+    "order": "counters of a link contradict one another; the ledger decides what is true",
     "quarantine": "the learner publishes the version again",
     "replaced": "the supervisor has replaced it already",
     "reward": "look at the verifier and at samples of responses",
-    "verdicts": "`headrace ledger dead-letters list` has what the verifier said; mend it or what it asks, or raise "
+    "verdicts": "`headrace ledger dead-letters list` shows what the verifier said; fix it or the service it calls, or raise "
     "reward.timeout_s",
 }
-"""Kinds that a person or another part mends, and how."""
+"""Kinds that need a person or another part of the system, and what to do."""
 
 
 def left_to(kind: str) -> str:
-    """Return what helps against a kind of incident that no level repairs."""
+    """Return what to do about a kind of incident that no level repairs."""
     return _NO_REPAIR.get(kind, "no level repairs this kind: look at the incident's evidence")
 
 

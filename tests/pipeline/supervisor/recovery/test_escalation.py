@@ -125,7 +125,7 @@ def test_the_last_worker_of_a_role_is_never_evicted_and_says_why():
         RepairOrder(RepairLevel.ROLE_RESTART, 1, "reward-0", made.cases[0].reason, 90.0, ())
     ]
     refused = [step.sentence for step in made.taken_steps() if step.outcome is StepOutcome.REFUSED]
-    assert refused == ["no other reward does its work, and without any the run stands still"]
+    assert refused == ["no other reward is at work, and without one the run would stop"]
 
 
 def test_a_learner_that_flaps_and_works_between_goes_on_for_ever():
@@ -338,7 +338,7 @@ def test_without_a_self_check_wrong_tokens_lead_to_the_restart_at_once():
     made = escalation()
     made.see_incidents(0.0, suspected(kind="mismatch"))
     assert [one.level for one in made.tick(10.0, FLEET)] == [RepairLevel.RESTART]
-    assert [step.sentence for step in made.taken_steps()][1] == "no self-check is at hand"
+    assert [step.sentence for step in made.taken_steps()][1] == "no self-check is available"
 
 
 def test_a_self_checks_case_ends_with_its_incident_and_a_loss_takes_it_over():
