@@ -216,7 +216,7 @@ def test_the_workers_of_a_lost_node_begin_again_on_another(place: RayPlace) -> N
     until(lambda: not runs(first))
     launcher.start(Role.GENERATOR, "generator-0")
     waiting = until_state(launcher, "generator-0", JobState.WAITING)
-    assert waiting.reason == "it wants CPU 5, and no node has more than CPU 4; Ray's autoscaler may add one"
+    assert waiting.reason == "it needs CPU 5, and no node has more than CPU 4; Ray's autoscaler may add one"
     node = place.cluster.add_node(num_cpus=5)
     assert until_state(launcher, "generator-0", JobState.RUNNING).place != before
     begun(place, "generator-0", other_than=first)
@@ -226,8 +226,8 @@ def test_the_workers_of_a_lost_node_begin_again_on_another(place: RayPlace) -> N
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        (RayRoleSection(labels={"place": "three"}), "no node of 3 has the labels place=three"),
-        (RayRoleSection(resources={"fast_disk": 1}), "it wants fast_disk 1, and no node has more than fast_disk 0"),
+        (RayRoleSection(labels={"place": "three"}), "none of 3 nodes has the labels place=three"),
+        (RayRoleSection(resources={"fast_disk": 1}), "it needs fast_disk 1, and no node has more than fast_disk 0"),
     ],
     ids=["label", "resource"],
 )
@@ -365,7 +365,7 @@ def test_a_cluster_that_takes_in_strangers_is_refused_and_one_with_tokens_is_not
         stranger.reach()
         # as if its nodes were those of several hosts
         monkeypatch.setattr(ray_actors, "_is_loopback", lambda address: False)
-        with pytest.raises(ConfigError, match=r"takes in every program .* RAY_AUTH_MODE=token"):
+        with pytest.raises(ConfigError, match=r"accepts any program .* RAY_AUTH_MODE=token"):
             stranger.reach()
         stranger.close()
 
@@ -374,7 +374,7 @@ def test_a_cluster_that_wants_a_token_is_named_with_where_to_put_it(
     place: RayPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with pytest.raises(ConfigError, match=r"the cluster wants its token; set RAY_AUTH_MODE=token"):
+    with pytest.raises(ConfigError, match=r"the cluster requires its token; set RAY_AUTH_MODE=token"):
         place.launcher().reach()
     monkeypatch.undo()
 

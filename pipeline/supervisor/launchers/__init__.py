@@ -1,1 +1,1 @@
-"""Where workers are started: on this host, or on places that other systems hand out."""
+"""Launchers: start workers on this host, or through ssh, Slurm, Kubernetes and Ray."""

@@ -22,7 +22,7 @@ from protocol.errors import ConfigError
 from protocol.ids import Role
 
 TOKENS = "tokens"
-"""Folder of the tokens of a run's launched roles, in the run's folder."""
+"""Subfolder of the run's folder with the join tokens of launched roles."""
 
 
 def launched_workers(config: RunConfig) -> list[tuple[Role, str]]:
@@ -33,11 +33,10 @@ def launched_workers(config: RunConfig) -> list[tuple[Role, str]]:
 
 
 def join_command(config: RunConfig, run_dir: Path) -> JoinCommand:
-    """Return the command of a run's launched workers. The ledger's address is that of the
-    configuration, else the recorded one of this run, else ``REDIS_URL``.
+    """Return the join command of a run's launched workers. The ledger's address comes from the
+    configuration, else from the run's record, else from ``REDIS_URL``.
 
-    Raises ConfigError: other hosts could not reach the ledger or the mailboxes by these
-    settings."""
+    Raises ConfigError: other hosts could not reach the ledger or the mailboxes with these settings."""
     settings = config.launch
     if config.wire.transport != "tcp":
         raise ConfigError(
@@ -68,8 +67,6 @@ def _recorded_url(run_dir: Path) -> str | None:
 
 
 def tokens_of(run_dir: Path) -> TokenOf:
-    """Return the reader of a run's tokens for launched roles."""
-
     def token_of(role: Role) -> Token:
         return read_token(run_dir / TOKENS / f"{role}.token")
 
@@ -77,8 +74,8 @@ def tokens_of(run_dir: Path) -> TokenOf:
 
 
 def build_launcher(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]] = ()) -> Launcher:
-    """Return the configured launcher. ``workers``: role and name of each worker that the
-    configuration launches. Raises ConfigError: it cannot work on this host."""
+    """Return the configured launcher. ``workers``: role and name of each launched worker. Raises
+    ConfigError: it cannot work on this host."""
     match settings.on:
         case "ssh":
             from pipeline.supervisor.launchers.ssh import SshLauncher
@@ -101,7 +98,7 @@ def build_launcher(settings: LaunchSection, join: JoinCommand, workers: Sequence
 
 
 def launcher_of(config: RunConfig, run_dir: Path) -> Launcher | None:
-    """Return the launcher of a run; None where all its workers are processes of this host. Raises
+    """Return a run's launcher; None if all its workers are processes of this host. Raises
     ConfigError."""
     if not config.launch.launched:
         return None
@@ -113,7 +110,7 @@ def launcher_of(config: RunConfig, run_dir: Path) -> Launcher | None:
 
 
 def end_jobs(config: RunConfig, run_dir: Path) -> int:
-    """End all jobs of a run without a supervisor; return their number. Raises LaunchFailed,
+    """End all jobs of a run without a supervisor; return how many. Raises LaunchFailed,
     ConfigError."""
     launcher = launcher_of(config, run_dir)
     if launcher is None:
@@ -124,7 +121,7 @@ def end_jobs(config: RunConfig, run_dir: Path) -> int:
 
 
 def clear_jobs(launcher: Launcher, run_dir: Path) -> None:
-    """Remove the folders of a run's ended jobs on this host. Raises LaunchFailed."""
+    """Remove this host's folders of a run's ended jobs. Raises LaunchFailed."""
     from pipeline.supervisor.launchers.local_join import LocalJoinLauncher
 
     if isinstance(launcher, LocalJoinLauncher):
@@ -132,7 +129,7 @@ def clear_jobs(launcher: Launcher, run_dir: Path) -> None:
 
 
 def end_all(launcher: Launcher) -> int:
-    """End all jobs of a launcher that have not ended; return their number. Raises LaunchFailed."""
+    """End all of a launcher's running and waiting jobs; return how many. Raises LaunchFailed."""
     left = [worker for worker, job in launcher.listing().items() if job.state is not JobState.ENDED]
     for worker in left:
         launcher.stop(worker, now=True)
@@ -140,8 +137,8 @@ def end_all(launcher: Launcher) -> int:
 
 
 def dry_run(config: RunConfig) -> str:
-    """Return the jobs that would be submitted for the fleet; nothing is started, and no program
-    of the place is needed."""
+    """Describe the jobs that would be submitted for the fleet. Starts nothing, and needs no program
+    of the target system."""
     settings = config.launch
     if settings.on == "local":
         counts = ", ".join(f"{count} {role}" for role, count in desired_counts(config).items())
@@ -159,13 +156,13 @@ def dry_run(config: RunConfig) -> str:
             from pipeline.supervisor.launchers.slurm import job_script
 
             scripts = [job_script(settings, join, role, worker) for role, worker in launched_workers(config)]
-            return "\n".join(["# one script a worker, each to sbatch\n", *scripts])
+            return "\n".join(["# one script per worker, each for sbatch\n", *scripts])
         case "kubernetes":
             from pipeline.config.load import to_toml
             from pipeline.supervisor.launchers.kubernetes import manifests
 
             roles = {role: count for role, count in desired_counts(config).items() if role in settings.launched}
-            # The run's host reads the ledger's address, with its password, from a Secret.
+            # the run's host reads the ledger's address and password from a Secret
             address = {"ledger": config.ledger.model_copy(update={"url": None})}
             launch = {"launch": settings.model_copy(update={"ledger_url": join.url})}
             by_supervisor = [Role.GENERATOR] if config.fleet.max_generators is not None else []
@@ -178,8 +175,8 @@ def dry_run(config: RunConfig) -> str:
 
 
 async def keep_tokens(config: RunConfig, run_dir: Path) -> None:
-    """Make a token for each launched role that has none which is still valid. Raises ConfigError:
-    the ledger's server permits no ACL commands. Raises LedgerUnavailable."""
+    """Create a token for each launched role that has no valid one. Raises LedgerUnavailable, and
+    ConfigError: the ledger's server permits no ACL commands."""
     url = read_ledger_url(run_dir)
     folder = run_dir / TOKENS
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,8 +1,8 @@
 """Jobs of one host, for a launcher that reaches it by ssh: one request, one answer.
 
-*Consumes* a request on standard input, with the token. *Produces* an answer on standard output, and
-`headrace fleet join` processes that go on when the connection ends. *Waits for* another request of the
-run on this host, at most 20 s: a repeated start finds the first one's job.
+*Consumes* a request with the token on standard input. *Produces* an answer on standard output, and
+`headrace fleet join` processes that outlive the connection. *Waits for* another request of the run
+on this host, at most 20 s, so that a repeated start finds the first one's job.
 
     <state folder>/headrace/launched/<run>/   mode 0700
         lock.<host>       held by the request that is being answered
@@ -11,9 +11,9 @@ run on this host, at most 20 s: a repeated start finds the first one's job.
         <worker>.out      what it printed
         <worker>.exit     its exit code, written by the shell around it
 
-The shell outlives SIGTERM, which the join obeys, and writes the exit code then. Nothing of a
-request but the address and the worker's name is in any argument. Hosts may share this folder: each
-lists its own jobs alone."""
+The shell ignores the SIGTERM that drains the join, and then writes its exit code. Command lines
+show nothing of a request but the address and the worker's name. Several hosts may share this
+folder; each lists only its own jobs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _POLL_S: Final = 0.02
 
 
 class HostRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request of a launcher."""
+    """One request from a launcher."""
 
     verb: Literal["start", "stop", "list", "logs"]
     run: str
@@ -61,23 +61,18 @@ class HostRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class HostJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of this host."""
-
     role: Role
     runs: bool
     started_s: float
     exit_code: int | None = None
 
     def as_job(self, place: str) -> Job:
-        """Return it as a launcher lists it."""
         if self.runs:
             return Job(self.role, JobState.RUNNING, place)
         return Job(self.role, JobState.ENDED, place, self.exit_code)
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer to a request."""
-
     jobs: dict[str, HostJob] = {}
     text: str = ""
 
@@ -97,12 +92,12 @@ def answer(
     """Carry out a request.
 
     Args:
-        request: Of a launcher.
+        request: From a launcher.
         program: Command of Headrace; empty: this installation's.
-        state: In the place of this account's state folder, for the jobs' own folders too.
-        started: Called with the process of a start. A caller that lives on has to reap it.
+        state: Replaces this account's state folder, also for the jobs' own folders.
+        started: Called with each started process, which a long-lived caller must reap.
 
-    Raises ConfigError for names that no launcher sends, OSError."""
+    Raises OSError, and ConfigError for names that no launcher sends."""
     if not is_worker_name(request.run) or (request.worker and not is_worker_name(request.worker)):
         raise ConfigError(
             f"request for run {request.run!r:.80} and worker {request.worker!r:.80}: expected their names"
@@ -123,15 +118,14 @@ def answer(
 
 
 def _state() -> Path:
-    """Return this account's state folder."""
     base = os.environ.get("XDG_STATE_HOME")
     return Path(base) if base else Path.home() / ".local" / "state"
 
 
 @contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    """Hold the right to start and stop jobs of a run on this host. Raises ConfigError: another
-    request holds it too long."""
+    """Hold the right to start and stop jobs of a run on this host. Raises ConfigError at the
+    deadline."""
     deadline = time.monotonic() + _TURN_S
     with path.open("a") as file:
         while True:
@@ -140,14 +134,14 @@ def _turn(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    late = f"another request of this run is served on {this_host()} for more than {_TURN_S:g} s"
-                    raise ConfigError(f"{late}; it is tried again") from None
+                    late = f"another request of this run has been in progress on {this_host()} for over {_TURN_S:g} s"
+                    raise ConfigError(f"{late}; this one is retried") from None
             time.sleep(_POLL_S)
         yield
 
 
 def _start(folder: Path, request: HostRequest, program: Sequence[str]) -> subprocess.Popen[bytes] | None:
-    """Start a job, unless it runs already."""
+    """Start a job unless it is already running."""
     if request.token is None:
         raise ConfigError("a start without a token; expected the token of the role")
     worker, token_file = request.worker, folder / f"{request.role}.token"
@@ -183,7 +177,7 @@ def _stop(folder: Path, request: HostRequest) -> None:
     with suppress(ProcessLookupError):
         os.killpg(record.identity.pid, signal.SIGKILL if request.now else signal.SIGTERM)
     if request.now:
-        # Workers have their own sessions.
+        # workers have their own sessions, so killpg missed them
         for joined in (folder.parents[1] / "joined").glob(f"{request.worker}-*/{request.run}"):
             end_marked(WORKER_MARK, worker_mark(joined))
 

@@ -1,8 +1,8 @@
-"""Pods of a Kubernetes cluster: one a worker, by kubectl.
+"""One pod per worker on a Kubernetes cluster, through kubectl.
 
-A worker drains on a signal that is sent inside of its pod, so that its end and its last lines can
-be read. Its pod stays until the worker is started again. The secret of a token goes to kubectl on
-its input."""
+A worker is drained by a signal sent inside its pod rather than by deleting the pod, so that its
+exit code and last lines can be read. The pod stays until the worker is started again. Tokens are
+passed to kubectl on standard input."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from pipeline.supervisor.launchers.programs import ask, call, require
 from pipeline.supervisor.launchers.seam import Job, JobState
 from protocol.ids import Role
 
-# Kubernetes objects of a run, as plain values: pods of workers, and what holds the run's host.
+# A run's Kubernetes objects, as plain values: worker pods, and the run's host.
 #
 #     StatefulSet RUN             the run's host: `headrace up`, with learner and value worker
-#     Pod RUN-generator-0 ...     the fleet's workers, which the run's host starts and stops
+#     Pod RUN-generator-0 ...     the fleet's workers, started and stopped by the run's host
 #     Deployment RUN-generator-elastic ...   workers beyond the fleet, for an autoscaler
 #     PodDisruptionBudget, Service, ConfigMap, ServiceAccount, Role, RoleBinding
 #     Secret RUN-generator-token ...         written by the run's host when it starts a role
 #
-# A container runs as an ordinary user. It reads a token from a memory-backed file of mode 0600, which
-# an init container copies: a Secret's volume is readable by the pod's group.
+# Containers run as an ordinary user. An init container copies the token to a memory-backed file of
+# mode 0600, because a Secret's volume is readable by the pod's group.
 
 Manifest = dict[str, Any]
 
@@ -41,15 +41,15 @@ CONTAINER: Final = "worker"
 METRICS_PORT: Final = 9464
 _USER: Final = 1000
 _GRACE_S: Final = 600
-"""Between SIGTERM and SIGKILL when a node is drained."""
+"""Time between SIGTERM and SIGKILL when a node is drained."""
 _TOKEN: Final = "/token/token"  # noqa: S105  a path
 _PROBE_S: Final = 20
 _MAX_NAME: Final = 40
-"""Leaves room for worker and suffix within a label's 63 characters."""
+"""Leaves room for worker and suffix in a label's 63 characters."""
 
 
 def slug(run: str) -> str:
-    """Return a run's name as Kubernetes allows it, unique for the run."""
+    """Return a run's name as Kubernetes allows it, unique to the run."""
     plain = re.sub(r"[^a-z0-9-]", "-", run.lower()).strip("-") or "run"
     if plain == run and len(run) <= _MAX_NAME and plain[0].isalpha():
         return run
@@ -57,7 +57,6 @@ def slug(run: str) -> str:
 
 
 def labels(run: str, role: Role) -> dict[str, str]:
-    """Return the labels of a role's objects."""
     return {
         "app.kubernetes.io/name": "headrace",
         "app.kubernetes.io/instance": slug(run),
@@ -66,19 +65,16 @@ def labels(run: str, role: Role) -> dict[str, str]:
 
 
 def pod_name(run: str, worker: str) -> str:
-    """Return the name of a worker's pod."""
     return f"{slug(run)}-{worker}"
 
 
 def token_secret(run: str, token: Token, text: str, namespace: str) -> Manifest:
-    """Return the Secret of a role's token. ``text`` is the token file."""
     name = _secret_name(run, token.role)
     return _object("v1", "Secret", name, namespace, labels(run, token.role), type="Opaque", stringData={"token": text})
 
 
 def worker_pod(settings: LaunchSection, join: JoinCommand, role: Role, worker: str) -> Manifest:
-    """Return the pod of one worker of the fleet. The supervisor starts it again; the kubelet does
-    not."""
+    """Return the pod of one worker of the fleet. The supervisor restarts it, not the kubelet."""
     own = labels(join.run, role) | {WORKER_LABEL: worker}
     words = join.words(role, worker, _TOKEN)
     spec = _worker_spec(settings, join, role, words) | {"restartPolicy": "Never"}
@@ -86,8 +82,8 @@ def worker_pod(settings: LaunchSection, join: JoinCommand, role: Role, worker: s
 
 
 def elastic_objects(settings: LaunchSection, join: JoinCommand, role: Role) -> list[Manifest]:
-    """Return the Deployment and disruption budget of a role's workers beyond the fleet. They have no
-    number of replicas, so a second `apply` keeps the number of an autoscaler."""
+    """Return the Deployment and disruption budget of a role's workers beyond the fleet.
+    ``replicas`` is left out, so that another `kubectl apply` does not undo an autoscaler."""
     name, namespace = f"{slug(join.run)}-{role}-elastic", settings.kubernetes.namespace
     own = labels(join.run, role) | {"headrace/elastic": "true"}
     words = join.words(role, "", _TOKEN)[:-2]
@@ -110,7 +106,7 @@ def elastic_objects(settings: LaunchSection, join: JoinCommand, role: Role) -> l
 
 
 def run_host_objects(settings: LaunchSection, run: str, config_toml: str) -> list[Manifest]:
-    """Return the objects of the run's host: pod, account, configuration and disruption budget."""
+    """Return the objects of the run's host."""
     place, name, own = settings.kubernetes, slug(run), labels(run, Role.SUPERVISOR)
     rules = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "get", "list", "delete"]},
@@ -138,7 +134,7 @@ def run_host_objects(settings: LaunchSection, run: str, config_toml: str) -> lis
 def _run_host(settings: LaunchSection, run: str, own: dict[str, str]) -> Manifest:
     place, name = settings.kubernetes, slug(run)
     program = " ".join(settings.program)
-    # A finished run's pod stays, so that its folder can be read; a failed one is started again.
+    # a finished run's pod stays, so that its folder can be read; a failed one is restarted
     script = (
         f"if [ -f /runs/{run}/config.toml ]; then set -- --resume /runs/{run}; else set -- /config/run.toml; fi\n"
         f'{program} up "$@" --plain --set run.dir=/runs --set supervisor.metrics_port={METRICS_PORT} '
@@ -150,7 +146,7 @@ def _run_host(settings: LaunchSection, run: str, own: dict[str, str]) -> Manifes
         "image": place.image,
         "command": ["sh", "-c", script],
         "env": [
-            # The supervisor alone reads it; its workers get no copy.
+            # only the supervisor reads it; its workers get no copy
             {"name": "REDIS_URL", "valueFrom": {"secretKeyRef": {"name": f"{name}-ledger", "key": "url"}}},
             _pod_address(),
         ],
@@ -231,7 +227,7 @@ def _worker_spec(settings: LaunchSection, join: JoinCommand, role: Role, words: 
 
 
 def _probes(settings: LaunchSection, folder: str, *, startup_s: int) -> Manifest:
-    """Return the probes of a supervisor's container. A supervisor that has ended is live."""
+    """Return the probes of a supervisor's container. A supervisor that has ended counts as live."""
 
     def asking(question: str, failures: int) -> Manifest:
         command = [*settings.program, "fleet", "probe", question, *([folder] if folder else [])]
@@ -293,7 +289,7 @@ _STATES = {"Pending": JobState.WAITING, "Running": JobState.RUNNING}
 
 
 class KubernetesLauncher:
-    """Starts pods of one run.
+    """Starts a run's workers as pods.
 
     Raises ConfigError: kubectl is not on PATH."""
 
@@ -305,11 +301,11 @@ class KubernetesLauncher:
         self._kubectl = ["kubectl", *context, f"--namespace={place.namespace}"]
 
     def start(self, role: Role, worker: str, /) -> None:
-        """Write the role's Secret, and make a pod in place of an ended one."""
+        """Write the role's Secret, and create a pod in place of an ended one."""
         token = self._join.token_of(role)
         text = msgspec.json.encode(token).decode()
         run, namespace = self._join.run, self._settings.kubernetes.namespace
-        # `apply` would keep a copy of the secret in an annotation.
+        # server-side: a client-side `apply` would copy the secret into an annotation
         secret = token_secret(run, token, text, namespace)
         self._call("apply", "--server-side", "--force-conflicts", "--filename=-", text=json.dumps(secret))
         self._delete(worker, wait=True)
@@ -317,7 +313,7 @@ class KubernetesLauncher:
         self._call("create", "--filename=-", text=json.dumps(pod))
 
     def stop(self, worker: str, /, *, now: bool = False) -> None:
-        """Signal a running worker in its pod; delete a pod that waits, or with ``now`` any."""
+        """Signal a running worker inside its pod; delete a waiting pod, or with ``now`` any pod."""
         job = self.listing().get(worker)
         if job is None or job.state is JobState.ENDED:
             return
@@ -328,7 +324,6 @@ class KubernetesLauncher:
             self._call("exec", pod, f"--container={CONTAINER}", "--", "sh", "-c", "kill -TERM 1")
 
     def listing(self) -> dict[str, Job]:
-        """Return the pods of the fleet's workers, without those of lost nodes."""
         instance = f"app.kubernetes.io/instance={slug(self._join.run)}"
         output = self._call("get", "pods", f"--selector={instance},{WORKER_LABEL}", "--output=json")
         jobs: dict[str, Job] = {}
@@ -340,7 +335,6 @@ class KubernetesLauncher:
         return jobs
 
     def logs(self, worker: str, /) -> str:
-        """Return the last lines of its container; empty where it has not begun."""
         pod = pod_name(self._join.run, worker)
         words = [*self._kubectl, "logs", pod, f"--container={CONTAINER}", f"--tail={NUM_LINES}"]
         return ask(words, timeout_s=self._settings.answer_s).output.rstrip("\n")
@@ -361,10 +355,10 @@ def manifests(
     *,
     by_supervisor: Collection[Role] = (),
 ) -> str:
-    """Return a run's objects for `kubectl apply`, as YAML: the run's host and the elastic workers.
-    ``roles``: numbers of the fleet's workers, whose pods the run's host starts itself.
-    ``by_supervisor``: roles whose number the supervisor sets by demand; for them there is no second
-    autoscaler."""
+    """Return a run's objects for `kubectl apply` as YAML: the run's host and the elastic workers.
+
+    ``roles``: worker counts of the fleet, whose pods the run's host starts itself.
+    ``by_supervisor``: roles that the supervisor autoscales, which get no elastic workers."""
     found = run_host_objects(settings, join.run, config_toml)
     for role in roles:
         if role not in by_supervisor:
@@ -395,7 +389,7 @@ def _of_worker(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _why_waiting(status: Mapping[str, Any]) -> str:
-    """Return why a pod waits: its image, or no node."""
+    """Say why a pod waits: for its image or for a node."""
     waiting = _of_worker(status).get("state", {}).get("waiting", {})
     unmet = (one for one in status.get("conditions", []) if one.get("status") == "False" and one.get("message"))
     words = [waiting.get("reason", ""), waiting.get("message", ""), next((one["message"] for one in unmet), "")]

@@ -1,12 +1,12 @@
-"""The jobs of one launcher, as a supervisor's loop needs them: nothing here waits for a place.
+"""Runs a launcher for the supervisor's loop, which must not block on slow calls.
 
-*Consumes* starts and stops. *Produces* the jobs' states and ends. A thread carries orders out and
-lists the place every ``launch.poll_s``. *Waits for* the place's programs, each with a deadline,
-on that thread alone. ``close`` ends it.
+*Consumes* starts and stops. *Produces* the jobs' states and exits. A thread carries out orders and
+lists the jobs every ``launch.poll_s``; only that thread *waits for* the launcher's programs, each
+with a deadline.
 
-A worker has at most one order; a newer one replaces it. A start that fails counts as a failure of
-the surroundings, so the restart budget bounds its repetition. A stop that fails is repeated at the
-next poll."""
+A worker has at most one pending order; a newer one replaces it. A failed start counts as an
+infrastructure failure, so the restart budget limits retries. A failed stop is retried at the next
+poll."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ from pipeline.supervisor.launchers.seam import Exit, Job, JobState, Launcher, La
 from protocol.ids import Role
 
 _LOST = -signal.SIGKILL
-"""Exit code of a worker that its place lost: as killed, which may pass."""
+"""Exit code of a worker whose job disappeared: as if killed, which may pass."""
 _CLOSE_S = 30.0
 
 log = structlog.get_logger(__name__)
 
 
 class Order(StrEnum):
-    """The next thing to do about a worker."""
-
     START = "start"
     DRAIN = "drain"
     END = "end"
@@ -62,8 +60,8 @@ class Launched:
         self._thread = threading.Thread(target=self._work, name="launcher", daemon=True)
 
     def adopt(self) -> dict[str, Role]:
-        """Hold the jobs of earlier supervisors that have not ended; return their roles by worker.
-        Raises LaunchFailed."""
+        """Adopt earlier supervisors' jobs that have not ended; return their roles by worker. Raises
+        LaunchFailed."""
         found = {worker: job for worker, job in self._launcher.listing().items() if job.state is not JobState.ENDED}
         with self._lock:
             self._held |= {worker: _Held(job.role, job, is_started=True) for worker, job in found.items()}
@@ -71,14 +69,14 @@ class Launched:
         return {worker: job.role for worker, job in found.items()}
 
     def start(self, role: Role, worker: str) -> None:
-        """Have a worker started. A refusal is reported by ``reap`` as a failure."""
+        """Order a start. If it fails, ``reap`` reports a failure."""
         with self._lock:
             self._held[worker] = _Held(role)
             self._orders[worker] = Order.START
         self._begin()
 
     def stop(self, worker: str, *, now: bool = False) -> None:
-        """Have a worker drained, or with ``now`` ended; without a start, it is forgotten."""
+        """Order a drain, or with ``now`` a kill. A worker that has not started yet is just dropped."""
         with self._lock:
             held = self._held.get(worker)
             if held is None:
@@ -91,21 +89,17 @@ class Launched:
         self._begin()
 
     def running(self) -> list[str]:
-        """Return the workers with a running job: a waiting job is not late."""
+        """Return the workers whose job is running rather than waiting in a queue."""
         with self._lock:
             return [name for name, held in self._held.items() if held.job and held.job.state is JobState.RUNNING]
 
-    def holds(self, worker: str) -> bool:
-        """Return whether a worker is held here."""
-        return worker in self._held
-
     def pids(self, beats: Iterable[Heartbeat]) -> dict[str, int]:
-        """Return the process ids of running workers as their heartbeats have them; 0 before."""
+        """Return running workers' process ids from their heartbeats; 0 before the first one."""
         running = dict.fromkeys(self.running(), 0)
         return running | {beat.who.worker: beat.pid for beat in beats if beat.who.worker in running}
 
     def listing(self) -> dict[str, Job]:
-        """Return the jobs as they were last listed."""
+        """Return the jobs as last listed."""
         with self._lock:
             return {name: held.job for name, held in self._held.items() if held.job is not None}
 
@@ -116,19 +110,18 @@ class Launched:
         return ended
 
     def logs(self, worker: str) -> str:
-        """Return a worker's last lines, or why they cannot be had."""
+        """Return a worker's last lines, or why they are not available."""
         try:
             return self._launcher.logs(worker)
         except LaunchFailed as error:
             return str(error)
 
     def end_all(self) -> None:
-        """Have all workers ended at once."""
         for worker in list(self._held):
             self.stop(worker, now=True)
 
     def close(self) -> None:
-        """End all workers, and wait until the place has the orders, at most 30 s."""
+        """Kill all workers, and wait up to 30 s until those orders are carried out."""
         self.end_all()
         deadline = time.monotonic() + _CLOSE_S
         while self._orders and self._thread.is_alive() and time.monotonic() < deadline:
@@ -167,7 +160,7 @@ class Launched:
             orders = dict(self._orders)
         for worker, order in orders.items():
             with self._lock:
-                # A newer one may have come; a start is no longer to be taken back.
+                # skip an order that was replaced; from here on a start cannot be withdrawn
                 if self._orders.get(worker) is not order:
                     continue
                 del self._orders[worker]

@@ -1,12 +1,12 @@
-"""Jobs of this host that join the run as those of any other host: ``launch.on = "join"``.
+"""Workers of this host that join the run as another host's would: ``launch.on = "join"``.
 
-Each worker is a ``headrace fleet join`` in its own folder. All that it needs comes through the
-ledger and the wire, and nothing is read from the run's folder.
+Each worker is a ``headrace fleet join`` in its own folder. It gets everything through the ledger
+and the wire, and reads nothing from the run's folder.
 
     <cache>/headrace/here/<digest of the run's folder>/headrace/launched, joined
 
-Two runs of one name, of different folders, have different jobs. Jobs go on when the supervisor
-dies, and the next one finds them. When the run ends, and at ``down``, the folders are removed."""
+Runs of the same name in different folders have separate jobs. Jobs outlive the supervisor, and the
+next one finds them. The folders are removed when the run ends, and by ``down``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LocalJoinLauncher:
-    """Starts jobs of one run on this host."""
+    """Starts a run's joined workers on this host."""
 
     def __init__(
         self,
@@ -52,18 +52,17 @@ class LocalJoinLauncher:
     ) -> None:
         """Args:
         run: The run's name.
-        state: Folder of its jobs, in the place of the account's state folder.
-        url: Returns the ledger's address, without user and password; called at each start.
+        state: Folder for its jobs, instead of the account's state folder.
+        url: Returns the ledger's address without user and password; called at each start.
         token_of: Returns a role's token.
-        plaintext: Whether the address may be that of an unencrypted connection.
+        plaintext: Whether the connection may be unencrypted.
         program: Command of Headrace; by default this installation's."""
         self._run, self._state, self._url, self._token_of = run, state, url, token_of
         self._plaintext, self._program = plaintext, program
         self._own: list[subprocess.Popen[bytes]] = []
-        """Processes to reap; jobs themselves are found by their files."""
+        """Processes to reap; the jobs themselves are found by their files."""
 
     def start(self, role: Role, worker: str, /) -> None:
-        """Start a worker."""
         token, url = self._token_of(role), self._url()
         self._ask(
             HostRequest(
@@ -73,26 +72,23 @@ class LocalJoinLauncher:
         )  # fmt: skip
 
     def stop(self, worker: str, /, *, now: bool = False) -> None:
-        """Stop a worker."""
         self._ask(HostRequest(verb="stop", run=self._run, worker=worker, now=now))
 
     def listing(self) -> dict[str, Job]:
-        """Return the jobs of this run on this host."""
         found = self._ask(HostRequest(verb="list", run=self._run)).jobs
         return {worker: job.as_job("this host") for worker, job in found.items()}
 
     def logs(self, worker: str, /) -> str:
-        """Return the last lines of a worker's output."""
         return self._ask(HostRequest(verb="logs", run=self._run, worker=worker)).text
 
     def clear(self, logs: Path) -> bool:
-        """Remove the folders of ended jobs; return whether they are gone. A job that still runs
-        after 10 s keeps all of them. Raises LaunchFailed.
+        """Remove the folders of ended jobs; return whether they are gone. Keeps them all if a job
+        still runs after 10 s. Raises LaunchFailed.
 
-        The output of each ``headrace fleet join`` is kept in ``logs``, as ``join-WORKER.out``. The lines
-        of workers have come home through the ledger."""
+        The output of each ``headrace fleet join`` is saved in ``logs`` as ``join-WORKER.out``. The
+        workers' logs have already arrived through the ledger."""
         deadline = time.monotonic() + _END_S
-        # A killed process takes a moment to end.
+        # a killed process takes a moment to end
         while left := self._running():
             if time.monotonic() > deadline:
                 _log.warning("joined_folders_left", folder=str(self._state), reason=f"still running: {', '.join(left)}")
@@ -109,7 +105,7 @@ class LocalJoinLauncher:
         return True
 
     def _running(self) -> list[str]:
-        """Return the workers of running jobs, else this launcher's running processes."""
+        """Return the workers of running jobs, or else processes of this launcher that still run."""
         jobs = [worker for worker, job in self.listing().items() if job.state is not JobState.ENDED]
         return jobs or [f"process {process.pid}" for process in self._own]
 
@@ -122,8 +118,7 @@ class LocalJoinLauncher:
 
 
 def local_join_launcher(config: RunConfig, run_dir: Path, token_of: TokenOf) -> LocalJoinLauncher:
-    """Return the launcher of a run. Raises ConfigError: its mailboxes take no other host's
-    links."""
+    """Return a run's launcher. Raises ConfigError: its mailboxes do not use tcp."""
     if config.wire.transport != "tcp":
         raise ConfigError(
             "launch.on is join, and joined workers use tcp, even on one host; set wire.transport to tcp: --set "

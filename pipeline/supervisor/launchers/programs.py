@@ -1,8 +1,9 @@
-"""Programs of places: ssh, Slurm's commands, kubectl. Each call has a deadline.
+"""Calls external programs (ssh, Slurm's commands, kubectl), each with a deadline.
 
-At the deadline a program is ended with all that it has started. A call is over when its program has
-ended. A process that it leaves in the background, as ssh's ControlPersist, holds its outputs open;
-so these are files. The environment has no password of the ledger, since some send it on."""
+At the deadline, the program is killed with everything it started. A call is over when the program
+ends, even if it leaves a background process that holds its outputs open (ssh's ControlPersist);
+therefore the outputs are files rather than pipes. The environment lacks the ledger's password,
+because some programs pass the environment on."""
 
 from __future__ import annotations
 
@@ -26,21 +27,19 @@ _SHOWN_CHARS = 400
 
 @dataclass(frozen=True, slots=True)
 class ProgramAnswer:
-    """How a program ended."""
-
     code: int
     output: str
     error: str
 
     @property
     def trouble(self) -> str:
-        """Its last words, in one line."""
+        """The end of its error output, as one line."""
         words = " ".join(self.error.split()) or " ".join(self.output.split()) or "it printed nothing"
         return printable_line(words[-_SHOWN_CHARS:])
 
 
 def require(*programs: str, why: str) -> None:
-    """Raise ConfigError for a program that is not on PATH."""
+    """Raise ConfigError if a program is not on PATH."""
     for program in programs:
         if shutil.which(program) is None:
             raise ConfigError(
@@ -50,8 +49,8 @@ def require(*programs: str, why: str) -> None:
 
 
 def ask(words: Sequence[str], *, timeout_s: float, text: str = "") -> ProgramAnswer:
-    """Run a program, with ``text`` as its input. Raises LaunchFailed: it does not start, or does
-    not end in time."""
+    """Run a program with ``text`` as its input. Raises LaunchFailed: it does not start, or does not
+    end in time."""
     try:
         with _file() as given, _file() as output, _file() as error:
             given.write(text.encode())
@@ -83,7 +82,7 @@ def _run(words: Sequence[str], given: IO[bytes], output: IO[bytes], error: IO[by
 
 
 def _file() -> IO[bytes]:
-    """Return a file without a name; on Linux in memory, since an input may have a token."""
+    """Return an anonymous file; on Linux in memory, because the input may contain a token."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("headrace"), "w+b")
     return TemporaryFile()
@@ -95,7 +94,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def call(words: Sequence[str], *, timeout_s: float, text: str = "") -> str:
-    """Run a program and return its output. Raises LaunchFailed: it failed, in its own words."""
+    """Run a program and return its output. Raises LaunchFailed with its error output if it fails."""
     answer = ask(words, timeout_s=timeout_s, text=text)
     if answer.code != 0:
         raise LaunchFailed(f"{words[0]} failed with code {answer.code}: {answer.trouble}")

@@ -1,8 +1,8 @@
-"""Actors of a Ray cluster: one a worker, detached, in a namespace of the run.
+"""One detached actor per worker on a Ray cluster, in a namespace of the run.
 
-Each call is one request to the run's Ray driver (``ray_agent``), a separate process, with a
-deadline. A driver that fails is replaced at the next call; actors stay, and a later supervisor
-finds them. Actors hold no secret until their worker begins: ``ray_states`` has who restarts."""
+Each call is one request with a deadline to the run's Ray driver (``ray_agent``), a separate
+process. A driver that fails is replaced at the next call; actors stay, and a later supervisor finds
+them. An actor holds no secret until its worker starts (``ray_states``)."""
 
 from __future__ import annotations
 
@@ -41,13 +41,12 @@ _SHOWN_CHARS: Final = 600
 
 
 class RayLauncher:
-    """Starts actors of one run.
+    """Starts a run's workers as Ray actors.
 
-    Raises ConfigError: Ray is not installed, or the address is that of Ray Client."""
+    Raises ConfigError: Ray is not installed, or the address is one of Ray Client."""
 
     def __init__(self, settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]] = ()) -> None:
-        """``workers``: role and name of each worker of the configured fleet, for the placement
-        group."""
+        """``workers``: role and name of each configured worker, for the placement group."""
         for module, package in (("ray", "ray"), ("nacl", "pynacl")):
             if importlib.util.find_spec(module) is None:
                 raise ConfigError(
@@ -67,7 +66,7 @@ class RayLauncher:
         self._welcome = RayReply()
 
     def reach(self) -> None:
-        """Connect once. Raises ConfigError: the cluster cannot be reached, or is open to all."""
+        """Connect once. Raises ConfigError: the cluster cannot be reached, or admits anyone."""
         try:
             with self._lock:
                 found = self._connected(self._settings.answer_s)
@@ -80,7 +79,7 @@ class RayLauncher:
             refuse_open(is_open(found.head))
 
     def start(self, role: Role, worker: str, /) -> None:
-        """Make an actor, or have the worker begin again in one that Ray has placed again."""
+        """Create an actor, or start the worker again in one that Ray has moved to another node."""
         join, settings = self._join, self._settings
         program = [] if settings.program == _DEFAULT_PROGRAM else list(settings.program)
         spec = WorkerSpec(
@@ -91,26 +90,26 @@ class RayLauncher:
         self._ask(RayRequest(verb="start", spec=spec, tokens=self._tokens()))
 
     def stop(self, worker: str, /, *, now: bool = False) -> None:
-        """Have a worker drain; end a waiting actor, or with ``now`` any."""
+        """Drain a worker; kill a waiting actor, or with ``now`` any actor."""
         self._ask(RayRequest(verb="stop", worker=worker, now=now))
 
     def listing(self) -> dict[str, Job]:
-        """Return the run's actors. The driver remembers how workers ended after their actors are gone."""
+        """Return the run's jobs. The driver remembers how workers ended after their actors are
+        gone."""
         return self._ask(RayRequest(verb="list", tokens=self._tokens())).jobs
 
     def logs(self, worker: str, /) -> str:
-        """Return the last lines of its output."""
         return self._ask(RayRequest(verb="logs", worker=worker, tokens=self._tokens())).text
 
     def close(self) -> None:
-        """End the driver, not the actors."""
+        """End the driver but not the actors."""
         with self._lock:
             if self._driver is not None:
                 self._driver.close()
             self._driver = None
 
     def _tokens(self) -> dict[str, Token]:
-        """Return the tokens that there are: a run's end needs none."""
+        """Return the tokens that exist; the end of a run needs none."""
         found: dict[str, Token] = {}
         for role in self._settings.launched:
             with suppress(ConfigError):
@@ -125,12 +124,12 @@ class RayLauncher:
             try:
                 return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
             except _NotAsked:
-                # It has just ended, and took no request: the next one takes it.
+                # it ended before taking the request, so a new driver can take it
                 self._connected(self._settings.answer_s)
                 return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
 
     def _connected(self, timeout_s: float) -> RayReply:
-        """Start the driver unless it runs; return its first answer."""
+        """Start the driver unless it runs; return its first reply."""
         if self._driver is not None and self._driver.runs:
             return self._welcome
         if self._driver is not None:
@@ -150,7 +149,7 @@ class _NotAsked(LaunchFailed):
 
 
 class _Driver:
-    """A driver's process. Its standard error is a file without a name."""
+    """The driver's process. Its standard error is an anonymous file."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._error = tempfile.TemporaryFile()  # noqa: SIM115
@@ -165,8 +164,8 @@ class _Driver:
         return self._process.poll() is None
 
     def ask(self, request: RayRequest, timeout_s: float) -> RayReply:
-        """Return the reply. Raises LaunchFailed: an error, no reply in time, or an ended driver,
-        which is killed then."""
+        """Return the reply. Raises LaunchFailed on an error; if no reply comes in time or the
+        driver has ended, also kills it."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
@@ -185,7 +184,7 @@ class _Driver:
         return reply
 
     def close(self) -> None:
-        """Close its input, so that it ends; kill one that does not."""
+        """Close its input so that it ends; kill it if it does not."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
@@ -226,7 +225,7 @@ class _Driver:
 
 def is_open(head: str) -> bool:
     """Return whether a cluster's head answers a process without the cluster's token. Raises
-    ConfigError: it answers none."""
+    ConfigError: it does not answer at all."""
     environment = {name: value for name, value in _environment().items() if not name.startswith("RAY_AUTH_")}
     stranger = _Driver(environment | {_AUTH_MODE: "disabled"})
     cluster = ClusterSpec(address=head, namespace="", max_restarts=0)
@@ -242,17 +241,18 @@ def is_open(head: str) -> bool:
 
 
 def refuse_open(is_open: bool) -> None:
-    """Raise ConfigError for a cluster of several hosts that admits every program."""
+    """Raise ConfigError for a multi-host cluster that admits any program."""
     if is_open:
         raise ConfigError(
-            "the Ray cluster takes in every program that reaches its ports, without a token: such a program runs code as the "
-            "cluster's account, and reads join tokens there. Start its nodes with RAY_AUTH_MODE=token (`ray get-auth-token "
+            "the Ray cluster accepts any program that reaches its ports, without a token: such a program can run code as the "
+            "cluster's account and read join tokens. Start its nodes with RAY_AUTH_MODE=token (`ray get-auth-token "
             "--generate`), or set launch.ray.allow_unauthenticated if only you use that network"
         )
 
 
 def namespace(join: JoinCommand) -> str:
-    """Return the namespace of a run's actors: another ledger's run of the same name has another."""
+    """Return the namespace of a run's actors. It includes the ledger's address, since runs on other
+    ledgers may have the same name."""
     return f"headrace.{join.run}.{hashlib.sha256(join.url.encode()).hexdigest()[:10]}"
 
 
@@ -293,11 +293,13 @@ def _is_loopback(address: str) -> bool:
 
 
 def dry_run(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]]) -> str:
-    """Return which actors would be made, and with which requests."""
+    """Describe the actors that would be created, and their resource requests."""
     cluster = settings.ray
     lines = [f"# actors in the namespace {namespace(join)} of the Ray cluster {cluster.address}"]
     if cluster.strategy is not None:
-        lines.append(f"# in one placement group, {cluster.strategy}; another one keeps this node's learner its place")
+        lines.append(
+            f"# in one placement group, {cluster.strategy}; another one reserves this node's resources for the learner"
+        )
     for role, worker in workers:
         wanted = _resources(settings.resources(role), cluster.role(role))
         labels = "".join(f", {name}={value}" for name, value in cluster.role(role).labels.items())
@@ -306,6 +308,5 @@ def dry_run(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[
 
 
 def reach(launcher: object) -> None:
-    """Connect a Ray launcher once. Raises ConfigError."""
     if isinstance(launcher, RayLauncher):
         launcher.reach()

@@ -1,10 +1,11 @@
 """The Ray driver of a launcher: a separate process.
 
-It reads requests, lines of JSON, from standard input, and writes a reply for each. Ray has seconds
-for a request; the launcher ends a driver that gives no answer.
+It reads requests as lines of JSON from standard input, and writes one reply each. Ray gets seconds
+per request; the launcher kills a driver that does not reply in time.
 
-Ray ends a driver's process when its node is lost, takes signals over and keeps threads. None of
-that reaches the supervisor. When the input ends, so does this process; detached actors stay.
+A separate process, because Ray kills a driver whose node is lost, takes over signals and leaves
+threads, none of which must affect the supervisor. It ends when its input ends; detached actors
+stay.
 
     python headrace.py pipeline.supervisor.launchers.ray_agent"""
 
@@ -39,7 +40,7 @@ from pipeline.supervisor.launchers.seam import Job
 from protocol.errors import ConfigError
 
 _LOOK_S = 0.5
-"""How long actors are waited for; who has a place answers sooner."""
+"""How long to wait for actors' answers; those that have a node answer sooner."""
 _LOGS_S = 5.0
 _TICK_S = 0.4
 _PARENT_S = 1.0
@@ -52,11 +53,11 @@ class _Watched:
     handle: Any
     held: HeldWorker
     asked: Any = None
-    """The question that is not answered yet. An actor without a place has one at most."""
+    """The unanswered call, if any. An actor without a node has at most one."""
 
 
 class RayDriver:
-    """The actors of one run, in its namespace."""
+    """The actors of one run."""
 
     def __init__(self, cluster: ClusterSpec) -> None:
         import ray  # pyright: ignore[reportMissingImports]
@@ -65,13 +66,13 @@ class RayDriver:
         self._watched: dict[str, _Watched] = {}
         self._specs: dict[str, WorkerSpec] = {}
         self._ended: dict[str, tuple[Job, str]] = {}
-        """Jobs and last lines of ended workers; their actors are gone."""
+        """Jobs and last lines of ended workers, whose actors are gone."""
         self._tokens: dict[str, Token] = {}
-        """By role, as they came last."""
+        """The newest token of each role."""
         self._is_first = True
         if cluster.address != "auto" and not is_let_in(cluster.address):
             raise ConfigError(
-                "the cluster wants its token; set RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in "
+                "the cluster requires its token; set RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in "
                 "RAY_AUTH_TOKEN_PATH"
             )
         ray.init(
@@ -80,23 +81,22 @@ class RayDriver:
         )  # fmt: skip
 
     def use(self, tokens: dict[str, Token]) -> None:
-        """Take the roles' newest tokens."""
         self._tokens |= tokens
 
     def welcome(self) -> RayReply:
-        """Return the addresses of live nodes, and that of the head."""
+        """Return the addresses of live nodes and of the head."""
         import ray  # pyright: ignore[reportMissingImports]
 
         addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
         return RayReply(addresses=addresses, head=ray.get_runtime_context().gcs_address)
 
     def begin_ordered(self) -> None:
-        """Give tokens to actors that have got their place meanwhile."""
+        """Give tokens to actors that have got a node since they were ordered."""
         if any(known.held.begins for known in self._watched.values()):
             self._take_up()
 
     def start(self, spec: WorkerSpec) -> None:
-        """Make the worker's actor, or use the one that Ray has placed again."""
+        """Create the worker's actor, or use the one that Ray has moved."""
         self._ended.pop(spec.worker, None)
         self._specs[spec.worker] = spec
         known = self._find(spec.worker)
@@ -105,7 +105,7 @@ class RayDriver:
         known.held.order()
 
     def stop(self, worker: str, *, now: bool) -> None:
-        """Have a worker drain; end an actor that waits, or with ``now`` any."""
+        """Drain a worker; kill a waiting actor, or with ``now`` any actor."""
         known = self._find(worker)
         if known is None:
             return
@@ -115,7 +115,7 @@ class RayDriver:
             self._end(worker, known)
 
     def listing(self) -> dict[str, Job]:
-        """Return all jobs, after one look at each actor."""
+        """Ask each actor once; return all jobs."""
         self._take_up()
         jobs: dict[str, Job] = {}
         for name, known in list(self._watched.items()):
@@ -130,7 +130,6 @@ class RayDriver:
         return {name: job for name, (job, _) in self._ended.items()} | jobs
 
     def logs(self, worker: str) -> str:
-        """Return a worker's last lines."""
         import ray  # pyright: ignore[reportMissingImports]
         from ray.exceptions import GetTimeoutError, RayError  # pyright: ignore[reportMissingImports]
 
@@ -144,7 +143,7 @@ class RayDriver:
         return ""
 
     def close(self) -> None:
-        """Free the places of ended workers, and leave the others to a later supervisor."""
+        """Free the resources of ended workers, and leave the others to a later supervisor."""
         self._tokens = {}
         self.listing()
         for name, known in list(self._watched.items()):
@@ -187,7 +186,7 @@ class RayDriver:
             try:
                 return actor.remote(text)
             except ValueError:
-                # The name of an actor that was ended just now.
+                # the name of an actor that was just killed is not free yet
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
@@ -199,7 +198,7 @@ class RayDriver:
         self._watched.pop(worker, None)
 
     def _take_up(self) -> None:
-        """Look at the run's actors, and give tokens to those that want one."""
+        """Ask the run's actors, and give tokens to those that want one."""
         from ray.util import list_named_actors  # pyright: ignore[reportMissingImports]
 
         names = {name for name in list_named_actors() if role_of(name) is not None}
@@ -209,13 +208,13 @@ class RayDriver:
         self._look()
         for name, known in self._watched.items():
             if self._is_first and name in new and known.held.report is None:
-                # An earlier supervisor's, which still waits for a place.
+                # ordered by an earlier supervisor, and still waiting for a node
                 known.held.order()
             self._give(known)
         self._is_first = False
 
     def _look(self) -> None:
-        """Ask each actor once, and take the answers that come in time."""
+        """Ask each actor once, and take in the answers that arrive in time."""
         import ray  # pyright: ignore[reportMissingImports]
         from ray.exceptions import ActorUnavailableError, RayActorError, RayError  # pyright: ignore[reportMissingImports]
 
@@ -235,13 +234,13 @@ class RayDriver:
             except ActorUnavailableError:
                 known.held.unavailable()
             except RayActorError:
-                # It is dead for good.
+                # dead for good
                 del self._watched[name]
             except RayError:
                 known.held.unavailable()
 
     def _give(self, known: _Watched) -> None:
-        """Give an actor its role's token where it wants it, sealed for it alone."""
+        """Send an actor its role's token if it needs it, encrypted for it alone."""
         from nacl.public import PublicKey, SealedBox  # pyright: ignore[reportMissingImports]
 
         token = self._tokens.get(known.held.role)
@@ -273,13 +272,13 @@ class RayDriver:
         return _kept_group(GROUP, self._cluster.bundles, self._cluster.strategy, self._cluster.labels)
 
     def _keep_group(self) -> None:
-        """Remove the groups when no worker of the run is left."""
+        """Remove the placement groups when no worker of the run is left."""
         if self._cluster.strategy and not self._watched:
             remove_groups()
 
 
 def _kept_group(name: str, bundles: list[dict[str, float]], strategy: str, labels: list[dict[str, str]]) -> Any:
-    """Return a detached placement group; make it first where it does not exist."""
+    """Return a detached placement group, creating it if necessary."""
     from ray.util import get_placement_group, placement_group  # pyright: ignore[reportMissingImports]
 
     with suppress(ValueError):
@@ -288,7 +287,7 @@ def _kept_group(name: str, bundles: list[dict[str, float]], strategy: str, label
 
 
 def is_let_in(head: str) -> bool:
-    """Return whether the head answers this process, with the token that it has or without one."""
+    """Return whether the head answers this process, with or without a token."""
     from ray._raylet import GcsClient  # pyright: ignore[reportMissingImports]
     from ray.exceptions import AuthenticationError  # pyright: ignore[reportMissingImports]
 
@@ -300,15 +299,13 @@ def is_let_in(head: str) -> bool:
 
 
 class _Lines:
-    """Lines of standard input."""
-
     def __init__(self) -> None:
         self._left = b""
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
 
     def next(self, timeout_s: float) -> bytes | None:
-        """Return a line; empty when none comes in time, None at the end."""
+        """Return the next line; empty if none comes in time, None at the end."""
         while b"\n" not in self._left:
             if not self._selector.select(timeout_s):
                 return b""
@@ -341,7 +338,7 @@ def _reply(driver: RayDriver, request: RayRequest) -> RayReply:
 
 
 def _end_with(parent: int) -> None:
-    """End this process some time after its parent, though a call of Ray should hang."""
+    """Kill this process some time after its parent has ended, even if a call of Ray hangs."""
     while os.getppid() == parent:
         time.sleep(_PARENT_S)
     time.sleep(_CLOSE_S)
@@ -350,7 +347,7 @@ def _end_with(parent: int) -> None:
 
 def main() -> NoReturn:
     """Serve one launcher."""
-    # Ray prints to both outputs.
+    # Ray prints to both outputs, so replies get a descriptor of their own
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent", daemon=True).start()
@@ -358,7 +355,7 @@ def main() -> NoReturn:
     lines = _Lines()
     while (line := lines.next(_TICK_S)) is not None:
         if not line:
-            # The next request has the trouble, if it lasts.
+            # if the trouble lasts, the next request reports it
             with suppress(Exception):
                 if driver is not None:
                     driver.begin_ordered()
@@ -373,12 +370,12 @@ def main() -> NoReturn:
             else:
                 assert driver is not None, "the first request connects"
                 reply = _reply(driver, request)
-        # Ray's errors are of many kinds; each becomes a sentence of the launcher.
+        # Ray raises errors of many kinds, and the launcher reports each as a sentence
         except Exception as error:  # noqa: BLE001
             reply = RayReply(error=" ".join(f"{type(error).__name__}: {error}".split())[:600])
         replies.write(msgspec.json.encode(reply) + b"\n")
         replies.flush()
     if driver is not None:
         driver.close()
-    # Ray's own end takes seconds, and has nothing to do.
+    # skip Ray's own shutdown, which takes seconds and has nothing to do
     os._exit(0)

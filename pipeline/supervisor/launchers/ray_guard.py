@@ -1,7 +1,7 @@
-"""Ends a worker on Ray with its actor, however the actor ends.
+"""Kills a worker on Ray when its actor ends, however it ends.
 
-The actor's process holds this one's standard input open. At its end all processes with the worker's
-mark are killed, and the worker's private folder is removed.
+The actor's process holds this one's standard input open. When it closes, all processes with the
+worker's mark are killed, and the worker's private folder is removed.
 
     python headrace.py pipeline.supervisor.launchers.ray_guard FOLDER MARK"""
 
@@ -19,9 +19,9 @@ HELD_MARK = "HEADRACE_HELD"
 
 
 def main() -> int:
-    """Wait for the actor's end, then leave nothing of its worker."""
+    """Wait for the actor's end, then remove everything of its worker."""
     folder, mark = sys.argv[1:]
-    # Ray kills the children of an actor's process.
+    # Ray kills the children of an actor's process, so leave them
     if os.fork():
         os._exit(0)
     os.setsid()

@@ -1,14 +1,14 @@
 """The Ray actor of one worker: starts ``headrace fleet join`` on its node, and ends with it.
 
-*Consumes* a specification without secrets, then the token, sealed for this start of the actor.
-*Produces* the command, in its own session, and reports. *Waits for* nothing.
+*Consumes* a specification without secrets, then the token, encrypted for this incarnation of the
+actor. *Produces* the command, in its own session, and reports. *Waits for* nothing.
 
-    <state folder>/headrace/launched/<run>/ray-<random>/   mode 0700; goes with the actor
+    <state folder>/headrace/launched/<run>/ray-<random>/   mode 0700; removed with the actor
         token     0600
         output    what the command printed
 
-A guard process outlives the actor and ends the command with all that it started. An actor whose
-worker does not run frees its place when no supervisor asks for it."""
+A guard process outlives the actor and kills the command with everything it started. An actor whose
+worker is not running removes itself if no supervisor asks for it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from protocol import headrace
 from protocol.private import ensure_private_folder
 
 _RAY_VARIABLES = "RAY_"
-"""Beginning of variables that the command has no use for; one may be the cluster's own token."""
+"""Prefix of variables that the command does not need; one of them may hold the cluster's token."""
 _WATCH_S = 5.0
 _GUARD_S = 20.0
 
 
 class WorkerHolder:
-    """The place of one worker. Ray makes it, and again after a loss."""
+    """The actor of one worker. Ray creates it, and again after a loss."""
 
     def __init__(self, spec: str) -> None:
         """``spec``: a ``WorkerSpec`` as JSON."""
@@ -69,8 +69,8 @@ class WorkerHolder:
         return msgspec.json.encode(report).decode()
 
     def take(self, sealed: bytes) -> None:
-        """Take a token that is sealed for this start of the actor. With the first one, the worker
-        begins."""
+        """Take a token that is encrypted for this incarnation of the actor. The first one starts
+        the worker."""
         from nacl.public import SealedBox  # pyright: ignore[reportMissingImports]
 
         self._asked_s = time.monotonic()
@@ -89,7 +89,6 @@ class WorkerHolder:
             self._join.send_signal(signal.SIGTERM)
 
     def logs(self) -> str:
-        """Return the last lines that the command printed."""
         return "" if self._folder is None else last_lines(self._folder / "output")
 
     def _begin(self, folder: Path) -> None:
@@ -114,7 +113,7 @@ class WorkerHolder:
             )  # fmt: skip
 
     def _watch(self) -> None:
-        """Bound the output; free the place when nothing runs here and no supervisor looks."""
+        """Limit the output file; remove this actor when nothing runs here and no supervisor asks."""
         while True:
             time.sleep(min(_WATCH_S, self._spec.unwatched_s / 2))
             if self._folder is not None:
@@ -126,7 +125,7 @@ class WorkerHolder:
 
 
 def token_digest(token: Token) -> str:
-    """Return a digest by which a token differs from a rotated one; it is no secret."""
+    """Return a digest that tells a rotated token from the old one; it is no secret."""
     return hashlib.sha256(msgspec.json.encode(token)).hexdigest()
 
 
@@ -155,7 +154,7 @@ def remove_groups() -> None:
 
 
 def _free_place() -> None:
-    """End this actor for good; the last one of a run removes its placement groups."""
+    """Remove this actor for good; a run's last one also removes the placement groups."""
     import ray  # pyright: ignore[reportMissingImports]
     from ray.util import list_named_actors  # pyright: ignore[reportMissingImports]
 

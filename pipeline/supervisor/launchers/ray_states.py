@@ -1,8 +1,9 @@
-"""The state of one worker on Ray, by its actor's answers. Nothing here waits or calls Ray.
+"""The state of one worker on Ray, according to its actor's answers. Pure: waits for nothing, calls
+no Ray.
 
-Ray replaces a lost actor, and so the place of a worker. The worker in it begins again only by an
-order of the supervisor, whose budgets count the loss. An order is carried out by giving
-the actor the token, which no other start of the actor can read."""
+Ray replaces a lost actor, but the worker in it starts again only on an order of the supervisor,
+whose budgets count the loss. The order is carried out by giving the actor the token, which no other
+incarnation of the actor can decrypt."""
 
 from __future__ import annotations
 
@@ -16,34 +17,33 @@ from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers.seam import Job, JobState
 from protocol.ids import Role
 
-# The words between a supervisor, its Ray driver and the actors of workers.
+# Messages between a supervisor, its Ray driver and the workers' actors.
 #
 # Requests and replies are lines of JSON between two processes of one host. Specifications and reports
-# cross the cluster as JSON text. A token crosses it sealed for one actor; no specification has it.
+# cross the cluster as JSON. A token crosses it encrypted for one actor, and is in no specification.
 
 GROUP, OWN_GROUP = "workers", "learner"
-"""Names of a run's placement groups, in the run's namespace."""
+"""Names of a run's placement groups, within its namespace."""
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster, and a run's part of it."""
+    """The cluster, and what a run uses of it."""
 
     address: str
     namespace: str
     max_restarts: int
     strategy: str = ""
     bundles: list[dict[str, float]] = []
-    """Resources of the placement group: a bundle for each configured worker."""
+    """Resources of the placement group: one bundle per configured worker."""
     labels: list[dict[str, str]] = []
-    """Labels of each bundle's node."""
+    """Node labels that each bundle requires."""
     own: dict[str, float] = {}
-    """Resources that are kept free on the supervisor's node, by another placement group.
-
-    Ray places the bundles of one group greedily, and could give that node to a worker first."""
+    """Resources kept free on the supervisor's node by a second placement group, since Ray places
+    the bundles of one group greedily and could give that node to a worker first."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker, as its actor needs it. All users of the cluster may see it."""
+    """What an actor needs to know about its worker. All users of the cluster may see it."""
 
     run: str
     worker: str
@@ -51,51 +51,43 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     allows_plaintext: bool
     program: list[str]
-    """Empty: the installation of Headrace that the actor is of."""
+    """Empty: the actor's own installation of Headrace."""
     resources: dict[str, float]
     """CPU, GPU, memory in bytes, and custom ones."""
     labels: dict[str, str]
     unwatched_s: float
     bundle: int | None = None
-    """Its place in the placement group."""
+    """Index of its bundle in the placement group."""
 
 
 class HolderReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an actor and its worker."""
-
     key: str
-    """Public key, in hexadecimal digits, of this start of the actor."""
+    """Public key in hex of this incarnation of the actor."""
     place: str
     has_begun: bool = False
     token: str = ""
     """Digest of the token that it has."""
     exit_code: int | None = None
-    """None until the worker has ended."""
     output: str = ""
-    """The last lines of a worker that has ended."""
+    """Last lines of a worker that has ended."""
 
 
 class RayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the driver."""
-
     verb: Literal["connect", "knock", "start", "stop", "list", "logs"]
     cluster: ClusterSpec | None = None
     spec: WorkerSpec | None = None
     worker: str = ""
     now: bool = False
     tokens: dict[str, Token] = {}
-    """By role, for actors that are to start their worker, and for rotated tokens."""
+    """By role, for actors that are to start their worker and for rotated tokens."""
 
 
 class RayReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request."""
-
     error: str = ""
-    """Why it failed; a repeat may succeed."""
+    """Why it failed; a retry may succeed."""
     jobs: dict[str, Job] = {}
     text: str = ""
     addresses: list[str] = []
-    """Addresses of the cluster's nodes."""
     head: str = ""
     """HOST:PORT of the cluster's head."""
 
@@ -110,20 +102,21 @@ class HeldWorker:
 
     role: Role
     is_ordered: bool = False
-    """Whether the supervisor wants it to begin, or an earlier one did and it still waits."""
+    """Whether the worker should start: ordered by this supervisor, or by an earlier one and still
+    waiting."""
     report: HolderReport | None = None
-    """The actor's last answer; None while it has no place."""
+    """The actor's last answer; None while it has no node."""
     lost: str = ""
     _begun: str = ""
-    """Key of the actor's start that was given the token. Its worker counts as begun before a report
-    has it."""
+    """Key of the incarnation that was given the token; from then on its worker counts as started."""
 
     def order(self) -> None:
-        """Have it begin once its actor has a place."""
+        """Start the worker once its actor has a node."""
         self.is_ordered, self.lost = True, ""
 
     def answered(self, report: HolderReport) -> None:
-        """Take an answer. Another key is a new start of the actor: its worker is gone."""
+        """Take in an answer. A different key means a new incarnation of the actor, whose worker is
+        gone."""
         if self._begun and report.key != self._begun:
             self._lose(_REPLACED)
         self.report = report
@@ -131,28 +124,29 @@ class HeldWorker:
             self._begun = report.key
 
     def was_given_token(self) -> None:
-        """Take that the actor that answered last was given the token."""
+        """Record that the actor that answered last was given the token."""
         assert self.report is not None
         self._begun = self.report.key
 
     def unavailable(self) -> None:
-        """Record that Ray looks for another place for the actor."""
+        """Record that Ray is looking for another node for the actor."""
         if self._begun:
             self._lose(_REPLACED)
         self.report = None
 
     @property
     def may_run(self) -> bool:
-        """Whether its actor was given the token, and is not known to be lost."""
+        """Whether its actor was given the token and is not known to be lost."""
         return bool(self._begun)
 
     @property
     def begins(self) -> bool:
-        """Whether it is ordered, and its worker has not begun."""
+        """Whether it is ordered but has not started."""
         return self.is_ordered and not self.lost and (self.report is None or not self.report.has_begun)
 
     def wants_token(self, digest: str) -> bool:
-        """Return whether the token is to be given: at the order, and when it was rotated."""
+        """Return whether to send the token: when the worker is to start, and when the token was
+        rotated."""
         if self.report is None or self.lost or self.report.exit_code is not None:
             return False
         return self.report.token != digest if self.report.has_begun else self.is_ordered
@@ -165,7 +159,7 @@ class HeldWorker:
             if not self.is_ordered:
                 return None
             place, why = (
-                ("Ray", why_waiting) if self.report is None else (self.report.place, "it has its place and begins")
+                ("Ray", why_waiting) if self.report is None else (self.report.place, "it has a node and is starting")
             )
             return Job(role=self.role, state=JobState.WAITING, place=place, reason=why)
         state = JobState.RUNNING if self.report.exit_code is None else JobState.ENDED
@@ -177,8 +171,6 @@ class HeldWorker:
 
 @dataclass(frozen=True, slots=True)
 class NodeResources:
-    """Resources and labels of one live node."""
-
     total: Mapping[str, float]
     labels: Mapping[str, str]
 
@@ -186,19 +178,19 @@ class NodeResources:
 def why_waiting(
     wanted: Mapping[str, float], labels: Mapping[str, str], nodes: Sequence[NodeResources], free: Mapping[str, float]
 ) -> str:
-    """Return why a worker has no place yet. ``free``: unused resources of all nodes together."""
+    """Say why a worker has no node yet. ``free``: unused resources of all nodes together."""
     fitting = [node for node in nodes if all(node.labels.get(name) == value for name, value in labels.items())]
     if not fitting:
-        return f"no node of {len(nodes)} has the labels {_in_words(labels)}; Ray's autoscaler may add one"
+        return f"none of {len(nodes)} nodes has the labels {_in_words(labels)}; Ray's autoscaler may add one"
     short = [name for name, count in wanted.items() if all(node.total.get(name, 0.0) < count for node in fitting)]
     if short:
         largest = {name: max(node.total.get(name, 0.0) for node in fitting) for name in short}
         return (
-            f"it wants {_in_words({name: wanted[name] for name in short})}, and no node has more than {_in_words(largest)}; "
+            f"it needs {_in_words({name: wanted[name] for name in short})}, and no node has more than {_in_words(largest)}; "
             "Ray's autoscaler may add one"
         )
     left = {name: free.get(name, 0.0) for name in wanted}
-    return f"it wants {_in_words(wanted)} of one node; {_in_words(left)} are free in the cluster"
+    return f"it needs {_in_words(wanted)} on one node; {_in_words(left)} are free in the cluster"
 
 
 def _in_words(values: Mapping[str, object]) -> str:

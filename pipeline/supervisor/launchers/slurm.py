@@ -1,11 +1,11 @@
-"""Jobs of a Slurm cluster: one a worker, by sbatch, scancel, squeue and scontrol.
+"""One job per worker on a Slurm cluster, through sbatch, scancel, squeue and scontrol.
 
-The job's script calls ``srun headrace fleet join``. It never holds the token's secret, since others may
-read scripts of jobs. The token is a file of mode 0600 in a folder that the nodes see, beside what
-the jobs print. Slurm requeues no job: the supervisor starts it again, within its budgets.
+A job's script runs ``srun headrace fleet join``. It never contains the token, since others may read
+job scripts: the token is a file of mode 0600 in a folder visible to the nodes, next to the jobs'
+outputs. Slurm requeues no job: the supervisor restarts it, within its budgets.
 
-SIGTERM goes to the job's steps alone, which is scancel's way, so that join drains and srun returns
-its exit code."""
+SIGTERM is sent to the job's steps only (scancel's default), so that the join drains and srun
+returns its exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from protocol.ids import Role
 _FORMAT = "%i|%j|%T|%R"
 _WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 _BY_ITSELF = frozenset({"COMPLETED", "FAILED"})
-"""States of jobs that have the exit code of their worker."""
+"""States of jobs whose exit code is their worker's."""
 _ENDED = _BY_ITSELF | frozenset(
     {
         "BOOT_FAIL", "CANCELLED", "DEADLINE", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL",
@@ -35,7 +35,7 @@ _ENDED = _BY_ITSELF | frozenset(
 
 
 class SlurmLauncher:
-    """Starts jobs of one run.
+    """Starts a run's workers as Slurm jobs.
 
     Raises ConfigError: Slurm's commands are not on PATH."""
 
@@ -44,16 +44,16 @@ class SlurmLauncher:
         self._settings, self._join = settings, join
         self._folder = job_folder(settings, join.run)
         self._codes: dict[str, int | None] = {}
-        """Exit codes by number of the job: Slurm soon forgets a job that has ended."""
+        """Exit codes by job number, since Slurm soon forgets ended jobs."""
 
     def start(self, role: Role, worker: str, /) -> None:
-        """Submit a job."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_token(self._folder / f"{role}.token", self._join.token_of(role))
         self._call(["sbatch", "--parsable"], text=job_script(self._settings, self._join, role, worker))
 
     def stop(self, worker: str, /, *, now: bool = False) -> None:
-        """Cancel a waiting job; send SIGTERM to the steps of a running one, or kill it."""
+        """Cancel a waiting job; send SIGTERM to the steps of a running one, or kill it with
+        ``now``."""
         for number, job in self._jobs().get(worker, []):
             if job.state is JobState.WAITING:
                 self._call(["scancel", number])
@@ -61,8 +61,8 @@ class SlurmLauncher:
                 if not now:
                     self._call(["scancel", "--signal=TERM", number])
                     continue
-                # A killed job gets SIGTERM first, and KillWait to end; a killed step does not. The
-                # step may not have begun.
+                # Cancelling a job sends SIGTERM and waits for KillWait, so kill its step first, which may
+                # not have begun.
                 ask(["scancel", "--signal=KILL", f"{number}.0"], timeout_s=self._settings.answer_s)
                 self._call(["scancel", number])
 
@@ -75,7 +75,6 @@ class SlurmLauncher:
         return found
 
     def logs(self, worker: str, /) -> str:
-        """Return the last lines of its output, in the folder of jobs."""
         return last_lines(self._folder / f"{worker}.out")
 
     def _jobs(self) -> dict[str, list[tuple[str, Job]]]:
@@ -113,17 +112,16 @@ class SlurmLauncher:
 
 
 def job_folder(settings: LaunchSection, run: str) -> Path:
-    """Return the folder of a run's token files and outputs, which the nodes see."""
+    """Return the folder of a run's tokens and outputs, which the nodes must see."""
     return settings.slurm.folder.expanduser() / run
 
 
 def job_name(run: str, worker: str) -> str:
-    """Return the name by which a worker's job is found again."""
     return f"headrace.{run}.{worker}"
 
 
 def job_script(settings: LaunchSection, join: JoinCommand, role: Role, worker: str) -> str:
-    """Return the script of a worker's job, as sbatch reads it."""
+    """Return the sbatch script of a worker's job."""
     folder = job_folder(settings, join.run)
     options = [
         f"--job-name={job_name(join.run, worker)}",
@@ -156,7 +154,7 @@ def _resources(wanted: ResourcesSection) -> list[str]:
 
 
 def _job(role: Role, number: str, state: str, where: str) -> Job:
-    """Return a job by squeue's words: where it runs, or in brackets why it waits."""
+    """Parse squeue's state and place, which is in brackets if it is the reason for waiting."""
     place = f"Slurm job {number}" if where.startswith("(") or not where else f"Slurm job {number} on {where}"
     if state in _ENDED:
         return Job(role, JobState.ENDED, place, reason=state)

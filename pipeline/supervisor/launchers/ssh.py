@@ -1,11 +1,10 @@
-"""Jobs of a list of hosts, reached by the system's ssh client.
+"""Jobs on a list of hosts, reached with the system's ssh client.
 
-Each call is one connection to ``headrace fleet place`` on a host, with request and token on its standard
-input. Jobs go on when a connection or this process ends, and a later supervisor finds them.
+Each call is one connection to a host that runs ``headrace fleet place``, with request and token on
+its standard input. Jobs outlive the connection and this process, and a later supervisor finds them.
 
-Workers go to the host with the fewest. A host that gives no answer for 20 s is lost: its workers
-are started on others, and theirs are fenced. Once such a host answers again, what still runs there
-is ended."""
+A worker is started on the host that has the fewest. A host that does not answer for 20 s is lost:
+its workers are fenced and started on others. If it answers again, what still runs there is killed."""
 
 from __future__ import annotations
 
@@ -30,14 +29,14 @@ _OPTIONS = (
     "-T", "-x", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5", "-oServerAliveCountMax=3",
 )  # fmt: skip
 _SSH_FAILED = 255
-"""ssh's own exit code when it cannot connect."""
+"""ssh's own exit code, when it cannot connect."""
 _MAX_AT_ONCE = 16
 
 
 class SshLauncher:
-    """Starts jobs of one run on a list of hosts.
+    """Starts a run's workers on a list of hosts.
 
-    Raises ConfigError: no ssh on PATH, no hosts, or one that is no name."""
+    Raises ConfigError: no ssh on PATH, no hosts, or an invalid host name."""
 
     def __init__(self, settings: LaunchSection, join: JoinCommand, clock: Callable[[], float] = time.monotonic) -> None:
         require("ssh", why="launch.on is ssh")
@@ -54,16 +53,17 @@ class SshLauncher:
         self._host_of: dict[str, str] = {}
 
     def reach(self) -> None:
-        """Ask every host once. Raises ConfigError: which cannot be reached, and ssh's words."""
+        """Ask every host once. Raises ConfigError: names the hosts that cannot be reached, with
+        ssh's errors."""
         failed = [f"{host}: {error}" for host, error in self._look().items()]
         if failed:
             raise ConfigError(
                 f"{len(failed)} of {len(self._hosts)} hosts of launch.ssh.hosts cannot be used; {'; '.join(failed)}. "
-                "Mend them, or leave them out"
+                "Fix them, or remove them from the list"
             )
 
     def start(self, role: Role, worker: str, /) -> None:
-        """Start a worker on the host with the fewest, of those that answered last."""
+        """Start a worker on the host with the fewest, preferring hosts that answered last time."""
         now = self._clock()
         load = {host: sum(job.runs for job in jobs.values()) for host, jobs in self._seen.items()}
         silent = {host: now - self._answered_s[host] > self._settings.poll_s + self._settings.answer_s for host in load}
@@ -76,19 +76,18 @@ class SshLauncher:
         try:
             self._take(host, self._ask(host, request))
         except LaunchFailed:
-            # Others are tried first from now on.
+            # try other hosts first from now on
             self._answered_s[host] = float("-inf")
             raise
         self._host_of[worker] = host
 
     def stop(self, worker: str, /, *, now: bool = False) -> None:
-        """Stop a worker on each host that has it running."""
         for host, jobs in self._seen.items():
             if worker in jobs and jobs[worker].runs and not self._is_lost(host):
                 self._take(host, self._ask(host, HostRequest(verb="stop", run=self._join.run, worker=worker, now=now)))
 
     def listing(self) -> dict[str, Job]:
-        """Return the jobs of all hosts that are not lost. Raises LaunchFailed: none answers."""
+        """Return the jobs of all hosts that are not lost. Raises LaunchFailed: no host answers."""
         failed = self._look()
         if len(failed) == len(self._hosts):
             raise LaunchFailed("; ".join(f"{host}: {error}" for host, error in failed.items()))
@@ -107,7 +106,6 @@ class SshLauncher:
         return found
 
     def logs(self, worker: str, /) -> str:
-        """Return the last lines of its output on its host."""
         holding = [host for host, jobs in self._seen.items() if worker in jobs]
         host = self._host_of.get(worker) or (holding[0] if holding else None)
         if host is None:
@@ -118,7 +116,7 @@ class SshLauncher:
         return self._ask(host, HostRequest(verb="logs", run=self._join.run, worker=worker)).text
 
     def _look(self) -> dict[str, str]:
-        """List every host; return the error of each that failed."""
+        """List the jobs of every host; return the error of each host that failed."""
         request = HostRequest(verb="list", run=self._join.run)
 
         def look(host: str) -> str:
@@ -136,7 +134,7 @@ class SshLauncher:
         return self._clock() - self._answered_s[host] > REPLACED_AFTER_S
 
     def _end_doubles(self, found: dict[str, Job]) -> None:
-        """End jobs of a host that was lost and is back, where the worker runs elsewhere now."""
+        """Kill jobs on a host that was lost and is back if their worker now runs elsewhere."""
         for host in self._hosts:
             for worker, job in list(self._seen[host].items()):
                 elsewhere = self._host_of.get(worker)
@@ -164,13 +162,13 @@ class SshLauncher:
 
 
 def reach(launcher: object) -> None:
-    """Ask all hosts of an ssh launcher once. Raises ConfigError."""
+    """Ask every host of an ssh launcher once. Raises ConfigError."""
     if isinstance(launcher, SshLauncher):
         launcher.reach()
 
 
 def dry_run(settings: LaunchSection, workers: Sequence[str]) -> str:
-    """Return which host starts which worker, while all answer."""
+    """Describe which host would start which worker, if all answer."""
     hosts = settings.ssh.hosts or ("(launch.ssh.hosts is empty)",)
     command = shlex.join([*settings.program, "fleet", "place"])
     lines = [f"{worker}: ssh {hosts[number % len(hosts)]} {command}" for number, worker in enumerate(workers)]
@@ -178,11 +176,11 @@ def dry_run(settings: LaunchSection, workers: Sequence[str]) -> str:
 
 
 def _decoded(host: str, output: str) -> HostReport:
-    """Return the answer; a login script may have printed lines before it."""
+    """Parse the answer, which may follow lines printed by a login script."""
     lines = output.strip().splitlines()
     try:
         return msgspec.json.decode(lines[-1] if lines else "", type=HostReport)
     except (ValueError, RecursionError) as error:
         raise LaunchFailed(
-            f"{host} gave no answer from Headrace but {printable_line(output[:200])!r}: {error}"
+            f"{host} did not answer as Headrace but with {printable_line(output[:200])!r}: {error}"
         ) from error

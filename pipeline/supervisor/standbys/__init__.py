@@ -1,1 +1,1 @@
-"""Warm standbys: how many there are, what becomes of each, and their processes."""
+"""Warm standbys: processes with models loaded that can replace a lost worker within seconds."""

@@ -1,9 +1,9 @@
-"""Keeps the standbys of a run's host: their number, their processes, and what takes one over.
+"""Keeps the standbys of a run's host: how many there are, their processes, and which worker each
+becomes.
 
-The supervisor calls it twice a second. It reads the standbys' reports and the heartbeats, which
-are small. It starts and ends standby processes, and orders them to become workers.
-
-A standby serves this host alone. Roles that a launcher starts, and joined hosts, have none."""
+The supervisor calls it twice a second with heartbeats; it reads the standbys' reports, starts and
+kills standby processes, and orders them to become workers. Standbys only serve this host: roles
+that a launcher starts, and joined hosts, have none."""
 
 from __future__ import annotations
 
@@ -41,16 +41,17 @@ from protocol import headrace
 from protocol.ids import Role
 
 WORTH_S: Final = 10.0
-"""A start that takes less is no reason for a standby by itself."""
+"""A start must take at least this long to justify a standby."""
 GENERIC_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE)
 _GPUS = "nvidia[0-9]*"
 _ROOM = "-" * 80
-"""Placeholder that makes room for the longer arguments of the worker that a standby becomes."""
+"""Padding argument that reserves space for the longer command line of the worker it becomes."""
 _OBEYED_S = 5.0
 _FIRST_REFILL_S = 60.0
-"""Assumed before the first refill is measured."""
+"""Assumed until the first refill is measured."""
 _TIMES_LOAD, _LOAD_SLACK_S = 2.0, 10.0
-"""A worker holds refills up for so many times its role's shortest start, and some seconds more."""
+"""A worker that takes longer than this multiple of its role's shortest start, plus the slack, no
+longer delays standbys."""
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +63,7 @@ class _Order:
 
 
 def standby_roles(config: RunConfig, kind: StandbyKind) -> tuple[Role, ...]:
-    """Return what a standby of this kind prepares in a run, and so may become; () for nothing."""
+    """Return the roles that a standby of this kind prepares for and can take; () for none."""
     if kind is StandbyKind.LEARNER:
         return (Role.LEARNER,) if config.learner.ranks == 1 else ()
     fleet = config.fleet
@@ -76,7 +77,6 @@ def standby_roles(config: RunConfig, kind: StandbyKind) -> tuple[Role, ...]:
 
 
 def standby_command(run_dir: Path, name: str, roles: Sequence[Role]) -> list[str]:
-    """Return the command line of a standby."""
     return headrace.command("workers.standby", str(run_dir), name, _ROOM, *map(str, roles))
 
 
@@ -86,7 +86,7 @@ class StandbyKeeper:
     def __init__(
         self, config: RunConfig, run_dir: Path, processes: Processes, free: Callable[[], int] = free_memory
     ) -> None:
-        """``free``: returns the bytes of memory that are free on this host."""
+        """``free``: returns the free memory of this host in bytes."""
         self._config, self._run_dir, self._processes, self._free = config, run_dir, processes, free
         self._roles = {kind: standby_roles(config, kind) for kind in StandbyKind}
         self._pool = StandbyPool(PoolLimits(start_timeout_s=config.supervisor.start_timeout_s))
@@ -94,38 +94,39 @@ class StandbyKeeper:
         self._turns: dict[str, int] = {}
         self._orders: dict[str, _Order] = {}
         self._starts: dict[str, tuple[Role, float]] = {}
-        """Starts of workers that have not ended, by worker."""
+        """Worker starts in progress, by worker."""
         self._loads: dict[Role, float] = {}
         """The shortest start of each role, in seconds."""
         self._away: dict[str, float] = {}
         """Since when wanted workers are not at work, by name."""
         self._bytes: dict[StandbyKind, int] = {}
-        """Memory of a ready standby, as the last one reported it."""
+        """Memory of a ready standby, as last reported."""
         self._held: dict[str, int] = {}
-        """Memory of each standby, as it reported it."""
+        """Memory of each standby, as reported."""
         self._num_repairs = 0
         self._began_s: float | None = None
         self._said: dict[StandbyKind, str] = {}
-        """The last shortage of each kind in the log, in few words."""
+        """The last shortage of each kind that was logged."""
         self._is_clear = False
 
     @property
     def roles(self) -> frozenset[Role]:
-        """The roles for which a standby is ready."""
+        """The roles that a ready standby can take."""
         return self._pool.roles
 
     def started(self, now_s: float, worker: str, role: Role) -> None:
-        """Record the start of a worker's new process, to measure how long it takes."""
+        """Note when a worker's new process started, to measure how long that takes."""
         self._starts[worker] = role, now_s
 
     def repaired(self, role: Role) -> None:
-        """Count a worker that was lost and works again."""
+        """Count a lost worker that works again."""
         self._num_repairs += role in self._roles[StandbyKind.GENERIC]
 
     # -- taking over -------------------------------------------------------------------------------
 
     def take_over(self, now_s: float, role: Role, worker: str) -> str | None:
-        """Make a standby this worker; return its former name, None without one that is ready."""
+        """Turn a ready standby into this worker; return the standby's name, or None if none is
+        ready."""
         while (name := self._pool.take_ready(now_s, role)) is not None:
             process = self._children[name]
             try:
@@ -144,7 +145,7 @@ class StandbyKeeper:
         return None
 
     def replace_all(self, reason: str) -> None:
-        """Replace all standbys, and take none of the present ones."""
+        """Replace all standbys by new ones, and use none of the present ones."""
         self._pool.replace_all(reason)
 
     # -- keeping -----------------------------------------------------------------------------------
@@ -152,13 +153,13 @@ class StandbyKeeper:
     def reconcile(
         self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role], *, is_over: bool
     ) -> None:
-        """Read the reports, end what is of no use, and start what is missing.
+        """Read the reports, kill standbys that are no longer useful, and start missing ones.
 
         Args:
             now_s: The supervisor's monotonic time.
             beats: All heartbeats.
             workers: Wanted workers of this host, by name.
-            is_over: Whether the fleet stops: all standbys end."""
+            is_over: Whether the fleet stops, which ends all standbys."""
         if not any(self._roles.values()):
             return
         self._began_s = now_s if self._began_s is None else self._began_s
@@ -182,7 +183,6 @@ class StandbyKeeper:
             self._say(kind, "given up", f"no standby is started any more: {reason}")
 
     def _measure(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
-        """Take the durations of starts that are over."""
         pids = self._processes.pids
         for beat in beats:
             worker = beat.who.worker
@@ -212,7 +212,7 @@ class StandbyKeeper:
     def _read_report(self, now_s: float, name: str, report: StandbyReport) -> None:
         roles = frozenset(map(Role, report.roles))
         if Role.GENERATOR in roles and report.version is None and self._follows:
-            # it is not tried without weights
+            # not usable before it has weights
             roles = frozenset[Role]()
         version, progress, is_taking = report.version, report.progress, report.is_taking
         if self._pool.reported(now_s, name, roles, version, progress=progress, is_taking=is_taking):
@@ -223,19 +223,23 @@ class StandbyKeeper:
 
     @property
     def _follows(self) -> bool:
-        """Whether generic standbys take published versions: whole ones, in files of this host."""
+        """Whether generic standbys load published versions, which must be complete ones in files of
+        this host."""
         config = self._config
         is_near = str(Role.LEARNER) not in config.launch.launched and config.weights.path != "wire"
         return is_near and not config.learner.lora.rank
 
     def _check_orders(self, now_s: float) -> None:
-        """End processes that have not obeyed: their workers are started again as any other."""
+        """Kill processes that have not obeyed their order; their workers are then restarted as
+        usual."""
         for name, order in list(self._orders.items()):
             if not order_path(self._run_dir, name).exists():
                 remove_report(self._run_dir, name)
                 del self._orders[name]
             elif now_s - order.at_s > _OBEYED_S:
-                log.warning("standby_not_used", standby=name, worker=order.worker, reason="it does not obey")
+                log.warning(
+                    "standby_not_used", standby=name, worker=order.worker, reason="it did not carry out its order"
+                )
                 remove_report(self._run_dir, name)
                 del self._orders[name]
                 self._processes.stop(order.worker, now=True)
@@ -256,20 +260,19 @@ class StandbyKeeper:
     # -- how many ----------------------------------------------------------------------------------
 
     def _is_held_up(self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role]) -> bool:
-        """Return whether a wanted worker is about to come to work: a standby's start would slow it.
-
-        A worker that is away for longer than its start takes holds nothing up."""
+        """Return whether a wanted worker is starting, which a standby's start would slow down. A
+        worker that is away for longer than its start takes does not count."""
         at_work = {beat.who.worker for beat in beats if beat.waiting_for is not WaitingFor.STARTING}
         self._away = {worker: self._away.get(worker, now_s) for worker in workers.keys() - at_work}
         return any(now_s - since_s <= self._longest_start_s(workers[worker]) for worker, since_s in self._away.items())
 
     def _longest_start_s(self, role: Role) -> float:
-        """Return the time within which a worker of this role should be at work."""
+        """Return how long a worker of this role should take to start."""
         limit_s, load_s = self._config.supervisor.start_timeout_s, self._loads.get(role)
         return limit_s if load_s is None else min(limit_s, _TIMES_LOAD * load_s + _LOAD_SLACK_S)
 
     def _wanted(self, now_s: float, workers: Mapping[str, Role]) -> dict[StandbyKind, int]:
-        """Return the wanted standbys by kind, whether or not there is room for them."""
+        """Return how many standbys of each kind would be useful, regardless of memory."""
         fleet, wanted = self._config.fleet, dict[StandbyKind, int]()
         roles = self._roles[StandbyKind.GENERIC]
         if fleet.standby != "auto":
@@ -290,13 +293,14 @@ class StandbyKeeper:
         return {kind: there.count(kind) for kind in StandbyKind}
 
     def _is_worth(self, roles: Sequence[Role]) -> bool:
-        """Return whether some start takes long enough. Memory of GPUs is not known here."""
+        """Return whether some role starts slowly enough. Never on a host with GPUs, whose memory is
+        not known here."""
         is_slow = any(self._loads.get(role, 0.0) >= WORTH_S for role in roles)
         return is_slow and not any(Path("/dev").glob(_GPUS))
 
     def _that_fit(self, wanted: Mapping[StandbyKind, int]) -> dict[StandbyKind, int]:
-        """Return how many of the wanted standbys are there, or fit into memory. One of each kind
-        comes before a second one. That there are fewer is logged, once until it changes."""
+        """Limit the wanted standbys to those that exist or fit into memory; one of each kind comes
+        before a second one. Each new shortage is logged once."""
         present = self._present()
         given = {kind: min(number, present[kind]) for kind, number in wanted.items()}
         open_kinds = [kind for kind in wanted if kind not in self._pool.given_up]
@@ -318,12 +322,12 @@ class StandbyKeeper:
         return self._bytes.get(kind) or standby_bytes(self._config, self._roles[kind])
 
     def _still_to_take(self) -> int:
-        """Return the memory that starting standbys have not taken yet."""
+        """Return the memory that starting standbys will still take."""
         starting = [one for one in self._pool.standbys if one.phase is StandbyPhase.STARTING]
         return sum(max(0, self._need(one.kind) - self._held.get(one.name, 0)) for one in starting)
 
     def _say(self, kind: StandbyKind, what: str, words: str) -> None:
-        """Log a shortage of a kind, unless its last line was the same."""
+        """Log a shortage unless it was the last one logged for this kind."""
         if self._said.get(kind) != what:
             self._said[kind] = what
             log.warning("fewer_standbys", kind=str(kind), reason=words)

@@ -1,17 +1,17 @@
-"""The life of each standby. Pure: times and signs are arguments, actions are returned.
+"""The life of each standby. Pure: times and reports are arguments, actions are returned.
 
     (wanted) ──start──> starting ──report──> ready ──take──> (a worker's process: no standby any more)
                            │ too slow           │ silent, or behind the newest weights for too long
                            ▼                    ▼
                          ending <──────────── ending ──exit──> (gone; another is started after a pause)
 
-A standby's name is never used twice. A taken one belongs to exactly one worker from then on, and
-the pool forgets it. All that a kind lacks start side by side. Each loads all its models: one after
-another, the last would come too late for the next fault.
+A standby's name is never reused. Once taken it belongs to exactly one worker, and the pool forgets
+it. Missing standbys of a kind start concurrently and load all their models: one after another, the
+last would be ready too late for the next fault.
 
-Failures are ends without a take. Each doubles the pause before the next start, and one starts at a
-time until one is ready. Too many in a row, and the kind is given up: the run goes on with restarts
-in place."""
+An end without a take is a failure. Each failure doubles the pause before the next start, and only
+one starts at a time until one is ready. After too many in a row the kind is given up: the run goes
+on with ordinary restarts."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ from typing import Final
 from pipeline.config.schema import RunConfig
 from protocol.ids import Role
 
-# The memory of a standby, before one has reported its own.
+# Estimates a standby's memory until one has reported it.
 #
-# It holds the models of all roles that it may become. Published weights do not count: a generator
-# uses them where they lie. Neither do gradients, an optimiser's state and caches, which the worker
-# has that it replaces.
+# It holds the models of all roles that it can take. Published weights do not count, since a generator
+# maps them in place. Neither do gradients, optimiser state and caches, which the lost worker frees.
 
 PROCESS_BYTES = 350 << 20
-"""Python, torch and transformers before any model."""
+"""Python, torch and transformers without any model."""
 LIGHT_BYTES = 70 << 20
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _STORED_BYTES = 2
-"""Of a weight in a file, at least: wider files make the estimate larger."""
+"""Smallest stored size of a weight; wider files make the estimate larger."""
 
 
 def standby_parts(config: RunConfig, roles: Iterable[Role]) -> dict[str, int]:
-    """Return the bytes of a standby's parts, by what they are for."""
+    """Return the bytes of a standby's parts, by purpose."""
     parts: dict[str, int] = {}
     for role in roles:
         match role:
@@ -62,7 +61,6 @@ def standby_parts(config: RunConfig, roles: Iterable[Role]) -> dict[str, int]:
 
 
 def standby_bytes(config: RunConfig, roles: Iterable[Role]) -> int:
-    """Return the bytes that one standby may take."""
     return sum(standby_parts(config, roles).values())
 
 
@@ -71,29 +69,29 @@ def _model(folder: Path, dtype: str) -> int:
     return size * ITEM_BYTES[dtype] // _STORED_BYTES
 
 
-# How many standbys a fleet needs. Pure.
+# How many standbys a fleet needs.
 #
-# N workers fail independently, each at rate r. While one standby is refilled, in time w, a worker
-# fails with probability p = 1 - exp(-r w). Enough standbys are the least k with
+# N workers fail independently, each at rate r. During the time w that it takes to refill a standby, a
+# worker fails with probability p = 1 - exp(-r w). The number of standbys is the smallest k with
 #
 #     P(Binomial(N, p) <= k) >= 0.99.
 #
-# Source: Wan et al., ByteRobust, SOSP 2025 (arXiv 2509.16293), its warm standby policy; there p is a
-# day's, here that of the measured refill.
+# Source: the warm standby policy of Wan et al., ByteRobust, SOSP 2025 (arXiv 2509.16293), which takes p
+# over a day rather than over the measured refill time.
 
 CONFIDENCE: Final = 0.99
 DAY_S: Final = 86400.0
 _LEAST_REPAIRS: Final = 3
-"""Repairs of a run from which its own rate is measured; fewer are chance."""
+"""With fewer repairs, a run's own failure rate would be mostly chance."""
 
 
 def num_standbys(num_workers: int, rate_per_day: float, refill_s: float, *, confidence: float = CONFIDENCE) -> int:
-    """Return the least number of standbys that suffice.
+    """Return the smallest number of standbys that suffices.
 
     Args:
         num_workers: Workers that standbys may replace.
-        rate_per_day: Failures of one worker a day.
-        refill_s: From the use of a standby to the next one's readiness, in seconds.
+        rate_per_day: Failures per worker and day.
+        refill_s: Time from the use of a standby until the next one is ready, in seconds.
         confidence: Probability that they suffice."""
     within = 0.0
     for k, chance in enumerate(chances(num_workers, rate_per_day, refill_s)):
@@ -104,12 +102,12 @@ def num_standbys(num_workers: int, rate_per_day: float, refill_s: float, *, conf
 
 
 def chances(num_workers: int, rate_per_day: float, seconds: float) -> Iterator[float]:
-    """Yield the probability that exactly 0, 1, 2 ... of so many workers fail within a time."""
+    """Yield the probabilities that exactly 0, 1, 2, ... of these workers fail within a time."""
     p = -math.expm1(-rate_per_day * seconds / DAY_S)
     if num_workers <= 0 or p <= 0.0 or p >= 1.0:
         yield from (float(k == (num_workers if p >= 1.0 else 0)) for k in range(max(0, num_workers) + 1))
         return
-    # from one k to the next in logarithms: (1 - p)^N underflows in large fleets
+    # recurrence in logarithms, because (1 - p)^N underflows for large fleets
     log_term, log_odds = num_workers * math.log1p(-p), math.log(p) - math.log1p(-p)
     for k in range(num_workers + 1):
         yield math.exp(log_term)
@@ -117,10 +115,11 @@ def chances(num_workers: int, rate_per_day: float, seconds: float) -> Iterator[f
 
 
 def measured_rate(assumed_per_day: float, num_repairs: int, num_workers: int, run_s: float) -> float:
-    """Return the failures of one worker a day: the run's own, or the assumed ones if it has few.
+    """Return the failures per worker and day: the run's own rate if it is known and higher, else
+    the assumed one.
 
     Args:
-        assumed_per_day: By the settings.
+        assumed_per_day: From the settings.
         num_repairs: Repairs of this run so far.
         num_workers: Workers that could fail.
         run_s: Time over which the repairs were counted, in seconds."""
@@ -130,7 +129,7 @@ def measured_rate(assumed_per_day: float, num_repairs: int, num_workers: int, ru
 
 
 class StandbyKind(StrEnum):
-    """The workers that a standby may become."""
+    """Which workers a standby can become."""
 
     GENERIC = "standby"
     """A generator, reward, reference or value worker."""
@@ -138,24 +137,18 @@ class StandbyKind(StrEnum):
 
 
 class StandbyPhase(StrEnum):
-    """State of a standby."""
-
     STARTING = "starting"
     READY = "ready"
     ENDING = "ending"
 
 
 class StandbyVerb(StrEnum):
-    """Action on a standby."""
-
     START = "start"
     END = "end"
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyAction:
-    """One action on one standby."""
-
     verb: StandbyVerb
     name: str
     kind: StandbyKind
@@ -164,16 +157,16 @@ class StandbyAction:
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Deadlines in seconds, and budgets."""
+    """Deadlines in seconds, and the number of failures allowed."""
 
     start_timeout_s: float = 300.0
-    """Without progress of its loading, or of the weights that it loads."""
+    """Without progress in loading models or weights."""
     silent_after_s: float = 15.0
-    """A ready one that has not reported for so long is replaced."""
+    """A ready standby that has not reported for this long is replaced."""
     behind_s: float = 60.0
-    """A ready one that has not taken a version so long after it was the newest is replaced."""
+    """A ready standby that has not loaded a version this long after it was published is replaced."""
     pause_s: float = 5.0
-    """After the first failure; each further one doubles it."""
+    """After the first failure; each further failure doubles it."""
     longest_pause_s: float = 300.0
     max_failures: int = 5
     """In a row."""
@@ -181,25 +174,23 @@ class PoolLimits:
 
 @dataclass(slots=True)
 class Standby:
-    """One standby process."""
-
     name: str
     kind: StandbyKind
     started_s: float
     phase: StandbyPhase = StandbyPhase.STARTING
     roles: frozenset[Role] = frozenset()
-    """Of the workers that it may become, once it is ready."""
+    """Roles that it can take, once it is ready."""
     version: int | None = None
-    """Of the weights that it has; None where it follows none."""
+    """Version of its weights; None if it follows none."""
     is_taking: bool = False
-    """Whether it loads a newer version: an order waits for the end of that."""
+    """Whether it is loading a newer version, which delays orders."""
     progress: int = 0
-    """Pieces of its loading so far."""
+    """Loading steps finished so far."""
     moved_s: float = 0.0
-    """When that grew."""
+    """When ``progress`` last grew."""
     reported_s: float = 0.0
     awaited_version: int = -1
-    """A version that it did not have when that was the newest."""
+    """A version that was the newest when it did not have it."""
     behind_since_s: float = math.inf
 
 
@@ -226,28 +217,28 @@ class StandbyPool:
         self._num_named = 0
         self._outdated: list[StandbyAction] = []
         self.given_up: dict[StandbyKind, str] = {}
-        """Kinds that are not started any more, each with the reason."""
+        """Kinds that are no longer started, with the reason."""
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
-        """All standbys, in the order of their starts."""
+        """All standbys in the order of their starts."""
         return tuple(self._standbys.values())
 
     @property
     def roles(self) -> frozenset[Role]:
-        """The roles for which a standby is ready."""
+        """The roles that a ready standby can take."""
         return frozenset[Role]().union(*(one.roles for one in self._ready()))
 
     def _ready(self) -> list[Standby]:
         return [one for one in self._standbys.values() if one.phase is StandbyPhase.READY]
 
     def refill_s(self, kind: StandbyKind) -> float | None:
-        """Return the newest time from the use of a standby to the next one's readiness; before the
-        first use, from a start to readiness. None before that."""
+        """Return the last measured time from the use of a standby until the next one was ready;
+        before the first use, the time to start one; None before that."""
         return self._tracks[kind].refill_s
 
     def want(self, numbers: Mapping[StandbyKind, int]) -> None:
-        """Make ``numbers`` the wanted standbys, by kind."""
+        """Set the wanted number of standbys of each kind."""
         self._wanted = dict(numbers)
 
     def reported(
@@ -260,8 +251,8 @@ class StandbyPool:
         progress: int = 0,
         is_taking: bool = False,
     ) -> bool:
-        """Record a sign of life; return whether the standby is ready since this one. ``roles``: empty
-        while it still loads."""
+        """Record a report; return whether the standby has just become ready. ``roles``: empty while
+        it loads."""
         standby = self._standbys.get(name)
         if standby is None or standby.phase is StandbyPhase.ENDING:
             return False
@@ -278,22 +269,23 @@ class StandbyPool:
         return is_new
 
     def ended(self, now_s: float, name: str, reason: str) -> None:
-        """Record the end of a standby's process. A taken one is a worker, and unknown here."""
+        """Record the end of a standby's process."""
         standby = self._standbys.pop(name, None)
         if standby is None or standby.phase is StandbyPhase.ENDING:
             return
         self._failed(now_s, standby.kind, reason)
 
     def replace_all(self, reason: str) -> None:
-        """End all present standbys at the next ``tick`` and start others. Counts as no failure."""
+        """At the next ``tick``, kill all present standbys and start others. Does not count as
+        failure."""
         for standby in self._standbys.values():
             if standby.phase is not StandbyPhase.ENDING:
                 standby.phase, standby.roles = StandbyPhase.ENDING, frozenset()
                 self._outdated.append(StandbyAction(StandbyVerb.END, standby.name, standby.kind, reason))
 
     def take_ready(self, now_s: float, role: Role) -> str | None:
-        """Give a ready standby for this role away; return its name, or None without one. Standbys
-        that load no weights just now come first, and of these the one with the newest."""
+        """Remove a ready standby for this role from the pool; return its name, or None. Prefers
+        standbys that are not loading weights, then the newest weights."""
         fit = [one for one in self._ready() if role in one.roles]
         if not fit:
             return None
@@ -303,8 +295,7 @@ class StandbyPool:
         return best.name
 
     def tick(self, now_s: float, newest_version: int | None = None) -> list[StandbyAction]:
-        """Return the orders that are due now. ``newest_version``: of the published weights; None for
-        none."""
+        """Return the actions that are due. ``newest_version``: of the published weights, if any."""
         actions, self._outdated = self._outdated, []
         for standby in self._standbys.values():
             if reason := self._why_end(standby, now_s, newest_version):
@@ -317,7 +308,7 @@ class StandbyPool:
         return actions
 
     def _why_end(self, standby: Standby, now_s: float, newest_version: int | None) -> str:
-        """Return why a standby is of no use any more, or ""."""
+        """Say why a standby is no longer useful, or ""."""
         limits = self._limits
         if standby.phase is StandbyPhase.STARTING:
             is_late = now_s - standby.moved_s > limits.start_timeout_s
@@ -325,7 +316,7 @@ class StandbyPool:
         if standby.phase is StandbyPhase.ENDING:
             return ""
         if now_s - standby.reported_s > limits.silent_after_s:
-            return f"no sign of it for {now_s - standby.reported_s:.0f} s"
+            return f"no report for {now_s - standby.reported_s:.0f} s"
         if standby.version is None or newest_version is None or standby.version >= newest_version:
             standby.behind_since_s = math.inf
         elif math.isinf(standby.behind_since_s) or standby.version >= standby.awaited_version:
@@ -335,7 +326,7 @@ class StandbyPool:
         return ""
 
     def _sized(self, kind: StandbyKind, now_s: float) -> list[StandbyAction]:
-        """End surplus standbys of a kind, the newest first, or start those that it lacks."""
+        """Kill surplus standbys of a kind, newest first, or start missing ones."""
         there = [one for one in self._standbys.values() if one.kind is kind and one.phase is not StandbyPhase.ENDING]
         wanted, track = self._wanted.get(kind, 0), self._tracks[kind]
         is_starting = any(one.phase is StandbyPhase.STARTING for one in there)

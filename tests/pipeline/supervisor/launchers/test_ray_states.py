@@ -48,7 +48,7 @@ def test_an_actor_that_ray_has_placed_again_gets_a_token_by_a_new_order_alone() 
     )
     assert not held.wants_token("t1") and not held.begins
     held.order()
-    assert held.wants_token("t1") and state(held) == (JobState.WAITING, "it has its place and begins")
+    assert held.wants_token("t1") and state(held) == (JobState.WAITING, "it has a node and is starting")
 
 
 def test_an_actor_without_a_place_loses_a_worker_that_ran_and_none_that_waits() -> None:
@@ -73,7 +73,7 @@ def test_a_worker_lost_before_its_first_report_does_not_begin_again_unordered(
     held.answered(report())
     assert not held.may_run
     held.was_given_token()
-    assert held.may_run and state(held) == (JobState.WAITING, "it has its place and begins")
+    assert held.may_run and state(held) == (JobState.WAITING, "it has a node and is starting")
     lose(held)
     assert state(held) == (JobState.ENDED, "its Ray actor or node was lost")
     held.answered(report("k2"))
@@ -103,10 +103,10 @@ NODES = [NodeResources({"CPU": 4.0}, {"zone": "a"}), NodeResources({"CPU": 2.0, 
 @pytest.mark.parametrize(
     ("wanted", "labels", "told"),
     [
-        ({"CPU": 1.0}, {"zone": "c"}, "no node of 2 has the labels zone=c"),
-        ({"CPU": 4.0}, {"zone": "b"}, "it wants CPU 4, and no node has more than CPU 2"),
-        ({"CPU": 1.0, "GPU": 2.0}, {}, "it wants GPU 2, and no node has more than GPU 1"),
-        ({"CPU": 4.0}, {}, "it wants CPU 4 of one node; CPU 3 are free in the cluster"),
+        ({"CPU": 1.0}, {"zone": "c"}, "none of 2 nodes has the labels zone=c"),
+        ({"CPU": 4.0}, {"zone": "b"}, "it needs CPU 4, and no node has more than CPU 2"),
+        ({"CPU": 1.0, "GPU": 2.0}, {}, "it needs GPU 2, and no node has more than GPU 1"),
+        ({"CPU": 4.0}, {}, "it needs CPU 4 on one node; CPU 3 are free in the cluster"),
     ],
 )
 def test_why_a_worker_waits_is_said_in_words(wanted: dict[str, float], labels: dict[str, str], told: str) -> None:

@@ -209,7 +209,7 @@ def test_a_worker_that_a_restart_does_not_repair_is_evicted_while_another_works(
 @pytest.mark.parametrize(
     ("at_work", "own", "why"),
     [
-        (("learner", "generator-1"), True, "no other generator does its work"),
+        (("learner", "generator-1"), True, "no other generator is at work"),
         (("learner", "generator-0", "generator-1"), False, "other workers of the role failed in the same way"),
     ],
 )

@@ -195,7 +195,7 @@ def test_a_silent_standby_and_one_whose_loading_stands_still_are_ended():
     made = pool()
     name = ready(made, 0.0)
     (end,) = made.tick(12.0)
-    assert (end.name, end.reason) == (name, "no sign of it for 11 s")
+    assert (end.name, end.reason) == (name, "no report for 11 s")
     slow = pool()
     (name,) = started(slow, 0.0)
     for now_s in range(1, 100):
