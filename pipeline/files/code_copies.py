@@ -167,7 +167,6 @@ def running_version(run_dir: Path) -> str:
 
 
 def module_names(folder: Path) -> frozenset[str]:
-    """Return the names of the modules and packages at the top of a folder."""
     return frozenset(
         path.name if path.is_dir() else path.stem
         for path in folder.iterdir()
@@ -180,7 +179,6 @@ def _version(files: list[CodeFile]) -> str:
 
 
 def _copied(source: Path, into: Path, only: Collection[str]) -> list[CodeFile]:
-    """Copy the files of a folder, or one file; return them sorted by place."""
     if source.is_file():
         found = [(source, source.name)]
     elif source.is_dir():

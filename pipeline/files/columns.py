@@ -47,8 +47,6 @@ class Cell(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column to read."""
-
     name: str
     """In lower case."""
     kind: Cell = Cell.NUMBER
@@ -79,8 +77,6 @@ class WordColumn:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns read from one file."""
-
     path: Path
     num_rows: int
     numbers: dict[str, NDArray[np.float64]]
@@ -136,7 +132,6 @@ def column_names(path: Path) -> tuple[str, ...]:
 
 
 def read_columns(path: Path, columns: Sequence[Column]) -> Columns:
-    """Read these columns of a file. Raises DataError."""
     source = _open(path)
     names = [_comparable(name) for name in source.names]
     for name in (column.name for column in columns):

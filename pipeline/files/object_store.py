@@ -79,7 +79,6 @@ class ObjectStore:
             self._files.pipe_file(self._at(name), data)
 
     def get(self, name: str, path: Path, moved: Moved = lambda _: None) -> None:
-        """Download an object to a file on this host."""
         with _plain_errors(join(self.url, name)):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._files.get_file(self._at(name), str(path), callback=_callback(moved))
@@ -95,7 +94,6 @@ class ObjectStore:
                 return None
 
     def size(self, name: str) -> int | None:
-        """Return an object's size in bytes; None if it does not exist."""
         with _plain_errors(join(self.url, name)):
             try:
                 found = self._files.info(self._at(name))
@@ -115,7 +113,6 @@ class ObjectStore:
         return {name.removeprefix(self._root).lstrip("/"): int(entry["size"]) for name, entry in found.items()}
 
     def matching(self, pattern: str) -> list[str]:
-        """Return the sorted names of objects that match a pattern with ``*``."""
         with _plain_errors(join(self.url, pattern)):
             found = self._files.glob(self._at(pattern))
         return sorted(name.removeprefix(self._root).lstrip("/") for name in found)

@@ -146,7 +146,6 @@ def adopting() -> Generator[None, None, None]:
 
 
 def _reap(but: AbstractSet[int]) -> None:
-    """Reap ended children that ``adopting`` brought in."""
     for pid in _pids():
         with suppress(OSError, ChildProcessError):
             state, parent = _stat(pid)[:2]

@@ -149,8 +149,6 @@ _LAST_LINE = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?")
 
 
 class LastError(msgspec.Struct, frozen=True):
-    """The error that ended a worker's process."""
-
     type: str
     """Class name."""
     message: str
@@ -163,7 +161,6 @@ class LastError(msgspec.Struct, frozen=True):
         return f"{self.type}: {_NUMBERS.sub('#', ' '.join(self.message.split()))}"
 
     def __str__(self) -> str:
-        """Return it as one line that is safe for a terminal."""
         message = " ".join(self.message.split())
         shown = message if len(message) <= _MAX_SHOWN else f"{message[:_MAX_SHOWN]} ..."
         return printable_line(f"{self.type}: {shown}" if shown else self.type)

@@ -108,9 +108,7 @@ class ProgressPicture(Protocol):
         """Update the display with all work that has lasted two seconds."""
         ...
 
-    def end(self, bar: ProgressBar, *, failed: bool) -> None:
-        """Stop showing this bar."""
-        ...
+    def end(self, bar: ProgressBar, *, failed: bool) -> None: ...
 
 
 class ProgressLines:
@@ -128,7 +126,6 @@ class ProgressLines:
                 self._write(f"{bar.what}: {bar.in_words()}")
 
     def end(self, bar: ProgressBar, *, failed: bool) -> None:
-        """Write how long it took, if it was shown at all."""
         if self._said_s.pop(bar, None) is not None:
             self._write(f"{bar.what}: {'stopped' if failed else 'done'} after {minutes(bar.elapsed_s())}")
 
@@ -139,8 +136,6 @@ class ProgressLines:
 
 
 class ProgressBars:
-    """Bars redrawn in place and removed at the end."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._tasks: dict[ProgressBar, Any] = {}
@@ -225,7 +220,6 @@ class ProgressView:
                 self._thread.start()
 
     def remove(self, bar: ProgressBar, *, failed: bool) -> None:
-        """Stop showing a bar; the thread ends with the last one."""
         thread = None
         with self._lock:
             self._bars.remove(bar)

@@ -50,8 +50,6 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True):
-    """A worker's own record of its process."""
-
     identity: ProcessIdentity
     epoch: int = 0
     """0 until it has registered."""
@@ -74,7 +72,6 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def write_started(run_dir: Path, worker: str, record: Started) -> None:
-    """Record the start of a process. Raises OSError."""
     (run_dir / FOLDER).mkdir(mode=0o700, exist_ok=True)
     write_private(run_dir / FOLDER / f"{worker}.json", msgspec.json.encode(record))
 
@@ -136,7 +133,6 @@ def process_runs(pid: int) -> bool:
 
 @cache
 def this_host() -> str:
-    """Return this host's name, as used in records."""
     return socket.gethostname()
 
 
@@ -177,7 +173,6 @@ def _started_elsewhere(pid: int) -> str | None:
 
 
 def _signal(pid: int, number: int) -> bool:
-    """Send a signal; return whether the process is gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -226,8 +221,6 @@ class StandbyReport(msgspec.Struct, frozen=True):
 
 
 class StandbyOrder(msgspec.Struct, frozen=True):
-    """Tells a standby which worker to become."""
-
     pid: int
     role: str
     worker: str
@@ -246,7 +239,6 @@ def clear_standbys(run_dir: Path) -> None:
 
 
 def write_report(run_dir: Path, standby: str, report: StandbyReport) -> None:
-    """Rewrite a standby's report. Raises OSError."""
     write_private(standbys_folder(run_dir) / f"{standby}.json", msgspec.json.encode(report))
 
 
@@ -258,7 +250,6 @@ def read_report(run_dir: Path, standby: str) -> StandbyReport | None:
 
 
 def read_reports(run_dir: Path) -> dict[str, StandbyReport]:
-    """Return the newest reports of all standbys by name."""
     found: dict[str, StandbyReport] = {}
     with suppress(OSError):
         names = [path.stem for path in standbys_folder(run_dir).glob("*.json") if not path.name.endswith(_ORDER)]
@@ -278,7 +269,6 @@ def order_path(run_dir: Path, standby: str) -> Path:
 
 
 def give_order(run_dir: Path, standby: str, order: StandbyOrder) -> None:
-    """Write a standby's order. Raises OSError."""
     write_private(order_path(run_dir, standby), msgspec.json.encode(order))
 
 

@@ -176,7 +176,6 @@ class Meter:
             self._service[kind] = self._service.get(kind, ServiceSums()).plus(pieces, seconds, size)
 
     def service(self) -> dict[str, ServiceSums]:
-        """Return the totals of finished work by kind."""
         with self._lock:
             return dict(self._service)
 
@@ -243,7 +242,6 @@ def current() -> Meter:
 
 @contextmanager
 def listening(meter: Meter) -> Generator[None]:
-    """Make ``meter`` this thread's meter for the block."""
     token = _current.set(meter)
     try:
         yield

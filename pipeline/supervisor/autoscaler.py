@@ -104,8 +104,6 @@ class DemandOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The number of generators to have, and why."""
-
     wanted: int
     outcome: DemandOutcome
     reason: str
@@ -141,7 +139,6 @@ class _MeasuredTime:
 
     @property
     def arrived(self) -> float:
-        """Mean number of arrived generators."""
         return self.arrived_s / self.length_s
 
     @property
@@ -160,7 +157,6 @@ class _MeasuredTime:
 
     @property
     def rate(self) -> float:
-        """Tokens sampled per second by all generators."""
         return self.tokens / self.length_s
 
     def in_words(self) -> str:
@@ -380,7 +376,6 @@ def reading_of(beats: Iterable[Heartbeat], own: Iterable[str]) -> Reading:
 
 
 def _used(generator: Heartbeat) -> float:
-    """Return the share of a generator's slots that are sampling."""
     if generator.waiting_for in _IDLE | _HOLDING_UP:
         return 0.0
     slots = generator.counters.get("slots", 0.0)

@@ -50,8 +50,6 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _HeldVersion:
-    """The version in force for one code setting."""
-
     key: str
     change: SettingsChange
     value: str
@@ -61,8 +59,6 @@ class _HeldVersion:
 
 
 class CodeKeeper:
-    """The supervisor's part in versions of code."""
-
     def __init__(self, config: RunConfig, run_dir: Path, fleet: HostFleet, settings: SettingsKeeper) -> None:
         self._limits = _limits(config)
         self._started_by = [version for version in (config.code.rewards, config.code.workers) if version]

@@ -81,8 +81,6 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class FleetFailure:
-    """Why the run cannot continue."""
-
     worker: str
     exit_code: int
     reason: str
@@ -152,7 +150,6 @@ class FleetPlan:
 
     @property
     def is_down(self) -> bool:
-        """Whether no process is left."""
         return not any(w.phase in (WorkerPhase.RUNNING, WorkerPhase.DRAINING) for w in self._workers.values())
 
     @property
@@ -376,7 +373,6 @@ def _since_checkpoint(failures: Iterable[_Failure]) -> list[_Failure]:
 
 
 def _is_unsound(worker: Worker, error: LastError | None, now_s: float) -> bool:
-    """Whether a worker's machine has computed wrongly twice within a day."""
     if error is None or error.type != StepDiffered.__name__:
         return False
     before_s, worker.unsound_s = worker.unsound_s, now_s

@@ -25,7 +25,6 @@ log = structlog.get_logger(__name__)
 
 
 def desired_counts(config: RunConfig) -> dict[Role, int]:
-    """Return how many workers of each role the configuration requests."""
     counts = {Role.LEARNER: 1, Role.GENERATOR: config.fleet.generator, Role.REWARD: config.fleet.reward}
     if config.has_reference:
         counts[Role.REFERENCE] = config.fleet.reference

@@ -158,7 +158,6 @@ class HostFleet:
         return {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) == beat.pid}
 
     def incarnations(self, beats: Sequence[Heartbeat]) -> dict[str, int]:
-        """Return the epochs of the workers held here, according to their heartbeats."""
         return {worker: beat.who.epoch for worker, beat in self.own(beats).items()}
 
     def carry_out(self, actions: Sequence[Action]) -> None:
@@ -300,7 +299,6 @@ class HostFleet:
 
 
 def timeouts_of(config: RunConfig) -> Timeouts:
-    """Return the watchdog's limits from a run's settings."""
     settings = config.supervisor
     return Timeouts(
         stuck_after_s=settings.stuck_after_s,

@@ -23,7 +23,6 @@ def remains(run_dir: Path) -> list[Path]:
 
 
 def clear_leftovers(run_dir: Path) -> int:
-    """Remove these folders; return how many."""
     found = remains(run_dir)
     for folder in found:
         shutil.rmtree(folder, ignore_errors=True)

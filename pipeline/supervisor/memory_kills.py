@@ -44,8 +44,6 @@ _REMEDIES: Final = {
 
 
 class MemoryKills:
-    """OOM kills on this host, and the memory use of its workers."""
-
     def __init__(
         self,
         *,
@@ -94,7 +92,6 @@ class MemoryKills:
         )
 
     def _read_counts(self) -> dict[str, int]:
-        """Return the kernel's counts of OOM kills, by where it counts them."""
         files = [(f"control group {group}", group / name) for group in self._groups for name in _COUNTERS]
         found: dict[str, int] = {}
         for name, path in (*files, ("the host", self._proc / "vmstat")):
@@ -113,7 +110,6 @@ class MemoryKills:
 
 
 def _own_groups(groups: Path, proc: Path) -> list[Path]:
-    """Return the visible folders of this process's memory control group."""
     lines: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()

@@ -60,7 +60,6 @@ class CopyBars:
         self._end(has_failed=True)
 
     def show(self, record: MirrorRecord | None) -> None:
-        """Show the copy that this record describes, if it is in progress."""
         if record is None or record.state is not MirrorState.COPYING:
             self._end(has_failed=record is None or record.state is not MirrorState.DONE)
             return
@@ -150,7 +149,6 @@ class MirrorRunner:
         self._process: subprocess.Popen[bytes] | None = None
 
     def poll(self, now: float, *, is_last: bool = False) -> None:
-        """Begin, watch or end a copy. Does not block."""
         if self._process is None:
             if self._plan.is_due(now, newest_name(self._run_dir / CHECKPOINTS)):
                 self._begin(now, is_last=is_last)

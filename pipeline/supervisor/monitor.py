@@ -76,7 +76,6 @@ class FleetRecorder:
             await self._write(ledger, queues, now_s)
 
     async def record_last(self, ledger: RedisLedger, queues: Sequence[QueueStat], now_s: float) -> None:
-        """Write the row of the last, shorter interval. Raises LedgerError."""
         if self._meter.is_due(now_s, _LEAST_S):
             await self._write(ledger, queues, now_s)
 
@@ -107,8 +106,6 @@ log = structlog.get_logger(__name__)
 
 
 class Monitor:
-    """What the supervisor's loop reads and writes apart from processes."""
-
     def __init__(
         self,
         registry: Registry,
@@ -174,7 +171,6 @@ class Monitor:
                 pause_s = _SUSPICIOUS_CHECK_S if self._watch_server.is_suspicious else _SERVER_CHECK_S
 
     async def end_record(self, now: float) -> None:
-        """Write the fleet history's last row, if the ledger answers."""
         if self._recorder is not None:
             with suppress(LedgerError):
                 await self._recorder.record_last(self._ledger, self._queues, now)

@@ -81,8 +81,6 @@ def worker_command(role: Role, run_dir: Path, name: str) -> list[str]:
 
 
 class Processes:
-    """The processes of one supervisor, by worker."""
-
     def __init__(self, run_dir: Path, command: Command = worker_command) -> None:
         self._run_dir = run_dir
         self._command = command
@@ -212,7 +210,6 @@ class Processes:
         return True
 
     def hand_over(self, standby: str, role: Role, worker: str) -> None:
-        """Turn a standby into a worker: its process is the worker's from now on."""
         process = self.standbys.pop(standby)
         self._former[standby] = worker
         mark = self._standby_marks.pop(standby)
@@ -262,7 +259,6 @@ class Processes:
         return process is not None
 
     def end(self, found: Found) -> None:
-        """Kill a process that is not held here, and wait for its end."""
         if process := self._hold(found):
             process.kill()
             process.wait()
@@ -295,7 +291,6 @@ class Processes:
         return ended
 
     def _exit(self, name: str, child: _Child, code: int) -> Exit:
-        """Describe a process's end, with the error that it recorded or printed."""
         life = None if child.identity is None else records.read_life(self._run_dir, name, child.identity)
         error, delivered = (None, 0) if life is None else (life.error, life.delivered)
         if error is None and code > 0:
@@ -308,7 +303,6 @@ class Processes:
             process.kill()
 
     def close(self) -> None:
-        """Kill all processes and wait for them."""
         self.kill_all()
         for name, child in self._children.items():
             child.process.wait()
@@ -361,7 +355,6 @@ class Processes:
         return self._run_dir / "logs" / f"{worker}.out"
 
     def bound_outputs(self) -> None:
-        """Cut long output files of workers, and the embedded server's log."""
         for path in (*(self._run_dir / "logs").glob("*.out"), self._run_dir / "ledger" / "server.log"):
             try:
                 if cut(path):
@@ -370,7 +363,6 @@ class Processes:
                 log.warning("output_not_truncated", file=path.name, reason=str(error))
 
     def logs(self, worker: str) -> str:
-        """Return the last lines of a worker's terminal output."""
         return "\n".join(self._output(worker).splitlines()[-_LAST_LINES:])
 
     def _output_size(self, worker: str) -> int:
@@ -426,7 +418,6 @@ class FleetProcesses(Processes):
         return [*super().reap(), *self._jobs.reap()]
 
     def adopt_jobs(self) -> dict[str, Role]:
-        """Take over jobs of earlier supervisors; return their roles by worker. Raises LaunchFailed."""
         return self._jobs.adopt()
 
     def kill_all(self) -> None:

@@ -21,8 +21,6 @@ _WORKING, _READY, _ENDED = "working", "ready", "ended"
 
 
 class Pulse:
-    """The pulse in a run's or a joined host's folder."""
-
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         self._text = ""

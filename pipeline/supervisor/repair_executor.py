@@ -79,8 +79,6 @@ def made_escalation(config: RunConfig, run_dir: Path) -> Escalation:
 
 
 class RepairExecutor:
-    """Reports symptoms to the escalation policy, and carries out its orders."""
-
     def __init__(self, escalation: Escalation, fleet: HostFleet, run_dir: Path, code: CodeKeeper | None = None) -> None:
         """``code``: rolls changes back; without it there are no rollbacks."""
         self._escalation, self._fleet, self._run_dir, self._code = escalation, fleet, run_dir, code
@@ -142,7 +140,6 @@ class RepairExecutor:
         }
 
     def _report_recovered(self, beats: Sequence[Heartbeat], now: float) -> None:
-        """Report repaired workers that load or work again."""
         pids = self._fleet.processes.pids
         for beat in beats:
             worker = beat.who.worker
@@ -162,7 +159,6 @@ class RepairExecutor:
         self._moved = {worker: moved_s for worker, moved_s in self._moved.items() if worker in repaired}
 
     def _roster(self, beats: Sequence[Heartbeat]) -> dict[str, Member]:
-        """Return the workers that run or are wanted, except draining ones."""
         there = {beat.who.worker: beat for beat in beats}
         pids, roster, before = self._fleet.processes.pids, dict[str, Member](), self._seen
         for worker in self._fleet.plan.workers:
@@ -258,7 +254,6 @@ class RepairExecutor:
     # -- the record --------------------------------------------------------------------------------
 
     async def record(self) -> None:
-        """Log new steps and append them to the record."""
         steps = self._escalation.taken_steps()
         if not steps:
             return

@@ -28,8 +28,6 @@ class _OpenRepair:
 
 
 class RepairWatch:
-    """The repairs in progress."""
-
     def __init__(self) -> None:
         self._open: dict[str, _OpenRepair] = {}
         self._versions: dict[str, int] = {}
@@ -66,7 +64,6 @@ class RepairWatch:
             repair.started_s, repair.ready_s, repair.standby = now_s, None, standby
 
     def left(self, worker: str) -> None:
-        """Forget a worker that is no longer wanted."""
         self._open.pop(worker, None)
 
     def observe(

@@ -95,16 +95,12 @@ class _Replacement:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSample:
-    """One update of the learner."""
-
     at_s: float
     """When it ended, wall clock."""
     loss: float
 
 
 class Rollout:
-    """The rollout of one version."""
-
     def __init__(
         self, limits: RolloutPolicy, *, now_s: float, made_s: float, is_lazy: bool = False, is_way_back: bool = False
     ) -> None:

@@ -74,7 +74,6 @@ def check_no_run(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold a run's supervisor lock. Raises ConfigError if another process holds it."""
     with (run_dir / LOCK_NAME).open("a+") as file:
         if not _lock(file, timeout_s=_PROBE_S):
             raise ConfigError(

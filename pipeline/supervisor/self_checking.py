@@ -130,7 +130,6 @@ class Differing:
 
 
 def differing(answers: Answers, hosts: Mapping[str, str]) -> Differing:
-    """Compare all answers. ``hosts``: by worker."""
     by_version = {
         version: {worker: of[version] for worker, of in answers.items() if version in of}
         for version in sorted({version for of in answers.values() for version in of})

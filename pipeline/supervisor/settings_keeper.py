@@ -40,7 +40,6 @@ _AT_RESUME = "given to `headrace up --resume`"
 
 class SettingsKeeper:
     def __init__(self, config: RunConfig, run_dir: Path, now_s: Callable[[], float] = time.time) -> None:
-        """``config``: the settings of this start."""
         self._config, self._path, self._now_s = config, run_dir / CHANGES_NAME, now_s
         self._number = 0
         """The last change in the file."""

@@ -62,8 +62,6 @@ class SinkWriter(Protocol):
 
 
 class ThreadWriter:
-    """Writes TensorBoard files on a daemon thread of this process."""
-
     name = TENSORBOARD
 
     def __init__(self, run_dir: Path) -> None:
@@ -98,8 +96,6 @@ class ThreadWriter:
 
 
 class ProcessWriter:
-    """Writes to a sink in a subprocess, which is restarted if it dies."""
-
     def __init__(self, name: str, run_dir: Path) -> None:
         self.name, self._run_dir = name, run_dir
         self._mark = worker_mark(run_dir, f"sink-{name}")
@@ -175,8 +171,6 @@ class ProcessWriter:
 
 
 class SinkRunner:
-    """The sinks of one run, for one supervisor."""
-
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         settings = config.sinks
         self._run_dir, self._finish_s = run_dir, settings.finish_s

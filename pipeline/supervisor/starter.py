@@ -180,7 +180,6 @@ class Starter:
         return self._process.pid
 
     def wait(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait until the imports are done. Raises StarterEnded."""
         deadline = time.monotonic() + _READY_S
         # poll(), because select() refuses descriptors above 1023
         poll = select.poll()

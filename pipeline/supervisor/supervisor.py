@@ -375,7 +375,6 @@ class Supervisor:
         return None
 
     async def _steer(self, registry: Registry, beats: Sequence[Heartbeat], now: float, *, is_paused: bool) -> RunStatus:
-        """Apply the desired fleet; return the run's status."""
         if ending := self._ending():
             await registry.set_run_status(ending)
             return ending
@@ -396,7 +395,6 @@ class Supervisor:
         return status
 
     async def _fence_silent(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
-        """Fence workers that another process started and that have fallen silent."""
         host = socket.gethostname()
         gone = {beat.pid for beat in beats if beat.host == host and not process_runs(beat.pid)}
         for worker, reason in self._fleet.watchdog.departed(beats, self._processes.pids, gone, now).items():

@@ -119,7 +119,6 @@ class _Seen:
     """Time spent at each since the last progress, up to ``until_s``."""
 
     def restart(self, now_s: float) -> None:
-        """Restart all limits."""
         self.changed_s = self.moved_s = self.turned_s = self.ran_s = self.until_s = now_s
         self.stood_s.clear()
 

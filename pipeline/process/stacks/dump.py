@@ -57,7 +57,6 @@ _AWAITABLE: tuple[tuple[type[Any], str, str], ...] = (
 
 
 def request_pipe(run_dir: Path, worker: str) -> Path:
-    """Return the pipe on which a worker receives requests for its stacks."""
     return socket_folders(run_dir)[0] / f"{worker}.request"
 
 
@@ -146,7 +145,6 @@ class StackDump:
         self._write(_tail(loop))
 
     def _grown(self, size: int) -> int:
-        """Return the file's size a moment later."""
         time.sleep(_MOMENT_S)
         return max(size, os.fstat(self._file.fileno()).st_size)
 

@@ -52,8 +52,6 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class StackSnapshot:
-    """The stacks of one worker at one moment."""
-
     worker: str
     role: str
     stacks: tuple[Stack, ...]
@@ -182,7 +180,6 @@ def _same(stacks: Sequence[Stack | None]) -> Stack | None:
 
 
 def _is_busy(stack: Stack) -> bool:
-    """Return whether a thread does something other than wait for work or for the loop's next event."""
     if not stack.frames:
         return False
     frame = stack.frames[0]

@@ -29,8 +29,6 @@ _MAX_READ = 4 << 20
 
 @dataclass(slots=True)
 class StackAnswers:
-    """Workers' answers to one request."""
-
     looks: dict[str, StackSnapshot] = field(default_factory=dict[str, StackSnapshot])
     missing: dict[str, str] = field(default_factory=dict[str, str])
     """Why a worker has no snapshot."""

@@ -48,7 +48,6 @@ class FileCache:
         self._folder = folder
 
     def path(self, digest: str) -> Path:
-        """Return where the file with this digest is or would be."""
         return self._folder / digest.replace(":", "-")
 
     def find(self, file: ManifestFile) -> Path | None:
@@ -80,8 +79,6 @@ class FileCache:
 
 
 class PartialFile:
-    """A file while it is being fetched."""
-
     def __init__(self, held: IO[bytes], partial: Path, whole: Path, file: ManifestFile) -> None:
         self._held, self._partial, self._whole, self._file = held, partial, whole, file
         self._hasher = hashlib.sha256()
@@ -98,7 +95,6 @@ class PartialFile:
         return self.num_bytes == self._file.num_bytes
 
     def append(self, data: memoryview) -> None:
-        """Write the next bytes. Raises StorageFailed."""
         with _on_disk(self._partial, self._file):
             left = data
             while left:
@@ -107,7 +103,6 @@ class PartialFile:
         self.num_bytes += len(data)
 
     def restart(self) -> None:
-        """Discard all bytes."""
         self._held.seek(0)
         self._held.truncate()
         self._hasher, self.num_bytes = hashlib.sha256(), 0

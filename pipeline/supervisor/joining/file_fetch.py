@@ -67,7 +67,6 @@ async def fetch_files(
 
 
 async def _verified(files: Sequence[ManifestFile], cache: FileCache) -> dict[str, Path]:
-    """Return the complete cached file of each digest."""
     found: dict[str, Path] = {}
     with progress("verifying cached files", total=sum(file.num_bytes for file in files) / _MB, unit="MB") as bar:
         for file in files:
@@ -185,7 +184,6 @@ async def _ask(requester: Requester, endpoint: str, request: FileRequest) -> Fil
 
 
 def _unreached(endpoint: str, unreached_s: float) -> str:
-    """Say why nothing came from the run's host, and what to do."""
     here = f"{socket.gethostname()} ({own_address()})"
     if unreached_s:
         return (
@@ -205,8 +203,6 @@ _SERVE_TIMEOUT_S = 0.5
 
 
 class FileServer:
-    """Serves the files of one run."""
-
     def __init__(self, served: Mapping[str, Path], *, max_part_bytes: int) -> None:
         """``served``: file by digest. Parts have at most ``max_part_bytes``."""
         self._served = served
@@ -214,7 +210,6 @@ class FileServer:
         self._log_limiter = LogLimiter()
 
     async def serve(self, responder: Responder, until: asyncio.Event) -> None:
-        """Answer requests until the event is set."""
         while not until.is_set():
             try:
                 await responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)

@@ -45,8 +45,6 @@ _log = structlog.get_logger(__name__)
 
 
 class HomePiece(msgspec.Struct, frozen=True):
-    """A range of a log."""
-
     name: str
     """File name, such as ``generator-hostb-x3f9a1-0.jsonl``."""
     file: int
@@ -137,8 +135,6 @@ class HomeReader:
 
 
 class HomeWriter:
-    """Writes entries into the run's folder."""
-
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._offsets = _read_offsets(run_dir / _OFFSETS)

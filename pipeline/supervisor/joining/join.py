@@ -112,7 +112,6 @@ async def _stay(
     command: Command,
     refusal: HostRefusal,
 ) -> JoinOutcome:
-    """Fetch the files, and supervise the workers until the run ends."""
     transport = _transport(folder, manifest, keys)
     try:
         requester = transport.requester(manifest.endpoint, server_key=manifest.public_key)
@@ -167,7 +166,6 @@ async def _agreed(request: JoinRequest) -> Manifest:
 
 
 async def _published(request: JoinRequest, board: JoinBoard, registry: RedisRegistry) -> bytes:
-    """Wait for the run and its manifest."""
     deadline = time.monotonic() + request.wait_s
     while True:
         async with asyncio.TaskGroup() as tasks:

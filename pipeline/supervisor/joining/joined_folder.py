@@ -62,7 +62,6 @@ class JoinedFolder:
 
     @property
     def files(self) -> Path:
-        """Folder with links to cached files."""
         return self.path / "files"
 
     def worker_name(self, role: Role, number: int) -> str:
@@ -70,7 +69,6 @@ class JoinedFolder:
         return self.name if self.name and role is self.role else f"{self._prefix(role)}{number}"
 
     def is_own(self, worker: str) -> bool:
-        """Return whether this folder gives such a name."""
         return worker == self.name if self.name else worker.startswith(self._prefix(self.role))
 
     def _prefix(self, role: Role) -> str:
@@ -79,7 +77,6 @@ class JoinedFolder:
 
 
 def default_base() -> Path:
-    """Return this account's folder for joined folders."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "joined"
 
@@ -137,7 +134,6 @@ def link_files(folder: JoinedFolder, files: list[ManifestFile], cached: Mapping[
 
 
 def _settings(manifest: Manifest, folder: JoinedFolder) -> dict[str, Any]:
-    """Return the run's settings with this host's paths and addresses."""
     settings: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest.settings))
     for setting in manifest.places:
         place = setting_at(settings, setting)

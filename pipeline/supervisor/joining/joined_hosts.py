@@ -35,8 +35,6 @@ log = structlog.get_logger(__name__)
 
 
 class JoinedHosts:
-    """Joined hosts, from the run's start to its end."""
-
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         self._config, self._run_dir = config, run_dir
         self._are_served = config.wire.transport == "tcp"

@@ -56,8 +56,6 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JoinOutcome:
-    """How a joined host's part of a run ended."""
-
     exit_code: int
     detail: str
     worker: str = ""

@@ -53,7 +53,6 @@ def own_version(root: Path = _ROOT) -> CodeVersion:
 
 
 def check_same(theirs: CodeVersion, ours: CodeVersion) -> None:
-    """Raise ConfigError if this host's Headrace differs from the run's."""
     if theirs == ours:
         return
     if theirs.version != ours.version:
@@ -84,8 +83,6 @@ class ManifestFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings and files that a joined host needs."""
-
     code: CodeVersion
     settings: dict[str, Any]
     """The resolved configuration without passwords; paths are places."""
@@ -209,7 +206,6 @@ def _model_files(config: RunConfig) -> Iterator[_Needed]:
 
 
 def _folder(folder: Path, place: str, roles: tuple[Role, ...]) -> Iterator[_Needed]:
-    """Yield a model folder's files, including its chat templates."""
     for path in sorted([*folder.glob("*"), *folder.glob("additional_chat_templates/*.jinja")]):
         if path.is_file() and not path.name.startswith(".") and not path.name.endswith(_NOT_NEEDED):
             yield _Needed(path, f"{place}/{path.relative_to(folder).as_posix()}", roles)

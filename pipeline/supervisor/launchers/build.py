@@ -26,7 +26,6 @@ TOKENS = "tokens"
 
 
 def launched_workers(config: RunConfig) -> list[tuple[Role, str]]:
-    """Return role and name of each worker that the configuration launches elsewhere."""
     roles = config.launch.launched
     wanted = desired_counts(config).items()
     return [(role, worker_name(role, number)) for role, count in wanted if role in roles for number in range(count)]

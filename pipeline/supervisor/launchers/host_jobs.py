@@ -48,8 +48,6 @@ _POLL_S: Final = 0.02
 
 
 class HostRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request from a launcher."""
-
     verb: Literal["start", "stop", "list", "logs"]
     run: str
     worker: str = ""
@@ -141,7 +139,6 @@ def _turn(path: Path) -> Iterator[None]:
 
 
 def _start(folder: Path, request: HostRequest, program: Sequence[str]) -> subprocess.Popen[bytes] | None:
-    """Start a job unless it is already running."""
     if request.token is None:
         raise ConfigError("a start without a token; expected the token of the role")
     worker, token_file = request.worker, folder / f"{request.role}.token"

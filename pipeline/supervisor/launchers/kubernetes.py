@@ -106,7 +106,6 @@ def elastic_objects(settings: LaunchSection, join: JoinCommand, role: Role) -> l
 
 
 def run_host_objects(settings: LaunchSection, run: str, config_toml: str) -> list[Manifest]:
-    """Return the objects of the run's host."""
     place, name, own = settings.kubernetes, slug(run), labels(run, Role.SUPERVISOR)
     rules = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "get", "list", "delete"]},
@@ -389,7 +388,6 @@ def _of_worker(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _why_waiting(status: Mapping[str, Any]) -> str:
-    """Say why a pod waits: for its image or for a node."""
     waiting = _of_worker(status).get("state", {}).get("waiting", {})
     unmet = (one for one in status.get("conditions", []) if one.get("status") == "False" and one.get("message"))
     words = [waiting.get("reason", ""), waiting.get("message", ""), next((one["message"] for one in unmet), "")]

@@ -99,18 +99,15 @@ class Launched:
         return running | {beat.who.worker: beat.pid for beat in beats if beat.who.worker in running}
 
     def listing(self) -> dict[str, Job]:
-        """Return the jobs as last listed."""
         with self._lock:
             return {name: held.job for name, held in self._held.items() if held.job is not None}
 
     def reap(self) -> list[Exit]:
-        """Return the workers that ended since the last call."""
         with self._lock:
             ended, self._ended = self._ended, []
         return ended
 
     def logs(self, worker: str) -> str:
-        """Return a worker's last lines, or why they are not available."""
         try:
             return self._launcher.logs(worker)
         except LaunchFailed as error:

@@ -38,8 +38,6 @@ _log = structlog.get_logger(__name__)
 
 
 class LocalJoinLauncher:
-    """Starts a run's joined workers on this host."""
-
     def __init__(
         self,
         run: str,
@@ -134,7 +132,6 @@ def local_join_launcher(config: RunConfig, run_dir: Path, token_of: TokenOf) -> 
 
 
 def state_folder(run_dir: Path) -> Path:
-    """Return the folder of a run's jobs on this host."""
     digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "headrace" / "here" / digest

@@ -33,13 +33,11 @@ class ProgramAnswer:
 
     @property
     def trouble(self) -> str:
-        """The end of its error output, as one line."""
         words = " ".join(self.error.split()) or " ".join(self.output.split()) or "it printed nothing"
         return printable_line(words[-_SHOWN_CHARS:])
 
 
 def require(*programs: str, why: str) -> None:
-    """Raise ConfigError if a program is not on PATH."""
     for program in programs:
         if shutil.which(program) is None:
             raise ConfigError(

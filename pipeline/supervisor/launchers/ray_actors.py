@@ -90,7 +90,6 @@ class RayLauncher:
         self._ask(RayRequest(verb="start", spec=spec, tokens=self._tokens()))
 
     def stop(self, worker: str, /, *, now: bool = False) -> None:
-        """Drain a worker; kill a waiting actor, or with ``now`` any actor."""
         self._ask(RayRequest(verb="stop", worker=worker, now=now))
 
     def listing(self) -> dict[str, Job]:
@@ -241,7 +240,6 @@ def is_open(head: str) -> bool:
 
 
 def refuse_open(is_open: bool) -> None:
-    """Raise ConfigError for a multi-host cluster that admits any program."""
     if is_open:
         raise ConfigError(
             "the Ray cluster accepts any program that reaches its ports, without a token: such a program can run code as the "

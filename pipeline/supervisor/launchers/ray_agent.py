@@ -57,8 +57,6 @@ class _Watched:
 
 
 class RayDriver:
-    """The actors of one run."""
-
     def __init__(self, cluster: ClusterSpec) -> None:
         import ray  # pyright: ignore[reportMissingImports]
 
@@ -84,7 +82,6 @@ class RayDriver:
         self._tokens |= tokens
 
     def welcome(self) -> RayReply:
-        """Return the addresses of live nodes and of the head."""
         import ray  # pyright: ignore[reportMissingImports]
 
         addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
@@ -96,7 +93,6 @@ class RayDriver:
             self._take_up()
 
     def start(self, spec: WorkerSpec) -> None:
-        """Create the worker's actor, or use the one that Ray has moved."""
         self._ended.pop(spec.worker, None)
         self._specs[spec.worker] = spec
         known = self._find(spec.worker)
@@ -105,7 +101,6 @@ class RayDriver:
         known.held.order()
 
     def stop(self, worker: str, *, now: bool) -> None:
-        """Drain a worker; kill a waiting actor, or with ``now`` any actor."""
         known = self._find(worker)
         if known is None:
             return
@@ -278,7 +273,6 @@ class RayDriver:
 
 
 def _kept_group(name: str, bundles: list[dict[str, float]], strategy: str, labels: list[dict[str, str]]) -> Any:
-    """Return a detached placement group, creating it if necessary."""
     from ray.util import get_placement_group, placement_group  # pyright: ignore[reportMissingImports]
 
     with suppress(ValueError):
@@ -346,7 +340,6 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> NoReturn:
-    """Serve one launcher."""
     # Ray prints to both outputs, so replies get a descriptor of their own
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -19,7 +19,6 @@ HELD_MARK = "HEADRACE_HELD"
 
 
 def main() -> int:
-    """Wait for the actor's end, then remove everything of its worker."""
     folder, mark = sys.argv[1:]
     # Ray kills the children of an actor's process, so leave them
     if os.fork():

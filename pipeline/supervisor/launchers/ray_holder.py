@@ -59,7 +59,6 @@ class WorkerHolder:
         threading.Thread(target=self._watch, name="unwatched", daemon=True).start()
 
     def look(self) -> str:
-        """Return a ``HolderReport`` as JSON."""
         self._asked_s = time.monotonic()
         code = None if self._join is None else self._join.poll()
         report = HolderReport(
@@ -84,7 +83,6 @@ class WorkerHolder:
             self._begin(self._folder)
 
     def stop(self) -> None:
-        """Ask the command to drain and end."""
         if self._join is not None and self._join.poll() is None:
             self._join.send_signal(signal.SIGTERM)
 
@@ -145,7 +143,6 @@ def _private_folder(run: str) -> Path:
 
 
 def remove_groups() -> None:
-    """Remove the placement groups of this namespace."""
     from ray.util import get_placement_group, remove_placement_group  # pyright: ignore[reportMissingImports]
 
     for name in (OWN_GROUP, GROUP):
@@ -154,7 +151,6 @@ def remove_groups() -> None:
 
 
 def _free_place() -> None:
-    """Remove this actor for good; a run's last one also removes the placement groups."""
     import ray  # pyright: ignore[reportMissingImports]
     from ray.util import list_named_actors  # pyright: ignore[reportMissingImports]
 

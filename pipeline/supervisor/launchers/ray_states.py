@@ -27,8 +27,6 @@ GROUP, OWN_GROUP = "workers", "learner"
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster, and what a run uses of it."""
-
     address: str
     namespace: str
     max_restarts: int
@@ -98,8 +96,6 @@ _SHOWN_RESOURCES = 4
 
 @dataclass(slots=True)
 class HeldWorker:
-    """One worker and its actor."""
-
     role: Role
     is_ordered: bool = False
     """Whether the worker should start: ordered by this supervisor, or by an earlier one and still
@@ -124,12 +120,10 @@ class HeldWorker:
             self._begun = report.key
 
     def was_given_token(self) -> None:
-        """Record that the actor that answered last was given the token."""
         assert self.report is not None
         self._begun = self.report.key
 
     def unavailable(self) -> None:
-        """Record that Ray is looking for another node for the actor."""
         if self._begun:
             self._lose(_REPLACED)
         self.report = None

@@ -67,7 +67,6 @@ class SlurmLauncher:
                 self._call(["scancel", number])
 
     def listing(self) -> dict[str, Job]:
-        """Return the newest job of each worker."""
         found: dict[str, Job] = {}
         for worker, jobs in self._jobs().items():
             number, job = max(jobs, key=lambda numbered: int(numbered[0]))
@@ -78,7 +77,6 @@ class SlurmLauncher:
         return last_lines(self._folder / f"{worker}.out")
 
     def _jobs(self) -> dict[str, list[tuple[str, Job]]]:
-        """Return number and state of the run's jobs by worker."""
         words = ["squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", f"--format={_FORMAT}"]
         prefix = job_name(self._join.run, "")
         jobs: dict[str, list[tuple[str, Job]]] = {}
@@ -121,7 +119,6 @@ def job_name(run: str, worker: str) -> str:
 
 
 def job_script(settings: LaunchSection, join: JoinCommand, role: Role, worker: str) -> str:
-    """Return the sbatch script of a worker's job."""
     folder = job_folder(settings, join.run)
     options = [
         f"--job-name={job_name(join.run, worker)}",

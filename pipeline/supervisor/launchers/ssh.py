@@ -63,7 +63,6 @@ class SshLauncher:
             )
 
     def start(self, role: Role, worker: str, /) -> None:
-        """Start a worker on the host with the fewest, preferring hosts that answered last time."""
         now = self._clock()
         load = {host: sum(job.runs for job in jobs.values()) for host, jobs in self._seen.items()}
         silent = {host: now - self._answered_s[host] > self._settings.poll_s + self._settings.answer_s for host in load}
@@ -162,7 +161,6 @@ class SshLauncher:
 
 
 def reach(launcher: object) -> None:
-    """Ask every host of an ssh launcher once. Raises ConfigError."""
     if isinstance(launcher, SshLauncher):
         launcher.reach()
 

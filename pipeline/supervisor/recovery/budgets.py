@@ -17,8 +17,6 @@ from pipeline.supervisor.recovery.levels import RepairLevel, StepOutcome
 
 @dataclass(frozen=True, slots=True)
 class PastRepairs:
-    """Repairs by earlier supervisors."""
-
     restarts: dict[str, tuple[float, ...]]
     """By worker: ages in seconds of the restarts ordered because of incidents, oldest first."""
     evictions: tuple[float, ...]
@@ -77,8 +75,6 @@ def past_repairs(rows: Iterable[StepRow], at_s: float, window_s: float) -> PastR
 
 
 class _Window:
-    """Counts events within the last seconds."""
-
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s
         self._times: deque[float] = deque()
@@ -93,8 +89,6 @@ class _Window:
 
 
 class Budgets:
-    """One run's budgets and their use so far."""
-
     def __init__(self, limits: RecoverySection) -> None:
         self._limits = limits
         self._restarts: dict[str, _Window] = {}
@@ -102,7 +96,6 @@ class Budgets:
         self._past_losses: dict[str, int] = {}
 
     def recall(self, now_s: float, past: PastRepairs) -> None:
-        """Count the repairs by earlier supervisors."""
         for worker, ages in past.restarts.items():
             for age_s in ages:
                 self._restarts.setdefault(worker, _Window(self._limits.window_s)).add(now_s - age_s)
@@ -123,7 +116,6 @@ class Budgets:
         return True
 
     def restarts_used(self, now_s: float, worker: str) -> str:
-        """Say that no restart is left for incidents of this worker."""
         num = self._restarts[worker].count(now_s)
         allowed = f"{self._limits.incident_restarts} are allowed"
         return f"incidents have restarted it {num} times within {self._limits.window_s:g} s, {allowed}"
@@ -140,6 +132,5 @@ class Budgets:
         return f"{num} workers were evicted within {self._limits.window_s:g} s, {allowed}: look for a common cause"
 
     def forget(self, now_s: float) -> None:
-        """Drop workers without a restart in the window."""
         for worker in [name for name, window in self._restarts.items() if not window.count(now_s)]:
             del self._restarts[worker]

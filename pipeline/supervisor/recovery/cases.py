@@ -21,8 +21,6 @@ from protocol.ids import Role
 
 @dataclass(slots=True)
 class Case:
-    """One worker under repair."""
-
     number: int
     worker: str
     role: Role
@@ -56,7 +54,6 @@ class Case:
 
     @property
     def is_final(self) -> bool:
-        """Whether no other level follows."""
         return self.level in FINAL
 
     @property
@@ -106,8 +103,6 @@ def taken_down(case: Case, cases: Iterable[Case]) -> tuple[str, ...]:
 
 
 class Decisions:
-    """Collects steps and orders in sequence."""
-
     def __init__(self) -> None:
         self._steps: list[RepairStep] = []
         self._orders: list[RepairOrder] = []

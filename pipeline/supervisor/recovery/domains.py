@@ -29,8 +29,6 @@ _LEAST_SICK: Final = 2
 
 
 class LinkAlarms:
-    """Counts incidents about links within a window."""
-
     def __init__(self, tolerated: int, window_s: float) -> None:
         self._tolerated, self._window_s = tolerated, window_s
         self._alarms: deque[tuple[float, str]] = deque()
@@ -57,8 +55,6 @@ class LinkAlarms:
 
 
 class Blame:
-    """Decides which worker an incident is blamed on."""
-
     def __init__(self, tolerated: int, window_s: float) -> None:
         self._links = LinkAlarms(tolerated, window_s)
 
@@ -89,7 +85,6 @@ def others_at_work(worker: str, role: Role, roster: Mapping[str, Member], left_o
 
 
 def one_missing(role: Role) -> str:
-    """Say why the last worker of a role is not evicted."""
     return f"no other {role} is at work, and without one the run would stop"
 
 

@@ -54,8 +54,6 @@ _NONE = Abilities()
 
 
 class Escalation:
-    """The cases of one run."""
-
     def __init__(self, limits: RecoverySection, restart_timeout_s: float, *, next_case: int = 1) -> None:
         """``restart_timeout_s``: allowed time from a loss, a start or loading progress until work.
         ``next_case``: number of the next case, after those of earlier supervisors."""
@@ -132,7 +130,6 @@ class Escalation:
             self._follow(case, now_s)
 
     def works(self, now_s: float, worker: str) -> None:
-        """Record that a worker is at work, or ready for it."""
         if (case := self._cases.get(worker)) is not None and case.is_repairing and not case.is_down:
             case.worked_s = now_s
             case.deadline_s = now_s + self._limits.steady_s
@@ -430,14 +427,12 @@ class Escalation:
         return self._budgets.evictions_used(now_s) if others else one_missing(case.role)
 
     def _goes_on(self, case: Case) -> str:
-        """Say why the run does not end because of this case, or ""."""
         if not case.is_own:
             return "incidents alone do not end a run"
         others = others_at_work(case.worker, case.role, self._roster, out(self._cases.values()))
         return f"the run goes on with {len(others)} other {case.role} at work" if others else ""
 
     def _acts(self, case: Case) -> bool:
-        """Whether the policy allows orders for this case."""
         return self._policy == "act" or (self._policy == "own_signs" and case.is_own)
 
     # -- records -----------------------------------------------------------------------------------

@@ -60,8 +60,6 @@ class StepOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker's state as the supervisor sees it."""
-
     role: Role
     host: str = ""
     is_guest: bool = False
@@ -76,8 +74,6 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class IncidentSign:
-    """What repairs need to know of an open incident."""
-
     number: int
     component: str
     """A worker, a link ``sender>receiver``, or ``ledger``."""
@@ -93,8 +89,6 @@ class IncidentSign:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Which of the higher levels are possible."""
-
     standby_roles: frozenset[Role] = frozenset()
     """Roles that a ready standby can take."""
     rollback_roles: frozenset[Role] = frozenset()
@@ -171,5 +165,4 @@ def left_to(kind: str) -> str:
 
 
 def within(deadline_s: float, now_s: float) -> float | None:
-    """Return the seconds until a deadline; None for an infinite one."""
     return None if math.isinf(deadline_s) else deadline_s - now_s

@@ -81,8 +81,6 @@ def standby_command(run_dir: Path, name: str, roles: Sequence[Role]) -> list[str
 
 
 class StandbyKeeper:
-    """The standbys of one supervisor."""
-
     def __init__(
         self, config: RunConfig, run_dir: Path, processes: Processes, free: Callable[[], int] = free_memory
     ) -> None:
@@ -111,7 +109,6 @@ class StandbyKeeper:
 
     @property
     def roles(self) -> frozenset[Role]:
-        """The roles that a ready standby can take."""
         return self._pool.roles
 
     def started(self, now_s: float, worker: str, role: Role) -> None:
@@ -119,7 +116,6 @@ class StandbyKeeper:
         self._starts[worker] = role, now_s
 
     def repaired(self, role: Role) -> None:
-        """Count a lost worker that works again."""
         self._num_repairs += role in self._roles[StandbyKind.GENERIC]
 
     # -- taking over -------------------------------------------------------------------------------

@@ -196,8 +196,6 @@ class Standby:
 
 @dataclass(slots=True)
 class _Track:
-    """A kind's failures and refills so far."""
-
     num_failures: int = 0
     """In a row."""
     next_start_s: float = 0.0
@@ -207,8 +205,6 @@ class _Track:
 
 
 class StandbyPool:
-    """The standbys of one host."""
-
     def __init__(self, limits: PoolLimits | None = None) -> None:
         self._limits = limits or PoolLimits()
         self._wanted: dict[StandbyKind, int] = {}
@@ -238,7 +234,6 @@ class StandbyPool:
         return self._tracks[kind].refill_s
 
     def want(self, numbers: Mapping[StandbyKind, int]) -> None:
-        """Set the wanted number of standbys of each kind."""
         self._wanted = dict(numbers)
 
     def reported(
@@ -269,7 +264,6 @@ class StandbyPool:
         return is_new
 
     def ended(self, now_s: float, name: str, reason: str) -> None:
-        """Record the end of a standby's process."""
         standby = self._standbys.pop(name, None)
         if standby is None or standby.phase is StandbyPhase.ENDING:
             return
@@ -308,7 +302,6 @@ class StandbyPool:
         return actions
 
     def _why_end(self, standby: Standby, now_s: float, newest_version: int | None) -> str:
-        """Say why a standby is no longer useful, or ""."""
         limits = self._limits
         if standby.phase is StandbyPhase.STARTING:
             is_late = now_s - standby.moved_s > limits.start_timeout_s
