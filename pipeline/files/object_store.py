@@ -166,12 +166,12 @@ def _in_our_words(url: str, error: Exception) -> Exception:
         where = {
             "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role",
             "gs": "GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default login`, or the machine's account",
-        }.get(scheme, "the rights of the folder")
+        }.get(scheme, "the folder's permissions")
         fault = "the store refuses these credentials" if is_refused else "no usable credentials were found"
         return ConfigError(f"{url}: {fault} ({kind}: {reason}); they come from {where}")
     if isinstance(error, FileNotFoundError):
         what = "there is no such bucket" if _is_bucket_missing(error) else "there is no such bucket or object"
-        return DataError(f"{url}: {what} ({reason}); correct the name, or make it")
+        return DataError(f"{url}: {what} ({reason}); correct the name, or create it")
     return StoreUnavailable(f"{url}: the store failed ({kind}: {reason})")
 
 

@@ -39,7 +39,7 @@ _REMEDIES: Final = {
     Role.GENERATOR: "generation.num_slots or generation.max_response_tokens",
     Role.REFERENCE: "reference.micro_batch_tokens",
     Role.REWARD: "reward.processes or reward.max_in_flight",
-    Role.OBSERVER: "the numbers of [fleet] on this host",
+    Role.OBSERVER: "the worker counts in [fleet] on this host",
 }
 
 

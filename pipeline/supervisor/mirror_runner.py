@@ -195,7 +195,7 @@ class MirrorRunner:
                 if is_refused or now > min(give_up_s, begun + self._ceiling_s):
                     break
                 await asyncio.sleep(_POLL_S)
-        self._stop(time.monotonic(), f"the store took nothing for {self._plan.timeout_s:g} s")
+        self._stop(time.monotonic(), f"the store accepted no data for {self._plan.timeout_s:g} s")
         if self._plan.copied == wanted:
             return ""
         record = read_record(self._run_dir)

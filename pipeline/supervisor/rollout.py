@@ -205,7 +205,7 @@ class Rollout:
             return False
         made = [] if self._begun_s is None else [one for one in updates if one.at_s >= self._begun_s]
         if bad := next((update for update in made if not math.isfinite(update.loss)), None):
-            self._fail(f"a loss after it was not finite: {bad.loss:g}")
+            self._fail(f"a loss after its rollout was not finite: {bad.loss:g}")
             return False
         return True
 
@@ -280,7 +280,7 @@ class Rollout:
         elif self._free_s > max(SLOWER * longest_s, self._limits.least_standstill_s):
             self._fail(
                 f"the rate of updates fell by a third or more: {len(after)} of {number + 1} in {self._free_s:.3g} s after "
-                f"it; before, so many took {longest_s:.3g} s at most"
+                f"it; before, this many took at most {longest_s:.3g} s"
             )
 
     def _fail(self, why: str) -> None:

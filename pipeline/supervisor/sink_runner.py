@@ -200,7 +200,7 @@ class SinkRunner:
         deadline = time.monotonic() + self._finish_s
         while left := [writer.name for writer in self._writers if not writer.is_done]:
             if time.monotonic() > deadline or is_stopped():
-                log.warning("sink_not_finished", sinks=left, action="their last points are written by a resume, if any")
+                log.warning("sink_not_finished", sinks=left, action="a resumed run writes their last points")
                 break
             await asyncio.sleep(_POLL_S)
         self._log_troubles()

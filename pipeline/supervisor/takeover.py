@@ -129,7 +129,7 @@ async def set_first_fleet(registry: Registry, counts: Mapping[Role, int], *, kee
         if await registry.replace_fleet(before, wanted):
             return wanted
     found = await registry.fleet()
-    log.warning("fleet_kept", why="others changed it again and again during the start")
+    log.warning("fleet_kept", why="others kept changing it during the start")
     return found or Fleet(dict(counts))
 
 

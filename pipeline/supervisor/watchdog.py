@@ -235,7 +235,7 @@ class Watchdog:
             return f"holds {beat.held} pieces of work without progress for {still_s:.0f} s, at {at}; {limit_s:g} s are allowed"
         lain_s = overdue_s.get(beat.who.role, 0.0)
         if at is WaitingFor.INPUT and min(lain_s, still_s) > timeouts.least_s:
-            return f"idle for {still_s:.0f} s though work of its role is overdue since {lain_s:.0f} s"
+            return f"idle for {still_s:.0f} s although work of its role has been overdue for {lain_s:.0f} s"
         return None
 
 

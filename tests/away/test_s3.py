@@ -116,7 +116,7 @@ def test_a_missing_bucket_and_missing_or_wrong_credentials_are_told_before_the_s
 ) -> None:
     config = op_config(tmp_path, f"checkpoint.mirror={URL}")
     assert check_mirror(config, is_new=True) == f"checkpoints are copied to {URL}/op"
-    with pytest.raises(ConfigError, match=r"there is no such bucket .*correct the name, or make it"):
+    with pytest.raises(ConfigError, match=r"there is no such bucket .*correct the name, or create it"):
         check_mirror(op_config(tmp_path, "checkpoint.mirror=s3://nobucket/runs"), is_new=True)
     number_of_calls_that_need_no_rights(s3, b"0")
     try:

@@ -80,7 +80,7 @@ def _send(run_dir: Path, worker: str, record: Started, asked: dict[str, tuple[in
     """Send a request to one worker. Returns why it was not sent, or "" after adding it to ``asked``
     with its file's size."""
     if record.identity.host != records.this_host():
-        return f"its process is on host {record.identity.host}: look there"
+        return f"its process is on host {record.identity.host}: run this there"
     if SIGNAL is None:
         return "this system has no SIGUSR1"
     path = stack_file(run_dir, worker)
@@ -91,7 +91,7 @@ def _send(run_dir: Path, worker: str, record: Started, asked: dict[str, tuple[in
     except FileNotFoundError:
         return "it is starting, or has ended"
     except (OSError, msgspec.DecodeError) as error:
-        return f"{path} has no process of it: {error}"
+        return f"{path} does not name its process: {error}"
     if records.identify(identity.pid) != identity:
         return "its process has ended"
     asked[worker] = size, identity
@@ -106,7 +106,7 @@ def _signal(identity: ProcessIdentity) -> str:
     try:
         os.kill(identity.pid, SIGNAL)
     except OSError as error:
-        return f"its process takes no signal: {error}"
+        return f"its process cannot be signalled: {error}"
     return ""
 
 

@@ -130,7 +130,7 @@ class Launched:
             self._thread.join(_CLOSE_S)
         if self._orders:
             log.error(
-                "jobs_not_ended", workers=sorted(self._orders), reason=self._trouble, do="end them at their place"
+                "jobs_not_ended", workers=sorted(self._orders), reason=self._trouble, do="end them where they run"
             )
 
     # -- the thread --------------------------------------------------------------------------------
@@ -207,9 +207,7 @@ class Launched:
 
     def _tell(self, trouble: str) -> None:
         if trouble and not self._trouble:
-            log.warning(
-                "place_does_not_answer", reason=trouble, action="its workers are left alone; another look follows"
-            )
+            log.warning("place_does_not_answer", reason=trouble, action="its workers are left alone; it is asked again")
         elif self._trouble and not trouble:
             log.info("place_answers_again")
         self._trouble = trouble

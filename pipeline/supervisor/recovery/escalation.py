@@ -111,7 +111,7 @@ class Escalation:
             self._hand_on(case, now_s, f"{case.num_losses} losses in a row, {limit}")
             return
         self._follow(case, now_s)
-        words = "its epoch is fenced, now or with the ledger's next answer: others go on with what it held"
+        words = "its epoch is fenced, now or with the ledger's next answer: others continue its work"
         self._note(case, RepairLevel.ISOLATE, StepOutcome.DONE, words)
         self._note(case, case.level, StepOutcome.BEGUN, f"the supervisor starts it again: {reason}", now_s)
 
@@ -305,7 +305,7 @@ class Escalation:
             self._note(case, case.level, StepOutcome.LEFT, words)
             self._vanished(case.worker)
         elif case.worked_s is None:
-            self._hand_on(case, now_s, f"no work within {self._restart_timeout_s:g} s of its last sign")
+            self._hand_on(case, now_s, f"no work within {self._restart_timeout_s:g} s of its last sign of life")
         elif case.incidents and self._policy == "act":
             rest_s = now_s + self._limits.steady_s if case.is_quiet else now_s
             settled_s = max(case.worked_s + self._limits.settle_s, rest_s)
@@ -346,7 +346,7 @@ class Escalation:
             return
         case.level, case.is_down, case.worked_s = RepairLevel.RESTART, True, None
         self._follow(case, now_s)
-        self._note(case, RepairLevel.ISOLATE, StepOutcome.BEGUN, "its epoch is fenced: others go on with what it held")
+        self._note(case, RepairLevel.ISOLATE, StepOutcome.BEGUN, "its epoch is fenced: others continue its work")
         self._note(case, RepairLevel.RESTART, StepOutcome.BEGUN, case.reason, now_s)
         localise_s = 0.0 if case.signed_s is None else now_s - case.signed_s
         self._order(case, case.level, (case.worker,), detect_s=case.stood_s, localise_s=localise_s)

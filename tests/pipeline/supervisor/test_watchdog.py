@@ -268,7 +268,7 @@ def test_an_idle_worker_beside_overdue_work_is_stuck_and_one_of_another_role_is_
     assert _condemned_after(Watchdog(PATIENCE), 1000, overdue_s={Role.REWARD: 59.0}) is None, "somebody does it"
     found = _condemned_after(Watchdog(PATIENCE), 1000, overdue_s={Role.REWARD: 500.0})
     assert found is not None
-    assert "idle for 61 s though work of its role is overdue since 500 s" in found[1]
+    assert "idle for 61 s although work of its role has been overdue for 500 s" in found[1]
 
 
 def test_a_worker_that_has_left_may_take_its_time_to_end_but_not_for_ever(dog: Watchdog) -> None:
