@@ -63,8 +63,8 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
         (PermissionError("Access Denied"), ConfigError, "refuses these credentials .*come from"),
         (type("NoCredentialsError", (Exception,), {})("none"), ConfigError, "no usable credentials"),
         (FileNotFoundError("The specified bucket does not exist"), DataError, "no such bucket"),
-        (TimeoutError(), StoreUnavailable, "does not answer"),
-        (type("EndpointConnectionError", (Exception,), {})("refused"), StoreUnavailable, "does not answer"),
+        (TimeoutError(), StoreUnavailable, "the store failed"),
+        (type("EndpointConnectionError", (Exception,), {})("refused"), StoreUnavailable, "the store failed"),
     ],
 )
 def test_an_error_of_a_store_is_told_in_a_sentence_that_says_whether_to_try_again(
