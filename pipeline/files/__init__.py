@@ -56,7 +56,7 @@ def cut(path: Path, *, max_bytes: int = MAX_BYTES, kept_bytes: int = KEPT_BYTES)
 
 
 class GrowingFile:
-    """Reads a file that others append to: each whole line once."""
+    """Reads a file that others append to, each whole line once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -79,7 +79,7 @@ class ServiceSums(msgspec.Struct, frozen=True, array_like=True):
 
 
 def piece_limit_s(slowest_s: float, ceiling_s: float | None) -> float:
-    """Return how long a step may take.
+    """Return how long a piece of work (one step) may take.
 
     Args:
         slowest_s: Duration of the slowest step of its kind.

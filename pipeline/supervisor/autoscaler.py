@@ -54,7 +54,7 @@ _MAX_STEP_S = 10.0
 _CAUTION = 8.0
 """Factor on ``grow_after_s`` after each growth that was undone."""
 _MAX_SPANS = 64
-"""Bounds memory: quick updates are merged into spans of at least this fraction of the period."""
+"""Quick updates are merged into spans of at least 1/64 of the longest measured period."""
 
 _AWAY = frozenset({WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED})
 _HOLDING_UP = frozenset({WaitingFor.ROOM, WaitingFor.WEIGHTS, WaitingFor.QUARANTINE, WaitingFor.ENDPOINT})
@@ -165,7 +165,7 @@ class _MeasuredTime:
 
 @dataclass(slots=True)
 class Autoscaler:
-    """Measures since the last change, and adapts how long a need must last."""
+    """Decides the number of generators from what it has measured since the last change."""
 
     bounds: Bounds
     _spans: deque[_MeasuredTime] = field(default_factory=deque[_MeasuredTime])

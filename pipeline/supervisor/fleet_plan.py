@@ -60,7 +60,7 @@ class WorkerPhase(StrEnum):
     BACKOFF = "backoff"
     DRAINING = "draining"
     ENDED = "ended"
-    """Ended without failure, and not wanted again (a learner that is done)."""
+    """Ended well (a learner that is done), or failed for good."""
 
 
 _WITHOUT_PROCESS = (WorkerPhase.ABSENT, WorkerPhase.BACKOFF)

@@ -30,7 +30,7 @@ _KILLED: Final = re.compile(
 _RECENT_S: Final = 60.0
 _COUNT: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _COUNTERS: Final = ("memory.events", "memory.oom_control")
-"""Of a control group, version 2 and 1."""
+"""Files with counts of OOM kills, in control groups of version 2 and 1."""
 _LINE_BYTES: Final = 8192
 _NAMED: Final = 8
 _REMEDIES: Final = {

@@ -95,7 +95,7 @@ class Processes:
         """Standby processes by name."""
         self._standby_marks: dict[str, str] = {}
         self._former: dict[str, str] = {}
-        """Worker names by the names that they had as standbys."""
+        """What became of standbys: worker name by standby name."""
 
     @property
     def pids(self) -> dict[str, int]:

@@ -59,9 +59,9 @@ class RolloutPolicy:
     canary_timeout_s: float = 60.0
     """A canary that is ready but idle for this long is good."""
     judged_updates: int = 8
-    """Before and after, each."""
+    """Updates compared before and after the rollout, each."""
     lazy_limit_s: float = 86_400.0
-    """Since the change was made."""
+    """A lazy rollout replaces the remaining workers this long after the change was made."""
     replace_timeout_s: float = 360.0
     """Longest time without a sign of life from a worker that is being replaced."""
     least_standstill_s: float = 60.0

@@ -108,7 +108,7 @@ def _proof(found: Differing, number: int) -> tuple[str, str]:
 # differ from the rest: it may have another kind of device.
 
 Answers = Mapping[str, Mapping[int, str]]
-"""By worker and policy version."""
+"""Digests of answers: by worker, then by policy version."""
 
 
 @dataclass(frozen=True, slots=True)

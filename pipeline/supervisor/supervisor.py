@@ -117,7 +117,7 @@ class Supervisor:
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
         self._num_signals = 0
         self._stop_requested = threading.Event()
-        """For the thread that opens the ledger before the loop runs."""
+        """Tells the thread that opens the ledger, before the loop runs, to give up."""
         self._next_poll_s = self._next_cut_s = 0.0
         self._is_starved = False
         self._size = SizeGuard(config)

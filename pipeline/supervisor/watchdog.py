@@ -17,7 +17,7 @@ that was away, or a reader that stalled must not look like a dead fleet.
     progress, at input, while     it turns, but past its work   60 s, or stuck_after_s
     its role's work is overdue
 
-A piece is a part of long work: a layer of a pass, a decode step, a verdict, a file
+A piece is a reported step of long work: a layer of a pass, a decode step, a verdict, a file
 (``pipeline.process.work``). Its limit is several times the slowest piece so far of that kind of
 work, and at least a minute; ``stuck_after_s``, if set, is the maximum.
 

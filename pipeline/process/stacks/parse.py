@@ -187,7 +187,7 @@ def _is_busy(stack: Stack) -> bool:
 
 
 MAX_LINES: Final = 6
-"""The worker's own group, and the largest other groups of its role."""
+"""One for the worker's own group, the rest for the largest other groups of its role."""
 _MAX_NAMES = 4
 _MAX_CALLS = 6
 

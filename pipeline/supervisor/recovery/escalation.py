@@ -215,7 +215,7 @@ class Escalation:
         for number, sign in open_now.items():
             if (case := self._cases.get(self._known.get(number, ""))) is not None:
                 self._quiet_or_again(case, now_s, sign)
-            # the worker is absent, but may come back
+            # an absent worker may come back, so its incident stays unread until then
             if number not in self._known and not is_absent(sign, self._roster):
                 self._known[number] = self._suspect(now_s, sign)
 

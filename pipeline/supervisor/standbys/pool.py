@@ -190,7 +190,7 @@ class Standby:
     """When ``progress`` last grew."""
     reported_s: float = 0.0
     awaited_version: int = -1
-    """A version that was the newest when it did not have it."""
+    """A newer version that it must catch up with in time."""
     behind_since_s: float = math.inf
 
 
