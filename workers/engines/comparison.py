@@ -2,8 +2,8 @@
 
 The command line names a folder and a device. Standard output ends with a line of JSON
 (``pipeline.preflight.engine_reports.ModelReport``). The exit code is 0, or 2 with the reason on
-standard error when the model cannot be loaded. All is computed in float32 on a few sequences of
-random tokens. Speeds are of these short sequences, so they compare ways, not machines."""
+standard error when the model cannot be loaded. Everything is computed in float32 on a few short
+sequences of random tokens, so the speeds compare implementations, not machines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LENGTHS = (40, 9, 33, 21, 5, 28)
 _SLOTS, _WINDOW = 4, 24
 _LONG_S = 5.0
-"""A pass that takes longer is not repeated for its speed."""
+"""A pass that takes longer is not repeated to measure its speed."""
 
 
 class _Comparison:
@@ -53,7 +53,7 @@ class _Comparison:
         self.truth, self._gradient, self.speed = self._pass(self._plain)
 
     def learner(self) -> PartReport:
-        """Compare rows as the learner computes them."""
+        """Compare the log-probs and gradients of the learner's computation."""
         packing = packing_of(prepare_packed(self._model))
         reason = packing.unpacked_because
         found, gradient, speed = self._pass(lambda: score_packed(self._model, self.batch).logprobs)
@@ -70,7 +70,7 @@ class _Comparison:
         return torch.cat([logprobs_of(self._model, tokens, tokens.size - 1) for tokens in self.sequences])
 
     def _pass(self, score: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor | None], float]:
-        """Return log-probs [M], gradients by parameter, and tokens a second."""
+        """Return log-probs [M], gradients by parameter, and tokens per second."""
         seconds = 0.0
         found = gradient = None
         for _ in range(2):
@@ -92,15 +92,14 @@ class _Comparison:
 
 
 def logprobs_of(model: PreTrainedModel, tokens: np.ndarray, num_scored: int) -> torch.Tensor:
-    """Return log-probs [num_scored] of a sequence's last tokens, by a model's own forward pass."""
+    """Return log-probs [num_scored] of a sequence's last tokens, from a model's own forward pass."""
     row = torch.from_numpy(tokens.astype(np.int64))[None].to(model.device)
     logits = model(input_ids=row, use_cache=False)[0][0, :-1].float()
     return torch.log_softmax(logits, -1).gather(1, row[0, 1:, None])[-num_scored:, 0]
 
 
 def apart(found: Sequence[torch.Tensor | None], truth: Sequence[torch.Tensor | None]) -> float:
-    """Return the length of the difference of two gradients, as a share of the second's; a parameter
-    without a gradient counts as 0."""
+    """Return the relative difference of two gradients, by norm; a missing gradient counts as 0."""
     pairs = [(one, other) for one, other in zip(found, truth, strict=True) if one is not None or other is not None]
     error = sum(float(_less(one, other).norm() ** 2) for one, other in pairs)
     return (error / max(1e-60, sum(float(other.norm() ** 2) for _, other in pairs if other is not None))) ** 0.5
@@ -115,7 +114,7 @@ def _less(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
 
 
 def _engine(model: PreTrainedModel) -> tuple[PartReport, float]:
-    """Sample from a model as the local engine does; return also the bytes a token of context."""
+    """Sample from a model with the local engine; also return cache bytes per token of context."""
     owners = weight_owners(model)
     named = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
     engine = LocalEngine(model, num_slots=_SLOTS)
@@ -142,7 +141,7 @@ def _engine(model: PreTrainedModel) -> tuple[PartReport, float]:
         with torch.no_grad():
             truth = logprobs_of(model, sequence, window.tokens.size).cpu().numpy()
         worst = max(worst, float(np.abs(truth - window.behavior_logprobs).max()))
-    note = "each row is a pass of its own, which is slow; vLLM may serve it faster" if is_lone else ""
+    note = "each row takes its own pass, which is slow; vLLM may serve it faster" if is_lone else ""
     how = "a row at a time" if is_lone else "slot cache"
     held = sum(prompt.size + _WINDOW for prompt in prompts)
     part = PartReport(name="local engine", how=how, logprobs=worst, tokens_per_s=speed, note=note)
@@ -151,7 +150,7 @@ def _engine(model: PreTrainedModel) -> tuple[PartReport, float]:
 
 @torch.no_grad()
 def _critic(path: Path, device: torch.device, comparison: _Comparison) -> PartReport:
-    """Compare the values of a new critic, whose head is drawn."""
+    """Compare the values of a new critic with a random head."""
     critic = load_value_model(path, torch.float32, device)
     torch.manual_seed(0)
     head = value_head(critic)
@@ -165,20 +164,22 @@ def _critic(path: Path, device: torch.device, comparison: _Comparison) -> PartRe
 
 
 def compare(path: Path, device_name: str) -> ModelReport:
-    """Compare every engine on the model in ``path``. Raises DataError or ConfigError when it cannot
-    be loaded, EngineError when its own forward pass fails."""
+    """Compare every engine on the model in ``path``.
+
+    Raises DataError or ConfigError when it cannot be loaded, EngineError when its own forward pass
+    fails."""
     device = resolve_device(device_name)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else room_here(this_machine()).free
     # the policy, and the critic after it
     needed = 2 * 4 * count_weights(path)
     if needed > free:
         raise ConfigError(
-            f"{path} takes {needed / 1e9:.1f} GB to compare in float32, and {free / 1e9:.1f} GB are free; take a machine with "
+            f"{path} needs {needed / 1e9:.1f} GB to compare in float32, but {free / 1e9:.1f} GB are free; use a machine with "
             "more memory"
         )
     model = load_model(path, torch.float32, device)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
-    # weights are here already; gradients of both ways are to come
+    # the weights are loaded already; two sets of gradients will be added
     fits = 3 * 4 * num_weights <= free
     made: list[_Comparison] = []
 
@@ -222,7 +223,6 @@ def _or_refused(name: str, compute: Callable[[], PartReport]) -> PartReport:
 
 
 def main() -> ExitCode:
-    """Compare on the folder and device that the command line names; return the exit code."""
     try:
         report = compare(Path(sys.argv[1]), sys.argv[2])
     except HeadraceError as error:

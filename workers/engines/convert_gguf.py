@@ -1,13 +1,13 @@
 # pyright: reportMissingImports=false
-"""Converts a GGUF file to a model folder, which every engine reads: weights in safetensors,
+"""Converts a GGUF file to a model folder that every engine reads: weights in safetensors,
 ``config.json``, tokenizer and chat template.
 
     pip install 'headrace[gguf]'
     python -m workers.engines.convert_gguf MODEL.gguf FOLDER
 
-GGUF is the format of llama.cpp, mostly with quantised weights; training needs them as numbers.
-transformers dequantises them. The folder appears whole or not at all. It may take ten times the
-file's size in memory."""
+GGUF is llama.cpp's format, mostly with quantised weights, which transformers dequantises for
+training. The folder appears whole or not at all. Conversion may take ten times the file's size in
+memory."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _DIGITS_ALONE: Final = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
-"""Names that GGUF gives to GPT-2's way of cutting text after each digit is cut off."""
+"""GGUF's names for pre-tokenizers that split off each digit and then work like GPT-2's."""
 _GPT2: Final = frozenset({"gpt-2", "gpt2", "default"})
 
 
 def convert(file: Path, folder: Path, dtype: str = "bfloat16") -> list[str]:
-    """Write the model of ``file`` to ``folder``, with weights of ``dtype``; return what is to be
-    known of it, in words.
+    """Write the model of ``file`` to ``folder`` with weights of ``dtype``; return warnings for the
+    user.
 
-    Raises DataError: no such file, or one that transformers does not read; ConfigError: packages
-    are missing, or ``folder`` exists."""
+    Raises DataError if there is no such file or transformers cannot read it, and ConfigError if
+    packages are missing or ``folder`` exists."""
     if not file.is_file():
         raise DataError(f"{file}: no such file; give a GGUF file")
     if folder.exists():
@@ -49,7 +49,7 @@ def convert(file: Path, folder: Path, dtype: str = "bfloat16") -> list[str]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    # that of the tensors stays
+    # the bar for dequantising tensors stays
     logging.disable_progress_bar()
     notes: list[str] = []
     try:
@@ -64,7 +64,7 @@ def convert(file: Path, folder: Path, dtype: str = "bfloat16") -> list[str]:
             "Hugging Face format"
         ) from error
     if not tokenizer.chat_template:
-        notes.append("the file has no chat template: prompts can be text alone, no messages")
+        notes.append("the file has no chat template: prompts can only be text, not messages")
     model = _without_quantization(read, number_type)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -80,15 +80,16 @@ def convert(file: Path, folder: Path, dtype: str = "bfloat16") -> list[str]:
 
 def _check_packages() -> None:
     try:
-        import accelerate  # noqa: F401  transformers wants it
+        import accelerate  # noqa: F401  transformers needs it
         import gguf  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"reading GGUF needs {error.name}; pip install 'headrace[gguf]'") from error
 
 
 def _without_quantization(read: Any, dtype: torch.dtype) -> Any:
-    """Return a model with the weights of ``read``, as ``dtype``. ``read`` itself is marked as
-    quantised, and would be saved as such."""
+    """Return an unquantised model with the weights of ``read``, as ``dtype``.
+
+    ``read`` itself is marked as quantised, and would be saved as such."""
     from transformers import AutoModelForCausalLM
 
     config, state = read.config, read.state_dict()
@@ -107,8 +108,8 @@ def _text_field(file: Path, name: str) -> str:
 
 
 def _cut_as_trained(tokenizer: PreTrainedTokenizerBase, way: str) -> list[str]:
-    """Have a byte-level tokenizer cut text before merging as the model's own did, by its name in
-    GGUF; return a warning for a way that nobody here knows."""
+    """Set a byte-level tokenizer's pre-tokenizer to the one that GGUF names ``way``; return
+    warnings."""
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
@@ -116,7 +117,7 @@ def _cut_as_trained(tokenizer: PreTrainedTokenizerBase, way: str) -> list[str]:
     if not way or backend is None or way in GGUF_PRE_TOKENIZER_SPLITS or way in _GPT2:
         return []
     if way not in _DIGITS_ALONE:
-        unknown = f"the file's tokenizer cuts text as {way!r}, which transformers does not know and reads as GPT-2's"
+        unknown = f"the file's pre-tokenizer is {way!r}, which transformers does not know and treats as GPT-2's"
         return [f"{unknown}: compare its tokens with those of the model's own tokenizer before training"]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -125,7 +126,6 @@ def _cut_as_trained(tokenizer: PreTrainedTokenizerBase, way: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert the file that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m workers.engines.convert_gguf",
         description="Write a GGUF file's model as a folder that model.path can name.",

@@ -1,8 +1,8 @@
-"""Computes a small model again and again on each device, to find one that computes wrongly.
+"""Runs a small model repeatedly on each device, to find one that computes wrongly.
 
-Attention, a gated layer and a loss over a vocabulary, forward and backward, from fixed numbers. The
-passes on a device must be the same bit for bit. The first is compared with float64 on the CPU.
-Standard output ends with a line of JSON (``pipeline.preflight.engine_reports``)."""
+Attention, a gated layer and a loss over a vocabulary, forward and backward, on fixed numbers. The
+passes on a device must agree bit for bit; the first is compared with float64 on the CPU. Standard
+output ends with a line of JSON (``pipeline.preflight.engine_reports``)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Result = list[torch.Tensor]
 
 
 def numbers() -> Result:
-    """Return the weights and the input of the model, float64 on the CPU."""
+    """Return the model's weights and input, float64 on the CPU."""
     draw = torch.Generator().manual_seed(20_25)
     shapes = [(_LENGTH, _WIDTH), *[(_WIDTH, _WIDTH)] * 5, (_WORDS, _WIDTH)]
     return [torch.randn(shape, generator=draw, dtype=torch.float64) / math.sqrt(_WIDTH) for shape in shapes]
 
 
 def one_pass(given: Result) -> Result:
-    """Return the loss and its gradients by all that is given, on its device and in its type."""
+    """Return the loss and its gradients for all inputs, on their device and in their type."""
     leaves = [one.detach().clone().requires_grad_() for one in given]
     x, query, key, value, gate, up, head = leaves
     scores = (x @ query) @ (x @ key).T / math.sqrt(_WIDTH)
@@ -58,12 +58,11 @@ def check(device: str, *, passes: Callable[[Result], Result] = one_pass, num_pas
 
 def _error(found: Result, exact: Result) -> float:
     worst = max(float((one.double() - other).norm() / other.norm()) for one, other in zip(found, exact, strict=True))
-    # JSON has no word for what is not finite
+    # JSON has no infinity or NaN
     return worst if math.isfinite(worst) else 1e9
 
 
 def main() -> ExitCode:
-    """Check all devices; return the process's exit code."""
     names = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
     sys.stdout.write(msgspec.json.encode([check(name) for name in names]).decode() + "\n")
     return ExitCode.OK

@@ -1,8 +1,7 @@
-"""The installed torch and the devices that it sees, for ``headrace doctor``.
+"""Reports the installed torch and the devices that it sees, for ``headrace doctor``.
 
-``main`` prints one line of JSON, a ``pipeline.preflight.host.TorchBuild``. It is a
-process of its own, since the import of torch takes seconds and may hang; ``doctor`` has a deadline.
-"""
+``main`` prints one line of JSON, a ``pipeline.preflight.host.TorchBuild``. It runs as its own
+process, because importing torch takes seconds and may hang; ``doctor`` has a deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from pipeline.process.exit_codes import ExitCode
 
 
 def torch_build() -> TorchBuild:
-    """Return the installed torch's version, platform, threads and devices. Raises ImportError."""
+    """Raises ImportError."""
     import torch
 
     with warnings.catch_warnings(record=True) as said:
@@ -36,10 +35,9 @@ def torch_build() -> TorchBuild:
 
 
 def main() -> ExitCode:
-    """Print the build; return the process's exit code."""
     try:
         found = torch_build()
-    except Exception as error:  # noqa: BLE001  a damaged install fails at import in ways of its own
+    except Exception as error:  # noqa: BLE001  a damaged install can fail at import in any way
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return ExitCode.CONFIG
     sys.stdout.write(msgspec.json.encode(found).decode() + "\n")

@@ -94,7 +94,7 @@ def test_gradients_that_do_not_fit_into_memory_are_left_out(tmp_path: Path, monk
     report = compare(path, "cpu")
     assert report.parts[1].gradient is None and "gradients were not compared" in report.parts[0].note
     monkeypatch.setattr(comparison, "room_here", lambda _: type(room)(room.memory, 7 * count, None))
-    with pytest.raises(ConfigError, match=r"to compare in float32, and 0\.0 GB are free; take a machine"):
+    with pytest.raises(ConfigError, match=r"to compare in float32, but 0\.0 GB are free; use a machine"):
         compare(path, "cpu")
 
 

@@ -136,7 +136,7 @@ def test_what_a_file_lacks_is_told(made: tuple[Path, PreTrainedModel, Tokenizer]
     _, model, tokenizer = made
     write_gguf(tmp_path / "odd.gguf", model, tokenizer, way="a-way-of-its-own", template=False)
     cut, talk = convert(tmp_path / "odd.gguf", tmp_path / "odd")
-    assert "cuts text as 'a-way-of-its-own'" in cut
+    assert "pre-tokenizer is 'a-way-of-its-own'" in cut
     assert "no chat template" in talk
     assert load_model(tmp_path / "odd", torch.bfloat16, torch.device("cpu")).dtype == torch.bfloat16
 

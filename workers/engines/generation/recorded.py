@@ -1,11 +1,11 @@
 """The generation engine of a run that learns from recorded responses (``data.responses``).
 
-A request that carries a recorded response is answered by its next window. It is read, with no model
-and no weights. Its behaviour log-probs are unknown, and 0. The policy version is the one that is
-served as it is read, so a response does not age before it is given out.
+A request that carries a recorded response is answered with its next window, without model or
+weights. Its behaviour log-probs are unknown and set to 0. Its policy version is the one served at
+that moment, so a response does not age before it is handed out.
 
-Requests without a recorded response are an evaluation's. A run with held-out prompts has an engine
-with a model for these, and a run without them has none."""
+Requests without a recorded response come from evaluations. A run with held-out prompts wraps an
+engine with a model for these."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RecordedEngine:
     """A :class:`workers.engines.generation.seam.GenerationEngine` of recorded responses."""
 
     def __init__(self, num_slots: int, sampling: GenerationEngine | None = None) -> None:
-        """Make an engine without weights. ``sampling`` answers requests without a recorded
-        response; its slots then count."""
+        """``sampling`` answers requests without a recorded response, and then sets the number of
+        slots."""
         self.num_slots = num_slots if sampling is None else sampling.num_slots
         self.policy_version = -1
         self._sampling = sampling
@@ -39,12 +39,10 @@ class RecordedEngine:
         self._num_turns = self._num_tokens = 0
 
     def view_weights(self, data: np.ndarray, path: Path) -> Mapping[str, Any]:
-        """Return a version's tensors where they lie; none without a model."""
         return {} if self._sampling is None else self._sampling.view_weights(data, path)
 
     def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
-        """Lay out the version that an adapter makes of its base. Raises WeightsRejected without a
-        model."""
+        """See the seam. Raises WeightsRejected without a model."""
         if self._sampling is None:
             raise WeightsRejected(
                 f"an adapter on weights with digest {base_digest} was given to an engine without a model; recorded "
@@ -53,30 +51,30 @@ class RecordedEngine:
         return self._sampling.merge_weights(adapter, base, base_digest, dtype=dtype)
 
     def stage_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """Bring the next weights near to the device, where there is a model."""
         if self._sampling is not None:
             self._sampling.stage_weights(tensors, policy_version)
 
     def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """Take new weights, or without a model the version's number alone."""
+        """Load new weights, or without a model only record the version's number."""
         if self._sampling is not None:
             self._sampling.load_weights(tensors, policy_version)
         self.policy_version = policy_version
 
     def unserved(self, tensors: Mapping[str, Any]) -> list[str]:
-        """Return the tensors that new tokens are not computed with; none without a model."""
         return [] if self._sampling is None else self._sampling.unserved(tensors)
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for a recorded response that does not go on from the
-        request's tokens, or for a request to sample without a model."""
+        """Queue a request.
+
+        Raises EngineError if the recorded response does not continue the request's tokens or is too
+        long, or if there is no model to sample with."""
         name, recorded = request.trajectory, request.recorded
         if name in self._waiting:
             raise is_live_already(request)
         if recorded is None:
             if self._sampling is None:
                 raise EngineError(
-                    f"{name} is to be sampled, but this run has no model for that: it reads data.responses and has no "
+                    f"{name} needs sampling, but this run has no model for that: it reads data.responses and has no "
                     "held-out prompts"
                 )
             self._sampling.submit(request)
@@ -86,18 +84,19 @@ class RecordedEngine:
         if used >= recorded.tokens.size or not np.array_equal(recorded.tokens[:used], request.response_tokens):
             raise EngineError(
                 f"{name} has {used} tokens that are not the start of its recorded response of "
-                f"{recorded.tokens.size}; the file has changed since the run began"
+                f"{recorded.tokens.size} tokens; the file has changed since the run began"
             )
         if recorded.tokens.size > request.max_response_tokens:
             raise EngineError(
-                f"the recorded response of {name} has {recorded.tokens.size} tokens, at most {request.max_response_tokens} may "
-                "be trained on; raise generation.max_response_tokens"
+                f"the recorded response of {name} has {recorded.tokens.size} tokens, but at most "
+                f"{request.max_response_tokens} may be trained on; raise generation.max_response_tokens"
             )
         self._waiting[name] = request, recorded
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Read the next window of every recorded response, and run up to ``max_steps`` decode steps
-        of the others. Raises EngineError before the first weights."""
+        """Return the next window of every recorded response, and advance the model's requests.
+
+        Raises EngineError before the first weights."""
         if self.policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
         windows = [self._read(request, recorded) for request, recorded in self._waiting.values()]
@@ -108,18 +107,17 @@ class RecordedEngine:
         return windows
 
     def cut(self) -> list[SampledWindow]:
-        """Forget what was not read yet, and end every live request of the model."""
+        """Drop recorded responses that were not read yet, and cut the model's requests."""
         self._waiting.clear()
         return [] if self._sampling is None else self._sampling.cut()
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free all state of a trajectory; unknown ones are ignored."""
         self._waiting.pop(trajectory, None)
         if self._sampling is not None:
             self._sampling.forget(trajectory)
 
     def stats(self) -> EngineStats:
-        """Return counters; a turn that read windows is a decode step."""
+        """Return counters; a call of ``advance`` that read windows counts as a decode step."""
         of = EngineStats(0, 0, 0, 0) if self._sampling is None else self._sampling.stats()
         return EngineStats(
             of.num_live + len(self._waiting),
@@ -129,7 +127,6 @@ class RecordedEngine:
         )
 
     def close(self) -> None:
-        """End the model's engine."""
         if self._sampling is not None:
             self._sampling.close()
 

@@ -1,17 +1,16 @@
 """Token sampling from random streams that belong to the trajectory, not to the sampling process.
 
-From logits ``[rows, vocabulary]`` and one uniform number per row come tokens, and their log-probs
-under the distribution that was sampled from.
+Logits ``[rows, vocabulary]`` and one uniform number per row give tokens, and their log-probs under
+the distribution that was sampled from.
 
-The uniform is that of the trajectory's stream at the response position
+The uniform is the trajectory's random stream at the response position
 (``workers.engines.model.rng``). The token is the inverse of the cumulative distribution there,
-summed in float64 in the order of the vocabulary. Kernels that differ in the last bit of a logit
-move a boundary by about 1e-7. A token changes only if the uniform falls within that distance of a
-boundary.
+summed in float64 in vocabulary order. Kernels that differ in the last bit of a logit move a
+boundary by about 1e-7; a token changes only if the uniform falls that close to a boundary.
 
 The distribution has the definitions and the order of vLLM's sampler. Penalties come first: for
 repetition over prompt and response, for frequency and presence over the response. Temperature,
-min-p, top-k and top-p follow, each on what the one before left, renormalised."""
+min-p, top-k and top-p follow, each applied to what the previous one left, renormalised."""
 
 from __future__ import annotations
 
@@ -25,22 +24,22 @@ import torch
 from workers.engines.generation.seam import SamplingParams
 
 Contexts = Callable[[int], tuple[np.ndarray, int]]
-"""Returns a row's whole context, int [tokens], and how many of them are the prompt."""
+"""Returns a row's whole context, int [tokens], and the number of them that are prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The rows of a batch whose logits depend on the tokens before them."""
+    """The rows of a batch whose logits depend on earlier tokens."""
 
     rows: list[int]
     repetition: torch.Tensor
-    """float32 [len(rows), 1], as are the next two"""
+    """float32 [len(rows), 1], like the next two"""
     frequency: torch.Tensor
     presence: torch.Tensor
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> Self | None:
-        """Gather the penalties of a batch's rows; None when no row has one."""
+        """Collect the penalties of a batch's rows; None if no row has one."""
         named = {row: (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for row, p in enumerate(params)}
         named = {row: penalties for row, penalties in named.items() if penalties != (1.0, 0.0, 0.0)}
         if not named:
@@ -49,11 +48,12 @@ class Penalties:
         return cls(list(named), *columns.split(1, dim=1))
 
     def apply(self, logits: torch.Tensor, contexts: Contexts) -> torch.Tensor:
-        """Return logits [rows, vocabulary] with the penalties; only penalised contexts are read.
+        """Return logits [rows, vocabulary] with penalties applied; only penalised contexts are
+        read.
 
-        A token's logit, if it is in the context, is divided by the repetition penalty where it is
-        positive, and else multiplied. Then come the frequency penalty times its count in the
-        response, and the presence penalty if it occurs."""
+        The logit of a token that is in the context is divided by the repetition penalty if
+        positive, else multiplied by it. Then the frequency penalty times the token's count in the
+        response is subtracted, and the presence penalty if it occurs."""
         vocabulary = logits.shape[-1]
         seen, counts = [], []
         for row in self.rows:
@@ -73,23 +73,23 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """How a batch's rows of logits become distributions; made once, used for many steps."""
+    """How the logits of a batch's rows become distributions; built once, used for many steps."""
 
     divisor: torch.Tensor | None
-    """float32 [rows, 1]: temperatures, 1 for greedy rows; None when all are 1."""
+    """float32 [rows, 1]: temperatures, 1 for greedy rows; None if all are 1."""
     greedy: torch.Tensor | None
-    """bool [rows]; None when no row is greedy."""
+    """bool [rows]; None if no row is greedy."""
     top_k: torch.Tensor | None
-    """int64 [rows, 1], the vocabulary size where it is off; None when no row restricts any."""
+    """int64 [rows, 1], the vocabulary size for rows without top-k; None if no row has top-k or
+    top-p."""
     top_p: torch.Tensor | None
-    """float32 [rows, 1]; present when ``top_k`` is."""
+    """float32 [rows, 1]; given if ``top_k`` is."""
     min_p: torch.Tensor | None = None
-    """float32 [rows, 1], logarithms, -inf where it is off; None when no row has one."""
+    """float32 [rows, 1], logarithms, -inf for rows without min-p; None if no row has it."""
     penalties: Penalties | None = None
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocabulary: int, device: torch.device) -> Distributions:
-        """Gather the parameters of a batch's rows."""
         temperatures = [p.temperature or 1.0 for p in params]
         greedy = [p.temperature == 0.0 for p in params]
         restricted = any((0 < p.top_k < vocabulary or p.top_p < 1.0) and p.temperature > 0.0 for p in params)
@@ -115,13 +115,15 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample from logits [rows, vocabulary]: int64 [rows] tokens and float32 [rows] log-probs.
 
-    A greedy row takes the first of its largest logits, after penalties. Its log-prob is that of the
+    A greedy row takes the first of its largest logits, after penalties; its log-prob is that of the
     temperature-1 distribution. ``uniform`` is float64 [rows] in (0, 1). Raises ValueError for
     penalties without ``contexts``."""
     scores = logits.float()
     if distributions.penalties is not None:
         if contexts is None:
-            raise ValueError("rows have penalties, which count tokens, but no contexts are given; give contexts")
+            raise ValueError(
+                "rows have penalties, which count earlier tokens, but no contexts were given; give contexts"
+            )
         scores = distributions.penalties.apply(scores, contexts)
     if distributions.divisor is not None:
         scores = scores / distributions.divisor
@@ -132,8 +134,7 @@ def sample(
         scores = scores.masked_fill(~_support(scores, distributions.top_k, distributions.top_p), -torch.inf)
     logprobs = torch.log_softmax(scores, dim=-1)
     cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
-    # the first token whose cumulative probability exceeds the target: one of probability 0 never
-    # does
+    # the first token whose cumulative probability exceeds the target, so never one of probability 0
     target = (uniform * cumulative[:, -1]).unsqueeze(1)
     tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
     if distributions.greedy is not None:
@@ -142,8 +143,10 @@ def sample(
 
 
 def _support(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return bool [rows, vocabulary]: the fewest of the ``top_k`` likeliest that reach ``top_p``.
-    Ties are broken by token id. Rows with everything allowed keep their whole vocabulary."""
+    """Return bool [rows, vocabulary]: the fewest of the ``top_k`` likeliest tokens that reach
+    ``top_p``.
+
+    Ties are broken by token id. Rows without a restriction keep their whole vocabulary."""
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
     within_k = rank < top_k

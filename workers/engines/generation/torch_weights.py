@@ -1,4 +1,4 @@
-"""How an engine around a torch model reads versions: whole ones, and adapters on a base."""
+"""How an engine around a torch model reads versions: whole ones, or an adapter with its base."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ class TorchWeights:
     """Two methods of :class:`workers.engines.generation.seam.GenerationEngine`."""
 
     def view_weights(self, data: np.ndarray, path: Path) -> weights_file.PublishedWeights:
-        """Return the tensors, which the engine may use where they lie."""
+        """Return the tensors, which the engine may use in place."""
         return weights_file.view_weights(data, path=path, is_lasting=True)
 
     def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
-        """Lay out the merged weights of an adapter and its base."""
         return adapters.publish_merged(adapter, base, base_digest, dtype=dtype)

@@ -1,5 +1,4 @@
-"""Windows in every generation engine: requests are checked, tokens cut into segments, and stop strings
-found."""
+"""What all generation engines do with windows: check requests, find stop strings, build segments."""
 
 from __future__ import annotations
 
@@ -15,20 +14,20 @@ if TYPE_CHECKING:
 
 
 _MARGIN = 16
-"""Characters at the front of a tail that may differ from the whole text's. A decoder treats the
-first token of a text in its own way."""
+"""Characters at the start of a tail that may differ from the whole text's: decoders treat a text's
+first token specially."""
 _LEAST = 32
-"""Tokens of a tail that is not cut."""
+"""A tail of fewer tokens is not cut."""
 _MOST_BROKEN = 512
-"""Tokens of a tail after which it is cut even where characters are not whole."""
+"""A longer tail, in tokens, is cut even in the middle of a character."""
 _BROKEN = "\ufffd"
 
 
 class StopSearch:
-    """Looks for stop strings in one response, a token at a time."""
+    """Looks for stop strings in one response, token by token."""
 
     def __init__(self, stop_strings: tuple[str, ...], tokenizer: TextTokenizer, earlier: Iterable[int]) -> None:
-        """Begin after the ``earlier`` response tokens, whose own text ends nothing."""
+        """Start after the ``earlier`` response tokens, whose text contains no stop string."""
         self._stop_strings = stop_strings
         self._tokenizer = tokenizer
         self._reach = max(map(len, stop_strings)) - 1 + _MARGIN
@@ -36,14 +35,14 @@ class StopSearch:
         self._text = tokenizer.decode(self._tail)
         self._try_at = _LEAST
         self.num_tokens = 0
-        """Tokens that were looked at, without the earlier ones."""
+        """Tokens seen so far, without the earlier ones."""
         self.end: int | None = None
-        """How many of them the response has; None while it goes on."""
+        """Number of these that belong to the response; None while it continues."""
         while self._cut():
             pass
 
     def feed(self, tokens: Iterable[int]) -> int | None:
-        """Look at the next tokens, none of them after the end; return ``end``."""
+        """Look at the next tokens, up to the end; return ``end``."""
         for token in tokens:
             if self.end is not None:
                 break
@@ -57,7 +56,7 @@ class StopSearch:
             return False
         self._tail.append(token)
         before, self._text = self._text, self._tokenizer.decode(self._tail)
-        # a token may change the characters before it: those that it completes
+        # a token may complete a character, which changes the text before it
         pairs = enumerate(zip(before, self._text, strict=False))
         old = next((at for at, (one, other) in pairs if one != other), min(len(before), len(self._text)))
         if any(self._text.find(stop, max(0, old - len(stop) + 1)) >= 0 for stop in self._stop_strings):
@@ -67,7 +66,7 @@ class StopSearch:
         return False
 
     def _cut(self) -> bool:
-        """Forget the first half of the tail, if the text after it does not depend on it."""
+        """Drop the first half of the tail if the remaining text does not depend on it."""
         self._try_at = len(self._tail) + _LEAST
         rest = self._tail[len(self._tail) // 2 :]
         text = self._tokenizer.decode(rest)
@@ -81,27 +80,27 @@ class StopSearch:
 
 
 def stop_search(request: WindowRequest, tokenizer: TextTokenizer | None) -> StopSearch:
-    """Return the search of a request with stop strings. Raises EngineError without a tokenizer."""
+    """Start the search for a request with stop strings. Raises EngineError without a tokenizer."""
     if tokenizer is None:
         raise EngineError(
-            f"{request.trajectory} ends at {', '.join(map(repr, request.stop_strings))}, but the engine was made without a "
-            "tokenizer; make it with one, or ask for no stop strings"
+            f"{request.trajectory} has stop strings {', '.join(map(repr, request.stop_strings))}, but the engine has no "
+            "tokenizer; build it with one, or request no stop strings"
         )
     return StopSearch(request.stop_strings, tokenizer, request.response_tokens.tolist())
 
 
 def text_to_stop(text: str, stop_strings: Iterable[str]) -> str:
-    """Return a response's text up to the end of its first stop string; all of it without one."""
+    """Return a response's text up to and including its first stop string."""
     ends = [at + len(stop) for stop in stop_strings if (at := text.find(stop)) >= 0]
     return text[: min(ends, default=len(text))]
 
 
 def check_request(request: WindowRequest, *, positions: int | None, vocabulary: int) -> None:
-    """Raise EngineError unless a request fits a model's positions (None: any) and vocabulary."""
+    """Raise EngineError unless a request fits a model's positions (None for any) and vocabulary."""
     name, used = str(request.trajectory), request.response_tokens.size
     wanted = request.prompt_tokens.size + request.max_response_tokens
     if request.prompt_tokens.size == 0:
-        raise EngineError(f"{name} has an empty prompt; at least one token must precede what is sampled")
+        raise EngineError(f"{name} has an empty prompt; at least one token must precede the sampled ones")
     if request.window_tokens < 1 or used >= request.max_response_tokens:
         raise EngineError(
             f"{name} needs a window of {request.window_tokens} tokens after {used} of at most "
@@ -110,25 +109,26 @@ def check_request(request: WindowRequest, *, positions: int | None, vocabulary: 
     if positions is not None and wanted > positions:
         raise EngineError(
             f"{name} may need {wanted} positions (prompt {request.prompt_tokens.size}, response up to "
-            f"{request.max_response_tokens}), the model has {positions}; lower generation.max_response_tokens or "
+            f"{request.max_response_tokens}), but the model has {positions}; lower generation.max_response_tokens or "
             "data.max_prompt_tokens"
         )
     for tokens in (request.prompt_tokens, request.response_tokens):
         if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
             raise EngineError(
-                f"{name} has token ids from {tokens.min()} to {tokens.max()}, the model knows 0 to "
+                f"{name} has token ids from {tokens.min()} to {tokens.max()}, but the model knows 0 to "
                 f"{vocabulary - 1}; tokenizer and model do not belong together"
             )
 
 
 def is_live_already(request: WindowRequest) -> EngineError:
-    """Return the error of a trajectory that is submitted while it is live."""
+    """Return the error for a trajectory that is submitted while it is live."""
     message = f"{request.trajectory} is live already; wait for its window, or forget it, before submitting it again"
     return EngineError(message)
 
 
 def segments(versions: Sequence[tuple[int, int]], length: int) -> tuple[Segment, ...]:
-    """Return the runs of one version up to ``length``; ``versions`` are (begin, version)."""
+    """Split tokens up to ``length`` into runs of one policy version; ``versions`` are (begin,
+    version)."""
     ends = [begin for begin, _ in versions[1:]] + [length]
     runs: list[Segment] = []
     for (begin, version), end in zip(versions, ends, strict=True):

@@ -1,6 +1,7 @@
-"""The seam between the reference worker and the engines that compute log-probs of given tokens.
+"""The interface between the reference worker and the engines that compute log-probs of given
+tokens.
 
-An engine is blocking, and driven from the worker's one compute thread."""
+An engine blocks; it is called from the worker's one compute thread."""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ class ScoringRequest:
 
 
 class ScoringEngine(Protocol):
-    """A frozen model."""
-
     def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request, float32 [num_scored] at the sampling temperature."""
+        """Return float32 [num_scored] for each request, at the sampling temperature."""
         ...
 
 
 def check_requests(requests: Sequence[ScoringRequest], vocabulary: int) -> None:
-    """Raise EngineError for a scored first token, or one unknown: its lookup on a GPU is fatal."""
+    """Raise EngineError if nothing precedes the scored tokens, or a token is outside the
+    vocabulary.
+
+    Looking up an unknown token on a GPU is fatal."""
     for request in requests:
         tokens = request.tokens
         if not 0 <= request.num_scored < tokens.size:
@@ -42,6 +44,6 @@ def check_requests(requests: Sequence[ScoringRequest], vocabulary: int) -> None:
             )
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise EngineError(
-                f"a sequence holds tokens {tokens.min()} to {tokens.max()}, this model knows 0 to {vocabulary - 1}; give a "
+                f"a sequence has tokens {tokens.min()} to {tokens.max()}, but this model knows 0 to {vocabulary - 1}; give a "
                 "reference model with the policy's vocabulary"
             )

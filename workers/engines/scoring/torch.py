@@ -41,7 +41,7 @@ class TorchScoring:
 
     @torch.no_grad()
     def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request, float32 [num_scored]. Raises as :func:`check_requests`."""
+        """Raises as :func:`check_requests`."""
         vocabulary = cast("torch.Tensor", self._model.get_input_embeddings().weight).shape[0]
         check_requests(requests, vocabulary)
         results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(requests)
@@ -59,7 +59,7 @@ class TorchScoring:
 
 
 def build_scoring(config: RunConfig, model_path: Path) -> TorchScoring:
-    """Load the frozen reference of a run. Raises DataError or ConfigError naming the cause."""
+    """Load the frozen reference of a run. Raises DataError or ConfigError."""
     device = resolve_device(config.reference.device)
     if device.type == "cpu":
         torch.set_num_threads(config.reference.threads)
@@ -75,7 +75,7 @@ class TorchRewardModel:
     def __init__(
         self, model: PreTrainedModel, tokenizer: TextTokenizer, *, micro_batch_tokens: int, max_tokens: int | None
     ) -> None:
-        """Freeze ``model``, of one label; ``max_tokens`` is its longest sequence (None: any)."""
+        """Freeze ``model``; ``max_tokens`` is the longest sequence it takes, None for any length."""
         self._model = model.eval().requires_grad_(False)
         self._tokenizer = tokenizer
         self._micro_batch_tokens = micro_batch_tokens
@@ -85,10 +85,10 @@ class TorchRewardModel:
         self._padding: int | None = self._text_config.pad_token_id
 
     def scores(self, responses: Sequence[tuple[Prompt, str]]) -> list[float]:
-        """Return the score of each response to its prompt, in order, or raise for all of them.
+        """Return the score of each response to its prompt, in order.
 
-        Raises DataError when the chat template refuses a conversation, EngineError when one is too
-        long or empty, a token unknown, or a score not finite."""
+        Raises DataError when the chat template rejects a conversation, EngineError when one is too
+        long or empty, a token is unknown, or a score is not finite; then no response is scored."""
         sequences = [conversation_tokens(self._tokenizer, prompt, response) for prompt, response in responses]
         for tokens in sequences:
             self._check(tokens)
@@ -107,7 +107,6 @@ class TorchRewardModel:
 
     @torch.no_grad()
     def _forward(self, sequences: Sequence[np.ndarray]) -> list[float]:
-        """Score sequences in one forward, padded on the right."""
         shape = (len(sequences), max(tokens.size for tokens in sequences))
         padding = self._padding
         if padding is None:

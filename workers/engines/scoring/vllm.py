@@ -1,10 +1,9 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""The scoring engine on vLLM: a frozen model scores prompts. One more token is sampled and
-discarded.
+"""The scoring engine on vLLM: a frozen model scores prompts; the one token that vLLM also samples
+is discarded.
 
 The caller's thread steps vLLM until all are scored, ``max_num_batched_tokens`` at a time. The
-weights are the folder's own and never change. Nothing is cached: a cached prefix has no log-probs.
-"""
+weights are the folder's own and never change. Nothing is cached: a cached prefix has no log-probs."""
 
 from __future__ import annotations
 
@@ -29,11 +28,14 @@ if TYPE_CHECKING:
 
 
 class VllmScoring:
-    """A :class:`workers.engines.scoring.seam.ScoringEngine` on vLLM's ``LLMEngine``, here."""
+    """A :class:`workers.engines.scoring.seam.ScoringEngine` on vLLM's ``LLMEngine``, in this
+    process."""
 
     def __init__(self, arguments: Mapping[str, Any], *, vocabulary: int, temperature: float) -> None:
-        """Load the model, by :func:`workers.engines.generation.vllm.arguments.scoring_arguments`.
-        Raises ConfigError for a temperature not above 0, or not 1 where vLLM scores at 1 only."""
+        """Load the model; ``arguments`` come from ``arguments.scoring_arguments``.
+
+        Raises ConfigError for a temperature not above 0, or not 1 if vLLM scores this model only at
+        1."""
         if not temperature > 0.0:
             raise ConfigError(f"temperature is {temperature}, expected above 0; score greedy sampling at 1")
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -41,7 +43,7 @@ class VllmScoring:
 
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._vocabulary = vocabulary
-        # vLLM wants room for the token that it samples
+        # leave room for the token that vLLM samples
         self._longest = int(arguments["max_model_len"]) - 1
         scales = all(self._engine.collective_rpc("headrace_begin", args=(temperature,)))
         if not scales and temperature != 1.0:
@@ -51,14 +53,14 @@ class VllmScoring:
             )
 
     def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request, float32 [num_scored]. Raises as :func:`check_requests`;
-        EngineError for one that is too long, EngineDied when vLLM failed."""
+        """Raises as :func:`check_requests`; EngineError for a sequence that is too long, EngineDied
+        when vLLM fails."""
         check_requests(requests, self._vocabulary)
         longest = max((request.tokens.size for request in requests), default=0)
         if longest > self._longest:
             raise EngineError(
-                f"a sequence has {longest} tokens, the reference scores at most {self._longest}; raise "
-                "data.max_prompt_tokens or generation.max_response_tokens, which that is the sum of"
+                f"a sequence has {longest} tokens, the reference scores at most {self._longest}, the sum of "
+                "data.max_prompt_tokens and generation.max_response_tokens; raise one of them"
             )
         params = scoring_params()
         for number, request in enumerate(requests):
@@ -76,7 +78,7 @@ class VllmScoring:
 
 
 def scoring_params() -> Any:
-    """Return vLLM's parameters of a sequence to score."""
+    """Return vLLM's sampling parameters for a sequence to score."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -87,7 +89,7 @@ def scoring_params() -> Any:
 
 
 def build_vllm_scoring(config: RunConfig, model_path: Path) -> VllmScoring:
-    """Start vLLM around the model as the frozen reference of a run. ConfigError when it refuses."""
+    """Start vLLM with the frozen reference of a run. Raises ConfigError when it refuses."""
     check_versions()
     on_cpu = resolve_device(config.reference.device).type == "cpu"
     prepare_environment(config.reference.threads, config.reference.vllm.kv_cache_gb, on_cpu=on_cpu)

@@ -1,1 +1,1 @@
-"""Values: the seam, and the engines behind it."""
+"""The value model: the seam, and the engines behind it."""

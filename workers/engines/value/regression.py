@@ -1,12 +1,12 @@
-"""The computation that value engines share: values of tokens, and their regression's gradient.
+"""The computation that value engines share: values of tokens, and the gradient of their regression.
 
     G_t = gamma^(T - t) R                                              Monte-Carlo targets (lambda_critic = 1, the default)
     loss = 1/n sum_i 1/T_i sum_t max((V - G)^2, (clip(V, V_old - c_low, V_old + c_high) - G)^2) / 2
 
-The sums go over the n finished responses of the whole batch (VAPO and T-PPO). T-PPO's port divides
-by unfinished rows too, which makes the step smaller when few responses finish. Here there are only
-finished ones. As with the policy, weights are made of the whole batch before it is cut into
-micro-batches and shared among ranks."""
+The sums run over the n finished responses of the whole batch (VAPO and T-PPO). T-PPO's port also
+divides by unfinished rows, which shrinks the step when few responses finish; here there are only
+finished ones. As with the policy, weights are computed from the whole batch before it is split into
+micro-batches and among ranks."""
 
 from __future__ import annotations
 
@@ -35,54 +35,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ValueSettings:
-    """How responses go through the value model, and the targets of its regression."""
+    """How responses pass through the value model, and the targets of its regression."""
 
     micro_batch_tokens: int
-    """Prompt and response tokens of one forward; a longer sequence is a forward of its own."""
+    """Prompt and response tokens of one forward pass; a longer sequence gets a pass to itself."""
     gamma: float = 1.0
-    """Discount a token."""
+    """Discount per token."""
     gae_lambda: float = 1.0
-    """Of the targets; 1 is Monte-Carlo."""
+    """For the targets; 1 is Monte-Carlo."""
     clip_low: float = 0.5
-    """A value counts as fallen by at most this from the stored one. T-PPO: 0.5."""
+    """A value counts as having fallen by at most this from the stored one. T-PPO: 0.5."""
     clip_high: float = 0.6
-    """... and as risen by at most this. T-PPO: 0.6."""
+    """... and as having risen by at most this. T-PPO: 0.6."""
     autocast: torch.dtype | None = None
-    """Type to compute in where it is safe; the weights' own when absent."""
+    """Compute type where it is safe; None for the type of the weights."""
 
 
 class PackedValue(torch.nn.Module):
-    """A token classifier with one output whose ``forward`` values packed tokens in one pass."""
+    """A token classifier with one output, whose ``forward`` values packed tokens in one pass."""
 
     def __init__(self, model: PreTrainedModel, settings: ValueSettings) -> None:
-        """Value with a model of ``prepare_packed``. Raises EngineError without a scalar head."""
+        """``model`` went through ``prepare_packed``. Raises EngineError without a scalar head."""
         super().__init__()
         self.model = model
-        # in a tuple, for it is the model's child and not ours as well
+        # in a tuple, so that it is registered as the model's child only
         self._head = (value_head(model),)
         self._settings = settings
 
     def forward(self, batch: PackedTokens) -> torch.Tensor:
-        """Return V before each scored token, end to end: [M] float32 (of such models float64)."""
+        """Return V before each scored token, concatenated: [M] float32 (float64 for a float64
+        model)."""
         context: AbstractContextManager[object] = nullcontext()
         if self._settings.autocast is not None:
             context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
         with context:
             hidden = hidden_packed(self.model, batch)
-            # cloned, since FSDP2 returns no views
+            # cloned, as FSDP2 cannot return views
             values = self._head[0](hidden.index_select(0, batch.positions)).squeeze(-1).clone()
         return values if values.dtype == torch.float64 else values.float()
 
 
 @dataclass(frozen=True, slots=True)
 class RegressionSums:
-    """The sums that one rank adds to a batch's figures; zero where a sample is another rank's."""
+    """One rank's contribution to a batch's figures; zero for samples of other ranks."""
 
     loss: torch.Tensor
     clipped: torch.Tensor
-    """float64 scalars on the device: the loss, and the weight of clipped tokens"""
+    """Both are float64 scalars on the device; ``clipped`` is the weight of clipped tokens."""
     values: torch.Tensor
-    """float64 [T] on the host: of every response token of the batch, in order"""
+    """float64 [T] on the host: of every response token of the batch, in order."""
 
 
 @torch.no_grad()
@@ -90,7 +91,8 @@ def compute_values(
     model: torch.nn.Module, requests: Sequence[ScoringRequest], plan: Plan, device: torch.device
 ) -> dict[int, np.ndarray]:
     """Return float32 [num_scored] for each request of ``plan``, by index: V before each token.
-    Raises EngineError when a request has no token before its tail."""
+
+    Raises EngineError when no token precedes a request's tail."""
     results: dict[int, np.ndarray] = {}
     sizes = [int(request.tokens.size) for request in requests]
     for indices in plan:
@@ -104,7 +106,7 @@ def compute_values(
 
 
 def check_value_samples(samples: Sequence[ValueSample]) -> None:
-    """Raise EngineError unless there are samples, all of them consistent."""
+    """Raise EngineError if there are no samples, or one is inconsistent."""
     if not samples:
         raise EngineError("a value step on 0 responses; expected at least 1; skip it")
     for sample in samples:
@@ -131,11 +133,16 @@ def accumulate_regression(
     backward: Backward | None = None,
     loss_scale: float = 1.0,
 ) -> RegressionSums:
-    """Add the gradient of this plan's part of the whole batch's loss to the parameters' ``grad``.
+    """Add this plan's part of the whole batch's gradient to the parameters' ``grad``.
 
-    ``samples`` passed :func:`check_value_samples`. ``plan`` is the whole batch's micro-batches, or
-    a rank's share. ``backward`` stands for ``loss.backward()``. ``loss_scale`` multiplies the
-    gradient only: the number of ranks where a backend averages gradients over them."""
+    Args:
+        model: a :class:`PackedValue` or a wrapper around one.
+        samples: the whole batch, which passed :func:`check_value_samples`.
+        settings: clipping and targets.
+        plan: the whole batch's micro-batches, or one rank's share of them.
+        device: where to compute.
+        backward: replaces ``loss.backward()``.
+        loss_scale: multiplies only the gradient; the number of ranks where a backend averages gradients over them."""
     lengths = [sample.response_length for sample in samples]
     ends = np.cumsum(lengths)
     values = np.zeros(int(ends[-1]))
@@ -176,7 +183,6 @@ def accumulate_regression(
 def value_step_result(
     samples: Sequence[ValueSample], settings: ValueSettings, sums: RegressionSums, step: AppliedStep
 ) -> ValueStepResult:
-    """Return the figures of a step, from sums over the whole batch."""
     lengths = [sample.response_length for sample in samples]
     weights = np.concatenate([response_weights(length, len(samples)) for length in lengths])
     returns = np.concatenate([_targets(s, settings, lam=1.0) for s in samples])
@@ -200,7 +206,7 @@ def _targets(sample: ValueSample, settings: ValueSettings, *, lam: float) -> np.
 
 
 def response_weights(length: int, num_samples: int) -> np.ndarray:
-    """Return float64 [length]: responses weigh 1 / num_samples each, their tokens the same."""
+    """Return float64 [length]: each response weighs 1 / num_samples, spread evenly over its tokens."""
     return np.full(length, 1.0 / (length * num_samples))
 
 

@@ -1,4 +1,4 @@
-"""The value engine in plain torch: one process, one device. The sharded one is tested against it.
+"""The value engine in plain torch, on one device in one process; the reference for the sharded one.
 
 Master weights are fp32 whatever the compute type; ``workers.engines.value.regression`` computes."""
 
@@ -48,8 +48,6 @@ MEMORY_ADVICE = "lower value.micro_batch_tokens or set value.gradient_checkpoint
 
 
 class TorchValue:
-    """A value model and its optimiser behind :class:`workers.engines.value.seam.ValueEngine`."""
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -59,9 +57,10 @@ class TorchValue:
         gradient_checkpointing: bool = False,
         tokenizer_from: Path | None = None,
     ) -> None:
-        """Serve and train ``model``, a token classifier with one output, from now on its own.
+        """Serve and train ``model``, a token classifier with one output.
+
         Raises EngineError when its sequences cannot be packed, or it has no scalar head."""
-        # without dropout: values of one version are the same numbers twice
+        # eval() disables dropout, so that one version gives the same values twice
         self._model = prepare_packed(model.eval())
         if gradient_checkpointing:
             enable_gradient_checkpointing(model)
@@ -74,17 +73,17 @@ class TorchValue:
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps applied since the start of the run, over resumes."""
+        """Optimiser steps applied since the start of the run, including before a resume."""
         return self._optimizer.num_steps
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return V before each token of each tail, as the seam has it, or raise EngineError."""
+        """Raises EngineError for unusable requests or when device memory runs out."""
         with memory_errors(self._settings.micro_batch_tokens, MEMORY_ADVICE):
             values = compute_values(self._value, requests, self._plan(requests), self._model.device)
         return [values[index] for index in range(len(requests))]
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
-        """Do one step by the seam's contract. Raises EngineError for samples or device memory."""
+        """Raises EngineError for unusable samples or when device memory runs out."""
         check_value_samples(samples)
         try:
             with memory_errors(self._settings.micro_batch_tokens, MEMORY_ADVICE):
@@ -99,12 +98,11 @@ class TorchValue:
         return value_step_result(samples, self._settings, sums, step)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state of an exact resume; return its writer, by the seam's contract."""
         write_model = snapshot_model(self._model, self._tokenizer_from)
         return snapshot_writer(write_model, self._optimizer.snapshot())
 
     def load(self, folder: Path) -> None:
-        """Take back a snapshot. On DataError, naming the file, nothing has changed."""
+        """Restore a snapshot. On DataError, which names the file, nothing has changed."""
         state = read_training_state(folder)
         weights = read_model(self._model, folder)
         optimizer = self._optimizer.read(folder, state)
@@ -113,17 +111,15 @@ class TorchValue:
         self._optimizer.restore(optimizer, state)
 
     def live_state(self) -> LiveState:
-        """Return weights, optimiser and random streams where they lie, to be lent."""
         states = optimizer_tensors(self._optimizer.states) | rng_tensors()
         return self._copier.live_state(self._parameters, states, self._optimizer.training_state)
 
     def put_back(self, kept: KeptState) -> None:
-        """Take back a copied ``live_state``. On DataError nothing has changed."""
         self._copier.loans.wait()
         put_back_state(kept, self._parameters, self._optimizer)
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Nothing to release."""
 
     def _plan(self, sequences: Sequence[ScoringRequest | ValueSample]) -> list[list[int]]:
         lengths = [int(sequence.tokens.size) for sequence in sequences]
@@ -131,7 +127,7 @@ class TorchValue:
 
 
 def build_value(config: RunConfig, model_path: Path) -> TorchValue:
-    """Make the value engine of a run, from ``model_path``. Raises DataError or ConfigError."""
+    """Build a run's value engine from ``model_path``. Raises DataError or ConfigError."""
     device = resolve_device(config.value.device)
     if device.type == "cpu":
         torch.set_num_threads(config.value.threads)
@@ -145,7 +141,6 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
 
 
 def value_settings(config: RunConfig, device: torch.device) -> ValueSettings:
-    """Return how responses go through a run's value model, and its regression's targets."""
     value = config.value
     return ValueSettings(
         micro_batch_tokens=tokens_at_once(value.micro_batch_tokens, on_cpu=device.type == "cpu"),
@@ -158,5 +153,4 @@ def value_settings(config: RunConfig, device: torch.device) -> ValueSettings:
 
 
 def value_optimizer_settings(config: RunConfig) -> OptimizerSettings:
-    """Return how a run's value model is stepped."""
     return OptimizerSettings.of(config.value, warmup_steps=config.value.warmup_steps)

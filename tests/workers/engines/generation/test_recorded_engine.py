@@ -124,7 +124,7 @@ def test_a_cut_forgets_what_was_not_read_and_reads_none_of_it_later() -> None:
     ("asked", "words"),
     [
         (request(), "has no held-out prompts"),
-        (reading(of=recorded(41)), "has 41 tokens, at most 40"),
+        (reading(of=recorded(41)), "has 41 tokens, but at most 40"),
         (replace(reading(of=recorded(3)), response_tokens=np.array([9], np.int32)), "has changed since the run began"),
         (
             replace(reading(of=recorded(1)), response_tokens=np.array([2], np.int32)),

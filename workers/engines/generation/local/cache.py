@@ -1,12 +1,12 @@
-"""The slot KV cache behind transformers' interface, with one row a slot and a length for each row, and
-the attention over it.
+"""The KV cache of the local engine: one row per slot, each with its own length, and the attention
+over it.
 
-A *step* maps the keys and values of a model's attention layers to rows. Attention reads views over
-the live rows, up to the longest live length.
+A *step* says to which rows the keys and values of a model's attention layers go. Attention reads
+views over the live rows, up to the longest live length.
 
 Rows ``0 .. num_rows - 1`` of a step are the live ones, so dead slots cost nothing; the slot table
 moves rows to keep it so (:meth:`SlotCache.move`). Rows and lengths grow in blocks, by at least half
-of their present size, one layer after another, so that growing never holds two whole caches. Memory
+of their current size, one layer after another, so that two whole caches never exist at once. Memory
 is bounded by slots x (longest prompt + longest response)."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protocol.errors import EngineError
 from workers.engines.model.attention import PackedLayout, attend, packed_attention
 
 SLOT_ATTENTION = "headrace_slots"
-"""Name under which transformers knows :func:`slot_attention`."""
+"""Name under which :func:`slot_attention` is registered with transformers."""
 
 
 def slot_attention(
@@ -40,12 +40,12 @@ def slot_attention(
     slot_step: DecodeStep | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend in one layer: in a decode step (``slot_step``), or in a prefill (``packed_layout``).
+    """Attend in one layer, in a decode step (``slot_step``) or a prefill (``packed_layout``).
 
     Query is [n, query heads, 1, head dim] in a step, [1, query heads, N, head dim] in a prefill.
     Key and value are [n, key heads, longest, head dim] or [1, key heads, N, head dim]. ``scaling``
-    is 1/sqrt(head dim) when absent. By ``sliding_window`` a token sees itself and so many - 1
-    before it. ``softcap`` and ``s_aux`` (sinks) are as in packed attention.
+    defaults to 1/sqrt(head dim). With ``sliding_window`` a token sees that many tokens, itself
+    included. ``softcap`` and ``s_aux`` (sinks) are as in packed attention.
 
     Returns [n, 1, query heads, head dim] or [1, N, query heads, head dim], and None for weights.
     Raises EngineError without a step, or with a mask."""
@@ -88,9 +88,9 @@ AttentionInterface.register(SLOT_ATTENTION, slot_attention)
 
 
 LENGTH_BLOCK = 64
-"""Tokens that a row's capacity is rounded up to."""
+"""A row's capacity is rounded up to a multiple of this many tokens."""
 ROW_BLOCK = 8
-"""Rows that the number of rows is rounded up to."""
+"""The number of rows is rounded up to a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,28 +100,28 @@ class DecodeStep:
     rows: torch.Tensor
     """int64 [n]: 0 .. n - 1"""
     positions: torch.Tensor
-    """int64 [n]: place of each new token in its row; earlier places are its context."""
+    """int64 [n]: position of each new token in its row; earlier positions are its context."""
     longest: int
-    """Longest context of a live row, the new token included."""
+    """Longest context of a live row, including the new token."""
     mask: torch.Tensor | None
-    """[n, 1, 1, longest], added to scores: -inf after the row's position; None if all are full."""
+    """[n, 1, 1, longest], added to scores: -inf after the row's position; None if all rows are
+    full."""
 
     @property
     def num_rows(self) -> int:
-        """Number of live rows, n."""
         return self.rows.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """Contexts laid end to end in one row; those that several slots share are computed once."""
+    """Contexts laid end to end in one row; one that several slots share is computed once."""
 
     source: torch.Tensor
-    """int64 [m]: place in the packed row of each token to be stored."""
+    """int64 [m]: index into the packed row of each token to be stored."""
     rows: torch.Tensor
     """int64 [m]: slot row that it goes to."""
     positions: torch.Tensor
-    """int64 [m]: place in that row."""
+    """int64 [m]: position in that row."""
 
 
 class RowStore(Protocol):
@@ -134,17 +134,15 @@ class RowStore(Protocol):
         ...
 
     def move(self, targets: list[int], sources: list[int], length: int) -> None:
-        """Move what rows ``sources`` hold to rows ``targets``, all at once."""
+        """Move the contents of rows ``sources`` to rows ``targets``, all at once."""
         ...
 
     def release(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         ...
 
     @property
-    def num_bytes(self) -> int:
-        """Memory held."""
-        ...
+    def num_bytes(self) -> int: ...
 
 
 class SlotLayer(CacheLayerMixin):
@@ -157,19 +155,18 @@ class SlotLayer(CacheLayerMixin):
         self.values: torch.Tensor | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Take type, device, heads and widths from the first keys and values."""
         self.keys = self._zeros(key_states)
         self.values = self._zeros(value_states)
         self.is_initialized = True
 
     def _zeros(self, states: torch.Tensor) -> torch.Tensor:
-        # zeros: masked places are still multiplied by 0, and uninitialised memory may hold NaN
+        # masked positions are still multiplied by 0, and uninitialised memory may hold NaN
         return states.new_zeros(self._cache.num_rows, states.shape[1], self._cache.capacity, states.shape[3])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values where the step has them; return those that attention reads."""
+        """Store new keys and values where the step says; return those that attention reads."""
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -185,13 +182,13 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:live, :, :longest], self.values[:live, :, :longest]
 
     def resize(self, num_rows: int, capacity: int) -> None:
-        """Grow to the given size, keeping the stored keys and values."""
+        """Grow to this size, keeping the stored keys and values."""
         if self.keys is not None and self.values is not None:
             self.keys = _grown(self.keys, num_rows, capacity)
             self.values = _grown(self.values, num_rows, capacity)
 
     def move(self, targets: torch.Tensor, sources: torch.Tensor, length: int) -> None:
-        """Copy ``length`` tokens of rows ``sources`` to ``targets``, all at once, overlaps too."""
+        """Copy ``length`` tokens of rows ``sources`` to ``targets``, all at once; they may overlap."""
         if self.keys is not None and self.values is not None:
             self.keys[targets, :, :length] = self.keys[sources, :, :length]
             self.values[targets, :, :length] = self.values[sources, :, :length]
@@ -202,31 +199,30 @@ class SlotLayer(CacheLayerMixin):
         return (step.longest if isinstance(step, DecodeStep) else query_length), 0
 
     def get_seq_length(self) -> int:
-        """Return the longest live context before the present step."""
+        """Return the longest live context before the current step."""
         step = self._cache.step
         return step.longest - 1 if isinstance(step, DecodeStep) else 0
 
     def get_max_length(self) -> int:
-        """Return -1: a row grows as long as it must."""
+        # unlimited
         return -1
 
 
 class SlotCache(Cache):
-    """A cache of ``num_layers`` slot layers that share their size and the present step."""
+    """A cache of ``num_layers`` slot layers that share their size and the current step."""
 
     def __init__(self, num_layers: int, max_rows: int) -> None:
         self.num_rows = 0
         self.capacity = 0
         self.max_rows = max_rows
         self.max_length = 0
-        """Longest that any request so far may become; a reserve is at most a block longer."""
+        """The longest that any request so far may become; capacity exceeds it by at most a block."""
         self.step: DecodeStep | PrefillStep | None = None
-        """Where the keys and values of the next forward go. The caller of the model sets it."""
+        """Where the next forward pass stores keys and values; set by the model's caller."""
         self._slot_layers = [SlotLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self._slot_layers))
 
     def reserve(self, num_rows: int, length: int) -> None:
-        """Grow so that ``num_rows`` rows of ``length`` tokens fit."""
         rows = min(_in_blocks(num_rows, self.num_rows, ROW_BLOCK, self.max_rows), self.max_rows)
         capacity = _in_blocks(length, self.capacity, LENGTH_BLOCK, self.max_length)
         if rows > self.num_rows or capacity > self.capacity:
@@ -235,7 +231,6 @@ class SlotCache(Cache):
                 layer.resize(rows, capacity)
 
     def move(self, targets: list[int], sources: list[int], length: int) -> None:
-        """Copy rows ``sources`` to rows ``targets`` in every layer, all at once."""
         first = self._slot_layers[0].keys
         if first is None or not targets or length == 0:
             return
@@ -245,7 +240,7 @@ class SlotCache(Cache):
             layer.move(to, came_from, length)
 
     def release(self) -> None:
-        """Give all memory back; the next use starts small again."""
+        """Free all memory; the next use starts small again."""
         self.num_rows = self.capacity = 0
         for layer in self._slot_layers:
             layer.keys = layer.values = None
@@ -253,13 +248,13 @@ class SlotCache(Cache):
 
     @property
     def num_bytes(self) -> int:
-        """Memory held."""
         tensors = [t for layer in self._slot_layers for t in (layer.keys, layer.values) if t is not None]
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _in_blocks(needed: int, present: int, block: int, limit: int) -> int:
-    """Return ``present`` if that suffices, else 1.5 times it or more, up to ``limit``."""
+    """Return ``present`` if it suffices, else at least 1.5 times it, up to ``limit``, in whole
+    blocks."""
     if needed <= present:
         return present
     return -(-max(needed, min(present + present // 2, limit)) // block) * block

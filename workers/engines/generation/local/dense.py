@@ -1,17 +1,17 @@
-"""The forward of the dense family (Llama, Qwen2, Qwen3) in few operations, for small models.
+"""The forward pass of the dense family (Llama, Qwen2, Qwen3) in few operations, for small models.
 
-It returns the logits of a decode step, or stores the keys and values of whole contexts in the slot
-cache. Up to rounding, they are those of transformers' own forward on the same cache and attention.
+Computes the logits of a decode step, or stores the keys and values of whole contexts in the slot
+cache. Up to rounding, the results are those of transformers' own forward with the same cache and
+attention.
 
-With a small model on a CPU, the cost of a step is calls, not arithmetic. They are calls of modules,
-of unused masks, and of one rotation each for queries and keys. So the model is taken apart:
+With a small model on a CPU, a step's cost is calls, not arithmetic: calls of modules, building
+unused masks, separate rotations of queries and keys. So the model is taken apart:
 
-- Matrices that read the same input become one.
-- Queries and keys are normalised and rotated as one tensor.
-- A residual is added by the product that makes its summand.
+- Matrices that read the same input become one. - Queries and keys are normalised and rotated as one
+tensor. - A residual is added by the product that computes its summand.
 
-The joined matrices are copies. They cost memory and are made again in every swap of weights. A
-large model would gain little: :func:`is_dense`."""
+The joined matrices are copies, which cost memory and are rebuilt whenever weights change. A large
+model would gain little: :func:`is_dense`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 
 def replace_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make ``tensors`` the parameters and persistent buffers of ``model``, cast to its own type.
-    Raises WeightsRejected when they do not fit (:func:`fit_weights`): the model is as it was."""
+    """Load ``tensors`` into the parameters and persistent buffers of ``model``, cast to its own
+    type.
+
+    Raises WeightsRejected when they do not fit (:func:`fit_weights`); the model is then unchanged."""
     state = model.state_dict(keep_vars=True)
     chosen = fit_weights(state, tensors)
     is_lasting = isinstance(tensors, PublishedWeights) and tensors.is_lasting
@@ -48,7 +50,7 @@ def replace_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor])
 
 @torch.no_grad()
 def unserved_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors that ``model`` does not compute with, bit for bit once cast."""
+    """Return the names of tensors that ``model`` does not compute with, bit for bit after casting."""
     state = model.state_dict(keep_vars=True)
     chosen = fit_weights(state, tensors)
     return [name for name, tensor in chosen.items() if not _is_same(state[name].detach(), tensor.detach())]
@@ -58,14 +60,14 @@ def _is_same(own: torch.Tensor, published: torch.Tensor) -> bool:
     if own.data_ptr() == published.data_ptr() and own.dtype == published.dtype and own.device == published.device:
         return True
     wanted = published.to(device=own.device, dtype=own.dtype)
-    # as bytes: weights that have diverged are the same although NaN is not equal to itself
+    # as bytes, since NaN does not equal itself in weights that have diverged
     return torch.equal(
         own.contiguous().reshape(-1).view(torch.uint8), wanted.contiguous().reshape(-1).view(torch.uint8)
     )
 
 
 MOST_WEIGHTS: Final = 50_000_000
-"""A larger model keeps transformers' forward, whose calls are less than a tenth of its steps."""
+"""Larger models keep transformers' forward, whose calls take less than a tenth of their steps."""
 
 _FAMILY: Final = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _LASTING_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
@@ -74,7 +76,8 @@ _POSITIONS_BLOCK: Final = 1024
 
 
 def is_dense(model: PreTrainedModel) -> bool:
-    """Whether :class:`DenseForward` can compute ``model``, so small a model that it pays."""
+    """Return whether :class:`DenseForward` can compute ``model``, and the model is small enough to
+    gain from it."""
     return (
         type(model) in _FAMILY
         and sum(parameter.numel() for parameter in model.parameters()) <= MOST_WEIGHTS
@@ -83,10 +86,10 @@ def is_dense(model: PreTrainedModel) -> bool:
 
 
 class DenseForward:
-    """The computation of a model's modules, on its weights as of the last :meth:`take_weights`."""
+    """The computation of a model's modules, with its weights as of the last :meth:`take_weights`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Take a model apart for which :func:`is_dense` holds."""
+        """Take apart a model that :func:`is_dense` accepts."""
         self._model: Any = model
         base = self._model.model
         self._embedding: torch.Tensor = base.embed_tokens.weight
@@ -98,13 +101,14 @@ class DenseForward:
 
     @torch.inference_mode()
     def take_weights(self) -> None:
-        """Make the model's present weights those of this forward."""
+        """Copy the model's current weights into this forward."""
         for part in (self._norm, *(part for layer in self._layers for part in layer.parts)):
             part.take_weights()
 
     @torch.inference_mode()
     def is_current(self) -> bool:
-        """Whether the joined matrices equal those of the present weights; they do afterwards."""
+        """Return whether the joined matrices match the model's current weights; update them either
+        way."""
         before = self._copies()
         self.take_weights()
         after = self._copies()
@@ -123,7 +127,7 @@ class DenseForward:
         ]
 
     def prefill(self, tokens: torch.Tensor, cache: SlotCache, layout: PackedLayout) -> None:
-        """Store keys and values of int64 [N] tokens, contexts end to end, by the cache's step."""
+        """Store keys and values of int64 [N] tokens, contexts end to end, as the cache's step says."""
         hidden = embedding(tokens, self._embedding)
         cosine, sine = self._rotation(layout.position_ids[None], layout.max_length)
         for number, layer in enumerate(self._layers):
@@ -137,7 +141,8 @@ class DenseForward:
                 hidden = layer.finish(hidden, attended)
 
     def decode(self, tokens: torch.Tensor, cache: SlotCache, step: DecodeStep) -> torch.Tensor:
-        """Feed int64 [n] tokens to a step's rows; return logits [n, vocabulary], model's type."""
+        """Feed int64 [n] tokens to a step's rows; return logits [n, vocabulary] in the model's
+        type."""
         hidden = embedding(tokens, self._embedding)
         cosine, sine = self._rotation(step.positions[:, None], step.longest)
         for number, layer in enumerate(self._layers):
@@ -154,26 +159,26 @@ class DenseForward:
         if longest > self._rotations.shape[0]:
             every = torch.arange(-(-longest // _POSITIONS_BLOCK) * _POSITIONS_BLOCK, device=positions.device)
             cosine, sine = self._model.model.rotary_emb(self._embedding, every[None])
-            # so that the other half of a head need only be turned, not negated
+            # so that the other half of a head is only rolled, not negated
             sine[..., : sine.shape[-1] // 2].neg_()
             self._rotations = torch.stack((cosine[0], sine[0]), 1)
         return self._rotations[positions].unsqueeze(1).unbind(3)
 
 
 class _Norm:
-    """RMSNorm, in float32, of hidden states, or of queries and keys by so many heads of each."""
+    """RMSNorm in float32, of hidden states, or of queries and keys with their own weights per head."""
 
     def __init__(self, *modules: Any, heads: tuple[int, ...] = ()) -> None:
         self._modules, self._heads = modules, heads
         self._width = modules[0].weight.shape[0]
-        # length of a vector whose mean square is epsilon
+        # the norm of a vector whose mean square is epsilon
         self._least = torch.tensor(
             math.sqrt(modules[0].variance_epsilon * self._width), device=modules[0].weight.device
         )
 
     def take_weights(self) -> None:
-        # float32 [width] or [heads, 1, width], times the square root of the width: the divisor is a
-        # length, not a mean
+        # float32 [width] or [heads, 1, width], times sqrt(width), as the divisor is a norm, not a
+        # root mean square
         weights = [module.weight.float() * math.sqrt(self._width) for module in self._modules]
         self._weight = weights[0]
         if self._heads:
@@ -185,7 +190,7 @@ class _Norm:
 
 
 class _Linear:
-    """Linear modules that read the same input, as one; a single one is not copied."""
+    """Linear modules that read the same input, joined; a single one is not copied."""
 
     def __init__(self, *modules: torch.nn.Linear) -> None:
         self._modules = modules
@@ -211,8 +216,6 @@ class _Linear:
 
 
 class _Layer:
-    """One layer's modules."""
-
     def __init__(self, layer: Any) -> None:
         attention, feed = layer.self_attn, layer.mlp
         inputs = attention.q_proj, attention.k_proj, attention.v_proj
@@ -232,13 +235,12 @@ class _Layer:
 
     @property
     def parts(self) -> list[_Norm | _Linear]:
-        """The modules that hold weights."""
         return [part for part in vars(self).values() if isinstance(part, _Norm | _Linear)]
 
     def project(
         self, hidden: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys, values, [B, heads, T, head dim], of states [B * T, hidden]."""
+        """Return queries, keys, values, [B, heads, T, head dim], of hidden states [B * T, hidden]."""
         rows, _, length, head_dim = cosine.shape
         query_heads, key_heads, value_heads = self._heads
         states = self._attention_in(self._attention_norm(hidden)).view(rows, length, -1, head_dim).transpose(1, 2)

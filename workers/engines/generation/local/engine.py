@@ -3,12 +3,12 @@
     advance = admit (revive retained rows, prefill new ones) -> decode one token per live row -> settle what has ended, again
 
 A request waits for a free slot, and enters together with a few others or at most a few steps later.
-A request that ends at its window leaves its cache row behind. The trajectory's next window then
-needs no prefill, unless another request took the slot meanwhile.
+A request that ends at its window leaves its cache row behind, so the trajectory's next window needs
+no prefill unless another request took the slot in between.
 
-New weights take effect between two tokens. By the KV policy ``keep``, later tokens attend to keys
-and values of earlier weights. By ``recompute``, every live context is filled in again first. In
-both, a token's log-prob is that of the distribution that it was drawn from."""
+New weights take effect between two tokens. With the KV policy ``keep``, later tokens attend to keys
+and values of earlier weights; with ``recompute``, every live context is prefilled again first. In
+both cases a token's log-prob is that of the distribution it was drawn from."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ADMIT_PATIENCE = 4
 
 
 class LocalEngine(TorchWeights):
-    """A :class:`workers.engines.generation.seam.GenerationEngine` here. Not thread-safe."""
+    """A :class:`workers.engines.generation.seam.GenerationEngine` in this process. Not thread-safe."""
 
     def __init__(
         self,
@@ -59,8 +59,9 @@ class LocalEngine(TorchWeights):
         kv_policy: Literal["keep", "recompute"] = "keep",
         tokenizer: TextTokenizer | None = None,
     ) -> None:
-        """Take over a model, whose weights count only from the first ``load_weights`` on. Requests
-        with stop strings need the tokenizer."""
+        """Take over a model, whose weights are used only after the first ``load_weights``.
+
+        Requests with stop strings need the tokenizer."""
         self._forward = make_forward(model, num_slots)
         self._slots = SlotTable(num_slots, self._forward.cache)
         self._waiting: deque[WindowRequest] = deque()
@@ -80,18 +81,16 @@ class LocalEngine(TorchWeights):
 
     @property
     def forward(self) -> SlotForward | LoneForward:
-        """How the model is computed."""
         return self._forward
 
     @property
     def cache_bytes(self) -> int:
-        """Memory that the KV cache holds now."""
         return self._forward.cache.num_bytes
 
     # -- requests --
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for a live trajectory, or an unservable one."""
+        """Queue a request. Raises EngineError for a live trajectory, or one that cannot be served."""
         positions = getattr(self._forward.config, "max_position_embeddings", None)
         check_request(request, positions=positions, vocabulary=self._vocabulary)
         held = self._slots.find(request.trajectory)
@@ -120,7 +119,6 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token, by the seam's contract."""
         self._waiting.clear()
         self._waiting_names.clear()
         self._searches.clear()
@@ -133,20 +131,19 @@ class LocalEngine(TorchWeights):
         return windows
 
     def stats(self) -> EngineStats:
-        """Return counters."""
         num_live = self._slots.num_live + len(self._waiting)
         return EngineStats(num_live, self._num_decode_steps, self._num_sampled_tokens, self._num_prefill_tokens)
 
     def close(self) -> None:
-        """Nothing runs besides this process."""
+        """Nothing to close."""
 
     # -- weights --
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Without effect: this engine and its caller are one process."""
+        """Does nothing: this engine and its caller are one process."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Take new weights between two tokens. WeightsRejected, of misfits, changes nothing."""
+        """Load new weights between two tokens. On WeightsRejected nothing has changed."""
         self._forward.load_weights(tensors)
         self.policy_version = policy_version
         for occupant in self._slots.live():
@@ -156,15 +153,15 @@ class LocalEngine(TorchWeights):
             self._must_recompute = self._slots.num_live > 0
 
     def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of ``tensors`` that the next token would not be computed with."""
         return self._forward.unserved(tensors)
 
     # -- computing --
 
     @torch.inference_mode()
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run decode steps by the seam's contract. Raises EngineError before the first weights,
-        Diverged when logits are not finite."""
+        """Run decode steps, as the seam says.
+
+        Raises EngineError before the first weights, Diverged when logits are not finite."""
         if self.policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
         finished: list[SampledWindow] = []
@@ -190,7 +187,7 @@ class LocalEngine(TorchWeights):
             self._steps_held += 1
             return
         self._steps_held = 0
-        # retained rows first: they cost nothing, and none of them is evicted meanwhile
+        # retained rows first: they cost nothing, and so none of them is evicted for a new request
         entered: list[Occupant] = []
         for request in [r for r in self._waiting if self._slots.find(r.trajectory) is not None][:free]:
             revived = self._slots.revive(request, _context_of(request))
@@ -239,7 +236,7 @@ class LocalEngine(TorchWeights):
         return self._finish(np.flatnonzero(over), stopped) if over.any() else []
 
     def _complete_stop_strings(self, tokens: np.ndarray) -> np.ndarray:
-        """Return bool [rows]: whose text holds a stop string with its new token."""
+        """Return bool [rows]: whether the new token completes a stop string."""
         stopped = np.zeros(tokens.size, bool)
         if self._searches:
             for occupant in self._slots.live():
@@ -292,12 +289,12 @@ def _context_of(request: WindowRequest) -> np.ndarray:
 
 
 def build_local(config: RunConfig, model_path: Path) -> LocalEngine:
-    """Make an engine around a folder's model. Raises DataError, ConfigError or EngineError."""
+    """Build an engine around a folder's model. Raises DataError, ConfigError or EngineError."""
     generation = config.generation
     device = resolve_device(generation.device)
     if device.type == "cpu":
         torch.set_num_threads(generation.threads)
-    # a joined host's folder has no weights: the learner's first version brings them
+    # on a joined host the folder has no weights; they come with the learner's first version
     load = load_model if any(model_path.glob("*.safetensors")) else load_structure
     model = load(model_path, resolve_dtype(generation.dtype), device)
     tokenizer = load_text_tokenizer(model_path)

@@ -1,10 +1,10 @@
-"""Runs a causal language model on the slot cache: prefill of contexts, decode of one token a row.
+"""Runs a causal language model on the slot cache: prefill of contexts, decode of one token per row.
 
 Uses slot attention; ``choose_forward`` verifies it against transformers.
 
-A prefill fills the cache for all but a context's last token. That token goes through the next decode
-step, so every token is sampled in one place. Contexts are laid end to end without padding. A prompt
-that members of a group share is computed once. Small models of the dense family go through
+A prefill fills the cache for all but a context's last token. That token goes through the next
+decode step, so every token is sampled in one place. Contexts are laid end to end without padding; a
+prompt that members of a group share is computed once. Small models of the dense family go through
 ``workers.engines.generation.local.dense``, all others through transformers' own forward."""
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from workers.engines.model.trial import (
 )
 
 _STEPS = 2
-"""Decode steps of a trial: the second one reads what the first one kept."""
+"""Decode steps of a trial: the second one reads what the first one stored."""
 
 
 def make_forward(model: PreTrainedModel, num_slots: int) -> SlotForward | LoneForward:
-    """Return how ``model`` is computed. Raises EngineError when no way gives its own logits."""
+    """Choose how to compute ``model``. Raises EngineError when no way reproduces its own logits."""
     if model.config.model_type in KNOWN and unlike_attention(model) is None:
         forward = SlotForward(model, num_slots)
     else:
@@ -48,7 +48,7 @@ def make_forward(model: PreTrainedModel, num_slots: int) -> SlotForward | LoneFo
 
 
 def choose_forward(model: PreTrainedModel, num_slots: int) -> tuple[SlotForward | LoneForward, str]:
-    """Return how a model is computed, by a trial, and why not on the slot cache, in words."""
+    """Choose by trial how to compute a model; also return why the slot cache cannot be used, if so."""
     sequences = trial_tokens(model)
     attend_eagerly(model)
     truth = trial(lambda: _plain_logits(model, sequences))
@@ -71,16 +71,18 @@ def choose_forward(model: PreTrainedModel, num_slots: int) -> tuple[SlotForward 
         wrong = str(error)
     if wrong:
         raise EngineError(
-            f"{type(model).__name__} cannot be sampled token by token: {wrong}. On the slot cache: {reason}. Choose another "
-            "model (Qwen2, Qwen3 and Llama do), or generation.engine = 'vllm'"
+            f"{type(model).__name__} cannot be sampled token by token: {wrong}. With the slot cache: {reason}. Choose another "
+            "model (Qwen2, Qwen3 and Llama work), or generation.engine = 'vllm'"
         )
     lone.cache.release()
     return lone, reason
 
 
 def _plain_logits(model: PreTrainedModel, sequences: list[np.ndarray]) -> torch.Tensor:
-    """Return logits [steps, sequences, vocabulary] of each sequence's last tokens, each alone;
-    nothing on ``meta``, where masks cannot be made."""
+    """Return logits [steps, sequences, vocabulary] of each sequence's last tokens, each computed
+    alone.
+
+    Empty on ``meta``, where masks cannot be made."""
     if model.device.type == "meta":
         return torch.empty(0, device="meta")
     rows = [
@@ -119,7 +121,7 @@ class SlotForward:
         self._dense = DenseForward(model) if is_dense(model) else None
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take new weights. Raises WeightsRejected, and changes nothing, when they do not fit."""
+        """Load new weights. On WeightsRejected nothing has changed."""
         replace_weights(self.model, tensors)
         if self._dense is not None:
             self._dense.take_weights()
@@ -130,7 +132,8 @@ class SlotForward:
         return found if self._dense is None or self._dense.is_current() else [*found, "(copies of the dense forward)"]
 
     def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
-        """Fill rows with all but the last token of int32 contexts; return the tokens computed."""
+        """Fill rows with all but the last token of int32 contexts; return the number of tokens
+        computed."""
         wanted: dict[bytes, tuple[np.ndarray, list[int]]] = {}
         for context, row in zip(contexts, rows, strict=True):
             if context.size > 1:
@@ -168,7 +171,7 @@ class SlotForward:
         if self._dense is not None:
             self._dense.prefill(tokens, self.cache, layout)
         else:
-            # the base model: a prefill needs keys and values, no logits
+            # only the base model, as a prefill needs no logits
             backbone(self.model)(
                 input_ids=tokens[None],
                 position_ids=layout.position_ids[None],

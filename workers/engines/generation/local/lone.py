@@ -1,8 +1,8 @@
-"""Runs a language model a row at a time, each with the cache that the model itself makes.
+"""Runs a language model one row at a time, each with the model's own cache.
 
 For models that the slot cache cannot serve: recurrent layers, convolutions, attention that adds
-positions to its scores. A decode step is a pass for each row, so that its time grows with the rows.
-"""
+positions to its scores. A decode step is one pass per row, so its time grows with the number of
+rows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NAMES = ("past_key_values", "cache_params", "state")
-"""Names under which models take and return what they keep of a context."""
+"""Names under which models take and return their cache."""
 
 
 class LoneRows:
-    """The rows of a lone forward: of each a model's own cache, or None for an empty context."""
+    """The rows of a lone forward: a model's own cache for each, or None for an empty context."""
 
     def __init__(self) -> None:
         self.max_length = 0
@@ -38,7 +38,6 @@ class LoneRows:
         self.kept += [None] * (num_rows - len(self.kept))
 
     def move(self, targets: list[int], sources: list[int], length: int) -> None:
-        """Move what rows ``sources`` hold to rows ``targets``, all at once."""
         del length
         self.reserve(max([*targets, *sources], default=-1) + 1, 0)
         held = [self.kept[row] for row in sources]
@@ -48,17 +47,15 @@ class LoneRows:
             self.kept[row] = cache
 
     def release(self) -> None:
-        """Forget every context."""
         self.kept.clear()
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the tensors that rows keep."""
         return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(self.kept, set()))
 
 
 class LoneForward:
-    """A model whose rows are computed one after another; otherwise as ``SlotForward``."""
+    """Computes rows one after another; otherwise like ``SlotForward``."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         attend_eagerly(model)
@@ -67,15 +64,12 @@ class LoneForward:
         self.cache = LoneRows()
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take new weights. Raises WeightsRejected, and changes nothing, when they do not fit."""
         replace_weights(self.model, tensors)
 
     def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of tensors that the next step would not be computed with."""
         return unserved_weights(self.model, tensors)
 
     def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
-        """Fill rows with all but the last token of int32 contexts; return the tokens computed."""
         self.cache.reserve(max(rows) + 1, 0)
         wanted: dict[bytes, tuple[np.ndarray, list[int]]] = {}
         for context, row in zip(contexts, rows, strict=True):
@@ -92,7 +86,6 @@ class LoneForward:
         return total
 
     def decode(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-        """Feed int64 [n] tokens at ``positions`` of n rows; return logits [n, vocabulary]."""
         del positions
         self.cache.reserve(tokens.size, 0)
         logits: list[torch.Tensor] = []
@@ -102,7 +95,7 @@ class LoneForward:
         return torch.stack(logits)
 
     def _pass(self, tokens: np.ndarray, kept: Any) -> tuple[torch.Tensor, Any]:
-        """Return the last token's logits [vocabulary], and what is kept afterwards."""
+        """Return the last token's logits [vocabulary], and the cache afterwards."""
         row = torch.from_numpy(tokens)[None].to(self.model.device)
         given = {} if kept is None else {self._name: kept}
         output = self.model(input_ids=row, use_cache=True, **given)
@@ -122,7 +115,7 @@ def _name_of(model: PreTrainedModel, output: Any) -> str:
 
 
 def _tensors(value: Any, seen: set[int]) -> list[torch.Tensor]:
-    """Return the tensors that a cache holds, at any depth, once each."""
+    """Return the tensors in a cache, at any depth, once each."""
     if id(value) in seen:
         return []
     seen.add(id(value))

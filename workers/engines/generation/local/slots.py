@@ -1,8 +1,9 @@
-"""The slot table: live requests in the first rows, then rows retained for those that come back.
+"""The slot table: live requests in the first rows, then rows retained for trajectories that may
+come back.
 
 Invariant: rows ``0 .. num_live - 1`` are live; every later row is free or retained. Rows are
 swapped to keep it so. :meth:`SlotTable.settle` carries out all collected swaps at once, for the
-table's own arrays and the KV cache alike. So a step in which many requests end moves each row at
+table's own arrays and the KV cache alike, so a step in which many requests end moves each row at
 most once."""
 
 from __future__ import annotations
@@ -24,40 +25,38 @@ _LENGTH_BLOCK = 256
 
 @dataclass(slots=True)
 class Occupant:
-    """A trajectory that holds a row."""
-
     trajectory: TrajectoryId
     row: int
     request: WindowRequest
     start: int
-    """Context tokens (prompt and earlier response) when the present window began."""
+    """Context tokens (prompt and earlier response) when the current window began."""
     versions: list[tuple[int, int]]
-    """(context length, policy version): from that length on, tokens are of that version."""
+    """(context length, policy version): tokens from that length on are of that version."""
     is_live: bool = True
     last_used: int = 0
     """Grows with every use; the smallest is evicted first."""
 
     def segments(self, length: int) -> tuple[Segment, ...]:
-        """Return the runs of one version among the window's tokens, up to context ``length``."""
+        """Return the segments of the window's tokens, up to context ``length``."""
         return segments(self.versions, length)
 
 
 @dataclass(slots=True)
 class _Arrays:
-    """Per-row numbers, indexed by row. T is the length that rows have grown to."""
+    """Numbers per row. T is the length that rows have grown to."""
 
     tokens: np.ndarray
     """int32 [rows, T]: prompt and response"""
     logprobs: np.ndarray
-    """float32 [rows, T]: behaviour log-probs of tokens that were sampled here in this window"""
+    """float32 [rows, T]: behaviour log-probs of the tokens sampled in this window"""
     lengths: np.ndarray
     """int64 [rows]: tokens of the context, the newest included; the KV cache holds one less"""
     ends: np.ndarray
-    """int64 [rows]: context length at which the window is over"""
+    """int64 [rows]: context length at which the window ends"""
     offsets: np.ndarray
     """int64 [rows]: prompt tokens, so that ``lengths - offsets`` is the position to sample next"""
     keys: np.ndarray
-    """uint64 [rows]: random streams"""
+    """uint64 [rows]: keys of the random streams"""
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter((self.tokens, self.logprobs, self.lengths, self.ends, self.offsets, self.keys))
@@ -65,7 +64,7 @@ class _Arrays:
 
 @dataclass(slots=True)
 class SlotTable:
-    """Rows of one engine, and the cache whose rows they are."""
+    """The rows of one engine, and the cache behind them."""
 
     num_slots: int
     cache: RowStore
@@ -75,7 +74,7 @@ class SlotTable:
     arrays: _Arrays = field(init=False)
     _by_trajectory: dict[TrajectoryId, Occupant] = field(default_factory=dict)
     _order: dict[int, int] = field(default_factory=dict)
-    """Row -> row where its content still lies, for rows that were swapped and are not settled."""
+    """Row -> row that still holds its content, for swapped rows that are not settled yet."""
     _clock: int = 0
 
     def __post_init__(self) -> None:
@@ -89,25 +88,25 @@ class SlotTable:
             keys=np.zeros(self.num_slots, np.uint64),
         )
 
-    # -- looking --
+    # -- queries --
 
     def find(self, trajectory: TrajectoryId) -> Occupant | None:
-        """Return the occupant that holds a row for a trajectory, live or retained."""
+        """Return the occupant that holds a trajectory's row, live or retained."""
         return self._by_trajectory.get(trajectory)
 
     def live(self) -> list[Occupant]:
-        """Return the live occupants in row order."""
         return [occupant for occupant in self.occupants[: self.num_live] if occupant is not None]
 
     def context(self, row: int) -> np.ndarray:
-        """Return int32 [length]: prompt and response of a settled row. A view."""
+        """Return int32 [length]: prompt and response of a settled row, as a view."""
         return self.arrays.tokens[row, : self.arrays.lengths[row]]
 
-    # -- changing --
+    # -- changes --
 
     def revive(self, request: WindowRequest, context: np.ndarray) -> Occupant | None:
-        """Make a retained row live if it holds exactly this context, else evict it. The table must
-        be settled."""
+        """Make a retained row live if it holds exactly this context, else evict it.
+
+        The table must be settled."""
         held = self.find(request.trajectory)
         if held is None or held.is_live:
             return None
@@ -121,8 +120,10 @@ class SlotTable:
         return self._begin(held, context.size)
 
     def admit(self, request: WindowRequest, context: np.ndarray) -> Occupant:
-        """Give a new request the next live row, if none is free the least recently used retained.
-        The caller knows that ``num_live < num_slots``. The table must be settled."""
+        """Give a new request the next live row, evicting the least recently used retained row if
+        none is free.
+
+        Requires ``num_live < num_slots`` and a settled table."""
         row = self.num_live
         if self.occupants[row] is not None:
             free = next((r for r in range(row + 1, self.num_slots) if self.occupants[r] is None), None)
@@ -156,7 +157,7 @@ class SlotTable:
         return occupant
 
     def end(self, occupant: Occupant, *, retain: bool) -> None:
-        """Take out a live occupant; ``retain`` keeps its row's content. Settle before a step."""
+        """End a live occupant; ``retain`` keeps its row's content. Settle before the next step."""
         last = self.num_live - 1
         self._swap(occupant.row, last)
         self.num_live = last
@@ -166,14 +167,13 @@ class SlotTable:
             self.evict(occupant)
 
     def evict(self, occupant: Occupant) -> None:
-        """Free a row that is not live; the last one to go gives the cache's memory back."""
+        """Free a row that is not live; when the table is empty, also free the cache's memory."""
         self.occupants[occupant.row] = None
         del self._by_trajectory[occupant.trajectory]
         if not self._by_trajectory:
             self.cache.release()
 
     def evict_retained(self) -> None:
-        """Free every row that is not live."""
         for occupant in [o for o in self.occupants[self.num_live :] if o is not None]:
             self.evict(occupant)
 

@@ -16,7 +16,6 @@ _SCORED_AT_ONCE = 64
 
 
 def arguments_of(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
-    """Return vLLM's arguments for a run."""
     generation, vllm = config.generation, config.generation.vllm
     extra: dict[str, Any] = dict(vllm.engine_args)
     if vllm.block_tokens is not None:
@@ -36,7 +35,8 @@ def arguments_of(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[s
 
 
 def scoring_arguments(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
-    """Return vLLM's arguments for a run's reference in ``model_path``, whose weights are read."""
+    """Return vLLM's arguments for a run's reference in ``model_path``, whose own weights are
+    loaded."""
     reference = config.reference
     num_tokens = reference.micro_batch_tokens
     arguments = engine_arguments(
@@ -49,7 +49,7 @@ def scoring_arguments(config: RunConfig, model_path: Path, *, on_cpu: bool) -> d
     arguments |= {
         "load_format": "safetensors",
         "enable_prefix_caching": False,
-        # prompts only: there is no decode step to make fast
+        # only prompts are scored: there are no decode steps to speed up
         "enforce_eager": True,
         "max_num_batched_tokens": num_tokens,
     }
@@ -67,11 +67,11 @@ def engine_arguments(
     on_cpu: bool,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return vLLM's arguments around a folder, whose weights come with the first version.
+    """Return vLLM's arguments for a model folder; the weights come with the first version.
 
-    ``num_slots`` requests are decoded at once; one more is let in, so that a probe never waits for
-    a window to end. ``positions`` is the longest sequence. The configuration's ``extra`` come last.
-    """
+    ``num_slots`` requests are decoded at once; one more is admitted, so that a probe never waits
+    for a window to end. ``positions`` is the longest sequence. The configuration's ``extra``
+    arguments win."""
     arguments: dict[str, Any] = {
         "model": str(model_path),
         "skip_tokenizer_init": True,

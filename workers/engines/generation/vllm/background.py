@@ -1,19 +1,19 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""vLLM in processes of its own, for GPUs: they decode on while this process does other things.
+"""vLLM in its own processes, for GPUs: they keep decoding while this process does other things.
 
     caller's thread:  requests and aborts -> loop's thread -> vLLM -> loop's thread -> one queue of
                       step outputs -> caller's thread, which alone knows the requests
 
 vLLM's core client runs on an event loop in a thread. The caller posts to it and reads one queue:
-the output of every decode step, and after a swap the new version. Both threads share nothing else.
+the output of every decode step, and after a swap the new version. The threads share nothing else.
 
-vLLM's own front end (``AsyncLLM.generate``) makes objects for every token and costs this process 80
-microseconds of processor time a token; the core client with log-probs costs 14. So only the core
+vLLM's own front end (``AsyncLLM.generate``) creates objects for every token and costs this process
+80 microseconds of CPU time per token; the core client with log-probs costs 14. So only the core
 client is used, and requests are built here.
 
-Weights change in a pause. vLLM ends a pause when the outputs of all earlier steps are out, and
-outputs keep their order, so what lies before the version in the queue was sampled under the old
-one. vLLM from 0.32 on says the version of each step, which is checked.
+Weights change during a pause. vLLM's pause returns once the outputs of all earlier steps are out,
+and outputs keep their order, so whatever precedes the version in the queue was sampled under the
+old one. From 0.32 on vLLM reports the version of each step, which is checked.
 
 Every wait for vLLM's processes has a deadline. When they die, every wait ends with EngineDied. When
 this process dies, they end by themselves (``processes``). Their phases at the start are reported as
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CALL_S = 120.0
-"""Longest wait for an answer of vLLM's processes, but for weights."""
+"""Longest wait for an answer of vLLM's processes, except for loading weights."""
 LOAD_S = 600.0
-"""Longest wait for weights to be taken."""
+"""Longest wait for loading weights."""
 STAGE_S = 60.0
-"""Longest wait for weights to come to the devices while decoding goes on; a swap waits for the rest."""
+"""Longest wait for staging weights while decoding continues; a swap loads the rest."""
 _STAGE_POLL_S = 0.02
 _PROBE = "headrace-probe"
 _STARTING_WORKER = "workers.engines.generation.vllm.starting_worker.StartingWorker"
@@ -76,12 +76,13 @@ class _Stream:
 
 
 class BackgroundCore:
-    """A :class:`workers.engines.generation.vllm.core.Core` on the core client of vLLM's ``AsyncLLM``."""
+    """A :class:`workers.engines.generation.vllm.core.Core` on the core client of vLLM's
+    ``AsyncLLM``."""
 
     def __init__(self, arguments: Mapping[str, Any], *, temperature: float = 1.0) -> None:
-        """Start vLLM's processes and load the model; ``temperature`` is that of probes."""
+        """Start vLLM's processes and load the model; ``temperature`` is for probes."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-        # this process has threads: a fork could deadlock
+        # this process has threads, so a fork could deadlock
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -100,7 +101,7 @@ class BackgroundCore:
         try:
             with _phases_reported() as report:
                 arguments = {"worker_cls": _STARTING_WORKER, **arguments}
-                # in a thread without a loop, where AsyncLLM does not start to read the outputs itself
+                # in a thread without a loop, so that AsyncLLM does not start reading the outputs itself
                 self._engine: Any = self._call(
                     asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments)), LOAD_S, report
                 )
@@ -115,17 +116,16 @@ class BackgroundCore:
 
     @property
     def live(self) -> list[str]:
-        """Names of requests that are neither over nor cut."""
+        """Names of requests that are neither finished nor cut."""
         return list(self._streams)
 
     def add(self, request: CoreRequest) -> None:
-        """Queue a request."""
         self._streams[request.name] = _Stream(self._version)
         params = sampling_params(request, seeded=not self.has_streams)
         self._send(request.name, request.context, params, salt=request.salt)
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Wait up to ``timeout_s`` for a request to end; return all ended. Raises EngineDied."""
+        """Wait up to ``timeout_s`` for a request to end; return all that ended. Raises EngineDied."""
         deadline = time.monotonic() + timeout_s
         while self._take(0.0 if self._ended else deadline - time.monotonic()) and time.monotonic() < deadline:
             pass
@@ -133,12 +133,12 @@ class BackgroundCore:
         return ended
 
     def sampled(self, name: str, start: int) -> Sequence[int]:
-        """Return the tokens of a live request that were taken by now, from ``start`` on."""
+        """Return the tokens of a live request received so far, from ``start`` on."""
         return self._streams[name].tokens[start:]
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the last token that has come; return those with a token, ended ones among
-        them."""
+        """End requests at the last token received; return those with a token, including finished
+        ones."""
         self._take_all()
         cut = {name: self._streams.pop(name) for name in names if name in self._streams}
         if cut:
@@ -148,7 +148,7 @@ class BackgroundCore:
         return samples + [stream.sample(name, is_over=False) for name, stream in cut.items() if stream.tokens]
 
     def stage(self, path: Path, policy_version: int) -> None:
-        """Have every rank bring a version to its device, and wait until all have; on any thread."""
+        """Have every rank stage a version, and wait until all are done; on any thread."""
         self._call(self._stage(path, policy_version), CALL_S)
 
     async def _stage(self, path: Path, policy_version: int) -> None:
@@ -175,14 +175,13 @@ class BackgroundCore:
         await self._engine.collective_rpc("headrace_load_file", args=(str(path), policy_version))
         if self._reports_versions:
             await self._engine.update_weight_version(str(policy_version))
-        # until the reader has taken the outputs of the steps before the pause
+        # wait until the reader has taken the outputs of the steps before the pause
         while not self._client.outputs_queue.empty():  # noqa: ASYNC110  vLLM has no event for that
             await asyncio.sleep(0)
         self._outputs.put(policy_version)
         await self._engine.resume_generation()
 
     def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
-        """Score a sequence; live requests go on meanwhile."""
         self._prompt_logprobs = []
         self._send(_PROBE, tokens, probe_params())
         deadline = time.monotonic() + timeout_s
@@ -193,19 +192,18 @@ class BackgroundCore:
         return np.concatenate(self._prompt_logprobs), ended
 
     def num_steps(self) -> int:
-        """Return the decode steps whose output was taken; of data-parallel engines, the first one's."""
+        """Return the decode steps whose output was received; with data parallelism, the first
+        engine's."""
         return self._num_steps
 
     def close(self) -> None:
-        """End vLLM's processes."""
-
         async def stop() -> None:
             # asked to end, vLLM's processes wait seconds for each other, and are then killed too
             for process in self._client.resources.engine_manager.processes:
                 process.kill()
             self._engine.shutdown()
 
-        # a dead engine has leftovers too
+        # a dead engine leaves processes behind, too
         self._failure = None
         try:
             with contextlib.suppress(EngineDied):
@@ -216,7 +214,8 @@ class BackgroundCore:
     # -- outputs, on the caller's thread --
 
     def _take(self, timeout_s: float) -> bool:
-        """Take what comes next, and whether something came. Raises EngineDied."""
+        """Process the next output, if one arrives in time; return whether one did. Raises
+        EngineDied."""
         try:
             taken = self._outputs.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
@@ -232,12 +231,12 @@ class BackgroundCore:
         return True
 
     def _take_all(self) -> None:
-        """Take what has come by now."""
+        """Process the outputs that have arrived."""
         for _ in range(self._outputs.qsize()):
             self._take(0.0)
 
     def _take_step(self, step: Any) -> None:
-        """Take ``EngineCoreOutputs``: the new tokens of all requests in a step."""
+        """Process ``EngineCoreOutputs``: the new tokens of all requests in a step."""
         self._num_steps += step.engine_index == 0
         for output in step.outputs:
             stream = self._streams.get(output.request_id)
@@ -245,12 +244,10 @@ class BackgroundCore:
                 if output.request_id == _PROBE and output.new_prompt_logprobs_tensors is not None:
                     # [tokens, 1 or more]: the token of the prompt comes first
                     self._prompt_logprobs.append(output.new_prompt_logprobs_tensors.logprobs[:, 0].float().numpy())
-                # else it was cut
+                # otherwise the request was cut
                 continue
             if self._reports_versions and step.weight_version != str(self._version):
-                raise self._died(
-                    f"it sampled with version {step.weight_version} what should be of version {self._version}"
-                )
+                raise self._died(f"it sampled with version {step.weight_version}, expected version {self._version}")
             if output.prefill_stats is not None:
                 stream.num_cached_tokens = output.prefill_stats.num_cached_tokens
             stream.tokens += output.new_token_ids
@@ -266,7 +263,7 @@ class BackgroundCore:
     # -- the loop --
 
     async def _read(self) -> None:
-        """Move the output of each step to the caller's queue, until vLLM dies or ends."""
+        """Move the output of each step to the caller's queue, until vLLM ends or dies."""
         try:
             while True:
                 self._outputs.put(await self._client.get_output_async())
@@ -290,7 +287,7 @@ class BackgroundCore:
         self._post(self._client.add_request_async(request))
 
     def _post(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Start a coroutine on the loop; coroutines begin in the order in which they are posted."""
+        """Start a coroutine on the loop; coroutines start in the order they are posted."""
 
         def forward(future: Future[None]) -> None:
             if not future.cancelled() and (error := future.exception()) is not None:
@@ -326,7 +323,7 @@ class BackgroundCore:
                 raise
 
     def _died(self, reason: str) -> EngineDied:
-        self._failure = EngineDied(f"vLLM's processes failed: {reason}; a new engine takes their place")
+        self._failure = EngineDied(f"vLLM's processes failed: {reason}; a new engine replaces them")
         return self._failure
 
     def _stop_loop(self) -> None:

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Makes a run's vLLM engine, which waits for its first weights. The load may take minutes."""
+"""Builds a run's vLLM engine, which then waits for its first weights. Loading may take minutes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from workers.engines.generation.vllm.core import Core
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean difference to the learner's log-probs that the coarsest type may cause, in nats."""
+"""Mean difference to the learner's log-probs, in nats, that is expected from the coarsest type."""
 
 
 def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
-    """Start vLLM around a model and make an engine of it. Raises ConfigError when vLLM is missing
-    or refuses, DataError when there is no tokenizer."""
+    """Start vLLM around a model and build an engine on it.
+
+    Raises ConfigError when vLLM is missing or refuses, DataError when there is no tokenizer."""
     check_versions()
     generation = config.generation
     device = resolve_device(generation.device)
@@ -54,7 +55,7 @@ def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
 
 
 def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool) -> Core:
-    """Start vLLM here or beside this process. Raises ConfigError with vLLM's own reason."""
+    """Start vLLM in this process or its own. Raises ConfigError with vLLM's own reason."""
     mode = config.generation.vllm.mode
     try:
         if mode == "in-process" or (mode == "auto" and on_cpu):
@@ -74,32 +75,33 @@ def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool)
 
 
 def check_counts(config: RunConfig) -> None:
-    """Refuse penalties of the response's tokens where vLLM's own sampler counts them.
+    """Raise ConfigError for presence and frequency penalties if vLLM's own sampler would count the
+    tokens.
 
-    To that sampler earlier windows are a part of the prompt, so it would count from each window's
-    begin. Raises ConfigError."""
+    To that sampler earlier windows are part of the prompt, so it would count from the start of each
+    window."""
     for what, settings in config.evaluation.named():
         for name in ("presence_penalty", "frequency_penalty"):
             if given := getattr(settings, name):
                 raise ConfigError(
-                    f"{what}.{name} is {given:g}, but vLLM samples {config.model.path} by a runner that counts a response's "
-                    "tokens from each window on; expected 0 there: set it to 0, or generation.engine to local"
+                    f"{what}.{name} is {given:g}, but vLLM's model runner for {config.model.path} counts only the tokens of "
+                    "the current window; set it to 0, or generation.engine to local"
                 )
 
 
 def prepare_environment(threads: int, kv_cache_gb: int, *, on_cpu: bool) -> None:
-    """Set the environment variables that vLLM reads when it is imported; those set already stay."""
+    """Set the environment variables that vLLM reads at import; existing ones are kept."""
     settings = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
     if on_cpu:
         torch.set_num_threads(threads)
-        # The supervisor gives a worker its threads; vLLM would bind them all to the first cores.
+        # The supervisor assigns a worker's threads; vLLM would bind them all to the first cores.
         settings |= {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gb), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 
 def tolerance(config: RunConfig) -> float:
-    """Return how far an engine's log-probs may be from the learner's, in nats a token."""
+    """Return the allowed difference to the learner's log-probs, in nats per token."""
     given = config.generation.vllm.parity_tolerance
     if given is not None:
         return given

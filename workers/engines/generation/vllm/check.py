@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""Whether vLLM itself would take a run's models and arguments.
+"""Checks whether vLLM accepts a run's models and arguments.
 
-The check reads a resolved configuration file. Its exit code is 0, or 2 with vLLM's own reason on
-standard error. The import of vLLM takes seconds. No weights are read and nothing is computed.
-``headrace config check`` and ``headrace up`` run it, since only vLLM knows its architectures and
-arguments, and the command line does not import it."""
+Reads a resolved configuration file. The exit code is 0, or 2 with vLLM's own reason on standard
+error. No weights are read and nothing is computed. ``headrace config check`` and ``headrace up``
+run it as a process, since only vLLM knows its architectures and arguments, and importing vLLM takes
+seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workers.engines.model.loading import resolve_device
 
 
 def check(path: Path) -> None:
-    """Raise vLLM's error when it cannot make the engines of the configuration in ``path``."""
+    """Raise vLLM's error if it cannot build the engines of the configuration in ``path``."""
     config = load_config([path])
     generation, reference = config.generation, config.reference
     if generation.engine == "vllm":
@@ -52,7 +52,6 @@ def _check_arguments(arguments: dict[str, Any], *, count_devices: bool) -> None:
 
 
 def main() -> ExitCode:
-    """Check the configuration file that the command line names; return the process's exit code."""
     try:
         check(Path(sys.argv[1]))
     except ConfigError as error:

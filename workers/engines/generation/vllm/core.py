@@ -1,7 +1,8 @@
-"""The Protocol by which ``VllmEngine`` uses vLLM: requests in, samples out, weights in between.
+"""The Protocol through which ``VllmEngine`` uses vLLM: requests in, samples out, weights in
+between.
 
-Each wait for vLLM has a deadline. Of the two implementations, ``in_process`` steps vLLM on the
-caller's thread, and ``background`` drives processes that run on by themselves."""
+Each wait for vLLM has a deadline. ``in_process`` steps vLLM on the caller's thread; ``background``
+drives processes that decode on their own."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class CoreRequest:
     """One request to vLLM: a window of a trajectory."""
 
     name: str
-    """Unique among live ones."""
+    """Unique among live requests."""
     context: np.ndarray
     """int32 [prompt and earlier response tokens]"""
     num_prompt_tokens: int
@@ -33,7 +34,7 @@ class CoreRequest:
     stream: int
     """Key of the trajectory's random stream (``workers.engines.model.rng.stream_key``)."""
     salt: str
-    """Cached prefixes are shared only among requests of one salt."""
+    """Cached prefixes are shared only among requests with the same salt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,14 @@ class CoreSample:
     logprobs: np.ndarray
     """float32 [new tokens]"""
     spans: tuple[tuple[int, int], ...]
-    """(policy version, number of tokens), in order, adding up to all tokens"""
+    """(policy version, number of tokens), in order, covering all tokens"""
     num_cached_tokens: int
-    """Tokens of the context that were not computed, since a cached prefix held them."""
+    """Context tokens that were not computed, because a prefix was cached."""
     is_over: bool
-    """False when it was cut."""
+    """False if it was cut."""
 
     def up_to(self, num_tokens: int) -> CoreSample:
-        """Return the first ``num_tokens`` of its tokens."""
+        """Return a copy with only the first ``num_tokens`` tokens."""
         left, spans = num_tokens, list[tuple[int, int]]()
         for version, size in self.spans:
             if left > 0:
@@ -64,51 +65,56 @@ class CoreSample:
 
 
 class Core(Protocol):
-    """vLLM with a model, for one thread."""
+    """vLLM with a model, used by one thread."""
 
     @property
     def has_streams(self) -> bool:
-        """Whether tokens come from the trajectory's stream; else from vLLM's, by request seed."""
+        """Whether tokens are drawn from the trajectory's stream; otherwise vLLM draws them, seeded
+        per request."""
         ...
 
     @property
     def block_tokens(self) -> int:
-        """Prefixes are cached in blocks of so many tokens."""
+        """Prefixes are cached in blocks of this many tokens."""
         ...
 
-    def add(self, request: CoreRequest) -> None:
-        """Queue a request."""
-        ...
+    def add(self, request: CoreRequest) -> None: ...
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Decode once, or wait at most ``timeout_s`` for a core that decodes by itself; return the
-        samples that are over. Raises EngineDied."""
+        """Decode once, or wait up to ``timeout_s`` if the core decodes on its own; return what
+        finished.
+
+        Raises EngineDied."""
         ...
 
     def sampled(self, name: str, start: int) -> Sequence[int]:
-        """Return the tokens of a live request that were sampled so far, from ``start`` on."""
+        """Return the tokens of a live request sampled so far, from ``start`` on."""
         ...
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the present token; return those with a sampled token."""
+        """End requests at the current token; return those with a sampled token."""
         ...
 
     def stage(self, path: Path, policy_version: int) -> None:
-        """Bring a version's file near to where ``load`` needs it, while decoding goes on. May be
-        called on another thread. Raises EngineDied."""
+        """Copy a version's file close to where ``load`` needs it, while decoding continues.
+
+        May be called on another thread. Raises EngineDied."""
         ...
 
     def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
-        """Change the weights between two tokens. With ``recompute`` live contexts are filled in
-        again under the new ones, and no cached prefix outlives the old."""
+        """Change the weights between two tokens.
+
+        With ``recompute`` live contexts are prefilled again under the new weights, and cached
+        prefixes are dropped."""
         ...
 
     def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
-        """Return float32 [tokens - 1], a sequence's log-probs, and samples that ended meanwhile."""
+        """Return a sequence's log-probs, float32 [tokens - 1], and the samples that finished
+        meanwhile."""
         ...
 
     def num_steps(self) -> int:
-        """Return decode steps so far; of a core in the background, an estimate."""
+        """Return decode steps so far; an estimate for a core in the background."""
         ...
 
     def close(self) -> None:

@@ -1,22 +1,22 @@
 """The vLLM engine: windows, segments and endings around a sampling *core*, and its parity check.
 
-    advance = feed (requests into free slots) -> core.step -> windows of what is over, again
+    advance = feed (requests into free slots) -> core.step -> windows of what finished, again
 
 Each wait for the core has a deadline.
 
-**New weights** take effect between two tokens. By the pause mode ``keep``, live windows go on under
-them. By ``wait`` they end first. By ``abort`` they are cut where they are, and their trajectories
-go on as continued ones.
+**New weights** take effect between two tokens. With pause mode ``keep``, live windows continue
+under them. With ``wait`` they finish first. With ``abort`` they are cut where they are, and their
+trajectories are continued later.
 
-By the KV policy ``keep``, a live window keeps its keys and values. A trajectory whose last window
-was sampled here finds its cached blocks again. By ``recompute``, every live context is filled in
-again, and nothing that was cached before the update is used after it. Prefixes are shared through
-vLLM's cache only among requests of one *salt*, which names the policy version that they began
+With KV policy ``keep``, a live window keeps its keys and values, and a trajectory whose last window
+was sampled here finds its cached blocks again. With ``recompute``, every live context is prefilled
+again, and nothing cached before the update is used after it. Prefixes are shared through vLLM's
+cache only among requests with the same *salt*, which names the policy version that they began
 under.
 
 **Parity.** Published weights carry a probe: a sequence and the learner's own log-probs of it. The
-engine scores it after every update, before any token of the new version leaves. An engine that does
-not agree is quarantined: it reports so, keeps the old version's number, and refuses to go on."""
+engine scores it after every update, before any token of the new version leaves. An engine that
+disagrees is quarantined: it says so, keeps the old version's number, and refuses to continue."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ if TYPE_CHECKING:
     from pipeline.data.tokenizer import TextTokenizer
 
 TURN_S = 0.02
-"""Longest wait for a core in the background, a step."""
+"""Longest wait per step for a core in the background."""
 DRAIN_S = 600.0
-"""Longest wait for live windows to end, by the pause mode ``wait``."""
+"""Longest wait for live windows to end, in pause mode ``wait``."""
 PROBE_S = 120.0
-"""Longest wait for a probe."""
 
 PauseMode = Literal["keep", "wait", "abort"]
 
@@ -70,11 +69,11 @@ class VllmEngine(TorchWeights):
         tolerance: float = 1e-3,
         tokenizer: TextTokenizer | None = None,
     ) -> None:
-        """Drive a core, whose weights count only from the first ``load_weights`` on.
+        """Drive a core, whose weights are used only after the first ``load_weights``.
 
-        ``state`` has names and shapes, as ``state_dict(keep_vars=True)`` of transformers' model.
-        ``tolerance`` is the largest mean difference of log-probs to the learner's, in nats. With
-        stop strings, requests need the tokenizer."""
+        ``state`` gives names and shapes, as ``state_dict(keep_vars=True)`` of transformers' model.
+        ``tolerance`` is the largest mean difference to the learner's log-probs, in nats. Requests
+        with stop strings need the tokenizer."""
         self._core = core
         self._state = state
         self._num_slots = num_slots
@@ -99,16 +98,14 @@ class VllmEngine(TorchWeights):
 
     @property
     def num_slots(self) -> int:
-        """Requests decoded at once."""
         return self._num_slots
 
     @property
     def policy_version(self) -> int:
-        """Version that new tokens are sampled with; -1 before the first weights."""
         return self._policy_version
 
     def stats(self) -> EngineStats:
-        """Return counters; prefilled and sampled tokens are counted when their window is over."""
+        """Return counters; tokens are counted when their window is finished."""
         return EngineStats(
             num_live=len(self._live) + len(self._waiting) + len(self._ready),
             num_decode_steps=self._core.num_steps(),
@@ -117,18 +114,17 @@ class VllmEngine(TorchWeights):
         )
 
     def close(self) -> None:
-        """End vLLM."""
         self._core.close()
 
     # -- requests --
 
     def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return none: ``load_weights`` holds log-probs against the learner's."""
+        """Always empty: ``load_weights`` compares log-probs with the learner's."""
         del tensors
         return []
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for a live trajectory, or an unservable one."""
+        """Queue a request. Raises EngineError for a live trajectory, or one that cannot be served."""
         check_request(request, vocabulary=self._vocabulary, positions=self._positions)
         name = request.trajectory
         if name in self._names or any(waiting.trajectory == name for waiting in self._waiting):
@@ -138,7 +134,7 @@ class VllmEngine(TorchWeights):
         self._waiting.append(request)
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free all state of a trajectory; its cached blocks fall free as vLLM needs them."""
+        """Free all state of a trajectory; vLLM reuses its cached blocks when it needs them."""
         self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
         self._ready = [window for window in self._ready if window.trajectory != trajectory]
         self._salts.pop(trajectory, None)
@@ -149,7 +145,6 @@ class VllmEngine(TorchWeights):
             self._core.cut([name])
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token, by the seam's contract."""
         self._waiting.clear()
         windows, self._ready = [*self._ready, *self._cut_live()], []
         self._searches.clear()
@@ -166,10 +161,10 @@ class VllmEngine(TorchWeights):
     # -- computing --
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run decode steps by the seam's contract.
+        """Run decode steps, as the seam says.
 
         Raises EngineError before the first weights, EngineDied when vLLM is dead or hangs (live
-        trajectories go on elsewhere), and Diverged when log-probs are not finite."""
+        trajectories continue elsewhere), and Diverged when log-probs are not finite."""
         if self._failure is not None:
             raise self._failure
         if self._policy_version < 0:
@@ -205,13 +200,14 @@ class VllmEngine(TorchWeights):
             self._names[request.trajectory] = name
 
     def _salt(self, trajectory: TrajectoryId) -> str:
-        """By ``keep``, a trajectory that was sampled here goes on in the cache that it began in."""
+        """Return the salt of a trajectory; with ``keep``, the one it began with if it was sampled
+        here."""
         salt = f"{self._nonce}/{self._policy_version}"
         if self._kv_policy == "recompute":
             return salt
         salt = self._salts.pop(trajectory, salt)
         self._salts[trajectory] = salt
-        # those longest not seen went on elsewhere
+        # the oldest ones have continued elsewhere
         while len(self._salts) > 8 * self._num_slots:
             del self._salts[next(iter(self._salts))]
         return salt
@@ -223,13 +219,13 @@ class VllmEngine(TorchWeights):
         except EngineDied as error:
             self._failure = error
             raise
-        # a core that decodes by itself may have stood still meanwhile
+        # a core that decodes on its own may have made no step
         if self._core.num_steps() != before:
             work.step()
         return windows
 
     def _turn(self) -> list[SampledWindow]:
-        """Return the windows that ended by themselves, and those that a stop string ends."""
+        """Return the windows that finished, and those that a stop string ends."""
         windows = self._windows(self._core.step(TURN_S))
         ended: list[str] = []
         for trajectory, search in self._searches.items():
@@ -244,7 +240,7 @@ class VllmEngine(TorchWeights):
             request = self._live.pop(sample.name)
             del self._names[request.trajectory]
             search = self._searches.pop(request.trajectory, None)
-            # vLLM may have gone on after the end of the response
+            # vLLM may have sampled beyond the end of the response
             end = search.feed(sample.tokens[search.num_tokens :].tolist()) if search is not None else None
             kept = sample if end is None else sample.up_to(end)
             windows.append(self._window(request, kept, is_stopped=end is not None))
@@ -278,15 +274,15 @@ class VllmEngine(TorchWeights):
     # -- weights --
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Bring published weights to vLLM's devices. Raises EngineDied if vLLM is dead or hangs."""
+        """Copy published weights to vLLM's devices. Raises EngineDied if vLLM is dead or hangs."""
         if isinstance(tensors, PublishedWeights) and tensors.path is not None:
             self._core.stage(tensors.path, policy_version)
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Take new weights between two tokens.
+        """Load new weights between two tokens.
 
-        Raises WeightsRejected when they do not fit: the old ones stay in use. Raises ParityFailed
-        when vLLM then computes other log-probs than the learner: the engine is quarantined."""
+        Raises WeightsRejected when they do not fit; the old ones stay in use. Raises ParityFailed
+        when vLLM then computes other log-probs than the learner; the engine is quarantined."""
         if self._failure is not None:
             raise self._failure
         chosen = fit_weights(self._state, tensors)
@@ -313,18 +309,19 @@ class VllmEngine(TorchWeights):
             windows += self._turn()
             turns += 1
             if turns * TURN_S > DRAIN_S and not windows:
-                raise EngineDied(f"no live window ended within {DRAIN_S:g} s; vLLM hangs: a new engine takes its place")
+                raise EngineDied(f"no live window ended within {DRAIN_S:g} s; vLLM hangs: a new engine replaces it")
         return windows
 
     def _check_parity(self, probe: ParityProbe, policy_version: int) -> None:
-        """Compare the learner's log-probs with vLLM's; hold back samples that end meanwhile."""
+        """Compare vLLM's log-probs with the learner's; keep samples that finish meanwhile for
+        later."""
         scored, over = self._core.probe(probe.tokens, PROBE_S)
         difference = float(np.abs(scored - probe.logprobs).mean())
         if not difference <= self._tolerance:
             raise ParityFailed(
                 f"with the weights of version {policy_version} vLLM's log-probs of the probe differ from the learner's by "
-                f"{difference:.3g} nats a token, at most {self._tolerance:g} is allowed: vLLM did not take every weight, or "
-                "computes in a coarser type than generation.vllm.parity_tolerance was set for; no token of this version "
+                f"{difference:.3g} nats per token, but at most {self._tolerance:g} is allowed: vLLM did not load every weight, "
+                "or computes in a coarser type than generation.vllm.parity_tolerance was set for; no token of this version "
                 "was kept"
             )
         self._ready += self._windows(over)

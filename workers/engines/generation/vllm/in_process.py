@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """vLLM in this process, stepped on the caller's thread: the fastest core on a CPU, and for tests.
 
-Partial output is read from vLLM's request states. Reports of every token as it comes would cost a
-tenth of a small model's decode step. vLLM's log-probs would cost about as much again. Where the
-model is on this CPU, the sampler keeps log-probs in a journal instead."""
+Partial output is read from vLLM's request states, since reporting every token would cost a tenth of
+a small model's decode step, and vLLM's log-probs about as much again. If the model is on this CPU,
+the sampler keeps log-probs in a journal instead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InProcessCore:
     """A :class:`workers.engines.generation.vllm.core.Core` on vLLM's ``LLMEngine``."""
 
     def __init__(self, arguments: Mapping[str, Any], *, temperature: float = 1.0) -> None:
-        """Load the model; ``temperature`` is that of probes."""
+        """Load the model; ``temperature`` is for probes."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import EngineArgs, LLMEngine
 
@@ -54,11 +54,10 @@ class InProcessCore:
 
     @property
     def live(self) -> list[str]:
-        """Names of requests that are neither over nor cut."""
+        """Names of requests that are neither finished nor cut."""
         return list(self._inner)
 
     def add(self, request: CoreRequest) -> None:
-        """Queue a request."""
         self._spans[request.name] = [(self._version, 0)]
         self._inner[request.name] = (
             self._engine.add_request(
@@ -71,16 +70,14 @@ class InProcessCore:
         self._starts[request.name] = request.context.size
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Decode one token per live row; return the samples that are over. Raises EngineDied."""
+        """Decode one token per live row; return what finished. Raises EngineDied."""
         del timeout_s
         return [self._sample(output) for output in self._step()]
 
     def sampled(self, name: str, start: int) -> Sequence[int]:
-        """Return the tokens of a live request from ``start`` on."""
         return self._state(name).detokenizer.output_token_ids[start:]
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the present token; return those with a sampled token."""
         samples = [sample for sample in map(self._partial, names) if sample.tokens.size]
         self._engine.abort_request(list(names))
         for name in names:
@@ -89,10 +86,9 @@ class InProcessCore:
         return samples
 
     def stage(self, path: Path, policy_version: int) -> None:
-        """Nothing goes on beside this thread."""
+        """Does nothing: vLLM runs on this thread."""
 
     def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
-        """Change the weights between two steps."""
         for name, spans in self._spans.items():
             spans.append((policy_version, self._num_sampled(name)))
         self._version = policy_version
@@ -101,7 +97,6 @@ class InProcessCore:
             self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
-        """Score a sequence; live requests go on meanwhile."""
         self._engine.add_request(_PROBE, {"prompt_token_ids": tokens.tolist()}, probe_params())
         over: list[CoreSample] = []
         deadline = time.monotonic() + timeout_s
@@ -117,11 +112,10 @@ class InProcessCore:
         )
 
     def num_steps(self) -> int:
-        """Return decode steps so far."""
         return self._num_steps
 
     def close(self) -> None:
-        """Nothing runs besides this process, and its end frees the model faster than vLLM would."""
+        """Nothing to close: the end of this process frees the model faster than vLLM would."""
 
     def _step(self) -> list[Any]:
         try:
@@ -165,10 +159,11 @@ class InProcessCore:
 
 
 def sampling_params(request: CoreRequest, *, seeded: bool, logprobs: bool = True) -> Any:
-    """Return vLLM's parameters of a request.
+    """Return vLLM's sampling parameters for a request.
 
-    ``seeded``: vLLM draws the tokens, and not our sampler. A seed costs vLLM a generator a request.
-    It is wound back when a context is filled in by parts, which a CPU's generators cannot do."""
+    ``seeded`` means that vLLM draws the tokens instead of our sampler. A seed costs vLLM a
+    generator per request, which must be rewound when a context is prefilled in parts; generators on
+    a CPU cannot do that."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -183,7 +178,7 @@ def sampling_params(request: CoreRequest, *, seeded: bool, logprobs: bool = True
         frequency_penalty=sampling.frequency_penalty,
         max_tokens=request.max_tokens,
         stop_token_ids=list(request.stop_token_ids),
-        # ours are all named above
+        # stop_token_ids has all of ours
         ignore_eos=True,
         # vLLM takes signed 64 bits
         seed=request.stream >> 1 if seeded else None,
@@ -196,7 +191,8 @@ def sampling_params(request: CoreRequest, *, seeded: bool, logprobs: bool = True
 
 
 def probe_params() -> Any:
-    """Return vLLM's parameters of a probe: score the prompt without the cache, and discard one sampled token."""
+    """Return vLLM's parameters for a probe: score the prompt without the cache; the sampled token
+    is discarded."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -213,6 +209,7 @@ def prompt_logprobs(output: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def spans_of(starts: Sequence[tuple[int, int]], num_tokens: int) -> tuple[tuple[int, int], ...]:
-    """Turn (version, tokens sampled before it) into (version, tokens sampled under it), not 0."""
+    """Turn (version, tokens sampled before it) into (version, tokens sampled under it), without
+    empty spans."""
     ends = [start for _, start in starts[1:]] + [num_tokens]
     return tuple((version, end - start) for (version, start), end in zip(starts, ends, strict=True) if end > start)

@@ -1,8 +1,8 @@
-"""Log-probs of sampled tokens, kept where they are sampled until their request is over.
+"""Log-probs of sampled tokens, kept where they are sampled until their request is finished.
 
-vLLM carries log-probs from the sampler to a request's output through lists of Python objects, token
-by token. Where the engine reads them in the same process, this matrix replaces the lists. It has a
-line for each request and a column for each position of its sequence."""
+vLLM carries log-probs from the sampler to a request's output token by token, through lists of
+Python objects. If the engine reads them in the same process, this matrix replaces the lists: one
+row per request, one column per position of its sequence."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ import numpy as np
 
 
 class LogprobJournal:
-    """A line of log-probs for each live request."""
+    """A row of log-probs for each live request."""
 
     def __init__(self, num_positions: int) -> None:
-        """Keep sequences of up to ``num_positions`` tokens; lines are added as they are needed."""
+        """Hold sequences of up to ``num_positions`` tokens; rows are added as needed."""
         self._values = np.empty((1, num_positions), np.float32)
         self._lines: dict[str, int] = {}
         self._free: list[int] = []
 
     def lines(self, names: Sequence[str | None]) -> np.ndarray:
-        """Return int64 [names]: each request's line, new ones free; None's line is never read."""
+        """Return int64 [names], the row of each request, assigning new ones; None's row is never
+        read."""
         return np.array([0 if name is None else self._line(name) for name in names], np.int64)
 
     def write(self, lines: np.ndarray, positions: np.ndarray, logprobs: np.ndarray) -> None:
-        """Note one log-prob in each line: of the token at ``positions`` of its sequence, from 0."""
+        """Store one log-prob per row, for the token at ``positions`` of its sequence, from 0."""
         self._values[lines, positions] = logprobs
 
     def read(self, name: str, start: int, num_tokens: int) -> np.ndarray:
-        """Return float32 [num_tokens] from position ``start``; unscheduled requests have none."""
+        """Return float32 [num_tokens] from position ``start``; requests not scheduled yet have
+        none."""
         if not num_tokens:
             return np.empty(0, np.float32)
         return self._values[self._lines[name], start : start + num_tokens].copy()
 
     def forget(self, name: str) -> None:
-        """Free a request's line, if it has one: a request that was never scheduled has none."""
+        """Free a request's row; a request that was never scheduled has none."""
         line = self._lines.pop(name, None)
         if line is not None:
             self._free.append(line)

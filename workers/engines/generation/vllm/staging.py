@@ -1,12 +1,13 @@
-"""A published version on its way to the device, beside decoding: a swap is then a copy within it.
+"""Copies a published version to the device while decoding continues, so that a swap is a copy
+within the device.
 
-A thread copies a weight file's tensors to the device and ends by itself. The caller checks that it
-has ended before taking the tensors.
+A thread copies a weight file's tensors and ends. The caller checks that it has ended before taking
+the tensors.
 
-A version is staged only where there is room for the weights a second time. With parallel ranks each
-rank stages all of them and takes its share. Where there is no room, or copying fails, the swap
-reads the file as if nothing had been staged. A version is known by its number: the same path may
-hold another one later."""
+A version is staged only if the device has room for a second set of weights. With parallel ranks
+each rank stages all of them and takes its share. If there is no room or copying fails, the swap
+reads the file as if nothing had been staged. A version is identified by its number, since the same
+path may hold another one later."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ import torch
 from protocol.errors import WeightsRejected
 from workers.engines.model.weights_file import PublishedWeights, read_weights
 
-# of vLLM's process, which is not ours to set up
+# runs in vLLM's process, whose logging is not ours to set up
 _log = logging.getLogger(__name__)
 
 _ROOM = 1.25
-"""Free memory over the size of the file, so that decoding does not run short."""
+"""Free memory needed, as a multiple of the file's size, so that decoding does not run out."""
 
 
 class Staging:
@@ -32,14 +33,14 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # one: memory is reused by stream
+        # always the same stream, as torch reuses memory per stream
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._thread: threading.Thread | None = None
         self._version = -1
         self._tensors: PublishedWeights | None = None
 
     def start_reading(self, path: Path, policy_version: int) -> bool:
-        """Begin to copy a version in place of the one before; return whether there is room."""
+        """Start copying a version, replacing the previous one; return whether there is room."""
         self._end()
         if _free_bytes(self._device) < _ROOM * path.stat().st_size:
             return False
@@ -50,11 +51,10 @@ class Staging:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is being copied."""
         return self._thread is None or not self._thread.is_alive()
 
     def pop(self, policy_version: int) -> PublishedWeights | None:
-        """Return a version and forget it; None when it is not staged. Another one stays."""
+        """Return and drop a version, or None if it is not the staged one, which then stays."""
         return self._end() if policy_version == self._version else None
 
     def _end(self) -> PublishedWeights | None:
@@ -77,7 +77,7 @@ class Staging:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return the bytes that can be allocated on a device: free, or kept by torch and unused."""
+    """Return the bytes that can be allocated on a device: free, or cached by torch and unused."""
     if device.type != "cuda":
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     free, _ = torch.cuda.mem_get_info(device)

@@ -1,21 +1,22 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""The code inside vLLM's workers: it takes weights, and draws tokens from trajectories' streams.
+"""Code that runs inside vLLM's workers: loads weights, and draws tokens from the trajectories'
+random streams.
 
-Calls arrive by name (``collective_rpc``), logits at every decode step. Each token comes with its
-log-prob under the distribution that it was drawn from.
+Calls arrive by name (``collective_rpc``), logits at every decode step. Each token is returned with
+its log-prob under the distribution that it was drawn from.
 
-vLLM seeds a generator for each request and draws from it in order. A trajectory that goes on in
-another request, batch or process would draw other numbers. So the sampler of vLLM's first model
-runner is replaced by that of the local engine (``workers.engines.generation.sampling``,
-``streams``). The number for response position p is a function of (run seed, trajectory, p) alone.
-So a trajectory goes on identically on every engine, as far as two kernels compute the same logits.
-Batches in which no row is ours (vLLM's own warm-up, a benchmark's plain requests) are left to
-vLLM's sampler. A probe's row among ours is sampled as ours are, from a stream of its own.
+vLLM seeds a generator per request and draws from it in order, so a trajectory that continues in
+another request, batch or process would get other numbers. Therefore the sampler of vLLM's first
+model runner is replaced by the local engine's (``workers.engines.generation.sampling``). Its number
+for response position p depends only on (run seed, trajectory, p), so a trajectory continues
+identically on every engine, as far as two kernels compute the same logits. Batches without any of
+our rows (vLLM's warm-up, a benchmark's plain requests) are left to vLLM's sampler. A probe among
+our rows is sampled like them, from its own stream.
 
-vLLM's second model runner (some models on GPUs) samples in a kernel of its own, which is not
-replaced. It keys its numbers by the request's seed and the position in the sequence, and every
-window of a trajectory has the same seed. So a trajectory goes on identically within vLLM, with
-other numbers than the local engine's."""
+vLLM's second model runner (some models on GPUs) samples in its own kernel, which is not replaced.
+It derives its numbers from the request's seed and the position in the sequence, and every window of
+a trajectory has the same seed. So a trajectory continues identically within vLLM, but with other
+numbers than on the local engine."""
 
 from __future__ import annotations
 
@@ -36,19 +37,17 @@ from workers.engines.model.rng import uniforms
 from workers.engines.model.weights_file import read_weights
 
 STREAM = "headrace_stream"
-"""In a request's ``extra_args``: (key of the random stream, number of prompt tokens)."""
+"""Key in a request's ``extra_args``: (key of the random stream, number of prompt tokens)."""
 
 
 class _Row(NamedTuple):
-    """The sampling parameters of a request's row."""
-
     stream: tuple[int, int] | None
     """Key of the random stream, number of prompt tokens; None for a request that is not ours."""
     sampling: SamplingParams
 
 
 class StreamSampler(Sampler):
-    """vLLM's sampler for batches without a stream; ours for those in which a row has one."""
+    """vLLM's sampler for batches without a stream; ours if any row has one."""
 
     def __init__(self, runner: Any) -> None:
         """Sample for the rows of ``runner.input_batch``."""
@@ -61,9 +60,9 @@ class StreamSampler(Sampler):
         self._lines = np.empty(0, np.int64)
         self._distributions: Distributions | None = None
         self.journal: LogprobJournal | None = None
-        """Where an engine in this process reads log-probs; None when vLLM is to report them."""
+        """Where an engine in this process reads log-probs; None if vLLM reports them."""
         self.temperature = 1.0
-        """Of prompt log-probs; sampled ones have their request's own."""
+        """For prompt log-probs; sampled tokens have their request's own."""
 
     def forward(self, logits: torch.Tensor, sampling_metadata: Any, *args: Any, **options: Any) -> SamplerOutput:
         """Sample one token per row of ``logits`` [rows, vocabulary]."""
@@ -91,7 +90,8 @@ class StreamSampler(Sampler):
 
     @staticmethod
     def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
-        """Gather each given token's log-prob, without ranks: their kernel would be compiled."""
+        """Gather each given token's log-prob, without ranks, whose kernel would have to be
+        compiled."""
         if num_logprobs:
             return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
         column = token_ids.unsqueeze(-1)
@@ -101,23 +101,23 @@ class StreamSampler(Sampler):
     def _context(self, row: int, outputs: list[list[int]], length: int) -> tuple[np.ndarray, int]:
         """Return a row's whole context, and the size of its prompt.
 
-        To vLLM an earlier response is a part of the prompt. It keeps ``outputs`` while a row has a
-        penalty."""
+        To vLLM an earlier response is part of the prompt. It keeps ``outputs`` only while a row has
+        a penalty."""
         tokens = [*self._runner.requests[self._names[row]].prompt_token_ids, *outputs[row]]
         if len(tokens) != length or min(tokens) < 0:
             raise RuntimeError(
-                f"vLLM reports {len(tokens)} tokens of {self._names[row]}, the least {min(tokens)}; expected {length} from 0 "
-                "on, which penalties count: set the penalties to their defaults, or generation.engine to local"
+                f"vLLM reports {len(tokens)} tokens for {self._names[row]}, the smallest {min(tokens)}; penalties need all "
+                f"{length}, none below 0: set the penalties to their defaults, or generation.engine to local"
             )
         return np.array(tokens), int(self._offsets[row])
 
     def _look_at(self, names: list[str], logits: torch.Tensor) -> None:
-        """Gather the rows' streams and distributions, once for every change of the batch."""
+        """Collect the rows' streams and distributions, once for every change of the batch."""
         if names == self._names:
             return
         self._names = list(names)
         vocabulary = logits.shape[-1]
-        # most of a batch was in the one before: a request is read once
+        # most rows were in the previous batch; each request is read once
         self._rows = {name: self._rows.get(name) or self._read(name, vocabulary) for name in names}
         rows = self._rows.values()
         self._distributions = None
@@ -145,12 +145,12 @@ class StreamSampler(Sampler):
 
 
 class WorkerExtension:
-    """Methods that vLLM mixes into its worker class; called on every rank at once."""
+    """Methods that vLLM mixes into its worker class; called on all ranks at once."""
 
     model_runner: Any
 
     def headrace_begin(self, temperature: float) -> bool:
-        """Take over sampling; return whether that is possible. ``temperature`` is for prompts."""
+        """Take over sampling, and return whether that is possible. ``temperature`` is for prompts."""
         runner = self.model_runner
         if not (isinstance(getattr(runner, "sampler", None), Sampler) and hasattr(runner, "input_batch")):
             return False
@@ -159,10 +159,10 @@ class WorkerExtension:
         return True
 
     def headrace_keep_logprobs(self) -> LogprobJournal | None:
-        """Keep log-probs of tokens with a stream here from now on; return where, for this process.
+        """Keep the log-probs of our tokens in a journal, and return it, for use in this process.
 
-        None where that waits for a device in every step, or steps overlap: then vLLM reports them.
-        """
+        None if the journal would wait for a device in every step, or steps overlap; vLLM then
+        reports them."""
         runner = self.model_runner
         if torch.device(runner.device).type != "cpu" or getattr(runner, "use_async_scheduling", True):
             return None
@@ -170,26 +170,25 @@ class WorkerExtension:
         return runner.sampler.journal
 
     def headrace_stage(self, path: str, policy_version: int) -> bool:
-        """Begin to bring a version to this rank's device; return whether there is room for it."""
+        """Start staging a version on this rank's device; return whether there is room."""
         return self._headrace_staging().start_reading(Path(path), policy_version)
 
     def headrace_is_staged(self) -> bool:
-        """Whether the staging has ended."""
         return self._headrace_staging().is_over
 
     def headrace_load_file(self, path: str, policy_version: int) -> None:
-        """Take a version: its staged tensors, else its file, of which each rank has its share."""
+        """Load a version from its staged tensors, else from its file; each rank takes its share."""
         staged = self._headrace_staging().pop(policy_version)
         self.headrace_load((staged or read_weights(Path(path))).items())
 
     def headrace_load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take weights by their Hugging Face names. They were checked against the model before."""
+        """Load weights by Hugging Face name; they were checked against the model before."""
         with torch.no_grad():
             self.model_runner.reload_weights(weights_iterator=iter(tensors))
             repack_tied_head(self.model_runner.get_model())
 
     def _headrace_staging(self) -> Staging:
-        # a mixin has no constructor of its own
+        # a mixin has no constructor
         if not hasattr(self, "_staging"):
             self._staging = Staging(torch.device(self.model_runner.device))
         return self._staging
@@ -199,8 +198,8 @@ def repack_tied_head(model: torch.nn.Module) -> None:
     """Pack a tied output layer again.
 
     On a CPU vLLM keeps a packed copy of the output layer. A reload packs every layer whose weights
-    came; a tied layer's never come (they are the embedding's), so its copy would silently stay old.
-    """
+    arrived; a tied layer's never do (they are the embedding's), so its copy would silently stay
+    old."""
     head = getattr(model, "lm_head", None)
     if head is None or not hasattr(head, "cpu_linear") or not getattr(model.config, "tie_word_embeddings", False):
         return
