@@ -1,1 +1,1 @@
-"""The generator: prompts with credit in, chunks out; new weights taken while it decodes."""
+"""The generator: prompts with credit in, chunks out; it takes new weights while decoding."""

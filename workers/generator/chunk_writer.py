@@ -1,12 +1,11 @@
-"""The way of a sampled window: to the ledger, then to the scorers' mailboxes.
+"""Carries sampled windows to the ledger, and then to the scorers' mailboxes.
 
 Windows come from a bounded queue. Each chunk is written to the ledger once, then sent to the
-scorers that need it. The writer waits for the ledger, however long it is away or full, and for room
-in a scorer's mailbox. That wait is the back-pressure.
+scorers that need it. The writer waits for the ledger, however long it is unreachable or full, and
+for room in a scorer's mailbox. That wait is the back-pressure.
 
 Counters in the heartbeat: ``chunks``, ``duplicates``, ``written_tokens``, ``refused_tokens`` (of
-windows that the ledger did not want any more), ``undelivered`` (left to the ledger's overdue
-index)."""
+windows that the ledger no longer wanted), ``undelivered`` (left to the ledger's overdue index)."""
 
 from __future__ import annotations
 
@@ -38,12 +37,10 @@ _NUM_WRITERS = 16
 """Chunks that wait for the ledger or a scorer at the same time."""
 _POLL_S = 0.02
 _DRAIN_SEND_S = 0.2
-"""A generator that drains waits no longer for a scorer, which may be draining too."""
+"""Limit of a send while draining, since the scorer may be draining too."""
 
 
 class ChunkWriter:
-    """Writes the windows of a generator's engine."""
-
     def __init__(
         self,
         ctx: ActorContext,
@@ -62,22 +59,21 @@ class ChunkWriter:
         self._num_writing = 0
 
     def start(self) -> None:
-        """Start writing queued windows."""
         for number in range(_NUM_WRITERS):
             self._ctx.spawn(f"writer-{number}", self._write_windows())
 
     @property
     def num_unsent(self) -> int:
-        """Sampled windows that are not yet stored and sent."""
+        """Sampled windows that are not stored and sent yet."""
         return self._windows.qsize() + self._num_writing
 
     @property
     def reaches_no_scorer(self) -> bool:
-        """Whether a role's mailboxes are all out of reach from here."""
+        """Whether all mailboxes of some role are unreachable from here."""
         return any(sender.is_cut_off for sender in self._senders)
 
     async def pass_on(self, window: SampledWindow) -> None:
-        """Queue a window that the engine returned; wait while the queue is full."""
+        """Queue a window that the engine returned; waits while the queue is full."""
         while self._windows.full():
             self.report_wait()
             await self._ctx.clock.sleep(_POLL_S)
@@ -85,19 +81,19 @@ class ChunkWriter:
         self._windows.put_nowait(window)
 
     async def join(self) -> None:
-        """Wait until every window that was passed on is written."""
+        """Wait until every queued window is written."""
         await self._windows.join()
 
     def report_wait(self) -> None:
-        """Report that the engine waits for chunks to be written, and the cause of the wait."""
+        """Report that the engine waits for chunks to be written, and why."""
         if self._store_trouble:
             self._ctx.waiting_for(WaitingFor.LEDGER, self._store_trouble)
         else:
             self._ctx.waiting_for(WaitingFor.ROOM, "its chunks to be written")
 
     async def write(self, window: SampledWindow) -> None:
-        """Write a window that is SAMPLED to the ledger and send it; then extend its trajectory or
-        leave it."""
+        """Write a SAMPLED window to the ledger and send it; then extend its trajectory or let go of
+        it."""
         ctx, writing = self._ctx, self._held.start_writing(window.trajectory)
         if window.finish_reason is FinishReason.ABORT:
             self._ctx.count("refused_tokens", window.tokens.size)
@@ -107,11 +103,11 @@ class ChunkWriter:
         chunk = chunk_of(writing, window, self._tokenizer, ctx.config, worker=str(ctx.who))
         encoded = encode_once(chunk)
         piece = str(chunk.trajectory)
-        # by a clock read before it is stored: the ledger's own deadline is not earlier
+        # read before the chunk is stored, so that the ledger's own deadline is not earlier
         due_s = ctx.clock.monotonic() + ctx.config.ledger.scoring_deadline_s
         outcome = await self._store(chunk, encoded)
         if outcome.status in (WriteStatus.STORED, WriteStatus.DUPLICATE):
-            # a duplicate is a repeat whose first answer was lost, so it was not sent yet
+            # a duplicate is a retry whose first answer was lost, so the chunk was not sent yet
             self._ctx.count("chunks" if outcome.status is WriteStatus.STORED else "duplicates")
             ctx.deliver()
             self._ctx.count("written_tokens", chunk.num_tokens)
@@ -128,14 +124,14 @@ class ChunkWriter:
         if outcome.keeps_lease and not ctx.draining.is_set():
             self._held.extend(writing, window.tokens)
         elif outcome.status is WriteStatus.FENCED:
-            # As a rule another generator has it by now. A server that lost its last writes may
+            # Usually another generator has it by now. But a server that lost its last writes may
             # still count it as held here, at an earlier chunk.
             await self.let_go(writing)
         else:
             self._held.leave(writing)
 
     async def let_go(self, held: Held) -> None:
-        """Open a trajectory that cannot go on here to other generators; it is never scored as
+        """Release a trajectory that cannot continue here to other generators; it never counts as
         wrong."""
         if self._held.leave(held):
             await self._ctx.ledger.give_back(self._ctx.who, (held.trajectory,))
@@ -150,8 +146,8 @@ class ChunkWriter:
             self._ctx.progress()
 
     async def _store(self, chunk: TrajectoryChunk, encoded: Encoded) -> ChunkWrite:
-        """Write the chunk, however long the ledger is away or full. It is kept here until then, so
-        nothing is lost."""
+        """Write the chunk, retrying while the ledger is unreachable or full, so that nothing is
+        lost."""
 
         def on_wait(error: Exception) -> None:
             if not self._store_trouble:
@@ -168,8 +164,9 @@ class ChunkWriter:
         return written
 
     async def _deliver(self, chunk: TrajectoryChunk, encoded: Encoded, due_s: float) -> None:
-        """Send the chunk to the mailboxes that need it; without room in time it is left to the
-        overdue index, from ``due_s`` on."""
+        """Send the chunk to the mailboxes that need it.
+
+        Without room in time it is left to the overdue index, from ``due_s`` on."""
         parcel = Parcel(str(chunk.id), chunk.num_tokens, chunk.versions[-1])
         for sender in self._senders:
             if sender.role is Role.REWARD and not chunk.finish_reason.is_final:
@@ -184,7 +181,7 @@ class ChunkWriter:
 def chunk_of(
     held: Held, window: SampledWindow, tokenizer: TextTokenizer, config: RunConfig, *, worker: str
 ) -> TrajectoryChunk:
-    """Return the chunk of a sampled window; the last one of a trajectory has the response's text."""
+    """Return the chunk of a sampled window; a trajectory's last chunk carries the response's text."""
     text = raw = None
     if window.finish_reason.is_final:
         tokens = np.concatenate([held.response_tokens, window.tokens]).tolist()
@@ -192,7 +189,7 @@ def chunk_of(
         stop_strings = held.stop_strings(config)
         if stop_strings and window.finish_reason is FinishReason.STOP:
             whole, text = text, text_to_stop(text, stop_strings)
-            # the search is in the text without special tokens; what follows is of the last token, which is none
+            # the search ignores special tokens, so the text to remove comes from the last, ordinary token
             raw = raw.removesuffix(whole[len(text) :])
     return TrajectoryChunk(
         id=ChunkId(window.trajectory, held.next_index),

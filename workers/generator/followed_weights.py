@@ -1,8 +1,8 @@
-"""The weights of a standby's engine, or of a generator of recorded responses: each new version that
-this host has in a file, verified.
+"""The weights of a standby's engine, or the versions for a generator of recorded responses.
 
-Sends no request to the learner, and copies nothing that an engine can use in place. Adapters, and
-versions of another host, are left to the generator that the standby may become."""
+A standby follows each new version that this host has as a file, verified. It sends no request to
+the learner, and copies nothing that an engine can use in place. Adapters and versions from other
+hosts are left to the generator that the standby may become."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.engines.generation.seam import GenerationEngine
 
 
 class FollowedWeights:
-    """The newest version of a standby's engine. Blocking."""
+    """Keeps a standby's engine at the newest version. Blocking."""
 
     def __init__(self, engine: GenerationEngine) -> None:
         self._engine = engine
@@ -28,19 +28,18 @@ class FollowedWeights:
 
     @property
     def policy_version(self) -> int:
-        """The engine's version; below 0 before the first."""
+        """The engine's version; negative before the first."""
         return self._engine.policy_version
 
     def close(self) -> None:
-        """Give the files back to their writer."""
         self.reader.close()
 
     def follow(self, announcement: WeightsAnnouncement) -> bool:
-        """Give the engine this version, if it is a newer one in a file here; return whether it has
-        it. A version that is just being replaced is left out.
+        """Load this version if it is newer and a file on this host; return whether the engine has
+        it.
 
-        Raises WeightsDamaged: the file is not as it was published, or the engine does not serve
-        it."""
+        A version that is being replaced at this moment is skipped. Raises WeightsDamaged when the
+        file is not what was published, or the engine does not serve it."""
         version = announcement.policy_version
         if version <= self._engine.policy_version:
             return True
@@ -63,7 +62,7 @@ class FollowedWeights:
         return True
 
     def _verified(self, announcement: WeightsAnnouncement) -> MappedFile:
-        # a mapping that was kept is made afresh before the file is blamed
+        # a cached mapping is renewed before the file is blamed
         for _ in range(2):
             file = self.reader.open(Path(announcement.path))
             if file.data.size == announcement.num_bytes and digest_buffer(file.data) == announcement.digest:
@@ -73,7 +72,7 @@ class FollowedWeights:
 
 
 class VersionFollower:
-    """Gives an engine the number of the newest announced version."""
+    """Keeps an engine without weights at the number of the newest announced version."""
 
     def __init__(self, ctx: ActorContext, engine: GenerationEngine) -> None:
         self._ctx, self._engine = ctx, engine
@@ -82,11 +81,10 @@ class VersionFollower:
 
     @property
     def has_newer(self) -> bool:
-        """Whether a newer version than the engine's is announced."""
         return self._newest > self._engine.policy_version
 
     async def take_first(self) -> None:
-        """Wait for a version and take it."""
+        """Wait for a version and serve it."""
         while self._engine.policy_version < 0 and not self._ctx.draining.is_set():
             self._ctx.waiting_for(WaitingFor.WEIGHTS, "the learner's first version")
             await self.poll()
@@ -96,20 +94,19 @@ class VersionFollower:
                 await self._wait()
 
     async def watch(self) -> None:
-        """Look for newer versions until the drain."""
+        """Poll for newer versions until the worker drains."""
         while not self._ctx.draining.is_set():
             await self.poll()
             await self._wait()
 
     async def poll(self) -> None:
-        """Look for the newest announced version."""
         self._announced.clear()
         newest = await self._ctx.registry.weights()
         if newest is not None:
             self._newest = max(self._newest, newest.policy_version)
 
     async def swap(self, *, counts: bool = True) -> None:
-        """Serve the newest version. ``counts``: whether that is progress."""
+        """Serve the newest version; ``counts`` says whether that is progress."""
         if not self.has_newer:
             return
         self._engine.load_weights({}, self._newest)
@@ -119,7 +116,7 @@ class VersionFollower:
             self._ctx.progress()
 
     def close(self) -> None:
-        """Nothing was fetched."""
+        """Nothing to close."""
 
     async def _wait(self) -> None:
         settings = self._ctx.config.weights

@@ -1,23 +1,23 @@
 """The generator: prompts with credit in, chunks out.
 
 Leases come from the ledger: new groups, or trajectories that no generator holds. The ledger has
-each chunk before a scorer has it. The generator waits for credit, which the learner returns by
-settling or dropping, and for room in a scorer's mailbox. That wait is the back-pressure.
+each chunk before a scorer does. The generator waits for credit, which the learner returns by
+settling or dropping, and for room in a scorer's mailbox; that wait is the back-pressure.
 
-Two loops share the process. The *decode* loop leases, feeds the engine and swaps weights. It alone
+Two loops share the process. The *decode* loop leases, feeds the engine and swaps weights; it alone
 touches the engine, on the compute thread. The *writers* carry finished windows on while the engine
-decodes (``workers.generator.chunk_writer``). Between them are one bounded queue, and the stage of
-each trajectory (``workers.generator.held_trajectories``). New weights are brought and verified
+decodes (``workers.generator.chunk_writer``). Between them are one bounded queue and the stage of
+each trajectory (``workers.generator.held_trajectories``). New weights are fetched and verified
 beside both (``workers.generator.weight_receiver``).
 
-Tokens are progress, and turns without one are not: an engine that is dead may report success
+Only turns that yield tokens count as progress: a dead engine may report success
 (``workers.generator.self_check``).
 
 Counters in the heartbeat: ``sampled_tokens`` (after a drain each is written or refused),
 ``prefill_tokens``, ``decode_steps``, ``turns``, ``decode_s`` (seconds in the engine), ``live`` and
-``slots`` (trajectories in the engine, and the most). ``standstill_s`` is the time of the newest
-turns without a token, ``longest_standstill_s`` the longest that tokens have ended. Those of the
-writers and of the weights are added."""
+``slots`` (trajectories in the engine, and its capacity), ``standstill_s`` (how long turns have
+yielded no token), ``longest_standstill_s`` (the longest such time that ended), and those of the
+writers and of the weights."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ _LOOK_EVERY_S = 1.0
 
 
 class Backoff:
-    """The pause before the next request to the ledger, which delays its answer.
+    """The pause before the next request to the ledger.
 
-    It doubles after each refusal; a notification resets it. A waiting fleet would pay each request
-    many times."""
+    It doubles after each refusal, because a waiting fleet would otherwise ask too often, and a
+    notification resets it."""
 
     def __init__(self, *, least_s: float, most_s: float) -> None:
         self._least_s, self._most_s = least_s, most_s
@@ -77,19 +77,18 @@ class Backoff:
         return pause_s
 
     def reset(self) -> None:
-        """The ledger has changed: allow a request at once."""
+        """Allow a request at once, because the ledger has changed."""
         self._pause_s, self._next_s = self._least_s, 0.0
 
     def may_ask(self, now_s: float) -> bool:
-        """Whether the pause is over."""
         return now_s >= self._next_s
 
 
 class Neighbours:
-    """The other generators of the run, as their heartbeats show them.
+    """The other generators of the run, as seen in their heartbeats.
 
-    While one of them reaches scorers that are out of reach here, work is better left to it. A chunk
-    that reaches no scorer is scored only when it is overdue."""
+    If one of them reaches scorers that are unreachable from here, work is better left to it: a
+    chunk that reaches no scorer is scored only when it is overdue."""
 
     def __init__(self, ctx: ActorContext) -> None:
         self._ctx = ctx
@@ -97,8 +96,7 @@ class Neighbours:
         self._reach_scorers = False
 
     async def reach_scorers(self) -> bool:
-        """Return whether a live neighbour with weights reaches scorers. It is found out once a
-        second."""
+        """Return whether a live neighbour with weights reaches scorers; checked once a second."""
         now_s = self._ctx.clock.monotonic()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + _LOOK_EVERY_S
@@ -109,8 +107,8 @@ class Neighbours:
 
 
 def receiver_of(ctx: ActorContext, engine: GenerationEngine) -> WeightReceiver | VersionFollower:
-    """Return what brings an engine its policy versions: weights, or without a model their
-    numbers."""
+    """Return what keeps an engine at the newest version: its weights, or only their number without
+    a model."""
     followed: FollowedWeights | None = ctx.prepared.take("weights")
     if ctx.config.has_sampling:
         return WeightReceiver(ctx, engine, followed)
@@ -120,19 +118,17 @@ def receiver_of(ctx: ActorContext, engine: GenerationEngine) -> WeightReceiver |
 
 
 class Generator(Actor):
-    """Samples trajectories window by window."""
-
     role: ClassVar[Role] = Role.GENERATOR
 
     def __init__(self, ctx: ActorContext) -> None:
         super().__init__(ctx)
-        # From the process's start.
+        # Set at the start of the process.
         self._credit = Backoff(least_s=_IDLE_S, most_s=_LONGEST_REFUSAL_S)
         self._neighbours = Neighbours(ctx)
         self._decode_s = 0.0
         self._stalls = StallDetector()
         self._pace = ""
-        # From setup to teardown.
+        # Set in setup, closed in teardown.
         self._source: PromptSource
         self._engine: GenerationEngine
         self._before: EngineStats
@@ -167,7 +163,6 @@ class Generator(Actor):
     def _assemble(
         self, source: PromptSource, tokenizer: TextTokenizer, engine: GenerationEngine, senders: Sequence[RoleSender]
     ) -> None:
-        """Put the parts together."""
         self._source, self._engine = source, engine
         self._held = HeldTrajectories(engine.num_slots, self.ctx.clock.monotonic)
         self._writer = ChunkWriter(self.ctx, self._held, tokenizer, senders, max_waiting=2 * engine.num_slots)
@@ -178,7 +173,7 @@ class Generator(Actor):
         self.ctx.watch_in_hand(lambda: WorkInHand(self._held.since_s, output_depth=self._writer.num_unsent))
 
     async def run(self) -> None:
-        """Decode until the drain, while writers carry finished windows on."""
+        """Decode until the worker drains, while writers carry finished windows on."""
         self._writer.start()
         self.ctx.spawn("weights", self._taker.watch())
         self.ctx.spawn("leases", self._keep_leases())
@@ -191,8 +186,7 @@ class Generator(Actor):
             raise
 
     async def drain(self) -> None:
-        """Cut every live window, write it, and open unfinished trajectories for other
-        generators."""
+        """Cut and write every live window, and release unfinished trajectories to other generators."""
         for window in await self.ctx.compute(self._engine.cut):
             await self._writer.pass_on(window)
         await self._writer.join()
@@ -201,12 +195,11 @@ class Generator(Actor):
         self.ctx.log.info("generator_drained", **self.ctx.counters)
 
     async def _give_up(self, error: Exception) -> None:
-        """Write the samples of the lost engine, and open the other trajectories before their leases
-        run out."""
+        """Write the lost engine's samples, and release its trajectories before their leases expire."""
         self.ctx.log.error("generator_failed", reason=str(error), held=len(self._held))
         with contextlib.suppress(TimeoutError):
             async with timeout(_GIVE_UP_S):
-                # After refused weights the engine is well, and its samples so far are good.
+                # Refused weights leave the engine healthy, and its samples so far valid.
                 if isinstance(error, WeightsRejected):
                     for window in await self.ctx.compute(self._engine.cut):
                         await self._writer.pass_on(window)
@@ -214,7 +207,7 @@ class Generator(Actor):
         await self.ctx.ledger.give_back(self.ctx.who)
 
     async def teardown(self) -> None:
-        """End the engine's processes and threads; its samples stay known."""
+        """Close the engine and the files."""
         self._tally.close()
         await self.ctx.compute(self._engine.close)
         self._taker.close()
@@ -225,7 +218,7 @@ class Generator(Actor):
         while not self.ctx.draining.is_set():
             await self._swap_weights()
             if self._check.is_due and not self._stats().num_live:
-                # lost to the run as refused ones are
+                # not trained on, like refused ones
                 self.ctx.count("refused_tokens", await self._check.answer())
             await self._lease_and_resume()
             self.ctx.held = len(self._held)
@@ -266,20 +259,20 @@ class Generator(Actor):
                 self.ctx.progress()
 
     def _longest_standstill_s(self) -> float:
-        """Return the longest time without a token: half of what the supervisor's watchdog
-        allows."""
+        """Return the longest allowed time without a token: half of what the watchdog allows."""
         return 0.5 * piece_limit_s(self.ctx.work.report().slowest_s, self.ctx.config.supervisor.stuck_after_s)
 
     def _sample(self) -> list[SampledWindow]:
-        """Decode for a turn. Each step is recorded, so the tokens of a killed generator are known
-        to the step."""
+        """Decode for one turn.
+
+        Each step is recorded, so that a killed generator's tokens are known to the step."""
         windows: list[SampledWindow] = []
         stats = self._stats()
         for _ in range(self.ctx.config.generation.steps_per_turn):
             before = stats.num_decode_steps
             windows += self._engine.advance(1)
             stats = self._stats()
-            # An engine that decodes by itself may have stood still meanwhile.
+            # An engine that decodes on its own may have made no step.
             if stats.num_decode_steps != before:
                 work.step()
             num_refused = int(self.ctx.counters.get("refused_tokens", 0))
@@ -289,7 +282,7 @@ class Generator(Actor):
         return windows
 
     def _stats(self) -> EngineStats:
-        """Return the engine's counters since it serves this worker: a standby has tried it out."""
+        """Return the engine's counters for this worker, without a standby's trial before it."""
         now, before = self._engine.stats(), self._before
         return EngineStats(
             now.num_live,
@@ -314,8 +307,7 @@ class Generator(Actor):
     # -- leases --
 
     async def _lease_and_resume(self) -> None:
-        """Submit held trajectories that may go on, then lease as much as there are free slots and
-        credit."""
+        """Submit held trajectories that can continue, then lease for the free slots."""
         if self._is_swapping():
             if not self._stats().num_live:
                 self.ctx.waiting_for(WaitingFor.WEIGHTS, "a newer version that is announced")
@@ -362,8 +354,7 @@ class Generator(Actor):
         self._submit(self._held.add(lease, prompt))
 
     async def _can_begin(self, lease: Lease) -> bool:
-        """Whether the engine serves the version of an evaluation, or a later one, now or after a
-        swap."""
+        """Whether the engine serves an evaluation's version or a later one, now or after a swap."""
         if lease.evaluation is None or self._engine.policy_version >= lease.evaluation.policy_version:
             return True
         self.ctx.waiting_for(WaitingFor.WEIGHTS, f"version {lease.evaluation.policy_version} for an evaluation")
@@ -376,8 +367,9 @@ class Generator(Actor):
         self._engine.submit(self._held.submit(held.trajectory).request(self.ctx.config, self._source.responses))
 
     async def _keep_leases(self) -> None:
-        """Renew the leases while the engine progresses, since a turn may outlast them. When it
-        stands still they run out."""
+        """Renew leases while the engine makes progress, since a turn may outlast them.
+
+        When it stands still they expire."""
         lease_s = self.ctx.config.ledger.lease_s
         while True:
             await self.ctx.clock.sleep(lease_s / 4)
@@ -388,20 +380,21 @@ class Generator(Actor):
     # -- weights --
 
     def _is_swapping(self) -> bool:
-        """With ``swap = window`` a newer version waits for the end of every live window, and
-        nothing new begins."""
+        """Whether a newer version waits for all live windows to end (``swap = window``); nothing
+        new begins then."""
         return self.ctx.config.generation.swap == "window" and self._taker.has_newer
 
     def _may_swap(self) -> bool:
-        """Whether a newer version waits for nothing but the end of this turn."""
+        """Whether a newer version waits only for the end of this turn."""
         return self._taker.has_newer and not self._is_swapping()
 
     async def _swap_weights(self) -> None:
-        """Serve the newest verified version. Raises WeightsRejected when a version was refused, or
-        does not fit."""
+        """Serve the newest verified version.
+
+        Raises WeightsRejected when a version was refused or does not fit."""
         if not (self._is_swapping() and self._stats().num_live):
             before = self._engine.policy_version
             await self._taker.swap(counts=not self._stats().num_live)
             if self._engine.policy_version != before:
-                # A published version is credit for later work.
+                # A published version frees credit.
                 self._credit.reset()

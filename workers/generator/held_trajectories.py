@@ -1,6 +1,6 @@
-"""The trajectories that a generator holds: the life of each as a state machine.
+"""The trajectories that a generator holds, each as a state machine.
 
-A held trajectory is in one stage, and at most one window of it is under way::
+A held trajectory is in one stage, and at most one window of it is in progress::
 
       hold               submit               sampled              take
     --------->  LEASED  --------->  SAMPLING ---------> SAMPLED  ---------> WRITING ----> leave
@@ -35,63 +35,58 @@ from workers.engines.generation.seam import SampledWindow, SamplingParams, Windo
 
 
 class Stage(StrEnum):
-    """Where the next window of a held trajectory is."""
-
     LEASED = "leased"
-    """Granted: by a new lease, or by the answer to the last chunk. The engine can resume the
-    trajectory."""
+    """Granted by a new lease, or by the answer to the last chunk; the engine can continue it."""
     SAMPLING = "sampling"
-    """In the engine."""
     SAMPLED = "sampled"
-    """Out of the engine; no writer has taken it."""
+    """Out of the engine, but not taken by a writer yet."""
     WRITING = "writing"
     """On its way to the ledger, and then to the scorers."""
 
 
 class Renewal(StrEnum):
-    """The meaning of a granted lease for the trajectories that are held."""
+    """What a granted lease means for the trajectories that are held already."""
 
     NEW = "new"
-    """Nothing of this window is under way here: hold it."""
+    """Nothing of this window is in progress here: hold it."""
     UNDER_WAY = "under_way"
-    """This very window is under way here: it stays."""
+    """This very window is in progress here: nothing to do."""
     ELSEWHERE = "elsewhere"
-    """Another window is unwritten here, which the ledger will refuse: give the lease back."""
+    """Another window is not written yet, and the ledger will refuse it: give the lease back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A held trajectory: all that its next chunk needs."""
+    """A held trajectory, with all that its next chunk needs."""
 
     lease: Lease
     prompt: Prompt
     response_tokens: np.ndarray
     """int32 [tokens of the chunks before the next one]"""
     next_index: int
-    """Index of the next chunk."""
     stage: Stage = Stage.LEASED
     is_ended: bool = False
-    """Whether the last window is sampled; the trajectory then takes no slot of the engine."""
+    """Whether the last window is sampled, so that the trajectory takes no slot of the engine."""
     granted_s: float = 0.0
-    """When its next window was granted, by the generator's monotonic clock."""
+    """When its next window was granted, on the generator's monotonic clock."""
 
     @property
     def trajectory(self) -> TrajectoryId:
-        """The trajectory's id."""
         return self.lease.trajectory
 
     def stop_strings(self, config: RunConfig) -> tuple[str, ...]:
-        """Return the strings of which one ends the response: of its set, else the run's."""
+        """Return the strings that end the response: the data set's, else the run's."""
         own = self._own(config)
         return config.generation.stop_strings if own is None or own.stop_strings is None else own.stop_strings
 
     def _own(self, config: RunConfig) -> EvaluationRequest | DataSetSection | None:
-        """Return the settings of the evaluation, or of the training set, that it is from."""
+        """Return the settings of its evaluation or training set."""
         data = config.data
         return self.lease.evaluation or (data.set_of(self.prompt.prompt_id) if data.sets else None)
 
     def request(self, config: RunConfig, responses: RecordedResponses | None = None) -> WindowRequest:
-        """Return the request for the next window, at the run's sampling or the evaluation's own.
+        """Return the request for the next window, with the run's or the evaluation's sampling.
+
         With recorded ``responses`` a training request carries its response."""
         generation, evaluation, own = config.generation, self.lease.evaluation, self._own(config)
         of = generation if evaluation is None else evaluation
@@ -126,32 +121,32 @@ class HeldTrajectories:
         self._held: dict[TrajectoryId, Held] = {}
 
     def __len__(self) -> int:
-        """Trajectories that are held, in any stage."""
         return len(self._held)
 
     def get(self, trajectory: TrajectoryId) -> Held | None:
-        """Return a held trajectory as it is now; None when it is not held."""
+        """Return a held trajectory in its current state, or None."""
         return self._held.get(trajectory)
 
     @property
     def since_s(self) -> float | None:
-        """When the oldest of the windows under way was granted; None without any."""
+        """When the oldest window in progress was granted; None if there is none."""
         return next((held.granted_s for held in self._held.values()), None)
 
     @property
     def num_free_slots(self) -> int:
-        """Trajectories that may be leased. A trajectory that goes on keeps its slot while its
-        window is written, and so its KV cache."""
+        """Number of trajectories that may be leased.
+
+        A trajectory that continues keeps its slot, and thereby its KV cache, while its window is
+        written."""
         return self._num_slots - sum(not held.is_ended for held in self._held.values())
 
     @property
     def resumable(self) -> list[Held]:
-        """The LEASED trajectories, the longest granted first."""
+        """The LEASED trajectories, oldest grant first."""
         return [held for held in self._held.values() if held.stage is Stage.LEASED]
 
     def renewal(self, lease: Lease) -> Renewal:
-        """Return the meaning of a granted lease here: a trajectory that was opened again by hand
-        may come back at once."""
+        """Return what a granted lease means here; one released by hand may come back at once."""
         held = self._held.get(lease.trajectory)
         if held is None:
             return Renewal.NEW
@@ -160,11 +155,11 @@ class HeldTrajectories:
         return Renewal.ELSEWHERE if held.stage in (Stage.SAMPLING, Stage.SAMPLED) else Renewal.NEW
 
     def add(self, lease: Lease, prompt: Prompt) -> Held:
-        """Hold a leased trajectory as LEASED. It replaces one that is LEASED or WRITING."""
+        """Hold a leased trajectory as LEASED, replacing one that is LEASED or WRITING."""
         before = self._held.pop(lease.trajectory, None)
         if before is not None and before.stage in (Stage.SAMPLING, Stage.SAMPLED):
             self._held[lease.trajectory] = before
-            raise RuntimeError(_impossible(lease.trajectory, before, "LEASED or WRITING", "look at `renewal` first"))
+            raise RuntimeError(_impossible(lease.trajectory, before, "LEASED or WRITING", "check `renewal` first"))
         last = lease.last_chunk
         tokens = np.empty(0, np.int32) if last is None else np.concatenate([last.context_tokens, last.tokens])
         held = self._held[lease.trajectory] = Held(lease, prompt, tokens, lease.next_index, granted_s=self._monotonic())
@@ -178,23 +173,24 @@ class HeldTrajectories:
         return self._move(held, Stage.SAMPLING)
 
     def sampled(self, window: SampledWindow) -> None:
-        """Record that the engine returned a window; SAMPLING becomes SAMPLED. Raises EngineError
-        for a window that was not submitted."""
+        """Record that the engine returned a window; SAMPLED follows SAMPLING.
+
+        Raises EngineError for a window that was not submitted."""
         held = self._held.get(window.trajectory)
         if held is None or held.stage is not Stage.SAMPLING:
             raise EngineError(_impossible(window.trajectory, held, "SAMPLING", "the engine returned it unasked"))
         self._move(held, Stage.SAMPLED, is_ended=window.finish_reason.is_final)
 
     def start_writing(self, trajectory: TrajectoryId) -> Held:
-        """Return the trajectory of the sampled window for a writer; SAMPLED becomes WRITING."""
+        """Hand a sampled window's trajectory to a writer; SAMPLED becomes WRITING."""
         held = self._held.get(trajectory)
         if held is None or held.stage is not Stage.SAMPLED:
             raise RuntimeError(_impossible(trajectory, held, "SAMPLED", "take each window once"))
         return self._move(held, Stage.WRITING)
 
     def extend(self, writing: Held, tokens: np.ndarray) -> bool:
-        """Go on after the written ``tokens``; WRITING becomes LEASED. Returns False when a newer
-        lease has replaced it."""
+        """Append the written ``tokens``; WRITING becomes LEASED. False if a newer lease has
+        replaced it."""
         if self._held.get(writing.trajectory) is not writing:
             return False
         del self._held[writing.trajectory]
@@ -209,8 +205,8 @@ class HeldTrajectories:
         return True
 
     def leave(self, held: Held) -> bool:
-        """Hold a trajectory no longer. Returns False when it has changed since, or a newer lease
-        has replaced it."""
+        """Stop holding a trajectory. False if it has changed since, or a newer lease has replaced
+        it."""
         if self._held.get(held.trajectory) is not held:
             return False
         del self._held[held.trajectory]

@@ -1,9 +1,9 @@
-"""Weights from another host, for all workers of this one: one worker fetches, all map.
+"""Weights from another host: one worker of this host leads and fetches them, all map the result.
 
-Each wait has a deadline: for a source, and for the worker that leads (``HostFolder``).
+Each wait has a deadline: for a source, and for the leading worker (``HostFolder``).
 
 Counters in the heartbeat, besides those of ``weight_receiver``: ``weights_sources_lost`` (replaced
-in the middle of a transfer), ``weights_parts`` (came to this host while this worker waited),
+during a transfer), ``weights_parts`` (arrived at this host while this worker waited),
 ``relayed_bytes`` (served to other hosts)."""
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from protocol.errors import WeightsDamaged
 from protocol.ids import Role
 
 _LOOK_S = 0.05
-"""Between two looks for the file that another worker of this host fetches."""
+"""Poll interval for the file that another worker of this host fetches."""
 _DELTA_SHARE = 20
-"""A delta's usual share of its version, to plan who fetches from whom."""
+"""Typical ratio of a version's size to a delta's, for planning who fetches from whom."""
 
 
 class HostWeights:
-    """One worker's side of its host's weights."""
+    """One worker's part in its host's weights."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class HostWeights:
         newer: asyncio.Event,
         on_learner: Callable[[str, Requester], None],
     ) -> None:
-        """``newer``: set when another version is announced. ``on_learner`` is given every
-        connection to the learner, with its endpoint."""
+        """``newer`` is set when another version is announced; ``on_learner`` gets each connection
+        to the learner."""
         self._ctx = ctx
         self._reader = reader
         self._newer = newer
@@ -64,10 +64,11 @@ class HostWeights:
         self._learner = ""
 
     async def fetch(self, wanted: WeightsAnnouncement, base: Base | None) -> MappedFile:
-        """Return the announced version, verified and mapped; ``base`` is one held here.
+        """Return the announced version, verified and mapped; ``base`` is an older version held
+        here.
 
-        Raises FileNotFoundError when a newer one is announced, or the worker that leads has made no
-        progress for too long, and as ``HostFetch.fetch`` does."""
+        Raises FileNotFoundError when a newer one is announced or the leading worker makes no
+        progress for too long, and what ``HostFetch.fetch`` raises."""
         limit_s = self._ctx.config.weights.fetch_timeout_s
         until, progress = self._ctx.clock.monotonic() + limit_s, self._folder.progress()
         while True:
@@ -85,7 +86,7 @@ class HostWeights:
                 until = self._ctx.clock.monotonic() + limit_s
             if self._newer.is_set() or self._ctx.clock.monotonic() >= until:
                 raise FileNotFoundError(
-                    f"the worker that fetches weights for this host has not brought version {wanted.policy_version} yet"
+                    f"the worker that fetches weights for this host has not fetched version {wanted.policy_version} yet"
                 )
             await self._ctx.clock.wait(self._newer, _LOOK_S)
 
@@ -99,11 +100,12 @@ class HostWeights:
         self._folder.close()
 
     def _map(self, wanted: WeightsAnnouncement, *, leads: bool) -> MappedFile | None:
-        """Map the fetched file, if it is here. Raises WeightsDamaged for other bytes, unless this
-        worker leads and so can fetch it again."""
+        """Map the fetched file, if it exists.
+
+        Raises WeightsDamaged for other bytes, unless this worker leads and can fetch it again."""
         is_damaged = False
         for path in self._folder.named(wanted.policy_version):
-            # a mapping that was kept is made afresh before the file is blamed
+            # a cached mapping is renewed before the file is blamed
             for _ in range(2):
                 try:
                     mapped = self._reader.open(path)
@@ -139,7 +141,7 @@ class HostWeights:
             ctx.counters["relayed_bytes"] = self._relay.num_bytes
 
     async def _adopt(self, wanted: WeightsAnnouncement, mapped: MappedFile) -> None:
-        """Serve a version that the worker that led before has fetched."""
+        """Serve a version that the previous leader fetched."""
         if not self._ctx.config.weights.relay or not wanted.parts_digest:
             return
         algorithm = wanted.parts_digest.partition(":")[0]
@@ -150,7 +152,9 @@ class HostWeights:
         await self._ctx.registry.announce_relay(self._ctx.who, self._serve())
 
     async def _sources(self, wanted: WeightsAnnouncement, base: Base | None) -> list[WeightsSource]:
-        """Return where to fetch from, in order: relays above this one in the tree, the learner.
+        """Return where to fetch from, in order: relays above this one in the tree, then the
+        learner.
+
         Raises FileNotFoundError when the learner that announced the version has left."""
         ctx = self._ctx
         keys = dict((await ctx.registry.endpoints(Role.LEARNER, silent=True)).values())
@@ -169,7 +173,7 @@ class HostWeights:
         return [*(WeightsSource(relay.worker, relay.endpoint, relay.public_key) for relay in relays), learner]
 
     def _serve(self) -> RelayAnnouncement:
-        """Serve other hosts from now on; return this relay's announcement."""
+        """Start serving other hosts, if not done yet; return this relay's announcement."""
         ctx = self._ctx
         if self._responder is None:
             self._responder = ctx.transport.responder(mailbox_endpoint(ctx.config.wire, ctx.run_dir, ctx.who))

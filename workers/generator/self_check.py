@@ -1,15 +1,15 @@
-"""Checks of the generator's engine: the fleet's self-check (``headrace fleet selfcheck --fleet``), and
-the detection of a stalled engine.
+"""Checks of the generator's engine: the fleet's self-check (``headrace fleet selfcheck --fleet``),
+and detection of a stalled engine.
 
-In a self-check, the desired fleet has the number of the newest check. A generator that sees a new one
-begins nothing until its live windows have ended. Then it samples the first prompts of the run's data,
-one after the other, greedily, with the run's seed, and reports digests of tokens and log-probs under
-its policy version. It repeats this for the next versions, since answers are compared under one
-version. Nothing of it is stored or trained on; its tokens count as refused.
+Self-check: the desired fleet carries the number of the newest check. A generator that sees a new
+one starts nothing until its live windows have ended. Then it samples the first prompts of the run's
+data one by one, greedily, with the run's seed, and reports digests of tokens and log-probs together
+with its policy version. It repeats this for the next versions, since answers are compared within
+one version. Nothing of it is stored or trained on; its tokens count as refused.
 
-A stalled engine reports success and samples nothing. One turn without a token may be normal (an
-engine that decodes by itself, a long prefill). After many in a row, and longer than any piece of its
-work takes, the engine is dead."""
+A stalled engine reports success but samples nothing. A single turn without a token may be normal
+(an engine that decodes on its own, a long prefill). After many in a row, for longer than any piece
+of its work takes, the engine is dead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from protocol.trajectory import Prompt
 from workers.engines.generation.seam import EngineStats, GenerationEngine, SampledWindow, SamplingParams, WindowRequest
 
 MAX_EMPTY_TURNS: Final = 100
-"""Turns without a token that are never an error, however long they took."""
+"""This many turns without a token are never an error, however long they took."""
 
 
 class StallDetector:
@@ -42,13 +42,13 @@ class StallDetector:
         self._num_empty = 0
         self._since_s = 0.0
         self.stood_s = 0.0
-        """Time of the newest turns without a token, in seconds; 0 after one with tokens."""
+        """For how long turns have yielded no token, in seconds; 0 after one with tokens."""
         self.longest_s = 0.0
-        """The longest such time that tokens have ended."""
+        """The longest such time that ended with tokens."""
 
     @property
     def is_on(self) -> bool:
-        """Whether the last turn gave nothing."""
+        """Whether the last turn yielded nothing."""
         return self._num_empty > 0
 
     def observe_turn(
@@ -61,18 +61,18 @@ class StallDetector:
         now_s: float,
         limit_s: float,
     ) -> bool:
-        """Return whether a turn gave tokens, of a prompt or a response, or windows.
+        """Return whether a turn processed tokens, of a prompt or a response, or returned windows.
 
         Args:
-            before: counters at the turn's begin; some trajectory was live.
-            after: counters at its end.
-            num_windows: that it returned.
-            began_s: monotonic time of its begin, in seconds.
-            now_s: the same of its end.
+            before: counters before the turn; some trajectory was live.
+            after: counters after it.
+            num_windows: windows that it returned.
+            began_s: monotonic time of its start, in seconds.
+            now_s: monotonic time of its end.
             limit_s: longest time without tokens.
 
         Raises:
-            EngineDied: too many turns, over more than ``limit_s``, gave none."""
+            EngineDied: too many turns, over more than ``limit_s``, yielded nothing."""
         if num_windows or _counts(before) != _counts(after):
             self.longest_s = max(self.longest_s, self.stood_s)
             self.rest()
@@ -90,7 +90,7 @@ class StallDetector:
         return False
 
     def rest(self) -> None:
-        """Nothing is live: no tokens are expected."""
+        """Reset: nothing is live, so no tokens are expected."""
         self._num_empty = 0
         self.stood_s = 0.0
 
@@ -101,46 +101,45 @@ def _counts(stats: EngineStats) -> tuple[int, int, int]:
 
 NUM_PROMPTS: Final = 2
 MAX_TOKENS: Final = 32
-"""Of each answer."""
+"""Length of each answer."""
 MOST_VERSIONS: Final = 6
-"""Policy versions under which a check is answered."""
+"""Number of policy versions under which a check is answered."""
 _LANE: Final = "e0"
 _LIMIT_S: Final = 60.0
-"""Of one answer."""
+"""Longest time for one answer."""
 
 
 class SelfChecker:
-    """Answers self-checks for one generator."""
-
     def __init__(self, ctx: ActorContext, engine: GenerationEngine, prompts: Sequence[Prompt]) -> None:
-        """Sample ``prompts``, the same in all generators of the run."""
+        """``prompts`` must be the same in all generators of the run."""
         self._ctx, self._engine, self._prompts = ctx, engine, prompts
         self._number, self._version, self._left = 0, -1, 0
 
     async def watch(self) -> None:
-        """Look for new checks, until cancelled."""
+        """Watch for new checks, until cancelled."""
         changed = self._ctx.notifications.subscribe(Topic.RUN)
         while True:
             changed.clear()
-            # a ledger that is away shows in the generator's own calls
+            # an unreachable ledger shows in the generator's own calls
             with contextlib.suppress(LedgerError):
                 await self.poll()
             await self._ctx.clock.wait(changed, LOOK_ANYWAY_S)
 
     async def poll(self) -> None:
-        """Look for a new check; one of before this process is answered, too."""
+        """Look for a new check; one from before this process started is answered, too."""
         fleet = await self._ctx.registry.fleet()
         if fleet is not None and fleet.check > self._number:
             self._number, self._version, self._left = fleet.check, -1, MOST_VERSIONS
 
     @property
     def is_due(self) -> bool:
-        """Whether a check waits for the present version's answer."""
+        """Whether a check waits for an answer under the current version."""
         return self._left > 0 and self._engine.policy_version > self._version
 
     async def answer(self) -> int:
-        """Answer the check on an engine without live requests; return the tokens that it took.
-        Raises EngineDied when the engine gives none."""
+        """Answer the check on an engine without live requests; return the number of tokens it took.
+
+        Raises EngineDied when the engine yields none."""
         number, version = self._number, self._engine.policy_version
         tokens, logprobs, num_tokens = await self._ctx.compute(self._sampled)
         self._version, self._left = version, self._left - 1

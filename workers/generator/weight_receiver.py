@@ -1,29 +1,29 @@
-"""The generator's side of the weights: brings and verifies the newest version while decoding goes
-on, then swaps it in.
+"""Brings the newest version of the weights to the engine: fetched and verified while decoding
+continues, then swapped in.
 
-    look: announcement ──> file mapped, or fetched ──> digest matches ──> staged      (beside decoding)
+    poll: announcement ──> file mapped, or fetched ──> digest matches ──> staged      (beside decoding)
                            an adapter: merged with the base, whose digest matches, too
                            vLLM on GPUs: copied to its devices, where there is room
     swap: staged ──> in the engine, between two tokens                                (the pause)
 
 A file on this host is mapped. A file on another host is fetched once for all workers of this one,
-by ``workers.generator.host_weights``. Either the changes since the version that is here come, or
-all of the version.
+whole or as a delta to the version that is here (``workers.generator.host_weights``).
 
 A version whose bytes do not match the announced digest, while no newer one is announced, is refused
 with WeightsDamaged. The worker must not sample under that version, and leaves.
 
-An adapter's base comes once, the same way. It is kept as long as announcements name its digest. The
-digest is checked before every use, because the base lies for the whole run in pages that other
-processes share. Merged weights are made beside decoding, in pages of this process alone, so the
-pause contains no merge. An engine uses them where they lie and so keeps them, or copies them, after
+An adapter's base is fetched once, the same way, and kept while announcements name its digest. The
+digest is checked before every use, because the base stays for the whole run in pages that other
+processes share. Merged weights are computed beside decoding, in pages of this process alone, so the
+pause contains no merge. An engine either uses and so keeps them in place, or copies them, after
 which they are freed.
 
-Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped, or that came over the wire);
-``weights_s`` (seconds from the announcement's sight to verified and merged); ``weights_merge_s``
-(of them, merging); ``weights_pause_s`` (decoding stood still); ``weights_bases`` (bases that came);
+Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped or fetched); ``weights_s``
+(seconds from reading the announcement to verified and merged); ``weights_merge_s`` (of these,
+merging); ``weights_pause_s`` (decoding stood still); ``weights_bases`` (bases fetched);
 ``weights_deltas`` (versions that came as deltas); ``weights_refreshes`` (whole versions after a
-delta that did not fit); ``rejected_version`` (-1: none); ``stale_swaps`` (old weights stayed)."""
+delta that did not fit); ``rejected_version`` (-1: none); ``stale_swaps`` (swaps after which old
+weights were served)."""
 
 from __future__ import annotations
 
@@ -65,24 +65,24 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """A version that is here, whole."""
+    """A complete version on this host."""
 
     announcement: WeightsAnnouncement
     file: MappedFile
     """As it was published."""
     tensors: Mapping[str, Any]
-    """The whole weights; none once the engine has them."""
+    """The whole weights; empty once the engine has them."""
     merged: UnnamedFile | None = None
-    """Where they lie if the file is an adapter, until the engine has them."""
+    """Where the merged weights are if the file is an adapter, until the engine has them."""
     pages: weakref.ref[np.ndarray] | None = None
-    """Of ``merged`` weights, once the engine has them: alive if it uses them where they lie."""
+    """Reference to the ``merged`` weights once the engine has them: alive if it uses them in place."""
 
 
 class WeightReceiver:
     """Brings published versions to one engine."""
 
     def __init__(self, ctx: ActorContext, engine: GenerationEngine, followed: FollowedWeights | None = None) -> None:
-        """``followed``: holds the version that a standby's engine serves already."""
+        """``followed`` holds the version that a standby's engine serves already."""
         self._ctx = ctx
         self._engine = engine
         self._settings = ctx.config.weights
@@ -108,12 +108,13 @@ class WeightReceiver:
 
     @property
     def has_newer(self) -> bool:
-        """Whether a version is verified and waits to be swapped in."""
+        """Whether a verified version waits to be swapped in."""
         return self._staged is not None
 
     async def take_first(self) -> None:
-        """Wait for a version and take it. After a refused version, wait until the learner repairs
-        it or publishes another."""
+        """Wait for a version and swap it in.
+
+        After a refused version, wait until the learner repairs it or publishes another."""
         kind, detail = WaitingFor.WEIGHTS, "the learner's first version"
         while self._engine.policy_version < 0 and not self._ctx.draining.is_set():
             self._ctx.waiting_for(kind, detail)
@@ -127,8 +128,8 @@ class WeightReceiver:
                 await self.wait()
 
     async def watch(self) -> None:
-        """Look for newer versions until the drain. The next ``swap`` raises what is refused
-        here."""
+        """Poll for newer versions until the worker drains. A refusal is raised by the next
+        ``swap``."""
         while not self._ctx.draining.is_set():
             try:
                 await self.poll()
@@ -137,18 +138,19 @@ class WeightReceiver:
             await self.wait()
 
     async def wait(self) -> None:
-        """Wait until it is time for another look: something was announced since the last one, or it
-        was a while ago. A version that could not be brought is tried again sooner."""
+        """Wait until an announcement arrives or the next poll is due.
+
+        A version that could not be fetched is tried again sooner."""
         is_here = 0 <= self._newest <= max(self._here, self._engine.policy_version)
         limit_s = max(LOOK_ANYWAY_S, self._settings.poll_s) if is_here else self._settings.poll_s
         await self._ctx.clock.wait(self._announced, limit_s)
 
     async def poll(self) -> None:
-        """Bring the newest announced version here, if it is newer than the one that is here.
+        """Fetch the newest announced version, if it is newer than the one here.
 
         Raises:
-            WeightsDamaged: Its bytes differ from those that were published, from every source.
-            WeightsRejected: The learner's answers make no sense."""
+            WeightsDamaged: from every source its bytes differ from what was published.
+            WeightsRejected: the learner's answers make no sense."""
         async with self._turn:
             self._announced.clear()
             newest = await self._ctx.registry.weights()
@@ -168,7 +170,7 @@ class WeightReceiver:
             except WeightsRejected as error:
                 latest = await self._ctx.registry.weights()
                 if latest is None or latest.policy_version != newest.policy_version:
-                    # it was replaced while it was read: the next look finds the newer one
+                    # replaced while it was read: the next poll finds the newer one
                     return
                 self._next_try = self._ctx.clock.monotonic() + _RETRY_S
                 self._ctx.counters["rejected_version"] = newest.policy_version
@@ -185,15 +187,15 @@ class WeightReceiver:
             self._ctx.count("weights_s", time.perf_counter() - started)
 
     async def swap(self, *, counts: bool = True) -> None:
-        """Put the staged version into the engine, if there is one.
+        """Swap the staged version in, if there is one.
 
-        ``counts``: whether that is progress. Not so while trajectories are live: an engine that
-        samples nothing takes versions all the same.
+        ``counts`` says whether that is progress. It is not while trajectories are live, since an
+        engine that samples nothing would still take versions.
 
         Raises:
-            WeightsRejected: A version was refused since the last call, or does not fit the model.
-            ParityFailed: The engine does not serve it afterwards.
-            Exception: The engine failed."""
+            WeightsRejected: a version was refused since the last call, or does not fit the model.
+            ParityFailed: the engine does not serve it afterwards.
+            Exception: the engine failed."""
         if self._refused is not None:
             raise self._refused
         staged, self._staged = self._staged, None
@@ -209,8 +211,8 @@ class WeightReceiver:
             self._release(staged)
             raise
         self._ctx.count("weights_pause_s", time.perf_counter() - started)
-        # giving back merged pages takes long, and so does not happen where the engine lets them go,
-        # in the pause
+        # freeing merged pages takes long, so it must not happen in the pause, where the engine
+        # drops them
         asyncio.get_running_loop().run_in_executor(None, before.clear)
         self._release(self._serving)
         pages = None
@@ -238,19 +240,19 @@ class WeightReceiver:
         self._ctx.count("stale_swaps")
         what = f"{len(unserved)} of {len(tensors)} tensors, first {unserved[0]}" if unserved else "the version before"
         raise ParityFailed(
-            f"the engine was given version {version} and still serves old weights ({what}); sampling would record "
+            f"the engine was given version {version} but still serves old weights ({what}); sampling would record "
             f"the wrong version, so this worker ends: use another generation.engine for this model"
         )
 
     def close(self) -> None:
-        """Give files back, and remove those that were fetched."""
+        """Release files, and remove those that were fetched."""
         self._release(self._staged)
         self._staged = None
         self._reader.close()
         if self._host is not None:
             self._host.close()
 
-    # -- bringing a version here --
+    # -- fetching a version --
 
     async def _obtain(self, announcement: WeightsAnnouncement) -> _Version:
         base = None if announcement.base is None else await self._obtain_base(announcement.base)
@@ -262,7 +264,6 @@ class WeightReceiver:
             raise
 
     def _make(self, announcement: WeightsAnnouncement, file: MappedFile, base: MappedFile | None) -> _Version:
-        """Make a version from the files that are here."""
         if base is None or announcement.base is None:
             return _Version(announcement, file, self._engine.view_weights(file.data, file.lasting_path))
         started = time.perf_counter()
@@ -295,7 +296,7 @@ class WeightReceiver:
         return file
 
     def _release(self, version: _Version | None) -> None:
-        """Let the files of a version that is used no more be filled again."""
+        """Allow the files of a version that is no longer used to be overwritten."""
         if version is None:
             return
         self._reader.release(version.file)
@@ -303,7 +304,6 @@ class WeightReceiver:
             version.merged.close()
 
     async def _bring(self, announcement: WeightsAnnouncement) -> MappedFile:
-        """Return the announced file, verified."""
         mapped = None
         if self._settings.path != "wire":
             mapped = await asyncio.to_thread(self._map, announcement)
@@ -322,7 +322,7 @@ class WeightReceiver:
     def _map(self, announcement: WeightsAnnouncement) -> MappedFile | None:
         """Map the announced file, if it is on this host and matches."""
         path = Path(announcement.path)
-        # a mapping that was kept is made afresh before the file is blamed
+        # a cached mapping is renewed before the file is blamed
         for _ in range(2):
             try:
                 mapped = self._reader.open(path)
@@ -336,7 +336,7 @@ class WeightReceiver:
     async def _fetch(self, announcement: WeightsAnnouncement) -> MappedFile:
         is_base = announcement.policy_version == BASE_VERSION
         if self._host is None:
-            # a run on one host maps the learner's files, and needs none of this
+            # a run on one host maps the learner's files and does not need this import
             from workers.generator.host_weights import HostWeights
 
             self._host = HostWeights(self._ctx, self._reader, self._announced, self._note_learner)
@@ -349,15 +349,14 @@ class WeightReceiver:
             self._asked = self._asked[0], None
 
     def _note_learner(self, endpoint: str, requester: Requester) -> None:
-        """Take note of a connection to the learner."""
         self._note_reach()
         if endpoint != self._asked[0]:
             self._unreached_since = None
         self._asked = endpoint, requester
 
     def _note_reach(self) -> None:
-        """Take note of whether the learner's endpoint has shaken hands. Requests that follow one
-        another are one attempt."""
+        """Record whether the learner's endpoint has shaken hands; consecutive requests are one
+        attempt."""
         _, requester = self._asked
         if requester is None:
             return
@@ -368,8 +367,7 @@ class WeightReceiver:
             self._unreached_since = self._ctx.clock.monotonic() - down_s
 
     def _reports(self) -> list[LinkReport]:
-        """Report a learner's endpoint that cannot be reached; return no counters, since this link
-        has none."""
+        """Report a learner's endpoint that cannot be reached; this link has no counters to return."""
         self._note_reach()
         since, words = self._unreached_since, ""
         if since is not None and (down_s := self._ctx.clock.monotonic() - since) >= UNREACHED_SAID_AFTER_S:

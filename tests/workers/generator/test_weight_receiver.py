@@ -393,7 +393,7 @@ async def test_an_engine_that_keeps_old_weights_leaves_and_its_version_is_what_i
         await world.publish(0)
         await world.take()
         await world.publish(1)
-        with pytest.raises(ParityFailed, match=r"was given version 1 and still serves old weights \(1 of 1 tensors"):
+        with pytest.raises(ParityFailed, match=r"was given version 1 but still serves old weights \(1 of 1 tensors"):
             await world.take()
         assert world.ctx.policy_version == 0
         assert world.ctx.counters["stale_swaps"] == 1
