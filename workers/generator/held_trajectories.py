@@ -173,7 +173,7 @@ class HeldTrajectories:
         return self._move(held, Stage.SAMPLING)
 
     def sampled(self, window: SampledWindow) -> None:
-        """Record that the engine returned a window; SAMPLED follows SAMPLING.
+        """Record that the engine returned a window; SAMPLING becomes SAMPLED.
 
         Raises EngineError for a window that was not submitted."""
         held = self._held.get(window.trajectory)

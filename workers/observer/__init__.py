@@ -1,1 +1,1 @@
-"""The observer: heartbeats in, incidents and a history of metrics out."""
+"""The observer: turns heartbeats into incidents and a history of metrics."""

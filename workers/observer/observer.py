@@ -1,17 +1,18 @@
-"""The observer: heartbeats in, incidents and a history of metrics out.
+"""The observer: turns heartbeats into incidents and a history of metrics.
 
-Once a second it reads the registry's heartbeats, and the flow records of its host's workers. It
-finds faults in the heartbeats (``workers.observer.suspicions``). It writes incidents
+Once a second it reads the registry's heartbeats and the flow records of its host's workers. It
+finds faults in the heartbeats (``workers.observer.suspicions``), and writes incidents
 (``pipeline.incidents``) and files of metrics, states, links and messages
-(``pipeline.watch.segments``) into the run's folder. It waits for the next second, and at most two
-seconds for the registry's answer. The incident of a hung worker gets the stacks of its role.
+(``pipeline.watch.segments``) into the run folder. The incident of a hung worker gets the stacks of
+its role. The registry's answer is awaited for at most two seconds.
 
-The run continues without it. It holds nothing that a restart cannot rebuild: open incidents are read
-again from their file. A registry that does not answer is itself an incident, of the ledger.
+The run continues without the observer, and it holds nothing that a restart cannot rebuild: open
+incidents are read back from their file. A registry that does not answer is itself an incident, of
+the ledger.
 
 Counters in the heartbeat: ``moments`` (readings of the fleet), ``missed_moments`` (the registry did
-not answer), ``incidents`` (opened), ``incidents_open``, ``moments_left_out`` (never written, since the
-disk refused them) and ``records_lost`` (flow records overwritten before they were read)."""
+not answer), ``incidents`` (opened), ``incidents_open``, ``moments_left_out`` (never written, since
+the disk refused them) and ``records_lost`` (flow records overwritten before they were read)."""
 
 from __future__ import annotations
 
@@ -36,14 +37,12 @@ from workers.observer.suspicions import FleetSuspicions
 
 EVERY_S = 1.0
 ANSWER_S = 2.0
-"""Limit of the registry's answers of one moment."""
+"""Limit for the registry's answers at one moment."""
 _PAUSE_S = 0.25
-"""Most time before a drain is noticed."""
+"""Longest time until a drain is noticed."""
 
 
 class Observer(Actor):
-    """The worker."""
-
     role: ClassVar[Role] = Role.OBSERVER
 
     def __init__(self, ctx: ActorContext) -> None:
@@ -74,19 +73,19 @@ class Observer(Actor):
         self._book = IncidentBook(known, self.ctx.clock.time())
 
     async def run(self) -> None:
-        """Look at the fleet once a second until the drain."""
+        """Observe the fleet once a second until the worker drains."""
         next_s = self.ctx.clock.monotonic()
         while not self.ctx.draining.is_set():
             await self._observe()
             self.ctx.progress()
             self.ctx.waiting_for(WaitingFor.INPUT, "the next second")
-            # After a pause of the process the missed seconds are not made up for.
+            # Seconds missed in a pause of the process are skipped.
             next_s = max(next_s + EVERY_S, self.ctx.clock.monotonic())
             while not self.ctx.draining.is_set() and (left_s := next_s - self.ctx.clock.monotonic()) > 0.0:
                 await self.ctx.clock.sleep(min(_PAUSE_S, left_s))
 
     async def drain(self) -> None:
-        """End the open incidents, and write the metrics that have not come to the disk."""
+        """Close the open incidents, and write the remaining metrics."""
         await self._record(self._book.close())
         await self._write_segment()
         self._records.close()
@@ -115,7 +114,7 @@ class Observer(Actor):
         await self._record(self._book.update(clock.time(), suspicions))
         if self._segments.is_due():
             await self._write_segment()
-        # at the end: a counted moment has its incidents in their file
+        # counted last, so that a counted moment has its incidents on disk
         if is_missed:
             self.ctx.count("missed_moments")
         else:
@@ -147,7 +146,7 @@ class Observer(Actor):
         self.ctx.counters["moments_left_out"] = self._segments.num_left_out
 
     async def _stored(self, write: Callable[[], None], event: str) -> None:
-        """Write to the disk. The log names a refusal once, and the run goes on."""
+        """Write to the disk; a refusal is logged once, and the run continues."""
         try:
             await self.ctx.store(write)
         except OSError as error:
@@ -159,20 +158,20 @@ class Observer(Actor):
 
 
 HANGS: Final = frozenset({"hung", "stuck", "deadlock"})
-"""Kinds of incidents whose workers are examined."""
+"""Kinds of incidents whose workers' stacks are read."""
 STACKS_ANSWER_S: Final = 1.5
 _LOOKS = 2
-"""Of one look every worker seems to stand."""
+"""In a single sample every worker seems to stand still."""
 
 Told = Callable[[str, tuple[str, ...]], Awaitable[None]]
-"""Takes a component and its lines."""
+"""Receives a component and the lines of its stacks."""
 
 
 class HangStacks:
-    """Adds to a new incident of a hung worker its stacks and those of its role.
+    """Adds the stacks of a hung worker, and of its role, to its new incident.
 
-    Workers of this host have ``STACKS_ANSWER_S`` for each of two samples; the observer continues
-    meanwhile. Components that are added meanwhile are examined next, all at once."""
+    Workers of this host have ``STACKS_ANSWER_S`` for each of two samples; the observer continues in
+    the meantime. Components added during that time are examined next, all at once."""
 
     def __init__(self, ctx: ActorContext, tell: Told) -> None:
         self._ctx, self._tell = ctx, tell
@@ -180,7 +179,7 @@ class HangStacks:
         self._is_examining = False
 
     def examine(self, components: Iterable[str]) -> None:
-        """Examine components: workers, or those of a circle, joined by ``>``."""
+        """Examine components: single workers, or those of a cycle, joined by ``>``."""
         self._wanted |= dict.fromkeys(components)
         if self._wanted and not self._is_examining:
             self._is_examining = True

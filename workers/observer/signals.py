@@ -1,4 +1,4 @@
-"""Faults that show without comparing workers: their own reports, failures, refused messages, epochs,
+"""Faults that show without comparing workers: own reports, failures, refused messages, epochs,
 log-prob gaps, verdicts, and the pace of the ledger. Pure; time is an argument."""
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from protocol.errors import StepDiffered
 from protocol.ids import Incarnation, Role
 
 QUARANTINED_S: Final = 2.0
-"""A version that was read while it was replaced is refused for a moment alone."""
+"""A version that is replaced while it is read is refused only briefly."""
 STANDSTILL_S: Final = 8.0
-"""Turns of a generator's engine without a token that are never a fault."""
+"""Turns of a generator's engine without a token for this long are never a fault."""
 _LONGER: Final = 1.5
-"""By which a standstill exceeds the longest one that ended by itself."""
+"""A standstill is a fault if it exceeds the longest that ended by itself by this factor."""
 _MOST: Final = 0.5
-"""Share of generators above which damaged weights are the learner's."""
+"""If more than this share of generators finds weights damaged, the learner is at fault."""
 
 
 class OwnReports:
     """What workers report about themselves: a disk that refuses, damaged weights, an engine without
     tokens, an optimiser step that was refused twice.
 
-    Weights that are damaged at most generators are the learner's fault. An engine may pause for 8 s, and
-    for half again as long as its longest pause so far. Memory is bounded by the present workers."""
+    Weights that most generators find damaged are the learner's fault. An engine may pause for 8 s,
+    and for half again as long as its longest pause so far. Memory is bounded by the current
+    workers."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
@@ -41,7 +42,7 @@ class OwnReports:
 
         Args:
             now_s: monotonic seconds.
-            at_s: the same moment by the wall clock.
+            at_s: the same moment on the wall clock.
             beats: the last heartbeat of each worker."""
         refusing = [beat for beat in beats if beat.waiting_for is WaitingFor.QUARANTINE]
         self._since_s = {beat.who.worker: self._since_s.get(beat.who.worker, now_s) for beat in refusing}
@@ -56,7 +57,7 @@ class OwnReports:
             return [*found, _published_damaged(lasting, at_s)]
         for beat in lasting:
             since_s = at_s - (now_s - self._since_s[beat.who.worker])
-            found.append(_reported(beat, "quarantine", since_s, f"it refuses the weights that came: {beat.detail}"))
+            found.append(_reported(beat, "quarantine", since_s, f"it refuses the published weights: {beat.detail}"))
         return found
 
 
@@ -86,46 +87,46 @@ def _published_damaged(beats: Sequence[Heartbeat], at_s: float) -> Suspicion:
 
 
 _KINDS: Final = {StepDiffered.__name__: "machine"}
-"""Errors that have a kind of incident of their own."""
+"""Errors with their own kind of incident."""
 TOLD_S: Final = 60.0
-"""An older failure, when an observer first reads it, was an earlier observer's to report."""
+"""An older failure that an observer reads at its start was already reported by an earlier observer."""
 
 
 class Failures:
-    """Workers that ended with an error of their own, as they reported when they left.
+    """Workers that ended with an error, as they reported when they left.
 
-    Such a worker leaves in order and is not fenced, so its successor's epoch shows nothing. Memory is
-    bounded by the registry's list."""
+    Such a worker leaves in order and is not fenced, so its successor's epoch shows nothing. Memory
+    is bounded by the registry's list."""
 
     def __init__(self) -> None:
         self._reported: frozenset[Incarnation] = frozenset()
 
     def observe(self, at_s: float, failures: Sequence[FailureReport]) -> list[Suspicion]:
-        """Return the failures that are new. ``at_s``: the wall-clock time of the reading."""
+        """Return the new failures; ``at_s`` is the wall-clock time of the reading."""
         new = [one for one in failures if one.who not in self._reported and one.ago_s < TOLD_S]
         self._reported = frozenset(one.who for one in failures)
         return [_failed(one, at_s) for one in new]
 
 
 def _failed(one: FailureReport, at_s: float) -> Suspicion:
-    sentence = f"incarnation {one.who.epoch} ended by an error of its own, {one.error}: {one.message}"
+    sentence = f"incarnation {one.who.epoch} ended with {one.error}: {one.message}"
     kind = _KINDS.get(one.error, "failed")
     return Suspicion(one.who.worker, kind, at_s - one.ago_s, sentence, role=str(one.who.role), score=1.0)
 
 
 MOST_NATS: Final = 0.3
-"""Gap above the peers', in nats a token, that two healthy engines may have."""
+"""Excess of the gap over the peers', in nats per token, that two healthy engines may have."""
 MOST_TIMES: Final = 3.0
-"""The same as a multiple of the peers' gap."""
+"""The same, as a multiple of the peers' gap."""
 
 
 class Mismatches:
     """Generators whose tokens do not come from the policy, by the learner's check of log-probs.
 
-    The learner computes the log-probs of a share of all chunks again (``workers.learner.logprob_check``).
-    It reports the mean gap of each generator's newest chunks, and that of its peers at the same lags. A
-    gap must exceed both limits: in nats above the peers', and as a multiple of theirs. Memory is bounded
-    by the learner's report."""
+    The learner recomputes the log-probs of a share of all chunks
+    (``workers.learner.logprob_check``), and reports the mean gap of each generator's newest chunks
+    and that of its peers at the same lags. A gap must exceed both limits: in nats above the peers',
+    and as a multiple of theirs. Memory is bounded by the learner's report."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
@@ -135,7 +136,7 @@ class Mismatches:
 
         Args:
             now_s: monotonic seconds.
-            at_s: the same moment by the wall clock.
+            at_s: the same moment on the wall clock.
             beats: the last heartbeat of each worker."""
         there = {beat.who.worker for beat in beats}
         found = dict[str, tuple[float, float]]()
@@ -153,7 +154,7 @@ class Mismatches:
 
 def _mismatched(worker: str, gap: float, usual: float, since_s: float) -> Suspicion:
     sentence = (
-        f"its log-probs differ from the learner's by {gap:.2g} nats a token, those of its peers by {usual:.2g}; "
+        f"its log-probs differ from the learner's by {gap:.2g} nats per token, those of its peers by {usual:.2g}; "
         f"the limit is {MOST_NATS:g} more, and {MOST_TIMES:g} times theirs"
     )
     score = (gap - usual) / MOST_NATS
@@ -166,9 +167,9 @@ _FEWEST: Final = 2.0
 
 
 class Refusals:
-    """Which link recently refused messages came by, fading within ten seconds.
+    """Over which link recently refused messages came; old ones fade within ten seconds.
 
-    A receiver counts refusals by checksum or schema. When they come from one sender alone, the link or
+    A receiver counts refusals by checksum or schema. If they come from a single sender, the link or
     its sender is at fault, not the receiver. Memory is bounded by the last heartbeats."""
 
     def __init__(self) -> None:
@@ -177,7 +178,7 @@ class Refusals:
         self._now_s = math.nan
 
     def observe(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
-        """Take in the heartbeats of a moment. ``now_s``: monotonic seconds."""
+        """Add the heartbeats of a moment; ``now_s`` is monotonic."""
         fading = math.exp(-(now_s - self._now_s) / _MEMORY_S) if now_s > self._now_s else 1.0
         self._now_s = now_s
         counts = {
@@ -193,7 +194,8 @@ class Refusals:
         self._counts = counts
 
     def link_to(self, receiver: str) -> str:
-        """Return the link by which nearly all recent refusals of a receiver came; "" for none."""
+        """Return the link over which nearly all recent refusals of a receiver came; "" if there is
+        none."""
         of = {name: recent for name, recent in self._recent.items() if name.partition(">")[2] == receiver}
         best = max(of, key=lambda name: of[name], default="")
         if not best or best.startswith(OTHER_LINKS) or of[best] < _FEWEST:
@@ -202,34 +204,34 @@ class Refusals:
 
 
 KEPT_S = 600.0
-"""A worker that is away for so long is forgotten."""
+"""A worker that is gone for this long is forgotten."""
 
 
 @dataclass(slots=True)
 class _LastEpoch:
     epoch: int
     seen_s: float
-    """Time of the last moment with it."""
+    """Time of the last moment that included it."""
     beat_s: float
-    """Of its last heartbeat."""
+    """Time of its last heartbeat."""
 
 
 class Replacements:
     """Workers that were replaced after a bad end, found by their successors' epochs.
 
-    Each registration takes one epoch, and fencing a worker that crashed, froze or hung takes one more.
-    So a successor whose epoch is two higher shows such an end, however quickly it came. A worker that
-    drained was not fenced: its successor has the next epoch."""
+    Each registration takes one epoch, and fencing a worker that crashed, froze or hung takes one
+    more. So a successor whose epoch is higher by two reveals such an end, however quickly it
+    arrived. A worker that drained was not fenced: its successor has the next epoch."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _LastEpoch] = {}
 
     def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the ends that this moment's heartbeats show.
+        """Return the ends that this moment's heartbeats reveal.
 
         Args:
             now_s: monotonic seconds.
-            at_s: the same moment by the wall clock.
+            at_s: the same moment on the wall clock.
             beats: the last heartbeat of each worker."""
         found: list[Suspicion] = []
         for beat in beats:
@@ -250,27 +252,27 @@ def _replaced(beat: Heartbeat, epoch: int, since_s: float) -> Suspicion:
         component=beat.who.worker,
         kind="replaced",
         since_s=since_s,
-        sentence=f"incarnation {epoch} ended without a drain and was fenced; {beat.who.epoch} is in its place",
+        sentence=f"incarnation {epoch} ended without a drain and was fenced; {beat.who.epoch} replaced it",
         role=str(beat.who.role),
         score=1.0,
     )
 
 
 MOST_SHARE: Final = 0.1
-"""Of the newest tries, that may give no verdict."""
+"""Share of recent attempts that may yield no verdict."""
 FEWEST: Final = 5.0
-"""Failed tries below which nothing is named."""
+"""With fewer failed attempts no worker is named."""
 _VERDICT_MEMORY_S: Final = 60.0
 SAME_VERDICTS: Final = 512
-"""Responses in a row that were all wrong, or that were all right since the worker's start."""
+"""Responses in a row that were all wrong, or all right since the worker's start."""
 
 
 class MissingVerdicts:
-    """Reward workers whose verifiers often give no verdict, since they are late or fail.
+    """Reward workers whose verifiers often give no verdict, because they are late or fail.
 
-    A response without a verdict is tried again, and then left out of its group. A few are no fault. When
-    many tries fail, the verifier or what it calls is at fault, and training loses these responses. Tries
-    fade within a minute; memory is bounded by the last heartbeats."""
+    A response without a verdict is retried, and then left out of its group. A few are no fault. If
+    many attempts fail, the verifier or what it calls is at fault, and training loses these
+    responses. Attempts fade within a minute; memory is bounded by the last heartbeats."""
 
     def __init__(self) -> None:
         self._counts: dict[Incarnation, tuple[float, float, float]] = {}
@@ -279,11 +281,11 @@ class MissingVerdicts:
         self._now_s = math.nan
 
     def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the reward workers too many of whose tries failed.
+        """Return the reward workers with too many failed attempts.
 
         Args:
             now_s: monotonic seconds.
-            at_s: the same moment by the wall clock.
+            at_s: the same moment on the wall clock.
             beats: the last heartbeat of each worker."""
         fading = math.exp(-(now_s - self._now_s) / _VERDICT_MEMORY_S) if now_s > self._now_s else 1.0
         self._now_s = now_s
@@ -301,17 +303,18 @@ class MissingVerdicts:
 
 
 class SameVerdicts:
-    """Reward workers that find everything wrong, or everything right. A model that has learned its
-    task is right all the time, but was not from the start."""
+    """Reward workers that find everything wrong, or everything right from the start.
+
+    A model that has learned its task is right all the time, too, but was not from the start."""
 
     def __init__(self) -> None:
         self._last_right: dict[Incarnation, tuple[float, float]] = {}
-        """Sum of accuracies, and the responses judged when it last grew."""
+        """Sum of accuracies, and the number of judged responses when it last grew."""
         self._since_s: dict[Incarnation, float] = {}
 
     def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the reward workers with ``SAME_VERDICTS`` equal verdicts; ``at_s`` by the wall
-        clock."""
+        """Return the reward workers with ``SAME_VERDICTS`` equal verdicts; ``at_s`` is wall-clock
+        time."""
         found: dict[Incarnation, str] = {}
         last_right: dict[Incarnation, tuple[float, float]] = {}
         for beat in beats:
@@ -326,7 +329,7 @@ class SameVerdicts:
                 found[beat.who] = f"each of {judged:,.0f} responses was right"
         self._last_right = last_right
         self._since_s = {who: self._since_s.get(who, at_s) for who in found}
-        hint = "look at `headrace samples`, and mend data.verifier or take other prompts"
+        hint = "look at `headrace samples`, and fix data.verifier or use other prompts"
         return [
             Suspicion(who.worker, "verdicts", self._since_s[who], f"{words}: {hint}", role=str(Role.REWARD), score=1.0)
             for who, words in found.items()
@@ -341,33 +344,33 @@ def _counts(beat: Heartbeat) -> tuple[float, float, float]:
 def _missing(who: Incarnation, judged: float, failed: float, late: float, since_s: float) -> Suspicion:
     share = failed / (judged + failed)
     sentence = (
-        f"{share:.0%} of its newest tries gave no verdict, {late / failed:.0%} of these for want of time; the limit is "
+        f"{share:.0%} of its newest attempts gave no verdict, {late / failed:.0%} of these for lack of time; the limit is "
         f"{MOST_SHARE:.0%}: such responses are left out of their groups"
     )
     return Suspicion(who.worker, "verdicts", since_s, sentence, role=str(Role.REWARD), score=share / MOST_SHARE)
 
 
 LEDGER: Final = "ledger"
-"""Its name as a component."""
+"""The ledger's name as a component."""
 SLOW_MS: Final = 40.0
-"""An answer that takes less is never slow."""
+"""A faster answer is never slow."""
 SLOW_TIMES: Final = 4.0
-"""Usual times of an answer from which on it is slow."""
+"""An answer is slow if it takes this many times as long as usual."""
 HOLD_S: Final = 3.0
-"""Answers are slow for so long before the ledger is named."""
+"""Answers must be slow for this long before the ledger is named."""
 FOLLOWS_S: Final = 10.0
-"""After the last slow answers: measurements over a while still contain them."""
+"""For this long after the last slow answers, averages elsewhere still contain them."""
 _FEWEST_LOOKS: Final = 3
 _FEWEST_WORKERS: Final = 3
 _USUAL_S, _SLOW_USUAL_S = 60.0, 1800.0
-"""Time constants of the usual time of an answer, and of that while answers are slow."""
+"""Time constants for updating the usual answer time, normally and while answers are slow."""
 
 
 class LedgerPace:
-    """The usual and the present time of the ledger's answers.
+    """The usual and the current answer time of the ledger.
 
-    One worker's long wait is its own. When the middle worker's wait is several times the usual one, the
-    ledger is slow, or the way to it. Other signs of slowness follow from that: heartbeats come late, so
+    One worker's long wait is its own. If the median wait is several times the usual one, the ledger
+    or the way to it is slow. Other signs of slowness follow from that: heartbeats come late, so
     clocks seem to differ, and work that includes a write takes longer. Memory is a few numbers."""
 
     def __init__(self) -> None:
@@ -375,17 +378,17 @@ class LedgerPace:
         self._now_ms = math.nan
         self._time_s = math.nan
         self._since_s: float | None = None
-        """Since when they are slow, by the reader's clock."""
+        """Since when answers are slow, on the reader's clock."""
         self._last_s = -math.inf
-        """When they were slow for the last time."""
+        """When answers were last slow."""
         self._num_slow = 0
 
     def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Take in the heartbeats of a moment; return the suspicion of the ledger, or nothing.
+        """Add the heartbeats of a moment; return the suspicion of the ledger, if any.
 
         Args:
             now_s: monotonic seconds.
-            at_s: the same moment by the wall clock.
+            at_s: the same moment on the wall clock.
             beats: the last heartbeat of each worker."""
         waits_ms = [
             beat.vitals.ledger_rtt_ms
@@ -412,16 +415,16 @@ class LedgerPace:
         if self._since_s is None or now_s - self._since_s < HOLD_S or self._num_slow < _FEWEST_LOOKS:
             return []
         sentence = (
-            f"most workers wait {self._now_ms:.0f} ms or longer for an answer of it; "
-            f"usual are {self._usual_ms:.1f} ms, and {max(SLOW_MS, SLOW_TIMES * self._usual_ms):.0f} ms the limit"
+            f"most workers wait {self._now_ms:.0f} ms or longer for its answer; "
+            f"{self._usual_ms:.1f} ms is usual, and {max(SLOW_MS, SLOW_TIMES * self._usual_ms):.0f} ms the limit"
         )
         score = self._now_ms / max(SLOW_MS, SLOW_TIMES * self._usual_ms)
         return [Suspicion(LEDGER, "ledger", at_s - (now_s - self._since_s), sentence, score=score)]
 
     def away(self, now_s: float) -> None:
-        """Note that the ledger gives no answer at all."""
+        """Record that the ledger does not answer at all."""
         self._last_s = now_s
 
     def explain(self, now_s: float) -> bool:
-        """Return whether slow answers may be the cause of other slowness of this moment."""
+        """Return whether slow answers may explain other slowness at this moment."""
         return now_s - self._last_s <= FOLLOWS_S

@@ -1,4 +1,5 @@
-"""Work and event loops that stall while the worker's heartbeats continue. Pure; time is an argument."""
+"""Work and event loops that stall while the worker's heartbeats continue. Pure; time is an
+argument."""
 
 from __future__ import annotations
 
@@ -14,35 +15,35 @@ from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 KNOWN: Final = 5
 """Pieces of progress after which a worker's usual standstills are known."""
 _OFTEN, _LONGER_THAN_FOUND = 3, 1.5
-"""So many findings that ended by themselves are usual. A hang is so much longer than the third."""
+"""This many findings that ended by themselves count as usual; a hang is longer than the third of them by this factor."""
 _NO_ANSWER_MS: Final = 1000.0
-"""A call of the ledger, at its usual pace or without an answer yet, that explains a standstill."""
+"""A ledger call this slow, finished or not, explains a standstill."""
 _PAUSE_S: Final = 0.05
-"""Two times of the last piece that differ by less are one: the clock is read at two moments."""
+"""Times of the last piece that differ by less are the same: the clock is read at two moments."""
 
 
 @dataclass(slots=True)
 class _Computation:
-    """One worker's computations."""
+    """One worker's computations. All times are on the worker's clock."""
 
     epoch: int
     at_s: float
-    """Of the newest heartbeat, by the worker's clock, as all times here."""
+    """Of the newest heartbeat."""
     moved_s: float
     begun_progress: int
     """At the first heartbeat."""
     still_s: float = 0.0
-    """For how long it stands; 0 while it moves or waits."""
+    """How long it has stood still; 0 while it moves or waits."""
     num_still: int = 0
-    """Heartbeats that show the present standstill."""
+    """Heartbeats that show the current standstill."""
     longest_s: float = 0.0
     work_s: float = 0.0
-    """The longest time of one work, the present one's so far included."""
+    """The longest time of one task, including the current one so far."""
     found_s: list[float] = field(default_factory=list[float])
-    """The longest standstills that were findings, the longest first."""
+    """The longest standstills that were findings, longest first."""
 
     def read(self, beat: Heartbeat) -> None:
-        """Take a heartbeat in; a repeated one changes nothing."""
+        """Add a heartbeat; a repeated one changes nothing."""
         if beat.at_s == self.at_s:
             return
         self.at_s = beat.at_s
@@ -61,7 +62,7 @@ class _Computation:
             self.still_s, self.num_still = beat.at_s - beat.moved_at_s, self.num_still + 1
 
     def _end(self) -> None:
-        # a single heartbeat is that of a process which was stopped
+        # a single heartbeat comes from a process that was stopped
         if self.num_still > 1:
             if self.still_s > self.limit_s:
                 self.found_s = sorted([*self.found_s, self.still_s], reverse=True)[:_OFTEN]
@@ -71,7 +72,7 @@ class _Computation:
 
     @property
     def limit_s(self) -> float:
-        """The longest standstill that is no finding."""
+        """The longest standstill that is not a finding."""
         often_s = self.found_s[-1] if len(self.found_s) == _OFTEN else 0.0
         return max(standing_limit_s(self.longest_s, self.work_s), _LONGER_THAN_FOUND * often_s)
 
@@ -79,23 +80,23 @@ class _Computation:
 class StandingWork:
     """Work that stalls on a worker without peers while its heartbeats continue.
 
-    A worker counts the pieces inside its work, such as the layers of a pass, and its heartbeat has the
-    time of the last one. The learner has no peers to compare it with, so its own past sets the limit: 6 s,
-    twice its longest pause that was not a finding, 1.5 times the third longest that was one, and a tenth
-    of its longest work, since a repair costs all of that work.
+    A worker counts the pieces inside its work, such as the layers of a pass, and its heartbeat has
+    the time of the last one. The learner has no peers to be compared with, so its own past sets the
+    limit: 6 s, twice its longest pause that was not a finding, 1.5 times the third longest that was
+    one, and a tenth of its longest task, since a restart costs all of that task.
 
-    Five pieces of progress come first, to see what is usual: a piece may take long in every update. A
-    first computation has a separate wait and does not count, nor does time in which the ledger does not
-    answer. Memory is bounded by the workers of the last moment."""
+    Five pieces of progress must come first, to see what is usual: a piece may take long in every
+    update. A first computation has its own kind of wait and does not count, nor does time in which
+    the ledger does not answer. Memory is bounded by the workers of the last moment."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Computation] = {}
 
     def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the workers whose computation stands at this moment.
+        """Return the workers whose computation stands still at this moment.
 
         Args:
-            at_s: the moment by the wall clock.
+            at_s: the moment on the wall clock.
             beats: the last heartbeat of each worker."""
         members = Counter(beat.who.role for beat in beats)
         alone = [beat for beat in beats if members[beat.who.role] == 1]
@@ -119,8 +120,8 @@ def _standing(beat: Heartbeat, at_s: float, of: _Computation) -> Suspicion:
         kind="hung",
         since_s=at_s - beat.silent_s - of.still_s,
         sentence=(
-            f"its computation has not moved for {of.still_s:.0f} s, while its heartbeats go on; the limit is "
-            f"{of.limit_s:.0f} s, by its own past"
+            f"its computation has made no progress for {of.still_s:.0f} s, while its heartbeats continue; the limit is "
+            f"{of.limit_s:.0f} s, from its own past"
         ),
         role=str(beat.who.role),
         score=of.still_s / of.limit_s,
@@ -128,31 +129,28 @@ def _standing(beat: Heartbeat, at_s: float, of: _Computation) -> Suspicion:
 
 
 LOOP_S: Final = 5.0
-"""A main loop that stands for so long hangs, unless its worker's loop often stands as long."""
+"""A main loop blocked for this long hangs, unless that is usual for its worker."""
 _LONGER: Final = 1.5
-"""By which a hang exceeds a process's usual long standstills."""
-"""Standstills that ended by themselves, from which on they are usual."""
+"""A hang is longer than a process's usual long standstills by this factor."""
 _MOST: Final = 0.3
-"""Share of the fleet above which standing loops are the host's."""
+"""If more than this share of the fleet's loops is blocked, the host is the cause."""
 _STARTING: Final = frozenset({WaitingFor.STARTING, WaitingFor.COMPILE})
 
 
 @dataclass(slots=True)
 class _MainLoop:
-    """One worker's main loop."""
-
     epoch: int
     at_s: float
-    """Of the newest heartbeat, by the worker's clock."""
+    """Of the newest heartbeat, on the worker's clock."""
     num_still: int = 0
-    """Heartbeats in a row that show it standing."""
+    """Heartbeats in a row that show it blocked."""
     still_s: float = 0.0
-    """For how long it stands; 0 while it turns."""
+    """How long it has been blocked; 0 while it turns."""
     longest_s: list[float] = field(default_factory=list[float])
-    """The longest standstills that ended by themselves, the longest first."""
+    """The longest blocks that ended by themselves, longest first."""
 
     def read(self, beat: Heartbeat) -> None:
-        """Take a heartbeat in; a repeated one changes nothing."""
+        """Add a heartbeat; a repeated one changes nothing."""
         if beat.who.epoch != self.epoch:
             self.epoch, self.num_still, self.still_s = beat.who.epoch, 0, 0.0
             self.longest_s.clear()
@@ -164,7 +162,7 @@ class _MainLoop:
         still_s = min(lag_s, turned_s) if beat.waiting_for not in _STARTING else 0.0
         if still_s < LOOP_S:
             if self.num_still > 1:
-                # a single heartbeat is that of a process which was stopped
+                # a single heartbeat comes from a process that was stopped
                 self.longest_s = sorted([*self.longest_s, self.still_s], reverse=True)[:_OFTEN]
             self.num_still, self.still_s = 0, 0.0
         else:
@@ -172,7 +170,7 @@ class _MainLoop:
 
     @property
     def is_hung(self) -> bool:
-        """Whether it stands, in two heartbeats at least."""
+        """Whether it was blocked for too long in at least two heartbeats."""
         usual_s = self.longest_s[-1] if len(self.longest_s) == _OFTEN else 0.0
         return self.num_still > 1 and self.still_s > _LONGER * usual_s
 
@@ -180,19 +178,19 @@ class _MainLoop:
 class MainLoops:
     """Workers whose main loop is blocked while their heartbeats continue.
 
-    A heartbeat's thread measures how late the loop's timer is, and names the time of its last turn. Both
-    must be old, since a loop that turns again reports its late timer once more. This is a fact and needs
-    no comparison. When many workers' loops are blocked at once the host is the cause, and no worker is
-    blamed. Memory is bounded by the workers of the last moment."""
+    The heartbeat thread measures how late the loop's timer is, and reports the time of its last
+    turn. Both must be old, since a loop that turns again reports its late timer once more. This is
+    a fact and needs no comparison. If many workers' loops are blocked at once the host is the
+    cause, and no worker is blamed. Memory is bounded by the workers of the last moment."""
 
     def __init__(self) -> None:
         self._loops: dict[str, _MainLoop] = {}
 
     def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the workers whose main loop stands at this moment.
+        """Return the workers whose main loop is blocked at this moment.
 
         Args:
-            at_s: the moment by the wall clock.
+            at_s: the moment on the wall clock.
             beats: the last heartbeat of each worker."""
         known = self._loops
         self._loops = {
@@ -212,7 +210,7 @@ def _hung_loop(beat: Heartbeat, at_s: float, still_s: float) -> Suspicion:
         kind="hung",
         since_s=at_s - beat.silent_s - still_s,
         sentence=(
-            f"its main loop has not turned for {still_s:.0f} s, while its heartbeats go on; the limit is {LOOP_S:g} s"
+            f"its main loop has been blocked for {still_s:.0f} s, while its heartbeats continue; the limit is {LOOP_S:g} s"
         ),
         role=str(beat.who.role),
         score=still_s / LOOP_S,

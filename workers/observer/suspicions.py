@@ -1,11 +1,12 @@
 """The suspicions of a moment: findings of the watch and of the flow, joined by component.
 
-Failed and replaced workers, main loops and computations that stand, and faults that workers report
-of themselves are certain. The watch (``pipeline.watch``) finds odd workers. The flow
-(``pipeline.flow``) finds where progress stops, and has the causes. Both about one component are one
-suspicion, with the causes of the flow. A worker that the watch finds hung, slow, odd or stale, and
-that waits for a named cause, is evidence for that cause. While the ledger answers slowly, slowness
-elsewhere and clocks that differ are evidence for that alone. Pure: times are arguments."""
+Failed and replaced workers, blocked loops and stalled computations, and faults that workers report
+themselves are certain. The watch (``pipeline.watch``) finds odd workers. The flow
+(``pipeline.flow``) finds where progress stops, and the causes. If both name the same component they
+become one suspicion, with the causes from the flow. A worker that the watch finds hung, slow, odd
+or stale, and that waits for a named cause, is evidence for that cause. While the ledger answers
+slowly, slowness elsewhere and differing clocks are only evidence for that. Pure: times are
+arguments."""
 
 from __future__ import annotations
 
@@ -42,25 +43,25 @@ from workers.observer.signals import (
 from workers.observer.stalls import MainLoops, StandingWork
 
 AWAY_S: Final = 3.0
-"""A registry without an answer for so long is an incident."""
+"""A registry that does not answer for this long is an incident."""
 HELD_S: Final = 60.0
-"""A finding of similarity holds for so long; then the watch may find it again."""
+"""A finding from comparison holds this long; then the watch may find it again."""
 _EVERY_S: Final = 1.0
 _BACK_S: Final = 10.0
-"""After an outage of the registry, heartbeats have so long to come back."""
+"""After an outage of the registry, heartbeats have this long to come back."""
 _RIVAL_S: Final = 2.0
 _FOLLOWING: Final = frozenset({"hung", "slow", "odd", "stale"})
 """Kinds of the watch that a cause elsewhere may explain."""
 _STOPPING: Final = frozenset({"silent", "hung", "stuck", "errors", "replaced", "failed", "endpoint"})
-"""Kinds of a worker whose work goes to the others of its role."""
+"""Kinds after which a worker's work goes to others of its role."""
 _STILL_SLOW: Final = 1.2
-"""Times as long as usual that the last pieces of a slow worker take."""
+"""A slow worker's last pieces must take at least this many times as long as usual."""
 _SLOWED: Final = frozenset({"slow", "slow_link", "odd", "clock"})
 """Kinds that a slow ledger explains."""
 
 
 class FleetSuspicions:
-    """Finds the faults of one fleet. The workers of the last moment bound its memory."""
+    """Finds the faults of one fleet. Memory is bounded by the workers of the last moment."""
 
     def __init__(self, *, max_lag: int = 2, swaps_in_windows: bool = True) -> None:
         """The arguments are those of ``RowMaker``."""
@@ -74,21 +75,21 @@ class FleetSuspicions:
         self._same = SameVerdicts()
         self._failures, self._mismatches, self._work = Failures(), Mismatches(), StandingWork()
         self._links: dict[tuple[str, str], str] = {}
-        """By worker and kind: the link that is blamed in the worker's place, or ""."""
+        """By worker and kind: the link that is blamed instead of the worker, or ""."""
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
         """By worker and kind: the newest finding, and until when it holds."""
         self._stalls: dict[str, Suspicion] = {}
-        """By component: the causes that the flow has named and not forgotten."""
+        """By component: the causes that the flow has named and not dropped."""
         self._rivals: dict[str, tuple[float, Suspicion]] = {}
-        """By component: when an incident named it beside a better cause."""
+        """By component: when an incident named it as a lesser cause."""
         self.tables: dict[str, NDArray[np.void]] = {}
-        """States and links of the last moment, as the run's folder keeps them."""
+        """States and links of the last moment, in the form stored in the run folder."""
         self._away_since_s: float | None = None
-        """When the registry's last answer came, while it gives none."""
+        """When the registry was first asked in vain; None while it answers."""
         self._back_s: float | None = None
 
     def judge_by(self, thresholds: Thresholds) -> None:
-        """Use these thresholds of the watch from now on; it begins anew."""
+        """Use other thresholds for the watch, which starts over."""
         self._watch = Watch(thresholds=thresholds)
 
     def observe(
@@ -103,7 +104,7 @@ class FleetSuspicions:
 
         Args:
             now_s: monotonic seconds.
-            at_s: the same moment by the wall clock.
+            at_s: the same moment on the wall clock.
             beats: the last heartbeat of each worker.
             published: newest policy version; -1 for none.
             failures: the newest errors that ended workers."""
@@ -133,9 +134,9 @@ class FleetSuspicions:
             self._rivals |= {cause.component: (now_s, _stall(incident, (cause,), at_s - now_s)) for cause in others}
         self._look_at_rivals(now_s)
         self._stalls = {name: stall for name, stall in self._stalls.items() if self._flow.is_named(name)}
-        # a cause that comes and goes is not named anew
+        # a cause that comes and goes is not named again
         present = {name: stall for name, stall in self._stalls.items() if self._flow.lasts(name)}
-        # what is certain is never the consequence of a cause elsewhere
+        # a certain fault is never the consequence of a cause elsewhere
         own = [one for one in certain if one.component in present]
         found = joined(present.values(), [*odd, *own], lambda name: self._flow.behind(name, present))
         found += [one for one in certain if one.component not in present]
@@ -143,8 +144,8 @@ class FleetSuspicions:
         return frame, explained(found, slow_ledger) if self._pace.explain(now_s) else found
 
     def _look_at_rivals(self, now_s: float) -> None:
-        """Take a further cause of an incident for a fault of its own, once it has lasted on and
-        waits for no other one."""
+        """Promote an incident's lesser cause to its own fault once it has lasted and waits for no
+        other."""
         for name, (named_s, stall) in list(self._rivals.items()):
             is_own = (
                 GRAVITY[Symptom(stall.kind)] <= 1
@@ -157,8 +158,9 @@ class FleetSuspicions:
                 self._stalls[name] = stall
 
     def away(self, now_s: float, at_s: float, asked_s: float, reason: str) -> list[Suspicion]:
-        """Return what is suspected while the registry does not answer. ``asked_s``: time of the
-        request, by the monotonic clock."""
+        """Return what is suspected while the registry does not answer.
+
+        ``asked_s`` is the time of the request, on the monotonic clock."""
         if self._away_since_s is None:
             self._away_since_s = asked_s
         self._back_s = None
@@ -195,15 +197,16 @@ class FleetSuspicions:
         ]
 
     def _is_present(self, finding: Finding) -> bool:
-        """Return whether a finding of slowness still holds, by the worker's last pieces. A mean
-        over minutes contains slowness that has ended."""
+        """Return whether a finding of slowness still holds for the worker's last pieces.
+
+        A mean over minutes still contains slowness that has ended."""
         if (finding.kind, finding.metric) != ("slow", "service_ratio"):
             return True
         times = self._flow.times_as_long(finding.worker)
         return times is None or times >= _STILL_SLOW
 
     def _comes_back(self, now_s: float, beats: Sequence[Heartbeat]) -> bool:
-        """Return whether heartbeats come back after an outage; the flow waits until then."""
+        """Return whether heartbeats are still coming back after an outage; the flow waits for that."""
         if self._away_since_s is None:
             return False
         self._back_s = now_s if self._back_s is None else self._back_s
@@ -215,11 +218,11 @@ class FleetSuspicions:
 
 
 def joined(stalls: Iterable[Suspicion], odd: Iterable[Suspicion], behind: Callable[[str], str]) -> list[Suspicion]:
-    """Return one suspicion a component and kind of evidence.
+    """Return one suspicion per component and kind of evidence.
 
     Args:
-        stalls: of the flow, one a component.
-        odd: of the watch.
+        stalls: from the flow, one per component.
+        odd: from the watch.
         behind: returns the cause among ``stalls`` that a component waits for, or ""."""
     found = {one.component: one for one in stalls}
     others = list[Suspicion]()
@@ -236,7 +239,7 @@ def joined(stalls: Iterable[Suspicion], odd: Iterable[Suspicion], behind: Callab
 
 
 def _has_more_work(one: Suspicion, found: Sequence[Suspicion]) -> bool:
-    """Return whether the watch finds a worker slow or odd that has another one's work meanwhile."""
+    """Return whether a worker is slow or odd only because it has another worker's work."""
     return (
         one.kind in ("slow", "odd")
         and not one.causes
@@ -250,8 +253,8 @@ def explained(found: Sequence[Suspicion], slow_ledger: Sequence[Suspicion]) -> l
     """Return the suspicions of a moment at which the ledger answers slowly.
 
     Args:
-        found: all others; slowness among them is evidence for the ledger's.
-        slow_ledger: of the ledger; nothing before it is certain, and while it recovers."""
+        found: all others; slowness among them becomes evidence for the ledger's.
+        slow_ledger: the ledger's; empty before it is certain and while the ledger recovers."""
     slowed = [one for one in found if one.kind in _SLOWED and one.component != LEDGER]
     said = tuple(f"{one.component} is {one.kind}: {one.sentence}" for one in slowed)
     ledger = [replace(one, evidence=(*one.evidence, *said)) for one in slow_ledger]
@@ -259,8 +262,8 @@ def explained(found: Sequence[Suspicion], slow_ledger: Sequence[Suspicion]) -> l
 
 
 def _stall(incident: FlowIncident, causes: Sequence[FlowCause], ahead_s: float) -> Suspicion:
-    """Return the suspicion of these causes, best first. ``ahead_s``: the wall clock less the
-    flow's."""
+    """Return the suspicion of these causes, best first; ``ahead_s`` is the wall clock minus the
+    flow's clock."""
     best = causes[0]
     return Suspicion(
         component=best.component,

@@ -1,1 +1,1 @@
-"""Reward, reference and value workers: chunks in, one field of each out."""
+"""Reward, reference and value workers: each adds one field to chunks."""

@@ -1,13 +1,15 @@
-"""Guidance in the scorers: the reward worker's judgments of wrong responses, and the reference's passes.
+"""Guidance in the scorers: the reward worker's judgments of wrong responses, and the reference's
+passes.
 
-A right response is read once more by the frozen policy, after the standard prompt. A wrong one is
-read twice more, after the judge prompt too. The response's tokens are those that were sampled. A
-missing pass has a reason: no judgment was made, or the prompt is too long for the model.
+A correct response is read once more by the frozen policy, after the standard prompt. A wrong one is
+read twice more, also after the judge prompt. The response's tokens are the sampled ones. A missing
+pass has a reason: no judgment was made, or the prompt is too long for the model.
 
-A judgment has a limit: ``reward.timeout_s`` of a function, and ``timeout_s`` of an endpoint, which is
-left alone after an outage. Without one in time the score is written all the same, with the reason.
+A judgment is limited by ``reward.timeout_s`` for a function and by ``timeout_s`` for an endpoint,
+which is not called after an outage. Without a judgment in time the score is still written, with the
+reason.
 
-Counters: ``judgments`` (written), and ``judgments_absent_REASON`` of wrong responses without one:
+Counters: ``judgments`` (written), and ``judgments_absent_REASON`` for wrong responses without one:
 the kinds of ``VerifierFailureKind``, ``masked`` and ``not_asked_for``."""
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from protocol.trajectory import Guidance, GuidanceScore, Prompt, RewardScore, Tr
 from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
 
 _EXPECTED = frozenset({MASKED, NOT_ASKED_FOR, VerifierFailureKind.NOTHING_FOUND})
-"""Absences that are nobody's fault: counted, not logged."""
+"""Absences that are nobody's fault: counted, but not logged."""
 Scored = tuple[TrajectoryChunk, Response, RewardScore]
 
 
 class GuidanceSource:
-    """Adds guidance to the scores of one reward worker, in a run that needs it."""
+    """Adds guidance to the scores of one reward worker."""
 
     def __init__(self, ctx: ActorContext, pool: VerifierPool) -> None:
         self._ctx, self._pool = ctx, pool
@@ -45,11 +47,11 @@ class GuidanceSource:
 
     @property
     def is_quick(self) -> bool:
-        """Whether it takes no process and no request."""
+        """Whether it needs neither a process nor a request."""
         return not self._judgments or self._pool.is_quick(self._judgments, judgments=True)
 
     async def add(self, scored: Sequence[Scored]) -> list[Scored]:
-        """Return the scores in their order, those of training with guidance."""
+        """Return the scores in order, with guidance for those of training."""
         wanted = [one for one in scored if not one[0].trajectory.is_evaluation]
         made = await guidance_for(
             self._pool,
@@ -83,12 +85,12 @@ _NO_TEXTS = Guidance(absent="the reward has no texts to guide by")
 
 @dataclass(frozen=True, slots=True)
 class ResponsePasses:
-    """The passes of one response."""
+    """The passes to make for one response."""
 
     standard: ScoringRequest | None
     judge: ScoringRequest | None
     absent: str
-    """Why a pass is missing that the response should have; or empty."""
+    """Why a pass that the response should have is missing; empty if none is."""
 
     @property
     def requests(self) -> list[ScoringRequest]:
@@ -97,23 +99,24 @@ class ResponsePasses:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are read, those of prompts too."""
+        """Tokens to read, including prompts."""
         return sum(request.tokens.size for request in self.requests)
 
 
 class GuidedPasses:
-    """Plans the passes of responses, and makes scores of their log-probs."""
+    """Plans the passes of responses, and turns their log-probs into scores."""
 
     def __init__(self, prompts: GuidedPrompts, longest: int | None) -> None:
-        """``longest``: tokens of a prompt with its response that the engine reads; None: any."""
+        """``longest`` is the longest prompt plus response, in tokens, that the engine reads; None
+        for any."""
         self._prompts = prompts
         self._longest = longest
 
     def plan(self, prompt: Prompt, response: np.ndarray, guidance: Guidance | None) -> ResponsePasses:
-        """Return the passes of a response, int32 [tokens of the whole response].
+        """Return the passes for a response, int32 [tokens of the whole response].
 
-        The judge pass is only for a response with a judgment. No rule reads it without the standard
-        pass: so it is left out with that."""
+        The judge pass needs a judgment, and is left out when the standard pass is, as no algorithm
+        uses it alone."""
         texts = _NO_TEXTS if guidance is None else guidance
         if not texts.gold_text:
             return ResponsePasses(None, None, texts.absent or "there is no gold text")
@@ -130,8 +133,8 @@ class GuidedPasses:
             return ResponsePasses(standard, None, str(error))
 
     def score(self, plan: ResponsePasses, logprobs: Sequence[np.ndarray]) -> GuidanceScore:
-        """Return the score of a response. ``logprobs``: of ``plan.requests``, float32 [response
-        tokens] each."""
+        """Return the score of a response; ``logprobs`` are those of ``plan.requests``, float32
+        [response tokens] each."""
         return GuidanceScore(
             standard_logprobs=logprobs[0] if plan.standard is not None else _NOTHING,
             judge_logprobs=logprobs[-1] if plan.judge is not None else _NOTHING,
@@ -140,12 +143,12 @@ class GuidedPasses:
         )
 
     def _request(self, prompt: np.ndarray, response: np.ndarray, what: str) -> ScoringRequest:
-        """Return the pass of a response after a guided prompt. Raises DataError: it is too long."""
+        """Return the pass for a response after a guided prompt. Raises DataError if it is too long."""
         size = prompt.size + response.size
         if self._longest is not None and size > self._longest:
             raise DataError(
-                f"the prompt with the {what} has {prompt.size} tokens, with the response {size}; the reference reads "
-                f"{self._longest}: lower guidance.max_judgment_tokens or generation.max_response_tokens"
+                f"the prompt with the {what} has {prompt.size} tokens, with the response {size}, but the reference reads at "
+                f"most {self._longest}: lower guidance.max_judgment_tokens or generation.max_response_tokens"
             )
         return ScoringRequest(np.concatenate([prompt, response]).astype(np.int32, copy=False), int(response.size))
 

@@ -1,17 +1,18 @@
-"""The reference worker: chunks in, log-probs under the frozen policy out; and guidance.
+"""The reference worker: adds log-probs under the frozen policy to chunks, and guidance to finished
+responses.
 
 Chunks come from the mailbox, which generators fill, and overdue ones from the ledger. Each chunk
-carries its whole context. So this worker keeps no state, and any number of them may come and go.
+carries its whole context, so this worker keeps no state, and any number of them may come and go.
 The reference field of a chunk is written once.
 
-With guidance, finished responses come from the ledger too, each as soon as it has its reward with
-the texts. They are read again after the texts (``workers.scorers.guided_passes``). The guidance
-field of a final chunk is written once. Both kinds of work take turns, a batch each. The deadlines
-of responses in hand are extended, so that no other worker reads them too.
+With guidance, finished responses also come from the ledger, as soon as they have a reward with the
+texts, and are read again after these texts (``workers.scorers.guided_passes``). The guidance field
+of a final chunk is written once. The two kinds of work alternate, a batch each. The deadlines of
+responses in hand are extended, so that no other worker reads them.
 
 Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``
-(log-probs, those of guided passes too); ``guided`` (responses), ``guided_passes``,
-``guided_tokens`` (read in them, prompts too), ``guidance_absent`` (responses that lack some)."""
+(log-probs, including guided passes); ``guided`` (responses), ``guided_passes``, ``guided_tokens``
+(read in them, including prompts), ``guidance_absent`` (responses that lack some)."""
 
 from __future__ import annotations
 
@@ -35,12 +36,10 @@ from workers.scorers.guided_passes import GuidedPasses, ResponsePasses, response
 from workers.scorers.scorer import RECEIVE_TIMEOUT_S, BatchScorer
 
 _GUIDANCE_EVERY_S = 0.25
-"""Between two looks for responses to guide; after a full batch at once."""
+"""Pause between looking for responses to guide; none after a full batch."""
 
 
 class Reference(BatchScorer):
-    """Adds frozen-policy log-probs to every chunk, and guidance to finished responses."""
-
     role: ClassVar[Role] = Role.REFERENCE
     field: ClassVar[Field] = Field.REFERENCE
     _passes: GuidedPasses | None = None
@@ -48,7 +47,6 @@ class Reference(BatchScorer):
     _guided_here: tuple[ChunkId, ...] = ()
 
     async def setup(self) -> None:
-        """Load the frozen policy and the templates, and open the mailbox."""
         config = self.ctx.config
         self.ctx.starting(loading(config.reference_model))
         began_s = self.ctx.clock.monotonic()
@@ -61,30 +59,32 @@ class Reference(BatchScorer):
         await super().setup()
 
     async def run(self) -> None:
-        """Score and guide what comes, until the drain."""
+        """Score and guide until the worker drains."""
         if self._passes is not None:
             self.ctx.spawn("deadlines", self._extend_deadlines())
         await super().run()
 
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
-        """Guide a batch of finished responses, if any are due; then score chunks that arrive within
-        ``timeout_s``, at once after such a batch. Return how many of both."""
+        """Guide a batch of finished responses if any are due, then score chunks.
+
+        Waits up to ``timeout_s`` for chunks, or not at all after guiding. Returns the number of
+        both."""
         num_guided = 0 if self._passes is None else await self._guide(self._passes)
         return num_guided + await super().serve(0.0 if num_guided else timeout_s)
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
-        """Evaluation is never trained on, so it needs no reference."""
+        """Evaluations are never trained on, so they need no reference."""
         return not chunk.trajectory.is_evaluation
 
     def report_wait(self) -> None:
-        """Report the wait for the mailbox, and with guidance for rewards."""
         if self._passes is None:
             super().report_wait()
         else:
             self.ctx.waiting_for(WaitingFor.INPUT, "its mailbox, or rewards")
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Score and write a batch; if the engine fails, chunk by chunk: a bad one fails alone."""
+        """Score and write a batch; if the engine fails, score each chunk alone, so that only bad
+        ones fail."""
         requests = [
             ScoringRequest(np.concatenate([c.prompt.tokens, c.context_tokens, c.tokens]), c.num_tokens) for c in chunks
         ]
@@ -100,7 +100,7 @@ class Reference(BatchScorer):
     # -- guidance ----------------------------------------------------------------------------------
 
     async def _guide(self, passes: GuidedPasses) -> int:
-        """Guide the responses that have a reward, up to a batch; return how many."""
+        """Guide up to a batch of responses that have a reward; return how many."""
         now = self.ctx.clock.monotonic()
         if now < self._next_guidance_s:
             return 0
@@ -126,8 +126,9 @@ class Reference(BatchScorer):
         return len(due)
 
     async def _read(self, chunks: list[TrajectoryChunk], plans: list[ResponsePasses], passes: GuidedPasses) -> None:
-        """Make the passes of responses, and write their guidance. A response whose passes fail is
-        handed out again, and the others are written."""
+        """Make the passes of responses, and write their guidance.
+
+        A response whose passes fail is handed out again; the others are written."""
         scored: list[tuple[TrajectoryChunk, ResponsePasses, list[np.ndarray]]] = []
         for chunk, plan, found in zip(chunks, plans, await self._logprobs([p.requests for p in plans]), strict=True):
             if isinstance(found, str):
@@ -146,7 +147,7 @@ class Reference(BatchScorer):
                 log.warning("guidance_absent", chunk=str(chunk.id), reason=reason)
 
     async def _due(self, room: int) -> list[ScoredChunk]:
-        """Take final chunks that have their reward and lack guidance, each with the reward."""
+        """Claim final chunks that have a reward but no guidance."""
         due = await self.ctx.ledger.overdue(self.ctx.who, Field.GUIDANCE, max_chunks=room)
         for one in due:
             self.ctx.spans.begin(str(one.chunk.id))
@@ -154,7 +155,7 @@ class Reference(BatchScorer):
         return due
 
     async def _extend_deadlines(self) -> None:
-        """Keep the responses that are read here from being handed out."""
+        """Prevent responses in hand from being handed out to others."""
         while True:
             await self.ctx.clock.sleep(self.ctx.config.ledger.scoring_deadline_s / 3)
             if self._guided_here:
@@ -163,11 +164,11 @@ class Reference(BatchScorer):
     # -- the engine --------------------------------------------------------------------------------
 
     async def _logprobs(self, asked: Sequence[Sequence[ScoringRequest]]) -> list[list[np.ndarray] | str]:
-        """Return the log-probs of each item's requests, all items at once.
+        """Return the log-probs of each item's requests, computing all items at once.
 
-        If the engine fails, each item is computed alone, and a bad one has a traceback in place of
-        its numbers. A dead engine is not the items' fault: raises EngineDied, and a new process
-        computes them."""
+        If the engine fails, each item is computed alone, and a bad one gets a traceback instead of
+        numbers. Raises EngineDied: a dead engine is not the items' fault, and a new process will
+        compute them."""
         requests = [request for item in asked for request in item]
         try:
             found = iter(await self.ctx.compute(self._engine.logprobs, requests) if requests else ())
@@ -181,7 +182,7 @@ class Reference(BatchScorer):
 
 
 def _planned(passes: GuidedPasses, due: Sequence[ScoredChunk]) -> list[ResponsePasses]:
-    """Return the passes of responses, each with its reward."""
+    """Return the passes of responses that have their reward."""
     plans: list[ResponsePasses] = []
     for one in due:
         reward = one.scores.get(Field.REWARD)

@@ -1,39 +1,34 @@
-"""The reward worker: finished responses in, scores out.
+"""The reward worker: scores finished responses.
 
 Final chunks come from the mailbox, which generators fill, and overdue ones from the ledger. The
 reward field of a chunk is written once; a repeat changes nothing.
 
-Up to ``reward.max_in_flight`` responses are judged at once. Each is a piece of work of its own,
-and its score is written at once. Verifiers in the worker judge a whole batch as one
-piece; functions of whole groups a group. While responses are judged, the worker extends their
-deadlines in the ledger, so that others do not judge them too.
+Up to ``reward.max_in_flight`` responses are judged at once, each in its own task, and each score is
+written at once. Verifiers that run in the worker judge a whole batch in one task, functions of
+whole groups one group. While responses are judged, the worker extends their deadlines in the
+ledger, so that others do not judge them too.
 
 With a reward model (``reward.model``), the model first reads every response, on the compute thread.
-Its weighted score is a part of the reward, and verifiers see the score. Verifiers alone decide
-accuracy, which dynamic sampling uses.
-
-In a run with guidance, scores of training have it too (``workers.scorers.guided_passes``).
-
-The first work with a new version of the functions is a trial (``CodeTrial``).
-
-Each function of ``reward.functions`` adds a part to the reward of a training response.
+Its weighted score is part of the reward, and verifiers see it. Verifiers alone decide accuracy,
+which dynamic sampling uses. Each function of ``reward.functions`` adds a part to the reward of a
+training response. With guidance, scores of training carry it too
+(``workers.scorers.guided_passes``). The first work with a new version of the functions is a trial
+(``CodeTrial``).
 
 A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read.
-The failure is reported to the ledger with its traceback, and the chunk is handed out again. After
-the allowed attempts it is a dead letter, and its group goes on without it. So it is with an answer
-that is not judged in time, unless ``reward.late`` calls it wrong; in evaluation it never is. A
-response of a group that is judged whole waits while another member is tried again. An endpoint that
-is down or limits the rate does not fail the response. It stays here and is judged again, as
-often as that takes.
+The failure is reported to the ledger with its traceback, and the chunk is handed out again; after
+the allowed attempts it is a dead letter, and its group continues without it. An answer that is not
+judged in time is treated the same, unless ``reward.late`` calls it wrong (never in evaluation). A
+response of a group that is judged as a whole waits while another member is retried. An endpoint
+that is down or limits the rate does not fail the response: it is judged again, as often as needed.
 
-Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because
-of a limit), ``failed`` (tries that gave no verdict), ``late`` (of those, the ones that were not in
-time), ``without_verdict`` (responses that became dead letters), ``overdue`` (picked up from the ledger), ``duplicates``,
-``scored_tokens`` (of judged responses).
-``judged`` counts responses with an accuracy, ``judged_accuracy`` is the sum of these.
-``waited_for_group`` counts responses put off until their group has ended, ``waited_for_endpoint``
-those that an endpoint did not judge by its deadline since it was down. Those of endpoints are in
-``pipeline.rewards.endpoint``."""
+Counters in the heartbeat: ``scored``, ``not_judged`` (of those, answers that were wrong because of
+a limit), ``failed`` (attempts without a verdict), ``late`` (of those, the ones out of time),
+``without_verdict`` (responses that became dead letters), ``overdue`` (picked up from the ledger),
+``duplicates``, ``scored_tokens`` (of judged responses), ``judged`` (responses with an accuracy),
+``judged_accuracy`` (the sum of these), ``waited_for_group`` (responses postponed until their group
+has ended), ``waited_for_endpoint`` (responses that a failing endpoint did not judge by its
+deadline), and those of ``pipeline.rewards.endpoint``."""
 
 from __future__ import annotations
 
@@ -88,7 +83,9 @@ _OF_CODE = frozenset(
 
 
 class CodeTrial:
-    """The trial of one process; over at once where the functions are those of the run's start."""
+    """The trial of a new version of the user's functions in one process.
+
+    It is over at once if the functions are those the run started with."""
 
     def __init__(self, ctx: ActorContext) -> None:
         self._ctx = ctx
@@ -97,8 +94,9 @@ class CodeTrial:
         self.has_failed = False
 
     async def start(self, pool: VerifierPool) -> None:
-        """Import all of the user's functions now, and report the version. Raises ConfigError: it is
-        damaged or not here, or one of its functions cannot be imported."""
+        """Import all of the user's functions and report the version.
+
+        Raises ConfigError if the version is damaged or missing, or a function cannot be imported."""
         if self.version:
             await self._ctx.compute(checked_code, self._ctx.run_dir, self.version)
             made = _made_by(await self._ctx.compute(read_changes, self._ctx.run_dir), self.version)
@@ -111,7 +109,8 @@ class CodeTrial:
             self._ctx.goes_by_code(REWARDS, self.version)
 
     async def judged(self, outcomes: Sequence[VerifierOutcome]) -> bool:
-        """Count outcomes; return whether the trial has failed, so that none of them is written."""
+        """Count outcomes; return whether the trial has failed, in which case none of them may be
+        written."""
         if self.has_failed:
             return True
         if self._num_left <= 0:
@@ -131,14 +130,14 @@ class CodeTrial:
 
 
 def _fault(outcome: VerifierOutcome) -> str:
-    """Return what a version may be blamed for; empty for a judgement."""
+    """Return the error that a version can be blamed for; empty for a verdict."""
     if isinstance(outcome, Verdict):
         return "" if outcome.judged else outcome.reason
     return outcome.error if outcome.kind in _OF_CODE else ""
 
 
 def _made_by(changes: Sequence[SettingsChange], version: str) -> SettingsChange | None:
-    """Return the newest change that stands and has set the version."""
+    """Return the newest change in force that set this version."""
     made = [one for one in standing(changes) if one.sets.get(REWARDS) == f'"{version}"']
     return made[-1] if made else None
 
@@ -154,7 +153,6 @@ class Reward(Scorer):
     field: ClassVar[Field] = Field.REWARD
 
     async def setup(self) -> None:
-        """Load the reward model if any, start the verifier processes and open the mailbox."""
         config = self.ctx.config.reward
         self._model: TorchRewardModel | None = None
         if config.model is not None:
@@ -177,13 +175,15 @@ class Reward(Scorer):
         await super().setup()
 
     async def run(self) -> None:
-        """Judge what arrives and what is overdue, until the drain."""
+        """Judge what arrives and what is overdue, until the worker drains."""
         self.ctx.spawn("deadlines", self._extend_deadlines())
         await super().run()
 
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
-        """Begin to judge responses that arrive within ``timeout_s``, at times overdue ones; return
-        how many. Without room, wait for some."""
+        """Start judging responses that arrive within ``timeout_s``, and overdue ones; return how
+        many.
+
+        Without room, wait for a response to finish instead."""
         room = self._room()
         if room <= 0:
             await self._wait_for_end(timeout_s)
@@ -193,8 +193,7 @@ class Reward(Scorer):
         return len(batch)
 
     async def drain(self) -> None:
-        """Judge what is in the mailbox already, for at most half a drain. The rest becomes overdue,
-        and others judge it."""
+        """Judge what is in the mailbox, for at most half of the drain; the rest becomes overdue."""
         until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
         more = not self._trial.has_failed
         while (more or self._in_flight) and self.ctx.clock.monotonic() < until_s:
@@ -206,12 +205,11 @@ class Reward(Scorer):
                 await self._wait_for_end(RECEIVE_TIMEOUT_S)
 
     async def teardown(self) -> None:
-        """Stop the verifier processes."""
         await self._pool.aclose()
         await super().teardown()
 
     def report_wait(self) -> None:
-        """Report the work in flight, else the wait for the mailbox."""
+        """Report the responses in flight, else the wait for the mailbox."""
         if not self._in_flight:
             super().report_wait()
             return
@@ -222,7 +220,7 @@ class Reward(Scorer):
             self.ctx.waiting_for(WaitingFor.COMPUTE, held)
 
     def size_of(self, chunk: TrajectoryChunk) -> int:
-        """Return the response's tokens: a verifier reads the whole response."""
+        """Return the response's length: verifiers read the whole response."""
         return chunk.response_length
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
@@ -232,15 +230,16 @@ class Reward(Scorer):
     # -- in flight ---------------------------------------------------------------------------------
 
     def _room(self) -> int:
-        """Return how many chunks may be received: with functions of whole groups, each may bring
-        its group."""
+        """Return how many chunks may be received.
+
+        With functions of whole groups, each chunk may bring its group."""
         if self._trial.has_failed:
             return 0
         room = min(self.max_batch, self.ctx.config.reward.max_in_flight - len(self._in_flight))
         return max(min(room, 1), room // self.ctx.config.algorithm.group_size) if self._judges_groups else room
 
     async def _begin(self, chunks: list[TrajectoryChunk]) -> None:
-        """Judge a batch beside others: each piece in a task of its own."""
+        """Start judging a batch, each piece in its own task."""
         new = {chunk.id: chunk for chunk in chunks if chunk.id not in self._in_flight}
         if not new:
             return
@@ -251,7 +250,7 @@ class Reward(Scorer):
         pieces = await self._pieces(list(new.values()))
         judged = {chunk.id for piece in pieces for chunk, _ in piece}
         self._move(judged, set(new))
-        # put off until its group has ended, or not readable
+        # postponed until their group has ended, or not readable
         self._inbox.ended(set(new) - judged)
         for piece in pieces:
             self.ctx.spawn("judging", self._judge_in_flight(piece), endless=False)
@@ -276,14 +275,15 @@ class Reward(Scorer):
         await self.ctx.clock.wait(self._freed, timeout_s)
 
     async def _extend_deadlines(self) -> None:
-        """Keep what is judged here from being handed out. The worker's own limits end each call."""
+        """Prevent responses in flight from being handed out to others. The worker's own limits end
+        each call."""
         while True:
             await self.ctx.clock.sleep(self.ctx.config.ledger.scoring_deadline_s / 3)
             if self._in_flight:
                 await self.ctx.ledger.extend_scoring(self.ctx.who, self.field, tuple(self._in_flight))
 
     async def _take_request(self, endpoint: str, limit: int) -> bool:
-        """Take one request of an endpoint's budget, which is the run's."""
+        """Take one request from an endpoint's budget, which the whole run shares."""
         return await self.retry_while_full(
             lambda: self.ctx.ledger.spend(self.ctx.who, f"endpoint/{endpoint}", limit=limit)
         )
@@ -291,8 +291,10 @@ class Reward(Scorer):
     # -- one piece ---------------------------------------------------------------------------------
 
     async def _pieces(self, chunks: list[TrajectoryChunk]) -> list[Piece]:
-        """Part a batch into what is judged together. With functions of whole groups, a response
-        whose group goes on waits: the last member's end brings all of them here."""
+        """Split a batch into what is judged together.
+
+        With functions of whole groups, a response whose group is not finished waits: the last
+        member brings all of them."""
         if self._judges_groups:
             chunks = await self._with_their_groups(chunks)
         found: dict[object, list[tuple[TrajectoryChunk, float | None]]] = {}
@@ -328,10 +330,10 @@ class Reward(Scorer):
         for (chunk, score), verdict in zip(piece, verdicts, strict=True):
             if isinstance(verdict, VerifierFailure):
                 if verdict.kind is VerifierFailureKind.BUDGET:
-                    # ends the run: more responses would be sampled for nothing
+                    # end the run: further responses would be sampled for nothing
                     raise ConfigError(verdict.error)
                 if verdict.kind is VerifierFailureKind.OUTAGE:
-                    # in a drain: it becomes overdue
+                    # only while draining: it becomes overdue
                     continue
                 if verdict.kind is VerifierFailureKind.PUT_OFF:
                     put_off.append(chunk.id)
@@ -364,7 +366,7 @@ class Reward(Scorer):
         self.ctx.count("scored_tokens", sum(chunk.response_length for chunk, *_ in scored))
 
     async def _with_their_groups(self, chunks: list[TrajectoryChunk]) -> list[TrajectoryChunk]:
-        """Return evaluation's chunks, and the final chunks of all groups that have ended."""
+        """Return evaluation chunks, and the final chunks of all groups that have ended."""
         found = {chunk.id: chunk for chunk in chunks if chunk.trajectory.is_evaluation}
         for group in dict.fromkeys(c.trajectory.group for c in chunks if not c.trajectory.is_evaluation):
             num_members = self.ctx.config.algorithm.group_size
@@ -374,7 +376,8 @@ class Reward(Scorer):
         return list(found.values())
 
     async def _verdicts(self, read: Piece) -> list[VerifierOutcome]:
-        """Judge responses; those of training by the further functions too. Outcomes in order."""
+        """Return the outcome for each response, in order; the further functions judge only training
+        responses."""
         section = self.ctx.config.reward
         responses = [response_of(chunk, score) for chunk, score in read]
         if not section.functions and section.late == "retry":
@@ -393,10 +396,10 @@ class Reward(Scorer):
         return [found[index] for index in range(len(read))]
 
     async def _read(self, chunks: list[TrajectoryChunk]) -> list[tuple[TrajectoryChunk, float | None]]:
-        """Pair each chunk with the reward model's centred score of it, None without a reward model.
+        """Pair each chunk with the reward model's centred score, or None without a reward model.
 
-        When the model fails on the batch, each chunk is read by itself. Chunks that cannot be read
-        are reported and left out."""
+        If the model fails on the batch, each chunk is read alone. Chunks that cannot be read are
+        reported and left out."""
         if self._model is None:
             return [(chunk, None) for chunk in chunks]
         try:

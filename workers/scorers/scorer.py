@@ -1,4 +1,5 @@
-"""The common part of reward, reference and value workers: mailbox, overdue index, keyed writes.
+"""What reward, reference and value workers share: mailbox, overdue index, and writes that a repeat
+does not change.
 
 Chunks come from the mailbox. Chunks whose deadline has passed come from the ledger: their message
 was lost with a dead process, or a mailbox was full for too long. Each chunk gets one field. Nothing
@@ -48,11 +49,11 @@ class Scorer(Actor):
         return True
 
     def size_of(self, chunk: TrajectoryChunk) -> int:
-        """Return what the time of this chunk's work should follow, in tokens: all that is read."""
+        """Return the number of tokens to be read, to which the time of this chunk's work should be
+        proportional."""
         return int(chunk.prompt.tokens.size + chunk.context_tokens.size + chunk.tokens.size)
 
     async def setup(self) -> None:
-        """Bind the mailbox and write its endpoint to the registry."""
         endpoint = mailbox_endpoint(self.ctx.config.wire, self.ctx.run_dir, self.ctx.who)
         self._mailbox = self.ctx.transport.mailbox(endpoint)
         self._inbox = self.ctx.watch_mailbox(self._mailbox)
@@ -64,16 +65,18 @@ class Scorer(Actor):
         )
 
     async def run(self) -> None:
-        """Score the chunks that arrive and those that are overdue, until the drain."""
+        """Score chunks that arrive or are overdue, until the worker drains."""
         while not self.ctx.draining.is_set():
             await self.serve()
 
     @abc.abstractmethod
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
-        """Take chunks that arrive within ``timeout_s``, at times overdue ones; return how many."""
+        """Take chunks that arrive within ``timeout_s``, and from time to time overdue ones; return
+        how many."""
 
     async def receive_chunks(self, timeout_s: float, room: int) -> list[TrajectoryChunk]:
-        """Return up to ``room`` chunks that arrive within ``timeout_s``, at times overdue ones."""
+        """Return up to ``room`` chunks that arrive within ``timeout_s``, and from time to time
+        overdue ones."""
         batch = await self.receive(timeout_s, room)
         now = self.ctx.clock.monotonic()
         if len(batch) < room and now >= self._next_overdue_s:
@@ -82,11 +85,10 @@ class Scorer(Actor):
         return batch
 
     async def teardown(self) -> None:
-        """Close the mailbox."""
         self._mailbox.close()
 
     async def write_all(self, scored: Iterable[tuple[TrajectoryChunk, Score]]) -> None:
-        """Fill a field of chunks, all at once; a repeat changes nothing."""
+        """Write the scores of chunks, all at once; a repeat changes nothing."""
         async with asyncio.TaskGroup() as tasks:
             for chunk, score in scored:
                 tasks.create_task(self._write(chunk, score))
@@ -97,7 +99,7 @@ class Scorer(Actor):
         self._inbox.stored(chunk.id)
         field = field_of(score)
         if status is WriteStatus.STORED:
-            # a reference worker fills two fields
+            # a reference worker writes two fields
             self.ctx.count("scored" if field is self.field else "guided")
         else:
             self.ctx.count("duplicates")
@@ -105,14 +107,14 @@ class Scorer(Actor):
         self.ctx.deliver()
 
     async def fail(self, chunk: TrajectoryChunk, error: str, field: Field | None = None) -> bool:
-        """Report that this chunk could not be scored, with a traceback; return whether it is a dead
-        letter now. The log has an error once a
-        minute, and few of them: all are counted, and those of dead letters are in the ledger.
-        ``field``: the role's by default."""
+        """Report that a chunk could not be scored; return whether it is now a dead letter.
+
+        ``error`` is a traceback, and ``field`` the role's by default. Similar errors are logged
+        once a minute; all are counted, and those of dead letters are in the ledger."""
         of = self.field if field is None else field
         is_dead = await self.retry_while_full(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, of, error))
         self.ctx.count("failed")
-        # only its type: a message may quote a response
+        # only the error's type, as its message may quote a response
         self._end_span(chunk, of, error=_gist(error).partition(":")[0])
         if (log := self._log_of(error, "dead letter" if is_dead else "failed")) is not None:
             log.warning("scoring_failed", chunk=str(chunk.id), dead_letter=is_dead, error=error)
@@ -146,7 +148,6 @@ class Scorer(Actor):
         return batch
 
     def report_wait(self) -> None:
-        """Report the wait for the mailbox."""
         self.ctx.waiting_for(WaitingFor.INPUT, "its mailbox")
 
     async def _overdue(self, room: int) -> list[TrajectoryChunk]:
@@ -160,7 +161,8 @@ class Scorer(Actor):
         return chunks
 
     def _log_of(self, why: str, kind: str) -> FilteringBoundLogger | None:
-        """Return the log for a complaint of a kind; None where it was logged within a minute."""
+        """Return the log for an error of this kind; None if a similar one was logged within a
+        minute."""
         num_silent = self._log_limiter.due(_gist(why), kind)
         if num_silent is None:
             return None
@@ -179,14 +181,15 @@ class BatchScorer(Scorer):
 
     @abc.abstractmethod
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Compute the field for a batch; end each chunk with ``write_all`` or ``fail``."""
+        """Compute the field for a batch; each chunk must end with ``write_all`` or ``fail``."""
 
     def amount(self, chunks: list[TrajectoryChunk]) -> tuple[float, str]:
         """Return the amount of a batch's work, and its unit."""
         return float(sum(map(self.size_of, chunks))), TOKENS
 
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
-        """Score chunks that arrive within ``timeout_s``, at times overdue ones; return how many."""
+        """Score chunks that arrive within ``timeout_s``, and from time to time overdue ones; return
+        how many."""
         batch = await self.receive_chunks(timeout_s, self.max_batch)
         if batch:
             self.ctx.waiting_for(WaitingFor.COMPUTE)
@@ -197,10 +200,10 @@ class BatchScorer(Scorer):
         return len(batch)
 
     async def drain(self) -> None:
-        """Score the chunks that are in the mailbox already, for at most half a drain.
+        """Score the chunks that are in the mailbox, for at most half of the drain.
 
-        While senders go on, the mailbox never empties. The remaining chunks become overdue and go
-        to other workers."""
+        While senders continue, the mailbox never empties. The remaining chunks become overdue and
+        go to other workers."""
         until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
         while self.ctx.clock.monotonic() < until_s and (batch := await self.receive(0.0, self.max_batch)):
             await self._score(batch)
@@ -216,5 +219,5 @@ class BatchScorer(Scorer):
 
 
 def _gist(error: str) -> str:
-    """Return a traceback's last line without numbers: errors of one cause are equal."""
+    """Return a traceback's last line without numbers, so that errors with the same cause are equal."""
     return re.sub(r"\d+", "#", error.rstrip().rpartition("\n")[2][:_GIST_CHARS])

@@ -1,24 +1,24 @@
-"""The value worker: chunks in, values out; finished responses in, a better value model out.
+"""The value worker: adds values to chunks, and trains the value model on finished responses.
 
 Chunks come from the mailbox, which generators fill, and overdue ones from the ledger. The value
 field of each chunk is written once, stamped with the version that computed it. Finished
-trajectories, scored by the reward worker, come from the ledger.
+trajectories that have a reward come from the ledger.
 
 Serving comes first. A step is taken when the mailbox is empty, or after so many full batches in a
 row that training would starve. The model learns at its own pace, whatever the policy does: each
-response once, whole, by its Monte-Carlo return. A step that is not finite is made again: the same
-result leaves its responses out, another blames the machine and ends the worker. A batch is settled
-only together with the checkpoint that holds its effect. Until then it is leased to this
-incarnation, and comes back when this process dies. The policy waits until the gate is open
+response once, whole, from its Monte-Carlo return. A step that is not finite is repeated: the same
+result leaves its responses out, another one blames the machine and ends the worker. A batch is
+settled only together with the checkpoint that holds its effect; until then it is leased to this
+incarnation, and returns if this process dies. The policy waits until the gate is open
 (``pipeline.training.critic_gate``).
 
 After every batch the host's memory holds a snapshot (``workers.snapshots``). A successor that
-goes on from it keeps the claims, and settles them with its first checkpoint.
+restores it keeps the claims, and settles them with its first checkpoint.
 
 Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``;
 ``value_version``, ``value_steps``, ``value_loss``, ``explained_variance`` (moving mean),
-``gate_open`` (1 or 0), ``trained`` (responses), ``finished`` (responses that wait to be trained
-on), ``refused_steps``."""
+``gate_open`` (1 or 0), ``trained`` (responses), ``finished`` (responses waiting to be trained on),
+``refused_steps``."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ NUM_STEPS = "num_steps"
 
 @dataclass(frozen=True, slots=True)
 class RestoredValue:
-    """A value worker's first state, and the claims that belong to it."""
+    """A value worker's initial state and the claims that belong to it."""
 
     folder: CheckpointFolder
     engine: ValueEngine
     snapshots: SnapshotWriter
     name: str
-    """In words."""
+    """For the log, such as ``checkpoint 00012``."""
     is_on_disk: bool
     """Whether a checkpoint has all of this state."""
     state: dict[str, Any]
     kept: tuple[str, ...]
-    """Claims whose effect is in the value model and on no disk."""
+    """Claims whose effect is in the value model but not on disk."""
     num_returned: int
-    """Trajectories of other claims, which wait again."""
+    """Trajectories of other claims, which wait to be trained on again."""
 
 
 async def restore_value(ctx: ActorContext) -> RestoredValue:
-    """Take checkpoints and snapshots over, build the engine, and load the newest good state; then
-    settle, keep and return the former value worker's claims accordingly.
+    """Take over checkpoints and snapshots, build the engine and load the newest good state.
 
-    Raises DataError when there is no snapshot and all checkpoints are damaged."""
+    The previous value worker's claims are settled, kept or returned accordingly. Raises DataError
+    when there is no snapshot and all checkpoints are damaged."""
     config = ctx.config
     folder = CheckpointFolder(ctx.run_dir / VALUE_CHECKPOINTS, owner=str(ctx.who), keep=config.value.checkpoint_keep)
     await ctx.compute(folder.enter)
@@ -91,7 +91,7 @@ async def restore_value(ctx: ActorContext) -> RestoredValue:
         ctx, memory, found, on_disk, missing=ctx.ledger.missing, put_back=engine.put_back, counted=NUM_STEPS
     )
     if restored is not None:
-        # settled here too: the writer of that checkpoint may have died before it did
+        # settled here too, as the writer of that checkpoint may have died before settling
         returned = await ctx.ledger.recover_finished(ctx.who, restored.settled, kept=restored.kept)
         snapshot = restored.snapshot
         return RestoredValue(folder, engine, writer, snapshot.name, False, snapshot.state, restored.kept, returned)
@@ -108,18 +108,15 @@ async def restore_value(ctx: ActorContext) -> RestoredValue:
 _IDLE_S = 0.25
 _IDLE_CHECKPOINT_S = 10.0
 _MAX_TURNS_BETWEEN_STEPS = 8
-"""Full batches served in a row before a step that could be taken is taken."""
+"""Full batches served in a row while a step is possible."""
 _MAX_NAMES = 8
 
 
 class Value(BatchScorer):
-    """Values every training chunk, and learns to."""
-
     role: ClassVar[Role] = Role.VALUE
     field: ClassVar[Field] = Field.VALUE
 
     async def setup(self) -> None:
-        """Load the newest good value model, settle the claims that it holds, open the mailbox."""
         config = self.ctx.config
         begun = await restore_value(self.ctx)
         self._folder, self._snapshots, state = begun.folder, begun.snapshots, begun.state
@@ -134,7 +131,7 @@ class Value(BatchScorer):
         )
         self._applied = list(begun.kept)
         self._writer = CheckpointWriter(self.ctx, self._folder)
-        # on a snapshot, the next step's checkpoint settles what it has
+        # after restoring a snapshot, the next step's checkpoint settles its claims
         self._is_due = not begun.is_on_disk and bool(state)
         self._stepped_at_s = self.ctx.clock.monotonic()
         self._num_bad_steps = 0
@@ -152,7 +149,7 @@ class Value(BatchScorer):
         await super().setup()
 
     async def run(self) -> None:
-        """Serve and train by turns until the drain."""
+        """Alternate between serving and training until the worker drains."""
         num_turns, has_trained = 0, False
         while not self.ctx.draining.is_set():
             served = await self.serve(0.0 if has_trained else _IDLE_S)
@@ -163,7 +160,7 @@ class Value(BatchScorer):
             num_turns, has_trained = 0, await self._train()
 
     async def drain(self) -> None:
-        """Value the chunks that are in the mailbox already, then checkpoint and settle."""
+        """Value the chunks in the mailbox, then checkpoint and settle."""
         await super().drain()
         await self._writer.wait()
         if self._applied or self._checkpointed_step != self._num_steps:
@@ -172,7 +169,6 @@ class Value(BatchScorer):
         await self._snapshots.wait()
 
     async def teardown(self) -> None:
-        """Close the files and the mailbox, and let other ranks end."""
         self._engine.close()
         self._history.close()
         self._folder.close()
@@ -181,12 +177,14 @@ class Value(BatchScorer):
     # -- serving --
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
-        """Evaluation is never trained on, so it needs no values."""
+        """Evaluations are never trained on, so they need no values."""
         return not chunk.trajectory.is_evaluation
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Value and write a batch. When the engine fails on it, all chunks fail and are tried
-        again. A chunk with values that are not finite fails alone, and nothing of it is written."""
+        """Value and write a batch.
+
+        If the engine fails, all chunks fail and are retried. A chunk with values that are not
+        finite fails alone, and none of its values are written."""
         requests = [ScoringRequest(_tokens(chunk), chunk.num_tokens) for chunk in chunks]
         try:
             valued = await self.ctx.compute(self._engine.values, requests)
@@ -201,7 +199,7 @@ class Value(BatchScorer):
                 await self.fail(
                     chunk,
                     f"{num_bad} of {values.size} values of chunk {chunk.id} by value version {self._version} are not finite; "
-                    "they are not written: look at value.learning_rate and at the newest folder of value-checkpoints",
+                    "they are not written: check value.learning_rate and the newest folder of value-checkpoints",
                 )
                 continue
             scored.append((chunk, ValueScore(values=values, value_version=self._version)))
@@ -211,8 +209,9 @@ class Value(BatchScorer):
     # -- training --
 
     async def _train(self) -> bool:
-        """Take one step if enough finished responses wait; return whether. Raises Diverged after
-        too many refused ones in a row."""
+        """Take one step if enough finished responses wait; return whether one was taken.
+
+        Raises Diverged after too many refused steps in a row."""
         wanted = self.ctx.config.value.batch_trajectories
         claim = await self.ctx.ledger.claim_finished(self.ctx.who, num_trajectories=wanted)
         if isinstance(claim, int):
@@ -232,7 +231,7 @@ class Value(BatchScorer):
         self._applied.append(claim.claim_id)
         if result is not None and self._is_applied(result, usable):
             await self._record(result, usable, step_s=time.monotonic() - started)
-        # after the checkpoint, if one was due: claims that it waited for are settled
+        # after the checkpoint, if one was due, as it settles claims
         kept = {**self._state(), "claims": list(self._applied)}
         await self._snapshots.start_snapshot(
             self._engine.live_state, kept, version=self._version, num_updates=self._num_steps
@@ -243,15 +242,17 @@ class Value(BatchScorer):
         return True
 
     async def _settle_idle(self) -> None:
-        """Checkpoint early when no batch fills: unsettled units may be what admission waits for."""
+        """Checkpoint early when no batch fills: admission may be waiting for the unsettled units."""
         idle_s = self.ctx.clock.monotonic() - max(self._stepped_at_s, self._writer.ended_s)
         if self._applied and idle_s >= _IDLE_CHECKPOINT_S and not self._writer.is_writing:
             self.ctx.log.info("idle_checkpoint", claims=len(self._applied))
             await self._checkpoint()
 
     def _is_applied(self, result: ValueStepResult, samples: Sequence[ValueSample]) -> bool:
-        """Count a step that was refused twice, and name its responses, which the value model does
-        not learn from. Give up after too many in a row."""
+        """Return whether a step was applied, and report one that was refused twice.
+
+        The value model does not learn from a refused step's responses. Raises Diverged after too
+        many in a row."""
         self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1
         if not result.applied:
             self.ctx.count("refused_steps")
@@ -277,8 +278,8 @@ class Value(BatchScorer):
         return result.applied
 
     async def _record(self, result: ValueStepResult, samples: list[ValueSample], *, step_s: float) -> None:
-        """Take note of a step: version, gate, history, and a checkpoint when one is due or the gate
-        has opened by it."""
+        """Record a step: version, gate, history, and a checkpoint if one is due or the gate has
+        just opened."""
         self._num_steps += 1
         self._version += 1
         has_opened = self._gate.observe(result.explained_variance, num_steps=self._num_steps)
@@ -302,10 +303,10 @@ class Value(BatchScorer):
         )
         every = self.ctx.config.value.checkpoint_every_steps
         self._is_due |= has_opened or self._num_steps % every == 0
-        # serving comes first: wait for the disk only when too much would be unsettled
+        # serving comes first: wait for the disk only if too much would be unsettled
         if self._is_due and (not self._writer.is_writing or self._num_steps - self._checkpointed_step >= 2 * every):
             await self._checkpoint()
-        # the policy starts on the strength of this critic: a crash must not take it back
+        # the policy starts because of this critic, so a crash must not undo it
         if has_opened:
             await self._writer.wait()
 
@@ -319,10 +320,10 @@ class Value(BatchScorer):
             }
         )
 
-    # -- what lasts --
+    # -- checkpoints --
 
     async def _checkpoint(self) -> None:
-        """Begin a checkpoint, after which the claims whose effect it holds are settled."""
+        """Start a checkpoint; once written, the claims whose effect it holds are settled."""
         await self._writer.wait()
         self._is_due = False
         num_steps, claims = self._num_steps, tuple(self._applied)
@@ -337,7 +338,7 @@ class Value(BatchScorer):
         await self._writer.write(self._version, self._engine.snapshot, state, settle)
 
     def _state(self) -> dict[str, Any]:
-        """Return what a checkpoint and a snapshot hold besides weights, optimiser and claims."""
+        """Return what checkpoints and snapshots hold besides weights, optimiser and claims."""
         return {
             "value_version": self._version,
             NUM_STEPS: self._num_steps,
@@ -346,10 +347,10 @@ class Value(BatchScorer):
         }
 
     def _first_version(self, checkpointed: int) -> int:
-        """Return the number of the weights that were loaded. One number never names two models.
+        """Return the number of the loaded weights, such that a number never names two models.
 
         Steps after the checkpoint may be lost in a crash while values that they computed are in the
-        ledger. So numbering goes on after the highest of those."""
+        ledger, so numbering continues after the highest of those."""
         told = [row.value_version for row in read_history(self._history_path) if isinstance(row, ValueRow)]
         latest = max(told, default=0)
         return latest + 1 if latest > checkpointed else checkpointed

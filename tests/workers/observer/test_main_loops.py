@@ -45,7 +45,7 @@ def test_a_standing_main_loop_is_named_within_seven_seconds_and_until_it_turns()
     (only,) = found[16]
     assert (only.component, only.kind, only.role) == ("reward-1", "hung", "reward")
     assert only.since_s == pytest.approx(2009.6)
-    assert "not turned for 6 s" in only.sentence
+    assert "blocked for 6 s" in only.sentence
 
 
 def test_a_pause_is_no_hang_and_neither_is_its_late_report() -> None:

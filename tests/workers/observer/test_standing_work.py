@@ -46,7 +46,7 @@ def test_a_computation_that_stands_is_named_after_six_seconds_since_it_stands() 
     (only,) = found[-1]
     assert (only.component, only.kind, only.role) == ("learner", "hung", "learner")
     assert only.since_s == pytest.approx(2000.0 + HANGS_S - 0.4)
-    assert "not moved for 7 s" in only.sentence
+    assert "no progress for 7 s" in only.sentence
     assert "limit is 6 s" in only.sentence
 
 
@@ -137,4 +137,4 @@ def test_the_observer_suspects_a_learner_whose_step_stands_before_its_roles_limi
     fleet.change("learner", standing)
     found = fleet.suspected(until_s=BREAKS_S + 9)
     assert [(one.component, one.kind) for one in found] == [("learner", "hung")]
-    assert "its computation has not moved" in found[0].sentence
+    assert "its computation has made no progress" in found[0].sentence

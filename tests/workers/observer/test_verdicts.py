@@ -20,7 +20,7 @@ def test_a_share_of_failed_tries_above_the_limit_is_named_since_it_was_first_so(
     (first,) = verdicts.observe(2.0, 102.0, [beat(130, 10, late=10)])
     (later,) = verdicts.observe(3.0, 103.0, [beat(140, 14, late=14)])
     assert (later.component, later.kind, later.role, later.since_s) == ("reward-0", "verdicts", "reward", 102.0)
-    assert "25%" in first.sentence and "100% of these for want of time" in first.sentence and first.score > 1.0
+    assert "25%" in first.sentence and "100% of these for lack of time" in first.sentence and first.score > 1.0
     assert not verdicts.observe(600.0, 700.0, [beat(240, 14, late=14)]), "it is over"
 
 
