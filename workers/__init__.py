@@ -1,1 +1,1 @@
-"""Floor 2: the processes, and the engines that they drive. Started by ``protocol.headrace``."""
+"""Floor 2: the worker processes and the engines that they drive. Started by ``protocol.headrace``."""

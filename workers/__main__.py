@@ -1,12 +1,11 @@
 """``python -P -m workers ROLE --run DIR``: one worker process.
 
 The supervisor starts workers. An operator may also start generators, reward and reference workers
-by hand against a running fleet: no configuration names them. A worker that was started by hand
-leaves when its run ends, or on SIGTERM. The supervisor does not restart it.
+by hand for a running fleet, without configuring them. Such a worker leaves when its run ends or on
+SIGTERM, and the supervisor does not restart it.
 
-There is one learner and one value worker, and the supervisor starts them. Where one of them
-computes on several ranks, this process launches the ranks and stands for them
-(``workers.engines.training.ranks``)."""
+A run has one learner and one value worker, started by the supervisor. If they compute on several
+ranks, this process launches the ranks and represents them (``workers.engines.training.ranks``)."""
 
 from __future__ import annotations
 
@@ -37,7 +36,8 @@ _ALONE = _RANKED | {Role.OBSERVER}
 
 def work(arguments: list[str] | None = None, prepared: PreparedParts | None = None) -> int:
     """Run one worker until it drains; return its exit code (``pipeline.process.exit_codes``).
-    ``prepared``: what this process made as a standby."""
+
+    ``prepared`` holds the parts that this process made as a standby."""
     parser = argparse.ArgumentParser(
         prog="python -P -m workers",
         description="Run one worker of a run.",
@@ -76,13 +76,12 @@ def work(arguments: list[str] | None = None, prepared: PreparedParts | None = No
 def main() -> NoReturn:
     """Run one worker, and end the process with its exit code.
 
-    Everything is closed by then. Taking the interpreter and torch apart takes seconds, on a busy
-    host many: that is left out."""
+    Everything is closed by then. Tearing down the interpreter and torch would take seconds, more on
+    a busy host, and is skipped."""
     finish(work())
 
 
 def finish(code: int) -> NoReturn:
-    """End this process with a worker's exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

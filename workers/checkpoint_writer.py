@@ -1,21 +1,23 @@
-"""The writing of checkpoints beside the updates, for learner and value worker.
+"""Writes checkpoints while training continues, for the learner and the value worker.
 
-A snapshot is taken on the compute thread between two steps and then written to the disk. Only then
-are the claims settled whose effect it holds.
+A snapshot is taken on the compute thread between two steps, then written to disk. Only then are the
+claims settled whose effect it holds.
 
-A snapshot of weights and optimiser takes most of a learner's memory a second time. Where less
-memory is left free than the snapshot took, the next update waits until the checkpoint is written.
-With that update's activations beside the snapshot, the kernel would end the process again.
+A snapshot of weights and optimiser needs most of a learner's memory a second time. If less memory
+is left free than the snapshot took, the next update waits until the checkpoint is written;
+otherwise that update's activations could get the process killed for lack of memory.
 
-One checkpoint is written at a time. A worker whose next checkpoint is due waits for the one before.
-So at most one copy of the weights is in memory, and two snapshots' worth of claims are unsettled.
+Checkpoints are written one at a time: a worker whose next checkpoint is due waits for the previous
+one. So at most one copy of the weights is in memory, and two snapshots' worth of claims are
+unsettled.
 
-The ledger is made durable before a checkpoint counts. The ledger's file may lack its last second
-when its machine dies. The ledger could then forget a claim whose effect the checkpoint holds, and
-the claim's units would be trained on twice.
+The ledger is made durable before a checkpoint counts. Otherwise, if the ledger's machine died with
+the last second of its file unwritten, it could forget a claim whose effect the checkpoint holds,
+and the claim's units would be trained on twice.
 
-When the disk refuses a checkpoint, for example because it is full, the one before stays. Work goes
-on, log and status report it, and the next one due is tried again. Unsettled units stay claimed."""
+When the disk refuses a checkpoint, for example because it is full, the previous one stays. Work
+continues, log and status report it, and the next one due is tried again. Unsettled units stay
+claimed."""
 
 from __future__ import annotations
 
@@ -35,41 +37,45 @@ from protocol.errors import StorageFailed
 
 _LOOK_S = 1.0
 _WORTH_WAITING_BYTES = 256 << 20
-"""A smaller copy fits in any case."""
+"""A smaller copy always fits."""
 _RETRY_S = 5.0
 _MAX_TRIES = 120
-"""Tries of a run's or drain's last checkpoint: ten minutes for an operator to make room."""
+"""Attempts at the last checkpoint of a run or drain: ten minutes for an operator to make room."""
 _FIRST_S = 30.0
-"""The first update that ends later than this is kept at once."""
+"""The first update that ends later than this gets a checkpoint at once."""
 _COST = 10.0
-"""Least time between two checkpoints that are due by time, in durations of the last one."""
+"""Least time between two checkpoints that are due by time, as a multiple of the last one's
+duration."""
 _IDLE_S = 5.0
 _IDLE_COST = 10.0
-"""Durations of its last checkpoint, and _IDLE_S, after which an idle learner writes one."""
+"""An idle learner writes a checkpoint after this many durations of the last one, and at least
+_IDLE_S."""
 
 
 class CheckpointTimes:
-    """Whether so many updates, or so much time, would be lost with this process that a checkpoint
-    is due. Pure: time is an argument, monotonic, in seconds."""
+    """Decides when so much would be lost with this process that a checkpoint is due.
+
+    Pure: time is an argument, monotonic, in seconds."""
 
     def __init__(self, now_s: float, *, has_checkpoint: bool, is_on_disk: bool) -> None:
-        """``is_on_disk``: False after a restart from a snapshot; a checkpoint is then due."""
+        """``is_on_disk`` is False after a restart from a snapshot; a checkpoint is then due."""
         self.has_checkpoint = has_checkpoint
-        """Whether there is one to fall back to."""
+        """Whether there is a checkpoint to fall back to."""
         self._is_on_disk = is_on_disk
         self._begun_s = now_s
 
     def began(self, now_s: float) -> None:
-        """Take the begin of a checkpoint."""
+        """Record the start of a checkpoint."""
         self._is_on_disk, self._begun_s = True, now_s
 
     def is_due(
         self, settings: CheckpointSection, now_s: float, num_updates: int, *, is_writing: bool, last_s: float
     ) -> bool:
-        """Return whether a checkpoint is due after an update. ``last_s``: what the last one took.
+        """Return whether a checkpoint is due after an update; ``last_s`` is the last one's
+        duration.
 
-        The first checkpoint comes soon: a process that dies again and again before it would begin
-        at the same place each time."""
+        The first checkpoint comes early: a process that keeps dying before it would start over each
+        time."""
         if num_updates % settings.every_updates == 0 or not self._is_on_disk:
             return True
         since_s = now_s - self._begun_s
@@ -79,7 +85,7 @@ class CheckpointTimes:
 
 
 def is_idle_due(idle_s: float, *, last_s: float) -> bool:
-    """Return whether a learner that has had no work for ``idle_s`` writes a checkpoint."""
+    """Return whether a learner without work for ``idle_s`` writes a checkpoint."""
     return idle_s >= max(_IDLE_S, _IDLE_COST * last_s)
 
 
@@ -93,7 +99,7 @@ class CheckpointWriter:
         *,
         free_bytes: Callable[[], int] = lambda: room_here(this_machine()).free,
     ) -> None:
-        """``free_bytes``: returns how much memory could be had now."""
+        """``free_bytes`` returns the memory that is available now."""
         self._free_bytes = free_bytes
         self._ctx = ctx
         self._folder = folder
@@ -101,13 +107,12 @@ class CheckpointWriter:
         self._failure: StorageFailed | None = None
         self._was_durable = True
         self.last_s: float = 0.0
-        """Seconds that the last checkpoint took, from the snapshot to the settling."""
+        """Seconds that the last checkpoint took, from snapshot to settling."""
         self.ended_s: float = 0.0
-        """When the last one ended, well or not, by the actor's monotonic clock."""
+        """When the last one ended, written or refused, on the actor's monotonic clock."""
 
     @property
     def is_writing(self) -> bool:
-        """Whether one is on its way to the disk."""
         return self._task is not None and not self._task.done()
 
     async def write(
@@ -117,8 +122,10 @@ class CheckpointWriter:
         state: dict[str, Any],
         settle: Callable[[], Awaitable[None]],
     ) -> None:
-        """Take a snapshot and start writing it; the caller goes on. ``settle`` follows once it is
-        on the disk. No other checkpoint may be on its way: see :meth:`wait`."""
+        """Take a snapshot and start writing it; the caller continues.
+
+        ``settle`` is called once it is on disk. No other checkpoint may be in progress: see
+        :meth:`wait`."""
         started_s = self._ctx.clock.monotonic()
         before = resident_bytes()
         save = await self._ctx.compute(snapshot)
@@ -129,14 +136,15 @@ class CheckpointWriter:
             await self.wait()
 
     async def wait(self) -> None:
-        """Wait until nothing is on its way to the disk."""
+        """Wait until no checkpoint is being written."""
         while self._task is not None and not self._task.done():
             self._ctx.waiting_for(WaitingFor.DISK, "the last checkpoint to be written")
             await wait({self._task}, timeout=_LOOK_S)
 
     async def complete(self, again: Callable[[], Awaitable[None]]) -> None:
-        """Wait until the newest snapshot is on the disk, calling ``again`` while it is refused.
-        Raises StorageFailed when it still does after ten minutes."""
+        """Wait until the newest snapshot is on disk, calling ``again`` while the disk refuses it.
+
+        Raises StorageFailed if it is still refused after ten minutes."""
         await self.wait()
         for _ in range(_MAX_TRIES):
             if self._failure is None:

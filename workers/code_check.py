@@ -1,6 +1,7 @@
-"""``workers.code_check RUN_DIR``: imports what a run's workers import, and ends.
+"""``workers.code_check RUN_DIR``: imports what a run's workers import, and exits.
 
-``headrace update --code`` runs it by a new version of these packages, before a worker does."""
+``headrace update --code`` runs it with a new version of these packages before any worker uses that
+version."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from workers.preparation import imports
 
 
 def main() -> None:
-    """Read the run's settings by this version's schema, and import its workers. Raises what that
-    raises: the process then ends with code 1, and the error is its last line."""
+    """Read the run's settings with this version's schema, and import its workers.
+
+    An error ends the process with code 1, and is its last line."""
     limit_threads(1)
     for module in ("workers.__main__", "workers.starter", *imports(read_resolved(Path(sys.argv[1])))):
         importlib.import_module(module)

@@ -1,10 +1,11 @@
-"""What workers import, and the slow parts that a standby makes beforehand: engines with their models,
-and prompts. Each engine is tried by one short forward pass.
+"""What workers import, and the slow parts that a standby makes beforehand: engines with their
+models, and prompts.
 
-The worker that the standby becomes makes all that needs an incarnation: mailboxes, links, verifier
-processes. A generation engine of your own is taken as it is: only the built-in ones are tried.
+The built-in engines are tried with a short forward pass; a custom generation engine is not. The
+worker that the standby becomes creates everything that needs an incarnation: mailboxes, links,
+verifier processes.
 
-Parts are made one after another: libraries that load models set the type of new tensors for the
+Parts are made one after another: libraries that load models change the default tensor type of the
 whole process, so parallel loads would disturb each other."""
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ ROLES = {
 
 
 def imports(config: RunConfig, roles: Collection[Role] = tuple(ROLES)) -> Iterator[str]:
-    """Yield the modules that workers of these roles import in a configuration, but for vLLM's."""
+    """Yield the modules that workers of these roles import for a configuration, except vLLM's."""
     yield from (module for role, module in ROLES.items() if role in roles)
     if Role.GENERATOR in roles and config.has_sampling and config.generation.engine == "local":
         yield "workers.engines.generation.local.engine"
@@ -61,22 +62,21 @@ def imports(config: RunConfig, roles: Collection[Role] = tuple(ROLES)) -> Iterat
 
 
 _TRIAL = TrajectoryId("e999999999999999", 0, 0)
-"""No run has such an evaluation."""
+"""An evaluation that no run has."""
 _TRIAL_TOKENS = 2
 _MAX_TRIAL_STEPS = 100
 
 
 def import_all(config: RunConfig, roles: Sequence[Role]) -> None:
-    """Import what workers of these roles import."""
     for module in imports(config, roles):
         importlib.import_module(module)
 
 
 def prepare(config: RunConfig, roles: Sequence[Role]) -> dict[str, Any]:
-    """Make the parts of workers of these roles, and try them; return the parts by the names under
-    which actors take them. The end of each part is a piece of work (``pipeline.process.work``).
+    """Make and try the parts of these roles' workers, by the names under which actors take them.
 
-    Raises EngineError when an engine fails its trial, and what making a part raises."""
+    The end of each part is a piece of work (``pipeline.process.work``). Raises EngineError when an
+    engine fails its trial, and whatever making a part raises."""
     parts: dict[str, Any] = {}
     for name, make in _makers(config, roles).items():
         parts[name] = make()
@@ -116,8 +116,9 @@ def _tried_value(config: RunConfig) -> ValueEngine:
 
 
 def try_generation(engine: GenerationEngine, config: RunConfig) -> None:
-    """Sample two tokens with the weights that an engine has. Raises EngineError when their
-    log-probs are not finite, or none come."""
+    """Sample two tokens with the engine's current weights.
+
+    Raises EngineError when none arrive or their log-probs are not finite."""
     if config.generation.has_own_engine or not config.has_sampling:
         return
     request = WindowRequest(
@@ -138,7 +139,7 @@ def try_generation(engine: GenerationEngine, config: RunConfig) -> None:
 
 
 def give_threads(config: RunConfig, role: Role) -> None:
-    """Give torch the threads of this role, where torch is loaded: each engine has set its own."""
+    """Give torch this role's number of threads, if torch is loaded: each engine has set its own."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads_of(config, role))
 
@@ -148,6 +149,6 @@ def _scored() -> ScoringRequest:
 
 
 def check_finite(what: str, values: np.ndarray) -> None:
-    """Raise EngineError unless all these numbers are finite. ``what``: computed them."""
+    """Raise EngineError unless all ``values``, which ``what`` computed, are finite."""
     if not np.isfinite(values).all():
         raise EngineError(f"{what} computes numbers that are not finite: {values.tolist()}")

@@ -1,12 +1,13 @@
-"""``headrace run replay``: make a run's updates again from its log, and compare the weights bit by bit.
+"""``headrace run replay``: repeats a run's updates from its log, and compares the weights bit by
+bit.
 
-It reads a run's update log, its start model and the checkpoints that are still there. The updates
-run through the learner's own code (``workers.learner.policy_update``). The report names the first
-update whose weights differ. Nothing of the run is changed, and the run may go on meanwhile.
+Reads a run's update log, its start model and the remaining checkpoints. The updates go through the
+learner's own code (``workers.learner.policy_update``). The report names the first update whose
+weights differ. Nothing in the run folder changes, and the run may continue in the meantime.
 
-Scores, reference log-probs and values come from the log: only the learner's part of the run is made
-again. With other settings (``--what-if``) the same data trains another policy. Differences are then
-reported, not treated as errors."""
+Scores, reference log-probs and values come from the log; only the learner's part is repeated. With
+other settings (``--what-if``) the same data trains another policy; differences are then reported,
+not treated as errors."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ _MAX_NAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class Remade:
-    """One update, made again."""
+    """One repeated update."""
 
     update: int
     policy_version: int
@@ -56,7 +57,7 @@ class Remade:
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
     recorded_losses: tuple[float, ...] | None
-    """None when the learner ended before the update was made."""
+    """None if the learner ended before the update was made."""
     recorded_grad_norms: tuple[float, ...] | None
     differing: tuple[str, ...]
     """Names of tensors that differ."""
@@ -65,8 +66,6 @@ class Remade:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a replay."""
-
     run: str
     num_logged: int
     num_unreachable: int
@@ -77,46 +76,45 @@ class Report:
 
     @property
     def num_equal(self) -> int:
-        """Updates that came out as they were."""
+        """Number of updates that came out the same."""
         return sum(one.recorded_losses is not None and not one.differing for one in self.remade)
 
     @property
     def first_difference(self) -> Remade | None:
-        """The first update that did not."""
+        """The first update that came out differently."""
         return next((one for one in self.remade if one.differing), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The updates to make again, and how."""
+    """Which updates to repeat, and how."""
 
     run_dir: Path
     after: int | None = None
-    """Begin as late as possible at or before this version."""
+    """Start as late as possible at or before this version."""
     until: int | None = None
     """Last version to make."""
     what_if: tuple[str, ...] = ()
-    """``section.key=value``, over the settings of the run."""
+    """``section.key=value``, overriding the run's settings."""
     check: bool = True
     """Stop at the first difference."""
     out: Path | None = None
-    """Save the last state here."""
+    """Save the final state here."""
 
 
 class Replay:
-    """Makes updates again."""
-
     def __init__(self, request: Request, tell: Callable[[str], None]) -> None:
-        """Carry out ``request``; ``tell`` is given a line for people now and then."""
+        """``tell`` receives lines of progress for people."""
         self._request = request
         self._tell = tell
         self._checkpoints = request.run_dir / "checkpoints"
 
     async def run(self) -> Report:
-        """Make the updates, and report how they came out.
+        """Repeat the updates, and report how they came out.
 
-        Raises DataError when the log or its start is missing or damaged, or an objective's source
-        has changed. Raises ConfigError for a bad ``what_if``, or updates of several ranks."""
+        Raises DataError when the log or its start is missing or damaged, or the source of an
+        objective has changed. Raises ConfigError for a bad ``what_if``, or updates made on several
+        ranks."""
         segments = read_log(self._request.run_dir / UPDATES_FOLDER)
         plan = self._plan(update_spans(segments))
         report = Report(
@@ -127,13 +125,13 @@ class Replay:
         if plan.unreachable:
             versions = sorted(version_of(update) for update in plan.unreachable)
             self._tell(
-                f"{len(versions)} updates between versions {versions[0]} and {versions[-1]} cannot be made again: the log and "
+                f"{len(versions)} updates between versions {versions[0]} and {versions[-1]} cannot be repeated: the log and "
                 "the checkpoints hold no state before them"
             )
         backend: TrainingBackend | None = None
         with tempfile.TemporaryDirectory(prefix="headrace-replay-") as scratch:
             num_updates = sum(leg.end - leg.begin for leg in plan.legs)
-            with progress("making updates again", total=num_updates, unit="updates") as bar:
+            with progress("repeating updates", total=num_updates, unit="updates") as bar:
                 for leg in plan.legs:
                     # one model at a time in memory
                     backend = None
@@ -156,7 +154,7 @@ class Replay:
         place = self._request.run_dir / UPDATES_FOLDER
         if plan.unreachable:
             return (
-                f"{place}: none of the {len(plan.unreachable)} updates of the range can be made again: the checkpoints before "
+                f"{place}: none of the {len(plan.unreachable)} updates of the range can be repeated: the checkpoints before "
                 "them are gone; choose later versions, or raise replay.keep_mb or checkpoint.keep in the next run"
             )
         return f"{place} holds no update in the range; leave out --from and --to to see what there is"
@@ -166,8 +164,8 @@ class Replay:
         config = self._config_of(start, {})
         if config.learner.ranks > 1:
             raise ConfigError(
-                f"{start.learner} had {config.learner.ranks} ranks, and a replay is one process, which adds in another order: "
-                "add --what-if learner.ranks=1 --no-check to make its updates again up to rounding"
+                f"{start.learner} had {config.learner.ranks} ranks, but a replay is one process, which adds in another order: "
+                "add --what-if learner.ranks=1 --no-check to repeat its updates up to rounding"
             )
         self._check_sources(start, own_sources(dict(config.algorithm), config.algorithm.path), report)
         backend = build_training_backend(config)
@@ -177,9 +175,7 @@ class Replay:
             backend.load(read_checkpoint(self._checkpoints / leg.checkpoint).path)
         if leg.begin == 0:
             backend.restore_random_state(start.random_state)
-        place = leg.checkpoint or (
-            "the start model" if leg.source is Source.START_MODEL else "where it began, made again"
-        )
+        place = leg.checkpoint or ("the start model" if leg.source is Source.START_MODEL else "its repeated start")
         self._tell(f"{start.learner} from {place}, version {leg.span.version(leg.begin)}")
         self._check_start(leg, backend, place)
         here = backend.environment()
@@ -205,21 +201,22 @@ class Replay:
         return backend
 
     def _limits(self, batch: Batch) -> StepLimits | None:
-        """Return the limits of an update's steps, which the log has; None where ``--what-if`` sets
-        others, which follow from the steps made here."""
+        """Return the logged limits of an update's steps.
+
+        None if ``--what-if`` sets others, which follow from the steps made here."""
         if any(setting.startswith("learner.spike_factor") for setting in self._request.what_if):
             return None
         return StepLimits(batch.loss_limit, batch.grad_norm_limit)
 
     def _config_of(self, start: Start, changed: Mapping[str, str]) -> RunConfig:
-        """Return the settings of an update: the learner's at its start, what was changed while it
-        ran, and over both those of ``--what-if``."""
+        """Return an update's settings: the learner's at its start, later changes, and ``--what-if``
+        on top."""
         given = [f"{key}={value}" for key, value in changed.items()]
         return parse_config(start.config, f"the configuration of {start.learner}", [*given, *self._request.what_if])
 
     def _check_sources(self, start: Start, now: dict[str, str], report: Report) -> None:
-        """Refuse or report an objective of one's own whose source is not what the run had."""
-        # a module that is no longer imported does not count: what imported it has changed too
+        """Refuse, or only report, an objective whose source is not the one the run used."""
+        # a module that is no longer imported does not count: its importer has changed, too
         changed = sorted(name for name in start.sources.keys() & now.keys() if start.sources[name] != now[name])
         if not changed:
             return
@@ -228,9 +225,9 @@ class Replay:
             digests = ", ".join(f"{name} {start.sources[name]}, is {now[name]}" for name in changed[:_MAX_NAMES])
             raise DataError(
                 f"{found} (digest was: {digests}); restore the source, or add --no-check to repeat the updates with "
-                f"the present code and see what differs"
+                f"the current code and see what differs"
             )
-        self._tell(f"{found}: the updates are made with the present source")
+        self._tell(f"{found}: the updates are made with the current source")
         report.environment |= {f"source of {name}": (start.sources[name], now[name]) for name in changed}
 
     def _check_start(self, leg: Leg, backend: TrainingBackend, place: str) -> None:
@@ -335,7 +332,7 @@ def _conclude(report: Report, seconds: float, *, check: bool) -> str:
     num_made = sum(one.recorded_losses is not None for one in report.remade)
     lines.append(
         f"{report.num_equal} of {num_made} updates came out bit for bit as they were, in {seconds:.1f} s "
-        f"({report.num_logged} in the log; {report.num_unreachable} of the range without a state to begin from)"
+        f"({report.num_logged} in the log; {report.num_unreachable} of the range without a state to start from)"
     )
     if report.saved:
         lines.append(f"saved: {report.saved}")
@@ -343,7 +340,7 @@ def _conclude(report: Report, seconds: float, *, check: bool) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Replay; return the exit code: 1 for an update that differs although it must not."""
+    """Replay; return the exit code, 1 for an update that differs although it must not."""
     parser = argparse.ArgumentParser(prog="headrace run replay", allow_abbrev=False)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--from", dest="after", type=int)

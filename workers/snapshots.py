@@ -1,19 +1,19 @@
-"""Snapshots in the host's memory: the learner's after every update, the value worker's after every
-step; and their restore by a successor.
+"""Snapshots in the host's memory, of the learner after every update and the value worker after
+every step, and their restore by a successor.
 
-The worker lends its engine's state to a copy and goes on. The engine waits for the copy's end before
-it changes the state (``pipeline.training.live_states``). Copy, digest and manifest are made on
-another thread (``pipeline.training.snapshots``). A snapshot that is due before the last one is
+The worker lends its engine's state to a copy and continues. The engine waits for the copy to finish
+before it changes the state (``pipeline.training.live_states``). Copy, digest and manifest are made
+on another thread (``pipeline.training.snapshots``). A snapshot that is due before the last one is
 sealed is skipped.
 
-A successor restores the newest sealed snapshot that is no older than the newest checkpoint and whose
-claims are all in the ledger or in a checkpoint. (A ledger that lost its last writes hands the units
-of an unknown claim out again, and the snapshot would train on them twice.) Any other is refused by
-name. So at most one update is repeated. Where copy and seal take longer than an update, only each
-k-th update has a snapshot, and at most 2k - 1 are repeated.
+A successor restores the newest sealed snapshot that is no older than the newest checkpoint and
+whose claims are all in the ledger or in a checkpoint. (A ledger that lost its last writes hands out
+the units of an unknown claim again, and the snapshot would train on them twice.) Any other is
+refused by name. So at most one update is repeated. If copying and sealing take longer than an
+update, only every k-th update has a snapshot, and at most 2k - 1 are repeated.
 
-A snapshot settles nothing. Where none can be made, the log says so once, and the run goes on with
-checkpoints alone.
+A snapshot settles nothing. If none can be made, this is logged once and the run relies on
+checkpoints.
 
 Counters in the heartbeat: ``snapshot_version``, ``snapshots``, ``skipped_snapshots``,
 ``snapshot_s`` (seconds that worker and engine waited for them)."""
@@ -37,11 +37,11 @@ from pipeline.training.snapshots import KeptState, OpenBuffer, SnapshotFolder, S
 from protocol.errors import ConfigError, DataError, StorageFailed
 
 _ROOM = 3
-"""Sizes of the state that must be free: two buffers, and a checkpoint's copy beside them."""
+"""Multiples of the state's size that must be free: two buffers, and a checkpoint's copy."""
 _SEAL_S = 10.0
-"""Most that a drain waits for a snapshot: the drain's own checkpoint has all that is in it."""
+"""Longest wait of a drain for a snapshot; the drain's own checkpoint has everything in it."""
 _FAILURES = (OSError, MemoryError, RuntimeError)
-"""Of a copy: no room, a folder that was taken over, torch's errors."""
+"""What a copy raises without room, when the folder was taken over, or in torch."""
 
 
 class SnapshotWriter:
@@ -55,8 +55,9 @@ class SnapshotWriter:
         gathered_ranks: int = 1,
         room: Callable[[], Room] = lambda: room_here(this_machine()),
     ) -> None:
-        """``gathered_ranks``: those whose state a snapshot gathers; 1: none is. ``room``: returns
-        the memory that could be had now."""
+        """``gathered_ranks`` is the number of ranks whose state a snapshot must gather; 1 if none.
+
+        ``room`` returns the memory that is available now."""
         self._ctx = ctx
         self._folder = folder
         self._gathered_ranks = gathered_ranks
@@ -82,16 +83,19 @@ class SnapshotWriter:
             return []
         if self._gathered_ranks > 1 and not self._is_room_known:
             self._stop(
-                f"every snapshot would gather the state of the {self._gathered_ranks} ranks of the {self._ctx.who.role}, with "
-                "its settings of DeepSpeed; checkpoint.snapshots = on takes them all the same"
+                f"with these settings of DeepSpeed, every snapshot would gather the state of the {self._gathered_ranks} ranks "
+                f"of the {self._ctx.who.role}; set checkpoint.snapshots to on to take them anyway"
             )
         return found
 
     async def start_snapshot(
         self, live_state: Callable[[], LiveState], state: dict[str, Any], *, version: int, num_updates: int
     ) -> None:
-        """Lend the engine's state to a copy, with the worker's ``state`` beside it; the caller goes
-        on. ``num_updates``: or the value model's steps, by which a successor compares."""
+        """Lend the engine's state to a copy, together with the worker's ``state``; the caller
+        continues.
+
+        ``num_updates`` (steps, for the value model) is what a successor compares with the newest
+        checkpoint."""
         if self._is_off:
             return
         if self._task is not None and not self._task.done():
@@ -112,21 +116,21 @@ class SnapshotWriter:
         self._task = self._ctx.spawn("snapshot", self._keep(self._loan, seal, version), endless=False)
 
     async def wait(self) -> None:
-        """Wait, in a drain, until nothing is being copied or sealed, or for its limit."""
+        """Wait, in a drain, until the snapshot in progress is sealed, within a limit."""
         limit_s = min(_SEAL_S, self._ctx.config.supervisor.drain_timeout_s / 2)
         if self._task is not None and not self._task.done():
             await asyncio.wait({self._task}, timeout=limit_s)
 
     def _lend(self, live_state: Callable[[], LiveState]) -> tuple[OpenBuffer, StateLoan]:
-        """Begin a loan to a buffer, once it is known that there is room. Raises OSError."""
+        """Start a loan to a buffer, after checking once that there is room. Raises OSError."""
         live = live_state()
         if not self._is_room_known:
             wanted, room = _ROOM * live.num_bytes, self._room()
             free = min(room.free, room.shared or 0)
             if free < wanted:
                 raise StorageFailed(
-                    f"weights and optimiser are {live.num_bytes / 1e9:.1f} GB, so {wanted / 1e9:.1f} GB of memory must be "
-                    f"free, in /dev/shm too; {free / 1e9:.1f} GB are"
+                    f"weights and optimiser take {live.num_bytes / 1e9:.1f} GB, so {wanted / 1e9:.1f} GB of memory must be "
+                    f"free, also in /dev/shm, but {free / 1e9:.1f} GB are"
                 )
             self._is_room_known = True
         placed = self._folder.place(live)
@@ -134,13 +138,13 @@ class SnapshotWriter:
 
     async def _keep(self, loan: StateLoan, seal: Callable[[], None], version: int) -> None:
         def copy_and_seal() -> None:
-            # here, on its thread, the loan ends: a task that is cancelled leaves the thread running
+            # the loan ends here, on the thread, which keeps running if the task is cancelled
             loan.copy()
             try:
                 seal()
             except OSError as error:
                 raise StorageFailed(
-                    f"{error}; a newer incarnation has taken the folder over, or it was removed"
+                    f"{error}; a newer incarnation has taken over the folder, or it was removed"
                 ) from error
 
         try:
@@ -152,30 +156,30 @@ class SnapshotWriter:
         self._ctx.counters["snapshot_version"] = version
 
     def _stop(self, reason: str | Exception) -> None:
-        """Report once that snapshots are off, and free their memory."""
+        """Turn snapshots off and free their memory; logged once."""
         self._is_off = True
         self._folder.clear()
         self._ctx.log.warning(
             "snapshots_off",
-            # an error may have no words
+            # an error may have no message
             reason=str(reason) or repr(reason),
-            action="the run goes on with checkpoints alone; after a death the updates since the last one are made again",
+            action="the run continues with checkpoints alone; after a crash the updates since the last one are repeated",
         )
 
 
 Missing = Callable[[tuple[str, ...]], Awaitable[tuple[str, ...]]]
-"""Returns those of these claims that are not in the ledger."""
+"""Returns the claims that the ledger does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredSnapshot:
-    """A snapshot whose state the worker has now."""
+    """A snapshot that the worker has restored."""
 
     snapshot: StateSnapshot
     settled: tuple[str, ...]
-    """Claims of the newest checkpoint, which may have died before it settled them."""
+    """Claims of the newest checkpoint, whose writer may have died before it settled them."""
     kept: tuple[str, ...]
-    """Claims of the snapshot that are in the ledger, and in no such checkpoint."""
+    """Claims of the snapshot that are in the ledger but not in that checkpoint."""
 
 
 async def restore_snapshot(
@@ -191,13 +195,13 @@ async def restore_snapshot(
     """Restore the first snapshot of ``found`` that fits; refuse those before it by name.
 
     Args:
-        ctx: The worker's.
-        memory: Where they are.
-        found: Newest first.
-        on_disk: Checkpoints, oldest first.
-        missing: Returns claims that are not in the ledger.
-        put_back: Takes a state; with DataError nothing has changed.
-        counted: The state's number of updates or steps, by its name in a checkpoint."""
+        ctx: the worker's context.
+        memory: the folder of the snapshots.
+        found: newest first.
+        on_disk: checkpoints, oldest first.
+        missing: returns the claims that the ledger does not have.
+        put_back: restores a state; on DataError nothing has changed.
+        counted: key of the number of updates or steps in a checkpoint's state."""
     for snapshot in found:
         gone = await missing(tuple(snapshot.state["claims"]))
         reason = why_not(snapshot, on_disk, gone, counted=counted)
@@ -219,15 +223,16 @@ async def restore_snapshot(
 
 
 def why_not(snapshot: StateSnapshot, on_disk: list[Checkpoint], gone: tuple[str, ...], *, counted: str) -> str:
-    """Return why a worker may not go on from a snapshot, "" if it may. ``gone``: its claims that
-    are not in the ledger."""
+    """Return why a worker must not restore a snapshot, or "".
+
+    ``gone`` are its claims that the ledger does not have."""
     newest = on_disk[-1] if on_disk else None
     if newest and snapshot.manifest.num_updates < int(newest.state.get(counted, 0)):
         return f"it is older than {newest.path.name}"
     settled = {claim for checkpoint in on_disk for claim in checkpoint.state.get("claims", ())}
     if unknown := [claim for claim in gone if claim not in settled]:
         return (
-            f"the ledger does not know {len(unknown)} of its claims, first {unknown[0]}: its server lost writes, and gives "
-            "their units out again"
+            f"the ledger does not know {len(unknown)} of its claims, first {unknown[0]}: its server lost writes, and hands "
+            "out their units again"
         )
     return ""

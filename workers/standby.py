@@ -1,16 +1,16 @@
 """``workers.standby RUN_DIR NAME ROOM ROLE ...``: a process that can become a worker at once.
 
-*Consumes* published weights, and one order of the supervisor (``pipeline.process.records``).
-*Produces* a report once a second, and then the worker. *Waits for* the order. It ends with its
-supervisor.
+It prepares a worker's parts, keeps them at the newest published weights, reports once a second, and
+waits for one order of the supervisor (``pipeline.process.records``), on which it becomes the
+worker. It ends with its supervisor.
 
-One TaskGroup holds two tasks. The loop looks for the order and reports; the other one has a thread
-make the parts, and then take each version of the weights. So a long load keeps neither waiting. An
-order is taken at once, and obeyed when the load under way has ended: an engine cannot be left half
-loaded.
+One TaskGroup holds two tasks. One polls for the order and reports; the other has a thread make the
+parts, and then load each version of the weights. So a long load delays neither. An order is
+accepted at once, but obeyed only when the load in progress has ended, since an engine cannot be
+left half loaded.
 
-It has no incarnation, no lease, no mailbox and no heartbeat. These come with the order: then it
-registers under the worker's name, which fences the one before."""
+It has no incarnation, lease, mailbox or heartbeat. These come with the order: it then registers
+under the worker's name, which fences the previous one."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _ROLES = {
     "generation": Role.GENERATOR, "weights": Role.GENERATOR, "reference": Role.REFERENCE,
     "reward model": Role.REWARD, "value": Role.VALUE, "training": Role.LEARNER,
 }  # fmt: skip
-"""The only role that uses a part, by the part's name; other parts serve several."""
+"""The only role that uses a part, by the part's name; other parts serve several roles."""
 
 
 def main() -> NoReturn:
-    """Prepare, wait for the order, and be the worker."""
+    """Prepare, wait for the order, and become the worker."""
     run_dir, name, _, *roles = sys.argv[1:]
     keep_private()
     # Before any import of a numeric library.
@@ -83,10 +83,10 @@ class StandbyProcess:
         self._is_ordered = asyncio.Event()
 
     async def wait(self) -> StandbyOrder:
-        """Make the parts and follow the weights until the order comes. End this process, and what
-        it has started, when the supervisor has ended.
+        """Make the parts and follow the weights until the order arrives.
 
-        Raises what making a part raises, WeightsDamaged and EngineError, in a group."""
+        Ends this process and its children if the supervisor has ended. Raises, in a group, what
+        making a part raises, WeightsDamaged and EngineError."""
         url = read_ledger_url(self._run_dir)
         client = connect_worker(self._config, self._run_dir, url, self._name)
         registry = RedisRegistry(client, self._config.run.name)
@@ -100,7 +100,7 @@ class StandbyProcess:
         return order
 
     async def _look(self) -> StandbyOrder:
-        """Look for the order, and report."""
+        """Poll for the order, and report."""
         next_report_s = 0.0
         while True:
             if os.getppid() != self._parent:
@@ -113,13 +113,13 @@ class StandbyProcess:
             await asyncio.sleep(_LOOK_S)
 
     def _end(self) -> NoReturn:
-        """End this process, and what it has started. A load under way is not waited for."""
+        """End this process and its children, without waiting for a load in progress."""
         if mark := os.environ.get(WORKER_MARK):
             end_marked(WORKER_MARK, mark)
         worker.finish(0)
 
     async def _get_ready(self, registry: Registry) -> None:
-        """Make the parts, and take each newer version of the weights until there is an order."""
+        """Make the parts, then load each newer version of the weights until there is an order."""
         with listening(self._meter):
             await asyncio.to_thread(self._make_parts)
             while self._weights is not None and not self._is_ordered.is_set():
@@ -133,7 +133,7 @@ class StandbyProcess:
         from workers.preparation import import_all, prepare
 
         import_all(self._config, self._roles)
-        # later collections look at the parts alone
+        # so that later collections only look at the parts
         gc.freeze()
         self._meter.step()
         self._parts = prepare(self._config, self._roles)
@@ -144,10 +144,10 @@ class StandbyProcess:
         self._prepared_s = time.monotonic() - self._began_s
 
     async def _follow(self, registry: Registry, weights: FollowedWeights) -> None:
-        """Take the newest version, and try the engine with the first one. A version whose file was
-        replaced while it was read is left out.
+        """Load the newest version, and try the engine with the first one.
 
-        Raises WeightsDamaged and EngineError: this process is of no use."""
+        A version whose file was replaced while it was read is skipped. Raises WeightsDamaged and
+        EngineError; this process is then useless."""
         try:
             newest = await registry.weights()
             if newest is None:
@@ -163,7 +163,7 @@ class StandbyProcess:
             sys.stdout.write(f"{self._name}: the weights are not read: {error}\n")
 
     def _take(self, weights: FollowedWeights, newest: WeightsAnnouncement) -> bool:
-        """Return whether the engine has this version, or a newer one."""
+        """Load this version if it is newer; return whether the engine has it or a newer one."""
         from workers.preparation import try_generation
 
         has_it = weights.follow(newest)
@@ -191,13 +191,13 @@ class StandbyProcess:
             sys.stdout.write(f"{self._name}: not reported: {error}\n")
 
     def become(self, order: StandbyOrder) -> NoReturn:
-        """Be the worker of an order, and end with its exit code."""
+        """Become the ordered worker, and end with its exit code."""
         from workers.preparation import give_threads
 
         role = Role(order.role)
         arguments = [str(role), "--run-dir", str(self._run_dir), "--name", order.worker]
         command = headrace.command("workers", *arguments)
-        # Its descendants inherit the mark, and end with the worker.
+        # Its descendants inherit the mark, and are ended with the worker.
         show(command, {**os.environ, WORKER_MARK: worker_mark(self._run_dir, order.worker)})
         sys.argv[:] = ["workers", *arguments]
         sys.stdout.flush()
@@ -209,7 +209,7 @@ class StandbyProcess:
         worker.finish(worker.work(arguments, self._parts_for(role)))
 
     def _parts_for(self, role: Role) -> PreparedParts:
-        """Give a worker of this role its parts. The others are closed, and their memory is free."""
+        """Return the parts for a worker of this role, and free the others."""
         own = {name: part for name, part in self._parts.items() if _ROLES.get(name, role) is role}
         others = PreparedParts(parts={name: part for name, part in self._parts.items() if name not in own})
         self._parts, self._weights = {}, None
@@ -218,8 +218,7 @@ class StandbyProcess:
 
 
 def own_memory() -> int:
-    """Return the bytes of memory that this process shares with no other; 0 where that is not
-    known."""
+    """Return the bytes of memory that this process shares with no other; 0 if unknown."""
     try:
         lines = _PAGE_TABLE.read_text(encoding="ascii").splitlines()
     except OSError:

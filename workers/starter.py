@@ -1,8 +1,9 @@
 """``workers.starter RUN_DIR [ROLE ...] DESCRIPTOR ROOM``: imports what a run's workers import, and
-forks them. With roles: those roles' workers alone.
+forks them.
 
-The supervisor starts it (``pipeline.supervisor.starter``), and it ends with the supervisor. Its
-workers go on. It owns no thread, no CUDA context and no connection when it forks."""
+With roles, only those roles' workers. The supervisor starts it (``pipeline.supervisor.starter``),
+and it ends with the supervisor, while its workers continue. It has no thread, CUDA context or
+connection when it forks."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def main() -> NoReturn:
     for module in imports(read_resolved(Path(run_dir)), given):
         importlib.import_module(module)
     if reason := unforkable():
-        sys.exit(f"{reason}; workers import for themselves")
+        sys.exit(f"{reason}; each worker imports on its own")
     gc.collect()
     # Imported modules are never garbage; frozen, their memory stays shared.
     gc.freeze()
@@ -41,7 +42,7 @@ def main() -> NoReturn:
 
 
 def _work(arguments: Sequence[str]) -> NoReturn:
-    """Run the worker or standby of a command line that ``headrace.command`` made."""
+    """Run the worker or standby of a command line from ``headrace.command``."""
     skipped = len(headrace.command("workers"))
     module = arguments[skipped - 1]
     sys.argv[:] = [module, *arguments[skipped:]]
@@ -50,12 +51,12 @@ def _work(arguments: Sequence[str]) -> NoReturn:
 
 
 def unforkable(devices: str = "/dev/nvidia") -> str | None:
-    """Return why this process must not be forked: it holds a device's file open, or has threads."""
+    """Return why this process must not fork: it has a device file open, or threads."""
     files = (str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
     if opened := [file for file in files if file.startswith(devices)]:
         return f"an import has opened {opened[0]}, and CUDA does not work in forked processes"
     if (num_threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
-        return f"the imports have started {num_threads - 1} threads, which a forked process has not"
+        return f"the imports have started {num_threads - 1} threads, which a forked process would lack"
     return None
 
 

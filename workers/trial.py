@@ -1,9 +1,8 @@
 """``headrace try``: the start model's responses to a run's first prompts, judged as the run would.
 
 ``python -m workers.trial CONFIG PROMPTS SAMPLES`` prints a ``pipeline.preflight.trial.Trial`` as
-JSON. Prompts, engine, sampling and verifiers are built from the configuration as generators and
-reward workers build them. A response is drawn from the same random stream as in the run's first
-groups."""
+JSON. Prompts, engine, sampling and verifiers are built from the configuration as in generators and
+reward workers, and a response is drawn from the same random stream as in the run's first groups."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from workers.generator.held_trajectories import Held
 from workers.scorers.reward import response_of
 
 _STEPS = 64
-"""Decode steps of one call of the engine."""
+"""Decode steps per call of the engine."""
 
 
 def try_here(config: RunConfig, *, num_prompts: int, num_samples: int) -> Trial:
@@ -99,7 +98,8 @@ def sample(
 async def verdicts(
     config: RunConfig, chunks: Sequence[TrajectoryChunk], scores: Sequence[float | None]
 ) -> list[VerifierOutcome]:
-    """Judge as a reward worker does: each by its verifier, then by each function of the reward."""
+    """Judge as a reward worker does: by each prompt's verifier, then by each function of the
+    reward."""
     functions = config.reward.functions
     named = {chunk.prompt.verifier for chunk in chunks} | {function.verifier for function in functions.values()}
     async with VerifierPool(config.reward, configured=config.verifier_paths) as pool:
@@ -136,8 +136,6 @@ def _tried(
 
 
 def main() -> ExitCode:
-    """Print the trial of the configuration file that the command line names; return the exit
-    code."""
     path, num_prompts, num_samples = sys.argv[1:]
     try:
         trial = try_here(load_config([Path(path)]), num_prompts=int(num_prompts), num_samples=int(num_samples))

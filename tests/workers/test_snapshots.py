@@ -141,7 +141,7 @@ async def test_auto_takes_snapshots_where_three_times_their_size_is_free(
             assert not one.off and one.count("snapshot_version") == 2
         else:
             [reason] = one.off
-            assert "must be free, in /dev/shm too" in reason
+            assert "must be free, also in /dev/shm" in reason
 
 
 async def test_on_takes_snapshots_without_a_look_at_the_room(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ async def test_a_writer_whose_folder_was_taken_over_seals_nothing_and_says_so_on
         await one.writer.wait()
         await one.kept(3)
         [reason] = one.off
-        assert "a newer incarnation has taken the folder over" in reason
+        assert "a newer incarnation has taken over the folder" in reason
         assert [snapshot.manifest.version for snapshot in found] == [1]
         assert (successor.read(found[0]).tensors["wide"][1] == 1).all()
 

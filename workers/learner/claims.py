@@ -64,7 +64,7 @@ class BadData:
                     grad_norm=result.grad_norm,
                     loss_limit=step.limits.loss,
                     grad_norm_limit=step.limits.grad_norm,
-                    action="it was the same when it was made again, and learner.spikes is train",
+                    action="trained on it: repeating it gave the same result, and learner.spikes is train",
                 )
                 continue
             numbers, what = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}", "not finite"
@@ -72,8 +72,8 @@ class BadData:
                 what = "a spike"
                 numbers += f", above {step.limits.loss:g} or {step.limits.grad_norm:g}"
             words = (
-                f"a step of update {update} on {len(step.samples)} responses was {what}, and the same when it was made "
-                f"again: {numbers}; it was not committed"
+                f"a step of update {update} on {len(step.samples)} responses was {what} twice: {numbers}; "
+                "it was not committed"
             )
             names = ", ".join([*at_fault][:_MAX_NAMES]) + (", ..." if len(at_fault) > _MAX_NAMES else "")
             self._ctx.log.error(
@@ -82,7 +82,7 @@ class BadData:
                 units=[*at_fault],
                 loss=result.loss,
                 grad_norm=result.grad_norm,
-                action="its units are dead letters, and training goes on without them",
+                action="its units are dead letters, and training continues without them",
             )
             self._ctx.worker_state.report_not_committed(f"{words}; its units are dead letters: {names}")
             for name, unit in at_fault.items():

@@ -263,12 +263,12 @@ class Value(BatchScorer):
                 grad_norm=result.grad_norm,
                 in_a_row=self._num_bad_steps,
                 responses=names,
-                action="it was the same when it was made again; the value model does not learn from its responses",
+                action="repeating it gave the same result; the value model does not learn from its responses",
             )
             shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
             self.ctx.worker_state.report_not_committed(
-                f"value step {self._num_steps + 1} on {len(names)} responses was not finite, and the same when it was made "
-                f"again: loss {result.loss:g}, gradient norm {result.grad_norm:g}; it was not committed: {shown}"
+                f"value step {self._num_steps + 1} on {len(names)} responses was not finite twice: loss {result.loss:g}, "
+                f"gradient norm {result.grad_norm:g}; it was not committed: {shown}"
             )
         if self._num_bad_steps >= self.ctx.config.learner.max_bad_steps:
             raise Diverged(
