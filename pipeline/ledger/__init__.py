@@ -1,10 +1,10 @@
 """The ledger: the durable replay buffer between sampling and learning.
 
-Every call returns at once, with a refusal that names its reason when nothing can be given. The
-learner's drops and updates return credit, which unblocks generators. Units that become ready
-unblock the learner. Links and ``overdue`` bring chunks to scorers.
+Every call returns at once; when there is nothing to give, the result says why. The learner's drops
+and updates return credit, which unblocks generators. Units that become ready unblock the learner.
+Chunks reach scorers over links and, when a link failed, through ``overdue``.
 
-A trajectory's states, and its unit's::
+The states of a trajectory and its unit::
 
        credit                  chunk, chunk, ...       final chunk        last score       claim        checkpoint
     admit ──> open ──────────> leased ───────────────> finished ────────> ready ────────> claimed ────────> trained
@@ -18,35 +18,35 @@ A trajectory's states, and its unit's::
 ``cancelled`` leads from every state to dropped. A drop returns the unit's credit. Training does
 not: the limit grows with the version (``pipeline/ledger/staleness.md``).
 
-With guidance, the write of the reward makes a final chunk due for it at once. Reference workers
-take it by ``overdue``, which gives the reward with it::
+With guidance, writing the reward makes the final chunk due for guidance at once. Reference workers
+get it from ``overdue``, together with the reward::
 
     final chunk ──> reward ──> due ──> with a reference worker ──> guidance ──> complete
                                 ^              │
                                 └──────────────┘ deadline, failure
 
-With a critic, a finished trajectory also goes to the value worker, whatever becomes of its unit::
+With a critic, a finished trajectory also goes to the value worker, whatever happens to its unit::
 
     first value ──> kept ──────────────────────────────────> finished ────────> claimed ────────> trained
                              final chunk, its reward,             ^                 │
                              every chunk's values                 └─────────────────┘ recover
 
-Its data is stored apart from the chunks, which are settled or dropped earlier, in any order. Three
-drops also end this copy: as a dead letter, for a value that is not finite, and cancelling.
+Its data is stored separately from the chunks, which may be settled or dropped first. Three kinds of
+drop remove this copy too: dead letter, non-finite and cancelled.
 
 ==================  ==================================================================================================
-``types``           the nouns: specification, leases, claims, results
-``contract``        the ledger's promises; ``redis`` implements them, and the tests' oracle in memory
+``types``           specification, leases, claims, results
+``contract``        the ledger's promises, implemented by ``redis`` and by the tests' in-memory oracle
 ``staleness.md``    the proof of the bound on staleness
-``version_history`` updates of a policy version, after the learner went back to a checkpoint
+``version_history`` maps policy versions to updates after the learner went back to a checkpoint
 ``validation``      arguments that both ledgers refuse, and the errors
-``stored``          stored bytes back to nouns, for both ledgers
-``admin``           an operator's side: what the next update waits for, putting work back
-``inspection``      looks: open groups, staleness, drops against what was trained
+``stored``          decodes stored bytes, for both ledgers
+``admin``           for operators: what the next update waits for, requeueing work, pauses
+``inspection``      read-only views: open groups, staleness, drops compared with trained work
 ``life``            what happened to one trajectory
 ``address``, ``url``  where a run's ledger is; the password in its URL
-``token``           what lets another host join a run as one role
-``server/``         the embedded server, and the promises of external ones
-``redis/``          the ledger on a server: keys, connection, and one Lua script a transition
+``token``           join tokens: let another host join a run in one role
+``server/``         the embedded server, and checks of external ones
+``redis/``          the ledger on a Redis server: keys, connection, and one Lua script per transition
 ==================  ==================================================================================================
 """

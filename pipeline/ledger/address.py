@@ -1,6 +1,6 @@
-"""``<run_dir>/ledger.json``: where a run's ledger is, for every later command and worker.
+"""``<run_dir>/ledger.json``: where a run's ledger is, for later commands and workers.
 
-The file has mode 0600, since the address holds a password."""
+The file has mode 0600, since the address contains a password."""
 
 from __future__ import annotations
 
@@ -17,35 +17,33 @@ LEDGER_FILE = "ledger.json"
 
 
 class _Former(msgspec.Struct, frozen=True):
-    """What only files of earlier releases have."""
+    """A field that only files of earlier releases have."""
 
     shards: tuple[str, ...] = ()
-    """Further servers, which had parts of the run."""
+    """Further servers, each with a part of the run."""
 
 
 class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ledger is and, if it is embedded, its server process."""
+    """The ledger's URL and, for an embedded ledger, its server process."""
 
     url: str
-    """With the password; ``pipeline.ledger.redis.client`` has the schemes."""
+    """Includes the password; ``pipeline.ledger.redis.client`` lists the schemes."""
     is_embedded: bool = False
     socket: str = ""
-    """Path of the embedded server's socket."""
+    """Path of the embedded server's Unix socket."""
     pid: int = 0
-    """Of the embedded server at its start; 0 before. ``process`` identifies it."""
+    """Pid of the embedded server when it started; 0 before that. ``process`` identifies it reliably."""
     process: ProcessIdentity | None = None
-    """The same process, safe against reuse of its pid; None in files of earlier releases."""
+    """The same process, safe against pid reuse; None in files of earlier releases."""
     server: str = ""
-    """Path of the embedded server's program."""
+    """Path of the embedded server's executable."""
     server_version: str = ""
 
     def __repr__(self) -> str:
-        """Return the address without its password."""
         return f"LedgerAddress({hide_password(self.url)!r}, is_embedded={self.is_embedded}, pid={self.pid})"
 
 
 def write_address(run_dir: Path, address: LedgerAddress) -> None:
-    """Write a run's ledger address."""
     write_private(run_dir / LEDGER_FILE, msgspec.json.format(msgspec.json.encode(address)) + b"\n")
 
 
@@ -64,8 +62,8 @@ def read_address(run_dir: Path) -> LedgerAddress | None:
         raise ConfigError(f"{path}: not a ledger address: {error}; remove it, and start the run again") from error
     if former.shards:
         raise ConfigError(
-            f"{path} names {1 + len(former.shards)} servers, and a run has one: its groups are on all of them. Read it with "
-            "the release that made it, or start another run from its newest checkpoint's model"
+            f"{path} names {1 + len(former.shards)} servers, with the run's groups spread over them; this release supports "
+            "one server. Use the release that made the run, or start another run from its newest checkpoint's model"
         )
     return address
 
@@ -73,8 +71,8 @@ def read_address(run_dir: Path) -> LedgerAddress | None:
 def known_url(run_dir: Path, configured: str | None) -> str | None:
     """Return the URL of a resumed run's ledger, with its password; None when it is embedded or new.
 
-    The resolved configuration has no password; the address has. Raises ConfigError when the
-    configuration and the address name different servers."""
+    The resolved configuration leaves the password out; the address file has it. Raises ConfigError when the
+    two name different servers."""
     if configured is not None and not is_hidden(configured):
         return configured
     address = read_address(run_dir)
@@ -82,7 +80,7 @@ def known_url(run_dir: Path, configured: str | None) -> str | None:
     if configured is not None and (known is None or hide_password(known) != configured):
         raise ConfigError(
             f"ledger.url is {configured!r}, without its password, and {run_dir / LEDGER_FILE} does not have "
-            "it either. Give the whole URL again, in a run file or with --set ledger.url=URL"
+            "the password either. Give the whole URL again, in a run file or with --set ledger.url=URL"
         )
     return known
 

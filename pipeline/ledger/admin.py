@@ -1,19 +1,18 @@
-"""An operator's side of the ledger: what the next update waits for, putting work back, and pauses.
+"""The ledger for operators: what the next update waits for, requeueing work, and pauses.
 
-``headrace why``, ``ledger requeue``, ``ledger dead-letters`` and ``run pause`` use it; ``memory.admin``
-and ``redis.admin`` implement it under one contract suite. No worker uses it, so no call carries an
+Used by ``headrace why``, ``ledger requeue``, ``ledger dead-letters`` and ``run pause``; implemented by
+``memory.admin`` and ``redis.admin`` under one contract suite. Workers don't use it, so no call takes an
 incarnation.
 
-Putting work back keeps the books true. An opened trajectory continues from its last chunk. Its
-former holder's next write is refused (``WriteStatus.FENCED``), so nothing counts twice. A chunk
-made due is scored again by the next scorer, and a field is written once. A dead letter's unit stays
-dropped: its tokens are gone, and would be too old. Its *prompt* is admitted again, ahead of fresh
-prompts, once there is credit. It becomes a new group with a new number, which no late write to the
-old group can touch.
+Requeueing keeps the accounts right. A reopened trajectory continues from its last chunk, and its former
+holder's next write is refused (``WriteStatus.FENCED``), so nothing counts twice. A chunk made due is scored
+again by the next scorer, but each field is still written only once. A dead letter's unit stays dropped: its
+tokens are gone and would be too old. Its *prompt* is admitted again, ahead of fresh prompts, as a new group
+with a new number, which no late write to the old group can touch.
 
-A pause stops the admission of new groups, retried prompts included, and nothing else. Members of
-admitted groups are leased, sampled, scored and trained, evaluations too. The pause is stored with
-the ledger. So it outlives supervisor, server and learner, until the operator ends it."""
+A pause only stops the admission of new groups, retried prompts included. Admitted groups are still leased,
+sampled, scored and trained, and evaluations go on. The pause is stored in the ledger, so it survives restarts
+of supervisor, server and learner until the operator ends it."""
 
 from __future__ import annotations
 
@@ -27,57 +26,57 @@ from protocol.trajectory import Field
 
 
 class Place(StrEnum):
-    """The state of a trajectory that is not complete."""
+    """The state of an incomplete trajectory."""
 
     OPEN = "open"
-    """Without a holder: it waits for a generator to lease it."""
+    """Waits for a generator to lease it."""
     PARKED = "parked"
-    """Without a holder: its next window waits for credit (unit chunk)."""
+    """Its next window waits for credit (unit chunk)."""
     LEASED = "leased"
     FINISHED = "finished"
-    """Sampled (unit chunk: written); it waits for its scorers."""
+    """Sampled (unit chunk: written); waits for its scorers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Chunks of one trajectory that lack one field."""
+    """A field that some chunks of a trajectory still lack."""
 
     field: Field
     num_chunks: int
     chunk: str
     """The first of these chunks."""
     age_s: float
-    """Since it was written; of guidance, since its reward was."""
+    """Since it was written; for guidance, since its reward was written."""
     overdue_s: float
-    """Since its deadline; negative before."""
+    """Since its deadline; negative before it."""
     num_failures: int
-    """A scorer's failures on it."""
+    """How often a scorer failed on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitedTrajectory:
-    """A trajectory that its unit waits for."""
+    """An incomplete trajectory that holds up its unit."""
 
     name: str
     place: Place
     holder: str
-    """The incarnation that holds it, as ``generator-2#1``; empty without one."""
+    """The incarnation that holds it, such as ``generator-2#1``; empty if nobody does."""
     num_chunks: int
     num_tokens: int
     since_s: float
-    """Since it was opened, leased or last written."""
+    """Seconds since it was opened, leased or last written."""
     lacks: tuple[Lack, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitedUnit:
-    """A unit that has credit and is not ready."""
+    """A unit that has credit but is not ready."""
 
     name: str
     oldest_version: int | None
-    """The oldest version of its tokens; None before it has begun."""
+    """The oldest version that sampled its tokens; None without tokens."""
     num_complete: int
-    """Trajectories that lack nothing. A chunk has one."""
+    """Trajectories that lack nothing. A chunk counts as one trajectory."""
     trajectories: tuple[WaitedTrajectory, ...]
     """The incomplete ones."""
 
@@ -89,14 +88,14 @@ class Holder:
     who: str
     num_trajectories: int
     num_evaluation: int
-    """Of them, in the evaluation lane."""
+    """How many of these are in the evaluation lane."""
     lease_left_s: float
-    """Until others may take them; negative when the next lease call will."""
+    """Seconds until others may take them; negative when the next lease call will."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The work that the next update waits for, at one moment."""
+    """What the next update waits for, at one moment."""
 
     unit: Unit
     group_size: int
@@ -104,17 +103,17 @@ class Waits:
     late: LatePolicy
     policy_version: int
     num_needed: int
-    """Units of one update."""
+    """Units per update."""
     num_ready: int
     num_running: int
     """Units with credit that are not ready."""
     num_parked: int
     """Trajectories whose next window waits for credit."""
     num_claimed: int
-    """Claimed units that are not settled."""
+    """Claimed units that are not settled yet."""
     units: tuple[WaitedUnit, ...]
-    """The most urgent running ones: in order of admission; with enough ready ones, by age, since
-    the update then waits for the late ones."""
+    """The most urgent running units: in order of admission or, when enough units are ready, by age, since the
+    update then waits for the late ones."""
     holders: tuple[Holder, ...]
     num_evaluation_open: int
     num_evaluation_unscored: int
@@ -123,61 +122,59 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A trajectory's newest chunk in the ledger."""
+    """The newest stored chunk of a trajectory."""
 
     chunk: str
     num_tokens: int
     """Response tokens so far."""
     age_s: float
-    """Since it was written."""
+    """Seconds since it was written."""
     is_final: bool
-    """The response ends with it."""
+    """Whether the response ends with it."""
     fields: tuple[Field, ...]
-    """Scores that it has."""
+    """Fields that have a score."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """Counts of the work put back."""
+    """How much work was requeued."""
 
     num_opened: int = 0
-    """Trajectories that others may lease at once."""
+    """Trajectories that are open for lease again."""
     num_due: int = 0
-    """Chunks that scorers receive at their next look, seconds later at most."""
+    """Chunks that scorers will receive at their next poll, within seconds."""
     unknown: tuple[str, ...] = ()
     """Names that the ledger does not know. If there are any, nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The result of retrying dead letters."""
-
     prompts: tuple[int, ...] = ()
     """Places in the prompt stream that will be admitted again."""
     num_letters: int = 0
-    """Letters taken off the list: all of the groups in question."""
+    """Dead letters taken off the list: all those of the groups concerned."""
     unknown: tuple[str, ...] = ()
-    """Names without a dead letter, or evaluation responses: the next evaluation samples their
-    prompts anyway. If there are any, nothing was changed."""
+    """Names without a dead letter, or of evaluation responses, whose prompts the next evaluation samples
+    anyway. If there are any, nothing was changed."""
     is_closed: bool = False
-    """Admission is closed: the run has all its updates. Nothing was changed."""
+    """Admission is closed because the run has all its updates; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequeueRequest:
-    """The work to put back. One of the three is set."""
+    """The work to requeue. Exactly one of the three fields is set."""
 
     worker: str = ""
-    """All that this worker's incarnations hold."""
+    """Everything that this worker's incarnations hold."""
     trajectories: tuple[TrajectoryId, ...] = field(default=())
-    """Open these where they are leased, and make their unscored chunks due."""
+    """Reopen these where they are leased, and make their unscored chunks due."""
     field: Field | None = None
-    """Make every chunk that lacks it due."""
+    """Make every chunk that lacks this field due."""
 
 
 class LedgerAdmin(Protocol):
-    """An operator's side of the ledger. Every method is one atomic transition; to make a field's
-    chunks due is one for each part of them. Each raises LedgerUnavailable."""
+    """Ledger operations for operators. Each method is one atomic transition, except that making all chunks of
+    a field due takes one transition per batch. Each raises LedgerUnavailable."""
 
     async def waits(self, *, max_units: int = 64) -> Waits:
         """Return what the next update waits for, with details of up to ``max_units`` units."""
@@ -188,18 +185,17 @@ class LedgerAdmin(Protocol):
         ...
 
     async def requeue(self, wish: RequeueRequest) -> Requeued:
-        """Put work back: leases to open, unscored chunks to due. The learner's claims stay."""
+        """Reopen leased trajectories and make unscored chunks due. The learner's claims are not touched."""
         ...
 
     async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
-        """Admit the prompts of dead letters (None: all) again, and take the letters off."""
+        """Admit the prompts of these dead letters (None: all) again, and remove the letters."""
         ...
 
     async def pause(self, *, by: str, reason: str = "") -> Pause:
-        """Admit no new group from now on. Return the pause; the earlier one, unchanged, if
-        admission was paused already."""
+        """Stop admitting new groups. Returns the pause; an existing pause is kept and returned unchanged."""
         ...
 
     async def resume(self) -> Pause | None:
-        """Admit groups again. Return the pause that ended; None without one."""
+        """Admit groups again. Returns the pause that ended; None if there was none."""
         ...

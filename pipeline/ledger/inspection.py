@@ -1,12 +1,12 @@
-"""Looks into the ledger: open groups, staleness, and what was dropped against what was trained.
+"""Read-only views of the ledger: open groups, staleness, and dropped work compared with trained work.
 
-``headrace ledger groups``, ``versions`` and ``drops`` show it; ``redis.admin`` implements it.
-Nothing here changes the ledger, and no call carries an incarnation.
+``headrace ledger groups``, ``versions`` and ``drops`` show them; ``redis.admin`` implements them. No call
+takes an incarnation.
 
-No call walks the ledger. Groups come from bounded ranges of its queues. Ready and running units are
-counted by range. Trained and dropped work is counted by *tallies*: the transition that ends a unit
-keeps them (``redis/scripts/parts/tallies.lua``). A run that an earlier release began has fewer in
-them than in its other counters."""
+No call walks the ledger. Groups come from bounded ranges of its queues, ready and running units are counted
+by range, and trained and dropped work is counted in *tallies*, which are updated by the transition that ends
+a unit (``redis/scripts/parts/tallies.lua``). In a run that an earlier release began, the tallies count less
+than the other counters."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ from pipeline.ledger.types import DropReason, QueueStat, Unit
 from protocol.ids import TrajectoryId
 
 MAX_STALENESS: Final = 64
-"""Staleness is counted up to this; more counts as this."""
+"""Larger staleness is counted as this."""
 MILLION: Final = 1_000_000
-"""Accuracies are summed in millionths, as integers: the sums are exact and in no order."""
+"""Accuracies are summed as integer millionths, so the sums are exact and independent of order."""
 MAX_LOOKS: Final = 20_000
-"""Chunks that one look at open groups may ask for; with the last of them the list ends."""
+"""Most chunks that one call may read to list open groups; the list ends there."""
 MAX_CLAIMED: Final = 4096
-"""Claimed units whose staleness is read in one look."""
+"""Most claimed units whose staleness one call reads."""
 
 MIN_RESPONSES: Final = 100
-"""Of each kind, before their lengths are compared."""
+"""Responses needed of each kind before their lengths are compared."""
 MIN_GROUPS: Final = 20
-"""Whole groups that the responses of each kind would fill, before their lengths are compared."""
+"""Number of whole groups that the responses of each kind must amount to before lengths are compared."""
 MIN_EXCESS: Final = 0.1
-"""Of the trained responses' mean length: by so much longer are responses whose loss matters."""
+"""Dropped responses must be longer by this fraction of the trained mean length to matter."""
 MIN_ERRORS: Final = 3.0
-"""Standard errors that the difference must exceed: of several reasons, looked at again and again,
-few exceed so many by chance."""
+"""Standard errors that the difference must exceed. High, since several reasons are tested repeatedly."""
 DELIBERATE: Final = frozenset({DropReason.CANCELLED, DropReason.ROLLED_BACK, DropReason.VALUE_WARMUP})
-"""Reasons that do not select by length: they end, repeat or precede the policy's training."""
+"""Reasons that do not select by length: the work ended, was repeated, or preceded policy training."""
 EMPTIED_BY: Final[dict[str, str]] = {
     "credit": "learner",
     "evaluation_open": "generator",
@@ -58,48 +57,46 @@ EMPTIED_BY: Final[dict[str, str]] = {
     "dead": "you",
     "bytes": "learner",
 }
-"""``parked`` windows wait for credit, which the learner returns. ``claimed`` units wait for the
-learner's next checkpoint, ``finished_claimed`` trajectories for the value worker's. ``again`` holds
-the prompts of retried dead letters. ``finished`` is listed for a run with a critic."""
+"""Who empties each queue. ``parked`` windows wait for credit, which the learner returns; ``claimed`` units
+for the learner's next checkpoint, ``finished_claimed`` trajectories for the value worker's. ``again``
+holds the prompts of retried dead letters. ``finished`` only exists in runs with a critic."""
 _TRAINED = "trained"
 _STALENESS = ":staleness:"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenGroup:
-    """A group with members that lack something."""
+    """A group with incomplete members."""
 
     number: int
     prompt: int
-    """Place of its prompt in the stream."""
+    """Position of its prompt in the stream."""
     age_s: float | None
-    """Since it was admitted; None if an earlier release admitted it."""
+    """Seconds since admission; None if an earlier release admitted it."""
     num_done: int
-    """Members that are sampled and lack no score."""
+    """Members that are sampled and have all scores."""
     num_left: int
     """Members that have left the ledger, trained or dropped. A group unit leaves as a whole."""
     judged_by: str
-    """The scorer that judges the whole group; empty without one."""
+    """The scorer that is judging the whole group; empty if none is."""
     waited: tuple[WaitedTrajectory, ...]
     """The other members."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsView:
-    """The oldest open groups."""
-
     unit: Unit
     group_size: int
     num_groups: int
-    """Admitted and not ended; the groups that lack nothing are among them."""
+    """Admitted groups that have not ended, complete ones included."""
     num_running: int
-    """Units with credit that are not ready."""
+    """Units that have credit but are not ready."""
     groups: tuple[OpenGroup, ...]
-    """In order of admission."""
+    """The oldest open groups, in order of admission."""
 
 
 def waits_for(waited: WaitedTrajectory, judged_by: str = "") -> str:
-    """Return who or what a group's member waits for: an incarnation, a role, credit."""
+    """Return what a group's member waits for: an incarnation, a role or credit."""
     if waited.place is Place.FINISHED:
         return judged_by or " and ".join(lack.field.value for lack in waited.lacks)
     if waited.place is Place.PARKED:
@@ -109,10 +106,10 @@ def waits_for(waited: WaitedTrajectory, judged_by: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class StalenessView:
-    """Units by staleness: by how many versions their oldest token was behind.
+    """Numbers of units by staleness: by how many versions their oldest token is behind.
 
-    Of ready and running units: behind the published version. Of trained ones: behind the version
-    that claimed them. Of dropped ones: behind the version at the drop. After the learner went back,
+    Ready and running units are compared with the published version, trained ones with the version that
+    claimed them, dropped ones with the version at the drop. After the learner went back to a checkpoint,
     versions count by their updates (``pipeline.ledger.version_history``)."""
 
     unit: Unit
@@ -121,45 +118,45 @@ class StalenessView:
     ready: Mapping[int, int]
     running: Mapping[int, int]
     num_unbegun: int
-    """Running units without a holder and without a token."""
+    """Running units without a holder and without tokens."""
     claimed: Mapping[int, int]
-    """Of at most ``MAX_CLAIMED`` units."""
+    """Counts at most ``MAX_CLAIMED`` units."""
     num_claimed: int
     trained: Mapping[int, int]
     dropped: Mapping[str, Mapping[int, int]]
-    """By reason; without units that had no token."""
+    """By reason; leaves out units without tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseTally:
-    """Length and difficulty of finished responses that left the ledger in one way."""
+    """Length and difficulty of the finished responses that left the ledger in one way."""
 
     num_responses: int = 0
     num_tokens: int = 0
     sum_squares: int = 0
-    """Of their lengths."""
+    """Sum of their squared lengths."""
     num_judged: int = 0
-    """Those whose group had a score."""
+    """Responses whose group had a score."""
     sum_difficulty: int = 0
-    """Of these, in millionths: 1 less the mean accuracy of the group's scored members."""
+    """Sum over the judged ones, in millionths. Difficulty is 1 - the mean accuracy of the group's scored
+    members."""
 
     @property
     def mean_length(self) -> float | None:
-        """Tokens; None without a response."""
+        """In tokens; None without responses."""
         return self.num_tokens / self.num_responses if self.num_responses else None
 
     @property
     def mean_difficulty(self) -> float | None:
-        """From 0 to 1; None without a judged response."""
+        """From 0 to 1; None without judged responses."""
         return self.sum_difficulty / MILLION / self.num_judged if self.num_judged else None
 
     def squared_error(self, group_size: int) -> float:
-        """Return the squared standard error of the mean length, at its upper bound.
+        """Return an upper bound of the squared standard error of the mean length.
 
-        Responses of one group have a prompt in common, so they are not independent. The bound is
-        reached when all responses of a group are of one length: then a group counts as one
-        response. That is a design effect of ``group_size``. Infinite without more than a group's
-        worth of responses."""
+        Responses of one group share a prompt, so they are not independent. The bound is reached when all
+        responses of a group are equally long and the group counts as one response (a design effect of
+        ``group_size``). Infinite unless there is more than one group's worth of responses."""
         if self.num_responses <= group_size:
             return math.inf
         spread = self.sum_squares - self.num_tokens * self.num_tokens / self.num_responses
@@ -180,38 +177,37 @@ class EndedRow:
     """Work that left the ledger in one way."""
 
     reason: str
-    """Of the drop; empty for trained work."""
+    """Why it was dropped; empty for trained work."""
     num_groups: int
     num_trajectories: int
     num_tokens: int
-    """Of all its chunks, also those of unfinished responses."""
+    """Tokens of all its chunks, including those of unfinished responses."""
     responses: ResponseTally = field(default_factory=ResponseTally)
-    """Responses that were given up after training stay with the trained ones here."""
+    """Responses that were rolled back after training still count as trained here."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropsView:
-    """Dropped work by reason, against trained work."""
+    """Dropped work by reason, and trained work for comparison."""
 
     trained: EndedRow
     dropped: tuple[EndedRow, ...]
     """Reasons that occurred, in the order of ``DropReason``."""
     group_size: int
-    """Responses of one prompt."""
+    """Responses per prompt."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return a sentence for each reason that drops longer responses than those trained on.
+        """One sentence for each reason whose dropped responses are longer than the trained ones.
 
-        The means differ by more than ``MIN_EXCESS`` of the trained mean, and by more than
-        ``MIN_ERRORS`` standard errors, which count a group as one response. There are
-        ``MIN_RESPONSES`` of each kind, and as many as ``MIN_GROUPS`` groups have."""
+        The means must differ by more than ``MIN_EXCESS`` of the trained mean and by more than ``MIN_ERRORS``
+        standard errors, with enough responses of both kinds (``MIN_RESPONSES``, ``MIN_GROUPS``)."""
         found = (favours_short(row, self.trained, self.group_size) for row in self.dropped)
         return tuple(warning for warning in found if warning)
 
 
 def drops_value(found: DropsView) -> dict[str, Any]:
-    """Return dropped and trained work for JSON: rows with their means, and the warnings."""
+    """Return dropped and trained work as JSON values: rows with their means, and the warnings."""
     return {
         "trained": _row_value(found.trained, found.group_size),
         "dropped": [_row_value(row, found.group_size) for row in found.dropped],
@@ -243,7 +239,7 @@ _DOING: Final[Mapping[str, str]] = {
 
 
 def favours_short(dropped: EndedRow, trained: EndedRow, group_size: int) -> str:
-    """Return the warning that this drop favours short answers; empty when it does not."""
+    """Return a warning that this drop favours short answers; empty when it does not."""
     ours, theirs = dropped.responses, trained.responses
     fewest = max(MIN_RESPONSES, MIN_GROUPS * group_size)
     if dropped.reason in DELIBERATE or min(ours.num_responses, theirs.num_responses) < fewest:
@@ -256,41 +252,38 @@ def favours_short(dropped: EndedRow, trained: EndedRow, group_size: int) -> str:
         return ""
     return (
         f"dropping as {dropped.reason} favours short answers: {ours.num_responses:,} dropped responses have "
-        f"{long:,.1f} tokens in the mean, {theirs.num_responses:,} trained ones {short:,.1f}; that is {excess:,.1f} "
+        f"{long:,.1f} tokens on average, {theirs.num_responses:,} trained ones {short:,.1f}; that is {excess:,.1f} "
         f"(standard error at most {error:,.1f}) more. {_DOING[dropped.reason]}"
     )
 
 
 class LedgerInspection(Protocol):
-    """Looks into the ledger. Every method is one look at one moment, but for ``groups``, of which each
-    group is. Each raises LedgerUnavailable."""
+    """Read-only views. Each method reads one moment; only ``groups`` reads each group at its own moment. Each
+    raises LedgerUnavailable."""
 
     async def groups(self, *, max_groups: int = 20) -> GroupsView:
-        """Return up to ``max_groups`` of the oldest open groups: members done, who has the rest,
-        what each waits for, since when."""
+        """Return the oldest open groups: members done, who has the others, what each waits for, since when."""
         ...
 
     async def versions(self) -> StalenessView:
-        """Return the staleness of what is ready, running, claimed, trained and dropped."""
+        """Return the staleness of ready, running, claimed, trained and dropped work."""
         ...
 
     async def drops(self) -> DropsView:
-        """Return what was dropped, by reason, against what was trained."""
+        """Return dropped work by reason, with trained work for comparison."""
         ...
 
     async def life(self, trajectory: TrajectoryId) -> TrajectoryLife | UnknownTrajectory:
-        """Return what happened to a trajectory that is in the ledger, or among the newest that have
-        left it."""
+        """Return the history of a trajectory that is in the ledger or among the newest that left it."""
         ...
 
 
 def queue_stat(name: str, depth: int, limit: int | None, oldest_age_s: float | None) -> QueueStat:
-    """Return the stat of one of the ledger's queues."""
     return QueueStat(name, depth, limit, oldest_age_s, EMPTIED_BY[name])
 
 
 def staleness_of(tallies: Mapping[str, int]) -> tuple[dict[int, int], dict[str, dict[int, int]]]:
-    """Return the units by staleness: the trained ones, and the dropped ones by reason."""
+    """Return the numbers of units by staleness: trained, and dropped by reason."""
     found: dict[str, dict[int, int]] = {}
     for name, number in tallies.items():
         end, marked, behind = name.partition(_STALENESS)
@@ -309,7 +302,7 @@ def drops_from(
     *,
     group_size: int,
 ) -> DropsView:
-    """Return the drops against what was trained.
+    """Return the view of dropped work.
 
     Args:
         trained: By currency: groups, trajectories, tokens.

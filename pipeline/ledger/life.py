@@ -1,21 +1,20 @@
 """The life of a trajectory: admitted, leased, each chunk and score, claimed, trained or dropped.
 
-While a trajectory is in the ledger, its life is read from its records. When it leaves, the ledger
-keeps a copy as text, of the newest ``MAX_LIVES``. A copy with one chunk took 272 bytes of the
-server's memory. Of a long trajectory the first and the last ``EITHER_END`` chunks are kept, and of
-its leases the last ``MAX_LEASES``.
+While a trajectory is in the ledger, its life is read from its records. When it leaves, the ledger keeps a
+copy as text, for the newest ``MAX_LIVES``; a copy with one chunk took 272 bytes of server memory. Of a long
+trajectory, the first and last ``EITHER_END`` chunks and the last ``MAX_LEASES`` leases are kept.
 
-*Packed* is a text that ``redis/scripts/parts/lives.lua`` and the tests' oracle make alike. Joining
-texts is all that the server does for it; this module reads the numbers. It has a line for the
-trajectory, and one for each chunk, with a tab between two places::
+``redis/scripts/parts/lives.lua`` and the tests' oracle write the same *packed* text; the server only joins
+strings, and this module parses them. There is one line for the trajectory and one for each chunk, with tabs
+between the fields::
 
     name, state, admitted_s, prompt, tokens, ready_s, claimed_s, leases, chunks, end, "who at", ...
     index, tokens, written_s, "who version ...", "who at accuracy reward" of its reward, "who at" of
       its reference, of its value, ready_s, claimed_s, end, "who at" of its guidance if it has any
 
-An end is ``at_s updates oldest reason``. An empty place means unknown. A client of
-its own could give itself a name with spaces, so texts are read from their ends. Spaces stand for a
-tab or the end of a line in them."""
+An end is ``at_s updates oldest reason``. An empty field means unknown. A foreign client may give itself a
+name with spaces, so fields are parsed from their ends; tabs and newlines in names have been replaced by
+spaces."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ _VERSIONS: Final = re.compile(r"(?: \d+)*$")
 
 @dataclass(frozen=True, slots=True)
 class LeaseEvent:
-    """An incarnation that got the trajectory."""
+    """The lease of a trajectory by an incarnation."""
 
     who: str
     at_s: float
@@ -46,13 +45,13 @@ class LeaseEvent:
 
 @dataclass(frozen=True, slots=True)
 class ScoreEvent:
-    """A scorer that wrote its field."""
+    """The write of a field by a scorer."""
 
     field: Field
     who: str
     at_s: float
     accuracy: float | None
-    """Of a reward; else None, as ``reward``."""
+    """Rewards only, like ``reward``; otherwise None."""
     reward: float | None
 
 
@@ -62,21 +61,21 @@ class UnitEnd:
 
     at_s: float
     reason: str
-    """Of the drop; empty when it was trained on."""
+    """Why it was dropped; empty when it was trained on."""
     num_updates: int
-    """In the weights that its staleness counts from."""
+    """Updates in the weights from which its staleness counts."""
     staleness: int | None
-    """In versions; None without a token."""
+    """In versions; None without tokens."""
 
     @property
     def update(self) -> int | None:
-        """The update that trained on it; None of a drop."""
+        """The update that trained on it; None if it was dropped."""
         return None if self.reason else self.num_updates + 1
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLife:
-    """The events of a chunk. Its unit's events are here if the chunk is the unit."""
+    """The events of a chunk, with those of its unit if the chunk is the unit."""
 
     index: int
     num_tokens: int
@@ -84,31 +83,31 @@ class ChunkLife:
     worker: str
     """The incarnation that sampled it."""
     versions: tuple[int, ...]
-    """That sampled its tokens, ascending."""
+    """The versions that sampled its tokens, ascending."""
     scores: tuple[ScoreEvent, ...]
     ready_s: float | None
     claimed_s: float | None
-    """The last time."""
+    """When it was last claimed."""
     end: UnitEnd | None
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryLife:
-    """The events of a trajectory. Times are the server's, in seconds since 1970; None is not
-    yet, or not known."""
+    """The events of a trajectory. Times are the server's, in seconds since 1970; None means not yet, or
+    unknown."""
 
     name: str
     state: str
     """open, parked, leased, finished, ready, claimed, trained, dropped"""
     admitted_s: float | None
     prompt: int | None
-    """Place of its prompt in the stream."""
+    """Position of its prompt in the stream."""
     num_tokens: int
     ready_s: float | None
     claimed_s: float | None
     num_leases: int
     leases: tuple[LeaseEvent, ...]
-    """The last ones."""
+    """The most recent ones."""
     num_chunks: int
     chunks: tuple[ChunkLife, ...]
     end: UnitEnd | None
@@ -116,20 +115,20 @@ class TrajectoryLife:
 
 @dataclass(frozen=True, slots=True)
 class UnknownTrajectory:
-    """A name of which the ledger knows nothing, and what exists instead."""
+    """A trajectory that the ledger does not know, with what it does know."""
 
     name: str
     group_size: int
     num_groups: int
-    """Groups up to this number, less one, were admitted."""
+    """Groups 0 to num_groups - 1 were admitted."""
     groups: tuple[int, int] | None
-    """First and last group in the ledger; None when it holds none."""
+    """First and last group in the ledger; None when it is empty."""
     lives: tuple[str, str] | None
-    """The oldest and the newest trajectory whose life is kept; None without one."""
+    """The oldest and the newest trajectory whose life is kept; None if there is none."""
 
     @property
     def words(self) -> str:
-        """Return why it is not known, and what is."""
+        """Why it is unknown, and which trajectories are known."""
         name = TrajectoryId.parse(self.name)
         if name.is_evaluation:
             why = "evaluation responses are known while they are in the ledger"
@@ -146,7 +145,7 @@ class UnknownTrajectory:
 
 
 def life_from(packed: str) -> TrajectoryLife:
-    """Return a life from its packed form."""
+    """Parse the packed form of a life."""
     first, *rows = packed.split("\n")
     name, state, admitted, prompt, tokens, ready, claimed, num_leases, num_chunks, end, *leases = first.split("\t")
     return TrajectoryLife(
@@ -210,18 +209,19 @@ def _end(text: str) -> UnitEnd | None:
 
 
 def life_events(life: TrajectoryLife) -> list[tuple[float, str]]:
-    """Return what happened, each with its time (the server's, seconds since 1970), in the order of
-    time. The words are not safe for a terminal: workers name themselves."""
+    """Return the events and their times (server time, seconds since 1970), in order of time.
+
+    The texts are not safe for a terminal, since workers choose their names."""
     return sorted(_events(life), key=itemgetter(0))
 
 
 def versions_words(versions: tuple[int, ...]) -> str:
-    """Return ascending versions in words, as ``3 to 5``."""
+    """Return ascending versions as text, such as ``3 to 5``."""
     return f"{versions[0]}" if versions[0] == versions[-1] else f"{versions[0]} to {versions[-1]}"
 
 
 def _events(life: TrajectoryLife) -> Iterator[tuple[float, str]]:
-    """Yield what happened. Events of one time stay in their order here."""
+    """Yield the events; those with equal times keep this order."""
     if life.admitted_s is not None:
         yield life.admitted_s, "admitted"
     for lease in life.leases:

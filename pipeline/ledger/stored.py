@@ -1,7 +1,7 @@
-"""From stored bytes to the ledger's nouns, for both ledgers and the update log.
+"""Decodes stored bytes for both ledgers and the update log.
 
-A chunk is encoded once, by the generator (``protocol.codec.encode_once``). Its links and the ledger
-take the same body, and the ledger stores it as a blob. Nothing here encodes."""
+A chunk is encoded once, by the generator (``protocol.codec.encode_once``); links and the ledger share that
+encoding, and the ledger stores it as a blob. Nothing here encodes."""
 
 from __future__ import annotations
 
@@ -22,23 +22,21 @@ FIELDS: Final = tuple(Field)
 
 
 def read_chunk(blob: bytes) -> TrajectoryChunk:
-    """Return a stored chunk. Raises WireError, as all functions here."""
+    """Decode a stored chunk. Raises WireError, like all functions here."""
     return from_blob(blob, TrajectoryChunk)
 
 
 def read_scores(blobs: Mapping[Field, bytes | None]) -> dict[Field, Score]:
-    """Return a chunk's stored scores, in the order of ``FIELDS``; None for an absent one."""
+    """Decode a chunk's stored scores, in the order of ``FIELDS``. A None value is an absent score."""
     return {field: from_blob(blob, SCORE_TYPES[field]) for field in FIELDS if (blob := blobs.get(field)) is not None}
 
 
 def read_scored(blob: bytes, scores: Mapping[Field, bytes | None]) -> ScoredChunk:
-    """Return a stored chunk with its scores."""
     return ScoredChunk(read_chunk(blob), read_scores(scores))
 
 
 def read_overdue(field: Field, blobs: Sequence[bytes]) -> list[ScoredChunk]:
-    """Return chunks that lack a field, from their blobs; of guidance each is followed by its
-    reward's."""
+    """Decode overdue chunks. For guidance, each chunk's blob is followed by its reward's."""
     if field is not Field.GUIDANCE:
         return [read_scored(blob, {}) for blob in blobs]
     pairs = zip(blobs[::2], blobs[1::2], strict=True)
@@ -46,11 +44,11 @@ def read_overdue(field: Field, blobs: Sequence[bytes]) -> list[ScoredChunk]:
 
 
 def read_shown(kind: str, blob: bytes, reward: bytes) -> ShownResponse:
-    """Return a response that is kept for people to read."""
+    """Decode a response that is kept for people to read."""
     return ShownResponse(kind, read_chunk(blob), from_blob(reward, RewardScore))
 
 
 def read_finished(final: bytes, reward: bytes, values: Iterable[bytes]) -> FinishedTrajectory:
-    """Return a trajectory that is kept for the value worker; ``values`` by chunk."""
+    """Decode a trajectory that is kept for the value worker; ``values`` are by chunk."""
     read = tuple(from_blob(value, ValueScore) for value in values)
     return FinishedTrajectory(read_chunk(final), from_blob(reward, RewardScore), read)

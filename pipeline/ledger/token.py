@@ -1,8 +1,8 @@
-"""Join tokens: what lets another host join one run as one role.
+"""Join tokens: let another host join one run in one role.
 
-A token is a user of the ledger's servers, with its secret. It travels as a file of mode 0600, and
-no process needs it in its arguments or environment. The URL of a joined host's ledger names that
-file (``token=PATH``). Each new connection reads it again, so a rotated token needs no restart."""
+A token is a user of the ledger's server with its secret. It travels as a file of mode 0600, so no process
+needs it in its arguments or environment. On a joined host, the ledger URL names that file (``token=PATH``).
+Each new connection reads the file again, so rotating a token needs no restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protocol.errors import ConfigError
 from protocol.ids import Role, is_worker_name
 
 ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.LEARNER)
-"""Roles of workers; a supervisor joins no run."""
+"""Roles that a token may have; supervisors don't join runs."""
 _MAX_BYTES = 1 << 16
 _OTHERS = 0o077
 _ID = re.compile(r"[a-z0-9-]{1,64}")
@@ -28,46 +28,45 @@ _SECRET = re.compile(r"[A-Za-z0-9_-]{32,128}")
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """The permission of a host to join: run, role, and a user of the ledger's servers.
+    """The permission to join a run in a role: a user of the ledger's server.
 
-    The id begins with the role and names the user, whose rules are that role's. So a file in which
-    the role was changed is refused, and one in which both were is of no user.
+    The id starts with the role and names the user, whose permissions are that role's. A file with an edited
+    role is refused; with both edited it names no existing user.
 
     Example: ``Token(run="demo", role=Role.GENERATOR, id="generator-3f9a1c07", secret=...)``."""
 
     run: str
     role: Role
     id: str
-    """Names the token permanently; not secret."""
+    """Permanent name of the token; not secret."""
     secret: str
     """At least 32 characters, URL-safe."""
     ca: str = ""
-    """PEM text of the authority that signed the server's certificate; "" for the system's."""
+    """PEM text of the CA that signed the server's certificate; empty for the system's CAs."""
 
     @property
     def user(self) -> str:
-        """The token's user on a ledger's server, where the run is in database 0."""
+        """The token's user on a ledger server that has the run in database 0."""
         return user_name(self.run, self.id)
 
     def __repr__(self) -> str:
-        """Return the token without its secret."""
         return f"Token(run={self.run!r}, role={self.role.value!r}, id={self.id!r})"
 
 
 def user_name(run: str, token_id: str, database: int = 0) -> str:
-    """Return the name of a token's user on a ledger's server that has the run in ``database``.
+    """Return the name of a token's user on a ledger server that has the run in ``database``.
 
-    Users belong to a whole server. Two of its databases may have a run of the same name."""
+    Users belong to a whole server, and two of its databases may have runs of the same name."""
     return f"headrace:{run}{f'/{database}' if database else ''}:{token_id}"
 
 
 def is_id_of(token_id: str, role: Role) -> bool:
-    """Return whether a token of ``role`` can have this id."""
+    """Return whether ``token_id`` is valid for a token of ``role``."""
     return _ID.fullmatch(token_id) is not None and token_id.startswith(f"{role.value}-")
 
 
 def read_token(path: Path) -> Token:
-    """Return the token in a file. Raises ConfigError: absent, others may read it, no token."""
+    """Read a token file. Raises ConfigError if it is missing, readable by others, or not a token."""
     again = "copy the file again from where `headrace fleet tokens create` or `rotate` wrote it"
     try:
         with path.open("rb") as file:
@@ -78,15 +77,15 @@ def read_token(path: Path) -> Token:
     mode = stat.S_IMODE(found.st_mode)
     if mode & _OTHERS and not _is_mounted(found):
         raise ConfigError(
-            f"token file {path} has mode {mode:04o}, so others may read it; expected 0600: chmod 600 {path}; or root's, with "
-            "mode 0440 and a group of ours, as kubelet mounts a Secret with fsGroup. If others can have read it, `headrace "
+            f"token file {path} has mode {mode:04o}, so others may read it; expected 0600: chmod 600 {path} (or owned by root, "
+            "mode 0440 and one of our groups, as kubelet mounts a Secret with fsGroup). If others may have read it, `headrace "
             "tokens rotate` replaces its secret"
         )
     try:
         token = msgspec.json.decode(data, type=Token)
-    # The error can repeat a part of the file, so it is left out.
+    # the error may quote a part of the file, so it is left out
     except (ValueError, RecursionError):
-        raise ConfigError(f"token file {path} holds no join token; {again}") from None
+        raise ConfigError(f"token file {path} is not a join token; {again}") from None
     checks = {
         "run": is_worker_name(token.run),
         "role": token.role in ROLES,
@@ -94,21 +93,21 @@ def read_token(path: Path) -> Token:
         "secret": _SECRET.fullmatch(token.secret) is not None,
     }
     if wrong := [name for name, is_good in checks.items() if not is_good]:
-        raise ConfigError(f"token file {path} holds no join token: its {' and '.join(wrong)} are invalid; {again}")
+        raise ConfigError(f"token file {path} is not a join token: invalid {' and '.join(wrong)}; {again}")
     return token
 
 
 def _is_mounted(found: os.stat_result) -> bool:
-    """Return whether a file is root's, and its group's right to read is all that lets us read it.
+    """Return whether root owns the file and we may read it only through its group.
 
-    Kubelet mounts a Secret so in a pod with ``fsGroup``. A file of our own has no need of it."""
+    Kubelet mounts a Secret like this in a pod with ``fsGroup``. Our own files don't need it."""
     is_roots = found.st_uid == 0 != os.geteuid()
     others_may = stat.S_IMODE(found.st_mode) & (_OTHERS & ~stat.S_IRGRP)
     return is_roots and not others_may and found.st_gid in (os.getegid(), *os.getgroups())
 
 
 def write_token(path: Path, token: Token) -> None:
-    """Write a token file of mode 0600 in one step. Raises ConfigError."""
+    """Write a token file of mode 0600 atomically. Raises ConfigError."""
     try:
         write_private(path, msgspec.json.format(msgspec.json.encode(token)) + b"\n")
     except OSError as error:
@@ -116,8 +115,7 @@ def write_token(path: Path, token: Token) -> None:
 
 
 def read_authority(url: str) -> str:
-    """Return the PEM text of the authority that a ledger URL names; "" for none, which is the
-    system's. Raises ConfigError."""
+    """Return the PEM text of the CA that a ledger URL names; empty for the system's CAs. Raises ConfigError."""
     path = option(url, AUTHORITY)
     if path is None:
         return ""
@@ -125,25 +123,24 @@ def read_authority(url: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"the ledger's authority {path} cannot be read: {error.strerror}; other hosts need a copy of it"
+            f"the ledger's CA certificate {path} cannot be read: {error.strerror}; other hosts need a copy of it"
         ) from error
 
 
 def ledger_url(url: str, token: Token, folder: Path) -> str:
-    """Return the URL with which a worker reaches the ledger as ``token``; it holds no secret.
+    """Return the URL with which a worker reaches the ledger as ``token``; it contains no secret.
 
-    Writes ``ledger.token`` into ``folder``, and ``ledger-ca.pem`` where the token has an authority.
-    Both have mode 0600, and the URL names them. A new secret for the same token is written to the
-    same file; each new connection reads it.
+    Writes ``ledger.token`` into ``folder``, and ``ledger-ca.pem`` if the token has a CA, both with mode
+    0600; the URL names them. When the token gets a new secret, the same file is rewritten.
 
     Args:
         url: The server's address without user and password: ``redis://``, ``rediss://``,
-            ``unix://`` or a Sentinel form. ``ssl_ca_certs`` in it has priority over the token's.
+            ``unix://`` or a Sentinel form. Its ``ssl_ca_certs`` takes priority over the token's.
         token: Names the user.
-        folder: A private folder of this host.
+        folder: A private folder on this host.
 
-    Raises ConfigError: the URL has its own password, or would send the secret in the clear to
-    a server with a certificate."""
+    Raises ConfigError if the URL has a password, or would send the secret unencrypted to a server that has a
+    certificate."""
     if has_credentials(url):
         raise ConfigError(
             f"ledger URL {hide_password(url)!r} has a user or password; expected only the address, such as "
@@ -151,8 +148,8 @@ def ledger_url(url: str, token: Token, folder: Path) -> str:
         )
     if token.ca and not url.startswith("rediss"):
         raise ConfigError(
-            f"ledger URL is {hide_password(url)!r}, and the token names its server's authority; expected rediss://, which "
-            "keeps the token's secret from the network"
+            f"ledger URL is {hide_password(url)!r}, but the token has the CA of its server's certificate; expected rediss://, "
+            "which encrypts the token's secret"
         )
     path, authority = folder / "ledger.token", folder / "ledger-ca.pem"
     write_token(path, token)

@@ -1,7 +1,7 @@
-"""Passwords in settings: never shown, written to no record; and options of a ledger URL.
+"""Options of ledger URLs, and hiding passwords in settings and records.
 
-Of a run's files only ``ledger.json`` holds the ledger's password; its owner alone may read it. On a
-joined host ``ledger.token`` does."""
+Of a run's files only ``ledger.json`` contains the ledger's password, and only its owner may read it. On a
+joined host that is ``ledger.token``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protocol.errors import ConfigError
 
 MASK = "***"
 JOINED_BY: Final = "token"
-"""Option of a ledger URL: path of the file that has user and secret (``pipeline.ledger.token``)."""
+"""URL option: path of the file with user and secret (``pipeline.ledger.token``)."""
 AUTHORITY: Final = "ssl_ca_certs"
 _URL_SETTING = "HEADRACE__LEDGER__URL"
 _LEDGER_VARIABLES = frozenset({"REDIS_URL", "REDISCLI_AUTH", _URL_SETTING})
@@ -26,20 +26,19 @@ _QUERY = re.compile(
     r"|[\w.-]+token|sig|code|jwt)=)[^&\s'\"]*"
 )
 _TOKEN = re.compile(r"(?i)((?<![\w+.-])(?!rediss?[:+]|unix:)[a-z][\w+.-]*://[^\s'\"]*?[?&#]token=)[^&\s'\"]*")
-"""The option of that name of a ledger URL names a file."""
+"""Leaves ledger URLs alone: there the option of that name is the path of a file."""
 
 
 def hide_password(text: str) -> str:
-    """Return ``text`` with user and password of every URL in it, and secrets in its query, replaced
-    by a mask."""
+    """Replace the user and password of every URL in ``text``, and secrets in its query, by a mask."""
     return _TOKEN.sub(rf"\1{MASK}", _QUERY.sub(rf"\1{MASK}", _USER.sub(rf"\1{MASK}@", text)))
 
 
 def without_ledger_password(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the ledger's URL, ``REDISCLI_AUTH`` and copies of their
-    passwords. The URL may be ``REDIS_URL`` or a setting.
+    """Return an environment without the ledger's URL (``REDIS_URL`` or the setting), ``REDISCLI_AUTH``, and
+    any variable that contains one of their passwords.
 
-    For processes that read ``ledger.json``, or have no use for the ledger."""
+    For processes that read ``ledger.json``, or don't use the ledger."""
     urls = (environment.get(name, "") for name in ("REDIS_URL", _URL_SETTING))
     secrets = {environment.get("REDISCLI_AUTH", ""), *(secret for url in urls for secret in _passwords(url))} - {""}
     return {
@@ -50,7 +49,7 @@ def without_ledger_password(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _passwords(url: str) -> set[str]:
-    """Return the passwords of a URL, as written and decoded."""
+    """Return a URL's passwords, both as written and decoded."""
     try:
         parts = urlsplit(url)
         written = {parts.password or "", *parse_qs(parts.query).get("password", ())}
@@ -60,9 +59,9 @@ def _passwords(url: str) -> set[str]:
 
 
 def refuse_plaintext(url: str, permit: str) -> None:
-    """Refuse a plain connection that leaves this host: it exposes the password, and so the run.
+    """Raise ConfigError for an unencrypted connection that leaves this host and would expose the password.
 
-    ``permit``: what allows it, as a request. Raises ConfigError."""
+    ``permit`` tells the user how to allow it, as the end of a sentence: "use rediss://, or ..."."""
     scheme, _, rest = url.partition("://")
     place = rest.partition("?")[0].rpartition("@")[2].partition("/")[0]
     hosts = [host.rpartition(":")[0] or host for host in place.split(",")]
@@ -76,7 +75,7 @@ def refuse_plaintext(url: str, permit: str) -> None:
 
 
 def is_hidden(url: str) -> bool:
-    """Return whether ``hide_password`` has shortened ``url``."""
+    """Return whether ``hide_password`` has masked this URL."""
     return f"//{MASK}@" in url or f"password={MASK}" in url
 
 
@@ -87,9 +86,9 @@ def has_credentials(url: str) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """Return a ledger URL without user, password and paths of this host, for other hosts."""
+    """Return a ledger URL without user, password and local paths, for use on other hosts."""
     scheme, separator, rest = url.partition("?")[0].partition("://")
-    # A password may hold a slash, and an unquoted @.
+    # a password may contain a slash and an unquoted @
     place = rest.rpartition("@")[2]
     own = ("username", "password", JOINED_BY, AUTHORITY)
     kept = [option for option in _options(url) if option.partition("=")[0] not in own]
@@ -97,24 +96,22 @@ def without_credentials(url: str) -> str:
 
 
 def has_option(url: str, name: str) -> bool:
-    """Return whether a URL has the option ``name``."""
     return option(url, name) is not None
 
 
 def option(url: str, name: str) -> str | None:
-    """Return the value of a URL's option, unquoted; None without it."""
+    """Return the value of a URL's option, unquoted; None if it is absent."""
     pairs = (pair.partition("=") for pair in _options(url))
     return next((unquote(value) for found, _, value in pairs if found == name), None)
 
 
 def with_options(url: str, options: Mapping[str, str]) -> str:
-    """Return a URL with further options, quoted."""
     added = [f"{name}={quote(value)}" for name, value in options.items()]
     return f"{url.partition('?')[0]}?{'&'.join([*_options(url), *added])}"
 
 
 def split_token_file(url: str) -> tuple[str, Path | None]:
-    """Return a URL without its token file, and the file's path."""
+    """Return a URL without its token file option, and the path of that file."""
     options = _options(url)
     found = [option for option in options if option.startswith(f"{JOINED_BY}=")]
     if not found:

@@ -1,4 +1,4 @@
-"""Specifications and arguments that a ledger refuses before any change, and their errors."""
+"""Checks of specifications and arguments that both ledgers make before any change, and their errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from protocol.ids import ChunkId
 from protocol.trajectory import Field, FinishReason, TrajectoryChunk
 
 MAX_CHUNKS_PER_TRAJECTORY: Final = 65_536
-"""A chunk's order is its trajectory's order times this, plus its index."""
+"""A chunk sorts by its trajectory's order times this, plus its index."""
 MAX_EVALUATION_PROMPTS: Final = 10_000_000
 MAX_EVALUATION_SAMPLES: Final = 10_000
 
 
 def check_chunk(chunk: TrajectoryChunk) -> None:
-    """Raise ValueError for a chunk that is empty, aborted, or beyond the longest trajectory."""
+    """Raise ValueError for a chunk that is empty, aborted, or beyond the longest allowed trajectory."""
     if chunk.finish_reason is FinishReason.ABORT:
         raise ValueError(f"chunk {chunk.id} was aborted; give its trajectory back, aborted chunks are not stored")
     if chunk.num_tokens == 0:
@@ -33,7 +33,7 @@ def check_chunk(chunk: TrajectoryChunk) -> None:
 
 
 def check_evaluation(request: EvaluationRequest) -> None:
-    """Raise ValueError for an evaluation that is empty or too large to be ordered."""
+    """Raise ValueError for an evaluation that is empty or too large for its sort order."""
     if not 0 < request.num_prompts <= MAX_EVALUATION_PROMPTS or not (
         0 < request.samples_per_prompt <= MAX_EVALUATION_SAMPLES
     ):
@@ -44,13 +44,12 @@ def check_evaluation(request: EvaluationRequest) -> None:
 
 
 def check_value_batch(num_trajectories: int) -> None:
-    """Raise ValueError for an empty value batch."""
     if num_trajectories < 1:
         raise ValueError(f"a value batch of {num_trajectories} trajectories; expected at least 1")
 
 
 def parse_chunk(text: str) -> ChunkId | None:
-    """Return a chunk id from ``text``; None when it is not one."""
+    """Parse a chunk id; None when ``text`` is not one."""
     try:
         return ChunkId.parse(text)
     except ValueError:
@@ -58,7 +57,7 @@ def parse_chunk(text: str) -> ChunkId | None:
 
 
 def claim_gone(claim: Claim) -> LedgerError:
-    """Return the error of a claim that is not in the ledger."""
+    """Return the error for a claim that is not in the ledger."""
     return LedgerError(
         f"claim {claim.claim_id} of {len(claim.units)} units is not in the ledger: it was settled, returned by a newer "
         "learner, or cancelled; claim again"
@@ -66,22 +65,22 @@ def claim_gone(claim: Claim) -> LedgerError:
 
 
 def nothing_kept(doing: str) -> LedgerError:
-    """Return the error of a claim of finished trajectories in a run without them."""
+    """Return the error for claiming finished trajectories in a run that does not keep them."""
     return LedgerError(
         f"{doing}: the run's ledger keeps no finished trajectories; open it with value_training to train a value model"
     )
 
 
 def unmarked(num_updates: int) -> LedgerError:
-    """Return the error of going back to updates whose counts the ledger does not have."""
+    """Return the error for going back to a checkpoint whose counts the ledger does not have."""
     return LedgerError(
-        f"the ledger has no checkpoint of {num_updates} updates, and later ones are settled. Going back would lose count of "
-        "those: take a newer checkpoint, or start another run from the model in this one"
+        f"the ledger does not know a checkpoint of {num_updates} updates, but later updates are settled, and going back would "
+        "lose count of them: use a newer checkpoint, or start another run from the model in this one"
     )
 
 
 def spec_texts(spec: LedgerSpec) -> dict[str, str]:
-    """Return every setting as text, for comparison and for Redis. None is the empty text."""
+    """Return every setting as text, for comparison and for Redis. None becomes the empty text."""
     texts: dict[str, str] = {}
     for item in fields(spec):
         value: object = getattr(spec, item.name)
@@ -94,7 +93,7 @@ def spec_texts(spec: LedgerSpec) -> dict[str, str]:
 
 
 def mismatch(there: LedgerSpec | Mapping[str, str], wanted: LedgerSpec) -> LedgerMismatch:
-    """Return the error that names every setting in which an existing ledger differs."""
+    """Return an error that names every setting in which the existing ledger differs."""
     have = spec_texts(there) if isinstance(there, LedgerSpec) else there
     differing = "; ".join(
         f"{name} is {have.get(name, 'absent')!r} there, {value!r} here"
@@ -108,13 +107,13 @@ def mismatch(there: LedgerSpec | Mapping[str, str], wanted: LedgerSpec) -> Ledge
 
 
 def surplus(oversampling: float, units_per_update: int) -> int:
-    """Return the extra credit of over-sampling, ``floor((oversampling - 1) * B)``."""
+    """Return the additional credit for oversampling, ``floor((oversampling - 1) * B)``."""
     # 1.1 is not exact in binary: 0.1 * 10 must not become 0
     return math.floor((oversampling - 1.0) * units_per_update + 1e-9)
 
 
 def fewest_judged(group_size: int) -> int:
-    """Return the members of a group that must have a verdict, for a baseline to be left."""
+    """Return how many members of a group need a verdict for a baseline to exist."""
     return min(2, group_size)
 
 

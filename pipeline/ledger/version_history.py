@@ -1,14 +1,13 @@
-"""The number of updates in a policy version, after the learner went back to a checkpoint.
+"""Maps policy versions to updates after the learner went back to a checkpoint.
 
-A version number always names the same weights. So a learner that goes back publishes the
-restored weights under a new number, above all before. Versions then grow by more than the updates:
+A version number always names the same weights, so a learner that goes back publishes the restored weights
+under a new, higher number. After that, versions and updates differ:
 
     version   0  1  2  3  4  5 | 6  7  8           restored from version 3, published again as 6
     updates   0  1  2  3  4  5 | 3  4  5
 
-Credit and staleness count updates. A token of the abandoned versions 4 and 5 keeps its number. It
-is as far from the start as a token of 7 or 8, and no older. ``redis/scripts/parts/versions.lua``
-mirrors these pure functions."""
+Credit and staleness count updates. Tokens of the abandoned versions 4 and 5 keep their numbers and are as old
+as tokens of 7 and 8. ``redis/scripts/parts/versions.lua`` mirrors these pure functions."""
 
 from __future__ import annotations
 
@@ -35,11 +34,11 @@ class VersionHistory:
         return restart.num_updates + version - restart.policy_version
 
     def updates_of(self, versions: np.ndarray) -> np.ndarray:
-        """Return ``updates`` of an array of versions, of any shape."""
+        """Return ``updates`` for an array of versions of any shape."""
         known, places = np.unique(versions, return_inverse=True)
         return np.array([self.updates(int(version)) for version in known], np.int64)[places].reshape(versions.shape)
 
     def after(self, restart: Restart) -> VersionHistory:
-        """Return the history with one more restart, without restarts from its version on."""
+        """Return the history with one more restart; restarts from its version on are dropped."""
         kept = (known for known in self.restarts if known.policy_version < restart.policy_version)
         return VersionHistory((*kept, restart))

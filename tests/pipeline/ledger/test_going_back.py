@@ -107,7 +107,7 @@ async def test_going_back_to_an_unsettled_point_is_refused_except_to_the_start(b
         claims.append((await update(ledger, LEARNER, version)).claim_id)
     await ledger.settle(LEARNER, tuple(claims), num_updates=3)
     before = await ledger.audit()
-    with pytest.raises(LedgerError, match="no checkpoint of 2 updates"):
+    with pytest.raises(LedgerError, match="does not know a checkpoint of 2 updates"):
         await ledger.resume_from(LEARNER, Restart(4, 2))
     assert await ledger.audit() == before and await ledger.restarts() == ()
     assert await ledger.resume_from(LEARNER, Restart(4, 0)) == 12

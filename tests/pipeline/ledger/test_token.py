@@ -98,7 +98,7 @@ def test_a_file_that_holds_no_token_is_refused_without_its_secret(change: dict[s
     fields: dict[str, object] = {"run": "demo", "role": "generator", "id": "generator-1", "secret": SECRET}
     path.write_bytes(msgspec.json.encode(fields | change))
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match=f"{path} holds no join token") as refused:
+    with pytest.raises(ConfigError, match=f"{path} is not a join token") as refused:
         read_token(path)
     assert SECRET[:20] not in str(refused.value)
 
@@ -107,7 +107,7 @@ def test_a_deeply_nested_token_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(b'{"a":' + b"[" * 30_000)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="holds no join token"):
+    with pytest.raises(ConfigError, match="is not a join token"):
         read_token(path)
 
 
@@ -117,7 +117,7 @@ def test_a_missing_or_huge_token_file_is_refused_with_its_path(tmp_path: Path) -
         read_token(path)
     path.write_bytes(b" " * (1 << 22))
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="holds no join token"):
+    with pytest.raises(ConfigError, match="is not a join token"):
         read_token(path)
 
 
