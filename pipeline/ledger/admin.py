@@ -184,7 +184,7 @@ class LedgerAdmin(Protocol):
         """Return the newest chunks of ``max_trajectories`` training responses, newest first."""
         ...
 
-    async def requeue(self, wish: RequeueRequest) -> Requeued:
+    async def requeue(self, request: RequeueRequest) -> Requeued:
         """Reopen leased trajectories and make unscored chunks due. The learner's claims are not touched."""
         ...
 

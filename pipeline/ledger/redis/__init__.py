@@ -1,1 +1,1 @@
-"""The ledger in Redis: one Lua script a transition. Only here and in the registry: redis-py."""
+"""The ledger in Redis, one Lua script per transition. Only this package and the registry import redis-py."""

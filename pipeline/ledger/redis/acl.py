@@ -1,13 +1,13 @@
-"""The rules of a join token's user on the ledger's server: which commands, on which keys.
+"""ACL rules of a join token's user on the ledger server: which commands, on which keys.
 
-A user reads all keys of its run but the tokens, and of no other run. It writes what its role
-writes, also inside scripts. So only a learner's token can publish weights, claim, settle and end
-the run. Roles share the work's own keys: the server does not keep a generator from writing scores.
-Redis 6.2 does not distinguish reads from writes. There a user may write all that it may read.
+A user may read all keys of its run except the tokens, and none of other runs. It may write what its role
+writes, also inside scripts, so only a learner's token can publish weights, claim, settle and end the run.
+Roles share the keys of work in flight: the server does not keep a generator from writing scores. Redis 6.2
+does not distinguish reads from writes; there, a user may write everything that it may read.
 
-Users and their rules are a whole server's, for all its databases. A user selects its run's database
-alone. But a connection begins in database 0: a user of a run in another one reaches the keys of a
-run of the same name there, unless the server's rules name databases (Valkey 9.1)."""
+Users and their rules belong to a whole server, not to one of its databases. A user may only SELECT its run's
+database, but a connection begins in database 0: a user of a run in another database reaches the keys of a run
+of the same name in database 0, unless the server's rules name databases (Valkey 9.1)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from protocol.ids import Role
 CONNECTION: Final = ("ping", "select", "client|setname")
 """Besides AUTH and HELLO, which every user may send."""
 READS: Final = ("+@read", "-@dangerous", "-scan", "-randomkey", "-dbsize", "+time")
-"""All that reads the keys that it names. Left out: what lists keys, of other runs too."""
+"""Commands that only read the keys they name. Left out: those that list keys, also of other runs."""
 WRITES: Final = (
     *("del", "eval", "evalsha", "expire", "hdel", "hincrby", "hset", "hsetnx", "lpush", "lrem", "ltrim", "rpush"),
     *("sadd", "set", "srem", "waitaof", "xadd", "zadd", "zrem", "zremrangebyrank", "zremrangebyscore"),
 )
 COMMANDS: Final = (*CONNECTION, *WRITES)
-"""Commands of workers and their scripts besides ``READS``."""
+"""Commands of workers and their scripts, in addition to ``READS``."""
 
 _EVERY: Final = (
     *("counters", "epochs", "endpoints", "endpoint_changes", "heartbeats", "seen", "versions", "reaching"),
     *("relays", "relay_order", "mailboxes", "failures"),
     *("news:*", "asked:*", "never", "home"),
 )
-"""``news:*`` only wakes readers; ``home`` is what a joined host sends home."""
+"""``news:*`` only wakes readers; ``home`` is what a joined host sends to the run's host."""
 _WORK: Final = (
     *("groups", "group:*", "trajectory:*", "chunk:*", "open", "parked", "running", "running_age", "ready", "ready_age"),
     *(
@@ -63,9 +63,9 @@ WRITTEN: Final = {
     Role.VALUE: (*_EVERY, *_WORK, "dead", "finished_claims"),
     Role.LEARNER: (*_EVERY, *_WORK, *_LEARNING),
 }
-"""Keys of the run, without its prefix, that a role writes. ``*`` stands for any text."""
+"""Keys that a role writes, without the run's prefix. ``*`` matches any text."""
 OWNERS: Final = ("spec", "settings", "settings_changes", "fleet", "manifest", "keys", "keys_applied", "paused")
-"""Keys of the run that the run's owner alone writes."""
+"""Keys that only the run's owner writes."""
 
 
 def user_rules(
@@ -79,13 +79,13 @@ def user_rules(
     tells_reads: bool,
     tells_databases: bool,
 ) -> list[str]:
-    """Return the arguments of ACL SETUSER behind the user's name; they replace what it had.
+    """Return the arguments of ACL SETUSER after the user's name; they replace all earlier rules.
 
     Args:
         run: Name of the run.
-        token_id: Its own host keys are writable, no other token's.
+        token_id: Only this token's host keys are writable.
         role: Decides which keys it writes.
-        digests: SHA-256 of the secrets that are accepted, in hex.
+        digests: SHA-256 of the accepted secrets, in hex.
         database: The run's, the only one that it may select.
         commands: Those of ``COMMANDS`` that the server knows.
         tells_reads: Whether the server distinguishes reads from writes: Redis 7, Valkey.

@@ -1,4 +1,4 @@
-"""The ledger in Redis as operators read and correct it, one script a method."""
+"""The Redis ledger's operator interface and read-only views, one script per method."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ from protocol.trajectory import Field
 
 
 class RedisAdmin:
-    """``pipeline.ledger.admin.LedgerAdmin`` on a server."""
+    """``pipeline.ledger.admin.LedgerAdmin`` in Redis."""
 
     def __init__(self, ledger: RedisLedger) -> None:
         self._ledger = ledger
 
     async def waits(self, *, max_units: int = 64) -> Waits:
-        """Return what the next update waits for."""
         head, units, holders = await self._ledger.ask("waits", most=max_units)
         unit, group_size, eta, late, version, needed, ready, running, parked, claimed, opened, value = head
         unscored = await self._ledger.num_evaluation_unscored()
@@ -49,46 +48,41 @@ class RedisAdmin:
         return Waits(*policy, version, *work, opened, unscored, bool(value))
 
     async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
-        """Return the newest chunks of trajectories."""
         found = await self._ledger.ask("stored", most=max_trajectories)
         return tuple(
             StoredChunk(name.decode(), tokens, float(age), bool(final), tuple(Field(one.decode()) for one in fields))
             for name, tokens, age, final, *fields in found
         )
 
-    async def requeue(self, wish: RequeueRequest) -> Requeued:
-        """Put work back."""
-        if wish.worker:
-            what, names = "worker", [wish.worker]
-        elif wish.field is not None:
-            return await self._requeue_field(wish.field)
+    async def requeue(self, request: RequeueRequest) -> Requeued:
+        if request.worker:
+            what, names = "worker", [request.worker]
+        elif request.field is not None:
+            return await self._requeue_field(request.field)
         else:
-            what, names = "trajectories", [*map(str, wish.trajectories)]
+            what, names = "trajectories", [*map(str, request.trajectories)]
         opened, due, *unknown = await self._ledger.ask("requeue", what=what, most=self._ledger.most, names=names)
         return Requeued(opened, due, tuple(name.decode() for name in unknown))
 
     async def _requeue_field(self, field: Field) -> Requeued:
-        """Make chunks due, a part a call; parts that were made stay if the next never is."""
+        """Make chunks due in batches; what was done stays done if a later call fails."""
         while True:
             _, moved, due = await self._ledger.ask("requeue", what="field", most=self._ledger.most, names=[field.value])
             if moved < self._ledger.most:
                 return Requeued(0, due)
 
     async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
-        """Admit the prompts of dead letters again."""
         if chunks == ():
             return Retried()
         closed, letters, prompts, unknown = await self._ledger.ask("retry", chunks=chunks or ())
         return Retried(tuple(prompts), letters, tuple(name.decode() for name in unknown), bool(closed))
 
     async def pause(self, *, by: str, reason: str = "") -> Pause:
-        """Admit no new group from now on."""
         paused = pause_from(await self._ledger.ask("pause", by=by, reason=reason))
         assert paused is not None
         return paused
 
     async def resume(self) -> Pause | None:
-        """Admit groups again."""
         return pause_from(await self._ledger.ask("resume"))
 
 
@@ -99,13 +93,12 @@ def _unit(row: Any) -> WaitedUnit:
 
 
 class RedisInspection:
-    """``pipeline.ledger.inspection.LedgerInspection`` on a server."""
+    """``pipeline.ledger.inspection.LedgerInspection`` in Redis."""
 
     def __init__(self, ledger: RedisLedger) -> None:
         self._ledger = ledger
 
     async def groups(self, *, max_groups: int = 20) -> GroupsView:
-        """Return the oldest open groups."""
         groups: list[OpenGroup] = []
         num_looked, following = 0, 0
         while True:
@@ -122,7 +115,6 @@ class RedisInspection:
                 return GroupsView(Unit(unit.decode()), group_size, num_groups, running, tuple(groups))
 
     async def versions(self) -> StalenessView:
-        """Return the staleness of what is ready, running, claimed, trained and dropped."""
         unit, version, eta, *counts, flat = await self._ledger.ask("staleness", most=MAX_CLAIMED)
         ready, running, unbegun, claimed, num_claimed = counts
         trained, dropped = staleness_of(_tallies(flat))
@@ -140,7 +132,6 @@ class RedisInspection:
         )
 
     async def drops(self) -> DropsView:
-        """Return what was dropped, by reason, against what was trained."""
         group_size, counters, tallies = await self._ledger.ask("drops")
         audit = audit_from([counters])
         balances = {"groups": audit.groups, "trajectories": audit.trajectories, "tokens": audit.tokens}
@@ -149,7 +140,6 @@ class RedisInspection:
         return drops_from(trained, dropped, _tallies(tallies), group_size=group_size)
 
     async def life(self, trajectory: TrajectoryId) -> TrajectoryLife | UnknownTrajectory:
-        """Return what happened to a trajectory."""
         packed, *there = await self._ledger.ask("life", trajectory=str(trajectory))
         if packed:
             return life_from(packed.decode(errors="replace"))

@@ -1,8 +1,8 @@
-"""Both sides of the conservation law, by a walk whose calls hold the server for milliseconds.
+"""Counts both sides of the conservation law, in calls that each hold the server for milliseconds.
 
-``scripts/audit.lua`` reads a part, and says why the sum is exact although work moves meanwhile.
-Counters, and what is in flight, are those of the last call's moment; the *states* of what did not
-move are those of the moment at which it was read."""
+``scripts/audit.lua`` reads one batch per call, and explains why the sum is exact although work moves
+meanwhile. Counters and work in flight are those of the last call; the *states* of work that did not move are
+as old as their batch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from pipeline.ledger.types import Audit
 from protocol.errors import LedgerError
 
 MOST: Final = 500
-"""Chunks and trajectories of one call: a few milliseconds of the server's."""
+"""Chunks and trajectories per call: a few milliseconds of the server's time."""
 _MAX_AGAIN: Final = 500
-"""Trajectories that one call is told to read again. The rest of its time goes to the walk."""
+"""Trajectories that one call reads again; the rest of its time goes to the walk."""
 _MAX_WALKS: Final = 3
 _STATES: Final = (b"open", b"leased", b"finished", b"ready", b"claimed")
-"""From the least advanced on. A group's state is its least advanced member's."""
+"""From the least advanced on. A group is in the state of its least advanced member."""
 
 Ask = Callable[[Command], Awaitable[Any]]
 
 
 class Server(Protocol):
-    """Runs the ledger's scripts."""
-
     async def ask(self, script: str, **arguments: object) -> Any:
         """Run a script without an incarnation."""
 
@@ -37,9 +35,9 @@ class Server(Protocol):
 async def audit(server: Server, lane: FinishedLane, *, most: int = MOST) -> Audit:
     """Return both sides of the conservation law at one moment.
 
-    A walk that lost track is begun again. So is one that found a difference: it may have met a
-    server that took over without the newest writes, and a true difference stays. Raises LedgerError
-    when the walk loses track again and again."""
+    A walk that lost track starts again. So does the first one that finds a difference: the server may have
+    been replaced by one that lacks the newest writes, whereas a real difference stays. Raises LedgerError
+    when every walk loses track."""
     found = None
     for _ in range(_MAX_WALKS):
         again = await Walk(lane, most=most).run(server)
@@ -55,13 +53,13 @@ async def audit(server: Server, lane: FinishedLane, *, most: int = MOST) -> Audi
 
 
 class FinishedLane:
-    """Names of the trajectories that the value worker waits for or has claimed, a part a call."""
+    """Reads the trajectories that the value worker waits for or has claimed, in batches."""
 
     def __init__(self, ask: Ask, waiting: str, claims: str, claim: Callable[[str], str]) -> None:
         self._ask, self._waiting, self._claims, self._claim = ask, waiting, claims, claim
 
     async def names(self) -> set[bytes]:
-        """Return all names that stand in one place throughout; others are in ``moved``."""
+        """Return the trajectories that did not move meanwhile; those that did are listed in ``moved``."""
         found = await self._members(self._waiting)
         for claim in await self._ask(("SMEMBERS", self._claims)):
             found |= await self._members(self._claim(claim.decode()))
@@ -78,17 +76,17 @@ class FinishedLane:
 
 
 class Walk:
-    """One walk over the store. Holds a row for each trajectory in flight."""
+    """One walk over the store. Keeps a row for each trajectory in flight."""
 
     def __init__(self, lane: FinishedLane, *, most: int = MOST) -> None:
         self._lane, self._most = lane, most
         self._rows: dict[bytes, tuple[bytes, bytes, tuple[Any, ...]]] = {}
-        """By trajectory: its state, the value worker's state of it, and its tokens by state."""
+        """By trajectory: its state, its state for the value worker, and its tokens by state."""
         self._again: dict[bytes, None] = {}
-        """Trajectories that are to be read, in their order."""
+        """Trajectories to read again, in order."""
 
     async def run(self, server: Server) -> Audit | None:
-        """Return the audit; None when more has moved between two calls than is known."""
+        """Return the audit; None if more work moved between two calls than ``moved`` lists."""
         since, group, member, is_first = None, 0, 0, True
         while True:
             again = tuple(islice(self._again, _MAX_AGAIN))
@@ -131,7 +129,7 @@ class Walk:
                 group = name.split(b".")[1]
                 groups[group] = min(state, groups.get(group, state), key=_STATES.index)
         by_state = Counter(groups.values())
-        # of groups without a member, which are none of these states
+        # groups without members are in none of these states
         by_state[b"empty"] = num_groups - len(groups)
         counted = {b"groups": by_state, b"trajectories": trajectories, b"tokens": tokens, b"finished": finished}
         for currency, states in counted.items():

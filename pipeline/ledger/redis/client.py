@@ -1,9 +1,9 @@
-"""Connections of every process to the ledger server.
+"""Client connections to the ledger server.
 
-A URL is ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password if the server has one, or
-names Sentinels (``pipeline.ledger.redis.sentinel``). It may name a token file in place of a
-password (``pipeline.ledger.token``). A client has limits of waiting, and repeats nothing itself:
-``pipeline.ledger.redis.connection`` is the one layer that repeats."""
+A URL is ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password if the server has one, or names
+Sentinels (``pipeline.ledger.redis.sentinel``) or cluster nodes (``pipeline.ledger.redis.cluster``). Instead
+of a password it may name a token file (``pipeline.ledger.token``). A client has timeouts but never retries:
+``pipeline.ledger.redis.connection`` is the only layer that does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from protocol.errors import ConfigError
 
 
 class _TokenFile(CredentialProvider):
-    """User and secret of a token file, read again for each connection."""
+    """Credentials from a token file, read again for each connection."""
 
     def __init__(self, path: Path, run_database: Callable[[], int]) -> None:
         self._path = path
@@ -41,7 +41,6 @@ class _TokenFile(CredentialProvider):
         return f"{self._user} of {self._path}"
 
     def get_credentials(self) -> tuple[str, str]:
-        """Return user and secret. Raises ConfigError."""
         from pipeline.ledger.token import read_token, user_name
 
         token = read_token(self._path)
@@ -49,36 +48,33 @@ class _TokenFile(CredentialProvider):
         return self._user, token.secret
 
     async def get_credentials_async(self) -> tuple[str, str]:
-        """Return user and secret. Raises ConfigError."""
         return self.get_credentials()
 
 
 class OwnConnection(AbstractConnection):
-    """A connection that obeys cancellation, and connects once for each attempt of a command.
+    """A connection that obeys cancellation, and connects only once per attempt of a command.
 
-    redis-py bounds a write by ``asyncio.wait_for``. On Python 3.11 that swallows a cancellation
-    that comes as the write completes: nearly every one, on a fast socket. A worker would continue
-    after its TaskGroup had ended it. ``asyncio.timeout`` bounds the same write without that fault.
+    redis-py bounds a write with ``asyncio.wait_for``. On Python 3.11 that swallows a cancellation that
+    arrives as the write completes: nearly every one, on a fast socket. A worker would go on after its
+    TaskGroup had ended it. ``asyncio.timeout`` does not have this bug.
 
-    On a lost connection redis-py would repeat the connecting in each attempt of a command. It would
-    never look up a new master at a Sentinel.
+    On a lost connection redis-py would retry connecting within each attempt of a command, and never ask a
+    Sentinel for the new master.
 
-    Commands are packed in C. A pipeline is written piece by piece. Otherwise it would be joined,
-    and asyncio would copy the part that the socket does not take: megabytes, for long values."""
+    Commands are packed in C. A pipeline is written piece by piece: joining it would make asyncio copy
+    whatever the socket does not take at once, megabytes for long values."""
 
     __slots__ = ()
 
     def pack_command(self, *args: Any) -> list[bytes]:
-        """Return a command's bytes. Raises redis-py's DataError for a bad argument."""
         command, *rest = args
         try:
-            # split, as redis-py does: CONFIG GET are two words
+            # split like redis-py: CONFIG GET is two words
             return [cast("Any", hiredis).pack_command((*command.split(), *rest))]
         except TypeError as error:
             raise redis.exceptions.DataError(str(error)) from error
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
-        """Write within ``socket_timeout``. Raises redis-py's ConnectionError and TimeoutError."""
         if not self.is_connected:
             await self._connect_once()
         if check_health:
@@ -100,10 +96,10 @@ class OwnConnection(AbstractConnection):
             self.socket_timeout = limit
 
     async def take_over(self) -> asyncio.WriteTransport:
-        """Connect again, once, and return the transport, for a protocol of the caller's.
+        """Reconnect once and return the transport, on which the caller sets its own protocol.
 
-        That protocol passes ``connection_lost`` on to the one before. ``disconnect``, of this
-        connection or its pool, still closes it."""
+        That protocol must forward ``connection_lost`` to the previous one. ``disconnect``, of this connection
+        or its pool, still closes it."""
         await self.disconnect(nowait=True)
         try:
             await self._connect_once()
@@ -115,8 +111,8 @@ class OwnConnection(AbstractConnection):
         return cast("asyncio.StreamWriter", self._writer).transport
 
     def _raise_refusal(self, file: _TokenFile, error: BaseException) -> None:
-        """Raise TokenRefused, or the ConfigError of a bad file. On a unix socket redis-py wraps
-        them in a ConnectionError."""
+        """Raise TokenRefused, or the ConfigError of a bad token file, which redis-py wraps in a
+        ConnectionError on Unix sockets."""
         for part in (error, *error.args):
             if isinstance(part, ConfigError):
                 raise part from None
@@ -124,12 +120,11 @@ class OwnConnection(AbstractConnection):
                 raise TokenRefused(f"{file}: {part}") from error
 
     def follow(self, error: redis.exceptions.AskError) -> bool:
-        """Note a cluster's owner of the slot; return whether the next connection goes there."""
+        """Record a redirection by a cluster node; return whether the next connection follows it."""
         del error
         return False
 
     def error_of(self, text: str) -> Exception:
-        """Return redis-py's exception for an error reply."""
         return cast("Any", self._parser).parse_error(text)
 
     async def _connect_once(self) -> None:
@@ -146,7 +141,7 @@ class _Tls(OwnConnection, SSLConnection):
 
 class _Master(OwnConnection, SentinelManagedConnection):
     async def _connect_once(self) -> None:
-        # redis-py's name for one attempt: it looks the master up first
+        # one attempt, which first looks up the master
         await self._connect_retry()
 
 
@@ -155,7 +150,7 @@ class _TlsMaster(_Master, SentinelManagedSSLConnection):
 
 
 class _Node(OwnConnection, Connection):
-    """To the node that owns the run's slot."""
+    """Connects to the cluster node that owns the run's slot."""
 
     __slots__ = ()
     nodes: ClusterNodes
@@ -186,25 +181,23 @@ _SCHEMES = ("redis://", "rediss://", "unix://", *SENTINEL_SCHEMES, *CLUSTER_SCHE
 
 
 class CallTimeouts(NamedTuple):
-    """How long calls wait for a server that does not serve them, in seconds."""
+    """How long calls wait for a server that does not answer, in seconds."""
 
     timeout_s: float
-    """Without any answer: then the connection is closed."""
+    """A connection without any answer for this long is closed."""
     lost_s: float
-    """Of one call, from its start to its end, while no server answers."""
+    """Limit of one call, with all retries, while no server answers."""
     disk_s: float
-    """Of one call, while the server's disk is full, even if the server is away."""
+    """Limit of one call while the server's disk is full, even if the server is down."""
     disk_trouble: Callable[[], str]
-    """Called while no server answers: returns the disk's trouble, for people, else ""."""
+    """Called while no server answers; describes the disk problem for people, or returns ""."""
 
 
 def call_timeouts(client: redis.asyncio.Redis) -> CallTimeouts:
-    """Return the limits of calls over a client of ``connect``."""
     return cast("Any", client.connection_pool).timeouts
 
 
 def database_of(client: redis.asyncio.Redis) -> int:
-    """Return the number of the database that a client of ``connect`` selects."""
     return _database_of(client.connection_pool)
 
 
@@ -213,7 +206,7 @@ def _database_of(pool: Any) -> int:
 
 
 def is_of_cluster(client: redis.asyncio.Redis) -> bool:
-    """Return whether a client of ``connect`` goes to the node of a Cluster that has the run."""
+    """Return whether the client connects to a Redis Cluster."""
     return issubclass(cast("Any", client.connection_pool).connection_class, _Node)
 
 
@@ -242,13 +235,19 @@ def connect(
 ) -> redis.asyncio.Redis:
     """Return a client of the server at ``url``; nothing is sent yet.
 
-    A ledger call ends ``patience_s`` after its start, with all repeats. It ends after the longer
-    ``disk_patience_s`` while the server reports a disk that takes no writes. The same holds while
-    no server answers and ``disk_trouble`` returns a reason: it cannot start there. A connection
-    without an answer for ``timeout_s`` is opened again. ``password`` overrides the URL's. With all
-    ``max_connections`` in use a caller waits up to ``timeout_s``. ``tls`` takes redis-py's
-    ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises ConfigError for a bad URL. Calls raise it
-    for a bad token file."""
+    Args:
+        url: A URL as in the module's docstring.
+        password: Overrides the URL's.
+        max_connections: When all are in use, a caller waits up to ``timeout_s`` for one.
+        timeout_s: A connection without an answer for this long is reopened.
+        patience_s: A ledger call fails after this long, retries included.
+        disk_patience_s: The longer limit while the server reports that it cannot write to its disk,
+            or while no server answers and ``disk_trouble`` returns a reason why it cannot start.
+        disk_trouble: Describes the disk problem, or returns "".
+        client_name: Name of the connections on the server.
+        tls: redis-py's ``ssl_*`` settings, such as ``ssl_ca_certs``.
+
+    Raises ConfigError for a bad URL; calls raise it for a bad token file."""
     if not url.startswith(_SCHEMES):
         raise ConfigError(f"ledger URL is {hide_password(url)!r}; expected one that starts with {', '.join(_SCHEMES)}")
     url, token_file = split_token_file(url)

@@ -1,13 +1,13 @@
-"""A ledger in a Cluster: every connection goes to the node that owns the run's slot.
+"""A ledger in a Redis Cluster: every connection goes to the node that owns the run's slot.
 
 A URL is ``redis+cluster://[user:password@]host[:port][,host[:port]...]/[?option=value&...]``, or
-``rediss+cluster://`` for TLS. It names some of the nodes; the others are learned. User, password
-and options are for every node. A node's default port is 6379.
+``rediss+cluster://`` for TLS. It names some of the nodes; the others are discovered. User, password and
+options apply to every node. The default port is 6379.
 
-All keys of a run have one hash tag, hence one slot and one owner (``pipeline.ledger.redis.keys``).
-A node that is not the owner answers MOVED with the owner's address, and the connection is opened again
-there. When the owner cannot be reached, connections go to the nodes of the URL in turn, until one
-names the replica in its place. While a slot moves (ASK, TRYAGAIN), calls are repeated.
+All keys of a run have the same hash tag, hence one slot and one owner (``pipeline.ledger.redis.keys``).
+Another node answers MOVED with the owner's address, and the connection is reopened there. When the owner
+cannot be reached, connections go to the nodes of the URL in turn, until one names the replica that took over.
+While a slot migrates (ASK, TRYAGAIN), calls are repeated.
 
 A failover can lose the old owner's last writes (``pipeline.ledger.redis.sentinel``)."""
 
@@ -27,27 +27,27 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class ClusterNodes:
-    """Which node the next connection goes to; one for each pool."""
+    """Decides which node the next connection goes to; one per connection pool."""
 
     seeds: tuple[Place, ...]
-    """Of the URL."""
+    """The nodes of the URL."""
     owner: Place | None = None
-    """Of the run's slot, as the last MOVED named it."""
+    """The owner of the run's slot, as named by the last MOVED."""
     turn: int = field(default=0)
 
     def next(self) -> Place:
-        """Return the owner, or, while it is unknown, the seed whose turn it is."""
+        """Return the owner or, while it is unknown, the next seed."""
         return self.owner or self.seeds[self.turn % len(self.seeds)]
 
     def failed(self, place: Place) -> None:
-        """Note that a node cannot be reached, or was lost."""
+        """Record that a node is unreachable or that its connection was lost."""
         if place == self.owner:
             self.owner = None
         elif place == self.next():
             self.turn += 1
 
     def redirected(self, error: exceptions.AskError, place: Place) -> None:
-        """Note a node's answer that the slot is elsewhere. ASK names one for single keys only."""
+        """Record a node's answer that the slot is elsewhere. ASK is ignored, since it is about single keys."""
         if isinstance(error, exceptions.MovedError):
             # a node that does not know its own address leaves it out
             host: str = cast("Any", error).host
@@ -55,7 +55,7 @@ class ClusterNodes:
 
 
 def parse_cluster_url(url: str) -> tuple[ClusterNodes, dict[str, Any], bool]:
-    """Return the nodes, redis-py's settings of a connection to each, and whether it is TLS.
+    """Return the nodes, redis-py's settings for a connection to each, and whether it uses TLS.
 
     Raises ValueError with the reason, without the password."""
     scheme, _, rest = url.partition("://")
@@ -73,7 +73,7 @@ def parse_cluster_url(url: str) -> tuple[ClusterNodes, dict[str, Any], bool]:
 
 
 def other_nodes(text: str) -> set[Place]:
-    """Return the nodes that CLUSTER NODES names as reachable, but the one that answered."""
+    """Return the reachable nodes in the output of CLUSTER NODES, without the one that answered."""
     found: set[Place] = set()
     for line in text.splitlines():
         _, address, flags, *_ = line.split(" ")

@@ -1,22 +1,21 @@
-"""One connection for all ledger calls of a process: commands leave at once, answers keep the order.
+"""One pipelined connection for all ledger calls of a process: commands are sent at once, answers come in
+order.
 
-A call waits at most the client's timeout for the next answer, and its patience in all. With
-``MAX_UNANSWERED`` commands unanswered a caller waits for an answer, which makes room.
+A call waits at most the client's timeout for the next answer, and its patience in total. When
+``MAX_UNANSWERED`` commands are unanswered, callers wait until an answer makes room.
 
-No call waits for another's answer. Commands of one turn of the event loop leave together. That is
-no transaction: every script is atomic by itself, and fails alone.
+Calls don't wait for each other's answers. Commands issued in one turn of the event loop are sent together,
+but not as a transaction: every script is atomic and fails by itself.
 
-A connection that is lost, or silent for too long, is closed, and all its commands are repeated.
-That is safe: writes are keyed, and calls that give out or take back are numbered, so the server
-knows a repeat. Commands are also repeated when the server cannot serve now, is busy in a script, or
-its disk takes no writes. A full disk is tolerated of a server that is away, too, since it cannot start there. A
-refused password ends a call at once. A token that was accepted before is tried again for a while.
-Its file may have another secret by then, or its server the user again. This is the one layer that
-repeats.
+A connection that is lost, or silent for too long, is closed, and all its commands are repeated. That is safe:
+writes are keyed, and calls that hand work out or take it back are numbered, so the server recognises a
+repeat. Commands are also repeated while the server cannot serve, is busy in a script, or cannot write to its
+disk (even if it is down, since it cannot start with a full disk). A refused password fails the call at once.
+A token that was accepted before is retried for a while, as its file may get the new secret, or its server the
+user, in that time. No other layer retries.
 
-Each call has one deadline (``pipeline.ledger.redis.client.CallTimeouts``) for waiting, connecting
-and repeating; no server can stretch it by trickling bytes. A cancelled caller's answer is
-discarded."""
+Each call has one deadline (``pipeline.ledger.redis.client.CallTimeouts``) for waiting, connecting and
+repeating; no server can stretch it by trickling bytes. The answer to a cancelled call is discarded."""
 
 from __future__ import annotations
 
@@ -36,18 +35,18 @@ T = TypeVar("T")
 Command: TypeAlias = Sequence[str | bytes | float]
 
 MAX_UNANSWERED: Final = 64
-"""Of one connection: bounds the buffers of both sides."""
+"""Per connection; bounds the buffers of both sides."""
 _JOINED_BYTES = 1 << 16
 """Pieces up to this many bytes are joined into one write. A longer piece is not copied."""
 _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 20
-"""Of the parser's memory. Otherwise it is freed after every long answer and allocated again."""
+"""Parser memory that is kept; otherwise it would be freed and allocated again for every long answer."""
 _NOT_YET = object()
 REFUSED_PATIENCE_S: Final = 10.0
-"""A refused token that was accepted before is tried again for so long. A supervisor makes its user
-again after a restart or failover, and a rotated file has to arrive."""
+"""How long a refused token that was accepted before is retried: a supervisor recreates its user after a
+restart or failover, and a rotated token file takes time to arrive."""
 _RTT_WEIGHT: Final = 0.1
-"""Of the newest answer in the moving mean."""
+"""Weight of the newest answer in the moving average."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
@@ -64,21 +63,21 @@ class PipelinedConnection:
         self._timeouts = call_timeouts(client)
         self._num_troubled = 0
         self.num_connects = 0
-        """A change of it means: perhaps another server, or one that has lost its last writes."""
+        """When it changes, this may be another server, or one that has lost its last writes."""
         self.num_repeats = 0
-        """Calls that were repeated, counted at each repeat."""
+        """Number of retries of all calls."""
         self.on_trouble: Callable[[str], None] = lambda _: None
-        """Called with the reason why calls are repeated, for people; with "" after the last."""
+        """Called with the reason for each retry, for people; with "" when none is going on any more."""
         self._connection: OwnConnection | None = None
-        """Of the client's pool, in use until the end; closing the client closes it."""
+        """From the client's pool, in use until the end; closing the client closes it."""
         self._stream: _Stream | None = None
         self._connecting: asyncio.Future[Exception | None] | None = None
-        """While a caller connects; its result is the failure, if any."""
+        """Set while a caller connects; its result is the failure, if any."""
 
     @property
     def rtt_s(self) -> float:
-        """Return the moving mean of the time from a command to its answer, in seconds; of an older
-        command without an answer, its age. 0 before the first. Any thread may read it."""
+        """Moving average of the time from a command to its answer, in seconds, or the age of the oldest
+        unanswered command if that is larger. 0 before the first answer. Readable from any thread."""
         stream = self._stream
         return 0.0 if stream is None else stream.rtt_s
 
@@ -89,8 +88,8 @@ class PipelinedConnection:
     async def ask_held(self, *command: str | bytes | float, held_s: float) -> Any:
         """Return the answer to a command that the server may hold back for ``held_s``.
 
-        None means: no answer, or no connection, or it was lost meanwhile. It is not repeated, since
-        another server may have another answer. Raises redis-py's ResponseError."""
+        Returns None without an answer or a connection. The command is not repeated, since another server may
+        answer differently. Raises redis-py's ResponseError."""
         try:
             async with asyncio.timeout(held_s + self._timeouts.lost_s):
                 return await self._once(lambda stream: stream.ask(command, held_s))
@@ -104,14 +103,14 @@ class PipelinedConnection:
             return None
 
     def give_up(self, reason: str) -> None:
-        """Close a present connection, for a reason in words; the next call connects."""
+        """Close the current connection, if any; the next call reconnects. ``reason`` is for people."""
         if self._stream is not None:
             self._stream.give_up(exceptions.ConnectionError(reason))
 
     async def ask_all(self, commands: Sequence[Command], *, raises: bool = True) -> list[Any]:
-        """Return the commands' answers. Raises an error of any. A lost connection repeats all.
+        """Return the commands' answers. If the connection is lost, all are repeated.
 
-        Unless ``raises``, an error reply is returned in its place."""
+        Raises the first error; unless ``raises``, error replies are returned in place of answers."""
         return await self._repeated(lambda stream: stream.ask_all(commands, raises=raises))
 
     async def aclose(self) -> None:
@@ -140,7 +139,7 @@ class PipelinedConnection:
                     error = failure
                 except exceptions.ResponseError as failure:
                     if is_busy(failure):
-                        # it serves again after a script: no sign of another master
+                        # busy in a script, which does not mean that there is another master
                         error = failure
                     elif not is_disk_failure(failure):
                         raise
@@ -152,7 +151,7 @@ class PipelinedConnection:
                         f"no answer within {self._timeouts.lost_s:g} s{f': {failure}' if str(failure) else ''}"
                     )
                 no_room = "" if is_disk_failure(error) else self._timeouts.disk_trouble()
-                # nor can a server that is away start there
+                # a server that is down cannot start with a full disk
                 if no_room:
                     deadline = min(last_of_all, now() + pause + self._timeouts.lost_s)
                 left_s = deadline - now()
@@ -188,7 +187,7 @@ class PipelinedConnection:
             raise elsewhere from error
 
     async def _connected(self) -> _Stream:
-        """Connect, or wait for the caller that does. A failure is raised in all of them."""
+        """Connect, or wait for the caller that is connecting. A failure is raised in all of them."""
         while self._stream is None or self._stream.is_lost:
             if self._connecting is not None:
                 if failure := await asyncio.shield(self._connecting):
@@ -217,7 +216,7 @@ class _Stream(asyncio.BufferedProtocol):
         self._transport, self._before = transport, transport.get_protocol()
         self._timeout_s = timeout_s
         self._held_s = 0.0
-        """For which the server may hold back the present answer."""
+        """How long the server may hold back the current answer."""
         self._loop = asyncio.get_running_loop()
         self._replies: Any = hiredis.Reader(
             protocolError=exceptions.InvalidResponse, replyError=connection.error_of, notEnoughData=_NOT_YET
@@ -225,14 +224,14 @@ class _Stream(asyncio.BufferedProtocol):
         self._replies.setmaxbuf(_KEPT_BYTES)
         self._unanswered: deque[asyncio.Future[Any]] = deque()
         self._asked_s: deque[float] = deque()
-        """Time of each unanswered command."""
+        """When each unanswered command was sent."""
         self._mean_s = 0.0
         self._unsent: deque[bytes] = deque()
         self._rooms: deque[asyncio.Future[None]] = deque()
         self._is_sending = False
         self._is_paused = False
         self._last_answer_s = 0.0
-        """Or the time of the first unanswered command."""
+        """Time of the last answer, or of the first command after all were answered."""
         self._watch: asyncio.TimerHandle | None = None
         self.is_lost = False
         self._read = memoryview(bytearray(_READ_BYTES))
@@ -240,25 +239,21 @@ class _Stream(asyncio.BufferedProtocol):
 
     @property
     def rtt_s(self) -> float:
-        """As ``PipelinedConnection.rtt_s``."""
         try:
             waited_s = self._loop.time() - self._asked_s[0]
         except IndexError:
-            # all are answered
             waited_s = 0.0
         return max(self._mean_s, waited_s)
 
     # -- commands --------------------------------------------------------------------------------
 
     async def ask(self, command: Command, held_s: float = 0.0) -> Any:
-        """Return the answer. Raises redis-py's errors, also for a closed connection."""
         self._held_s = held_s
         while len(self._unanswered) >= MAX_UNANSWERED:
             await self._room()
         return await self._sent(command)
 
     async def ask_all(self, commands: Sequence[Command], *, raises: bool) -> list[Any]:
-        """Return the answers, in order."""
         if not commands:
             return []
         answers: list[asyncio.Future[Any]] = []
@@ -271,7 +266,7 @@ class _Stream(asyncio.BufferedProtocol):
         finally:
             for answer in answers:
                 if not answer.cancel() and not answer.cancelled():
-                    # retrieved, or asyncio warns
+                    # asyncio warns about exceptions that were never retrieved
                     answer.exception()
         for answer in answers:
             if (error := answer.exception()) is not None and (raises or not _is_answer(error)):
@@ -313,22 +308,21 @@ class _Stream(asyncio.BufferedProtocol):
         try:
             await room
         except asyncio.CancelledError:
-            # it may have been given room already
+            # this caller may just have been given room
             self._make_room()
             raise
 
     # -- answers ---------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer to read into: always the same, not fresh memory at each read.
+        """Return the buffer to read into, always the same one.
 
-        It is a view. Over TLS asyncio slices it and reads later records into the slice; a
-        bytearray's slice is a copy."""
+        It is a memoryview: over TLS asyncio slices it and reads later records into the slice, and slicing a
+        bytearray would copy."""
         del sizehint
         return self._read
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Pass every complete answer to its caller."""
         self._last_answer_s = self._loop.time()
         try:
             self._replies.feed(self._read, 0, nbytes)
@@ -338,8 +332,7 @@ class _Stream(asyncio.BufferedProtocol):
                 asked = self._unanswered.popleft()
                 took_s = self._last_answer_s - self._asked_s.popleft()
                 self._mean_s += _RTT_WEIGHT * (took_s - self._mean_s) if self._mean_s else took_s
-                # the caller was cancelled
-                if asked.done():
+                if asked.done():  # the caller was cancelled
                     continue
                 if isinstance(answer, Exception):
                     asked.set_exception(answer)
@@ -350,7 +343,6 @@ class _Stream(asyncio.BufferedProtocol):
         self._make_room()
 
     def _make_room(self) -> None:
-        """Wake callers that wait for room, as far as there is any."""
         free = MAX_UNANSWERED - len(self._unanswered)
         while self._rooms and free > 0:
             free -= _wake(self._rooms.popleft())
@@ -367,18 +359,15 @@ class _Stream(asyncio.BufferedProtocol):
             self._watch = self._loop.call_later(left_s, self._look)
 
     def pause_writing(self) -> None:
-        """Stop writing: the socket takes no more for now."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Continue writing."""
         self._is_paused = False
         self._send()
 
     # -- the end ---------------------------------------------------------------------------------
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all waiting calls."""
         self.give_up(exceptions.ConnectionError(f"the server closed the connection{f': {exc}' if exc else ''}"))
         self._before.connection_lost(exc)
 
@@ -397,14 +386,19 @@ class _Stream(asyncio.BufferedProtocol):
             queue.clear()
 
 
+def reply_pairs(reply: Any) -> dict[bytes, Any]:
+    """Return the pairs in a reply: a map in RESP 3, a flat list in RESP 2."""
+    return dict(reply.items() if hasattr(reply, "items") else zip(reply[::2], reply[1::2], strict=True))
+
+
 def _is_answer(error: BaseException) -> bool:
-    """Return whether this is an error reply that a repeat would get again."""
+    """Return whether this is an error reply that a retry would get again."""
     is_reply = isinstance(error, exceptions.ResponseError) and not isinstance(error, (*NOT_NOW, exceptions.AskError))
     return is_reply and not is_disk_failure(error) and not is_busy(error)
 
 
 def _wake(room: asyncio.Future[None]) -> bool:
-    """Return whether a caller still waited."""
+    """Return whether the caller was still waiting."""
     if room.done():
         return False
     room.set_result(None)

@@ -1,4 +1,4 @@
-"""Waits until the server's append-only file is on its disk: a second, as a rule.
+"""Waits until the server's append-only file is on disk, usually about a second.
 
 If the server cannot confirm it, the ledger counts that for ``status`` and ``audit``."""
 
@@ -15,13 +15,13 @@ from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation
 
 _STEP_MS = 2000
-"""Of one wait; below every client's timeout of an answer."""
+"""Duration of one wait; below every client's answer timeout."""
 _MAX_STEPS = 30
 _CANNOT = ("unknown command", "appendonly is disabled")
 
 
 async def wait_durable(connection: PipelinedConnection, counters: str, who: Incarnation) -> bool:
-    """Return True once all writes so far are flushed; False when this server cannot confirm it.
+    """Return True once all writes so far are flushed to disk, False if this server cannot confirm that.
 
     Raises Fenced, and LedgerUnavailable when no server answers or the disk takes over a minute."""
     with ledger_faults("make_durable"):
@@ -53,7 +53,7 @@ def _sync(counters: str, who: Incarnation, outcome: str = "") -> tuple[Any, ...]
 
 
 def _cannot_say(answer: object) -> bool:
-    """Return whether the server has no file, lacks the command, or forbids it to this user."""
+    """Return whether the server has no append-only file, lacks the command, or forbids it to this user."""
     if isinstance(answer, NoPermissionError):
         return True
     return isinstance(answer, ResponseError) and any(text in str(answer) for text in _CANNOT)

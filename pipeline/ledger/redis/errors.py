@@ -1,4 +1,4 @@
-"""From the Redis client's errors to the ledger's own."""
+"""Translates the Redis client's errors into the ledger's."""
 
 from __future__ import annotations
 
@@ -19,37 +19,36 @@ NOT_NOW: Final = (
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
 )
-"""Errors of a server that cannot serve now: a replica, or a part of a cluster that is moving."""
+"""Errors of a server that cannot serve right now: a replica, or a cluster slot that is migrating."""
 
 RAISED: Final = (exceptions.RedisError, OSError)
-"""By the Redis client."""
+"""Everything that the Redis client raises."""
 _FORBIDDEN: Final = re.compile(r"NOPERM|ACL failure|can't run this command|can't access at least one of the keys")
 
 
 def is_busy(error: BaseException) -> bool:
-    """Return whether the server runs another's script, and answers nothing else until its end
+    """Return whether the server is busy in a script and answers nothing else until it ends
     (https://valkey.io/commands/script-kill)."""
     return isinstance(error, exceptions.ResponseError) and str(error).startswith("BUSY ")
 
 
 def is_disk_failure(error: BaseException) -> bool:
-    """Return whether the server refuses writes since its append-only file cannot be written.
+    """Return whether the server refuses writes because it cannot write its append-only file.
 
-    Servers before version 7 wrap the error of a script's command
-    (https://valkey.io/topics/persistence)."""
+    Servers before version 7 wrap the error of a script's command (https://valkey.io/topics/persistence)."""
     return isinstance(error, exceptions.ResponseError) and "MISCONF" in str(error)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the server refused a name or password; a repeat would be refused too.
+    """Return whether the server refused a user name or password, so that retrying is useless.
 
-    redis-py raises it as a ConnectionError, or wraps it in one."""
+    redis-py raises this as a ConnectionError, or wraps it in one."""
     return any(isinstance(part, REFUSED) for part in (error, *error.args))
 
 
 @contextmanager
 def ledger_faults(doing: str) -> Generator[None]:
-    """Raise the ledger's errors for the Redis client's. ``doing`` names the action, for people."""
+    """Translate errors of the Redis client into the ledger's. ``doing`` names the action, for people."""
     try:
         yield
     except RAISED as error:
@@ -57,25 +56,24 @@ def ledger_faults(doing: str) -> Generator[None]:
 
 
 def ledger_fault(doing: str, error: exceptions.RedisError | OSError) -> LedgerError:
-    """Return the ledger's error for one of the Redis client's."""
     if isinstance(error, exceptions.ResponseError):
         return _from_reply(doing, error)
     if isinstance(error, SentinelRefused):
         return LedgerRefused(
-            f"{doing}: the Sentinels refused their password, or the lack of one ({error}); expected their requirepass or "
-            "ACL's. Put sentinel_password=... (and sentinel_username=...) behind the `?` of ledger.url or REDIS_URL, "
+            f"{doing}: the Sentinels refused the password, or need one ({error}); expected that of their requirepass or ACL. "
+            "Put sentinel_password=... (and sentinel_username=...) behind the `?` of ledger.url or REDIS_URL, "
             "then continue with `headrace up --resume`"
         )
     if isinstance(error, TokenRefused):
         return LedgerRefused(
-            f"{doing}: the ledger server refused the join token {error}; it was revoked or rotated, or is of another server. "
-            "`headrace fleet tokens list` names the run's tokens; copy the file of `headrace fleet tokens rotate` or "
-            "`create` here"
+            f"{doing}: the ledger server refused the join token {error}; it was revoked or rotated, or belongs to another "
+            "server. `headrace fleet tokens list` shows the run's tokens; copy the file that `headrace fleet tokens rotate` or "
+            "`create` writes to this host"
         )
     if is_refusal(error):
         return LedgerRefused(
-            f"{doing}: the ledger server refused the password, or the lack of one ({error}); expected its requirepass or "
-            "ACL's. Put that into ledger.url or REDIS_URL, then continue with `headrace up --resume`"
+            f"{doing}: the ledger server refused the password, or needs one ({error}); expected that of its requirepass or "
+            "ACL. Put it into ledger.url or REDIS_URL, then continue with `headrace up --resume`"
         )
     if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError)):
         return LedgerUnavailable(
@@ -96,8 +94,8 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
         return nothing_kept(doing)
     if is_busy(error):
         return LedgerUnavailable(
-            f"{doing}: the ledger server is busy in a script for longer than its limit ({text}); try again. A script without "
-            "end is ended by `SCRIPT KILL`, or with the server if it wrote; a run's own server is watched for that"
+            f"{doing}: the ledger server has been busy in a script for longer than its limit ({text}); try again. `SCRIPT "
+            "KILL` ends an endless script unless it has written; then restart the server (an embedded one is watched for that)"
         )
     # servers before version 7 wrap the error of a script's command; redis-py then lacks its code
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in text:
@@ -107,18 +105,18 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
         )
     if is_disk_failure(error):
         return LedgerDiskFailed(
-            f"{doing}: the ledger server cannot write its append-only file, and refuses writes; nothing was changed. Make room "
-            f"on the disk of its folder; the run then continues by itself ({text})"
+            f"{doing}: the ledger server cannot write its append-only file and refuses writes; nothing was changed. Free space "
+            f"on its disk; the run then continues by itself ({text})"
         )
-    # A script's command is refused with the text alone; the server's words differ by version.
+    # commands in scripts are refused without an error code; the server's wording differs by version
     if isinstance(error, exceptions.NoPermissionError) or _FORBIDDEN.search(text):
         return LedgerRefused(
             f"{doing}: the ledger server does not permit this to its user ({text}); expected a join token of this run and "
-            "of this role, as `headrace fleet tokens create --role ROLE` makes it, or the owner's password"
+            "role, from `headrace fleet tokens create --role ROLE`, or the owner's password"
         )
     if isinstance(error, exceptions.AskError):
         return LedgerError(
-            f"{doing}: the ledger server is a node of a cluster, and this run's keys are at another ({text}); name the nodes "
+            f"{doing}: the ledger server is a cluster node, and another node has this run's keys ({text}); name the nodes "
             "as redis+cluster://HOST:PORT,HOST:PORT in ledger.url or REDIS_URL"
         )
     if isinstance(error, NOT_NOW):

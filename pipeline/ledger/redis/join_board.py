@@ -1,8 +1,7 @@
-"""The manifest, and entries on their way home: how the run's host and joined hosts meet in the
-ledger.
+"""How the run's host and joined hosts meet in the ledger: a manifest, and entries sent home.
 
-The way home is a stream of bounded length, for what may be lost: its writers keep their own copy.
-The server's clock is the one that all hosts compare theirs with."""
+Entries go through a stream of bounded length, so they may be lost; their writers keep a copy. All hosts
+compare their clocks with the server's."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 MAX_ENTRIES = 256
-"""Entries on their way home; a newer one drops the oldest."""
+"""Entries on their way home; when there are more, the oldest are dropped."""
 _CLOCK_READINGS = 3
 
 
 class JoinBoard:
-    """One run's manifest and way home. Every call raises LedgerUnavailable without a server."""
+    """A run's manifest and the entries of joined hosts. Every call raises LedgerUnavailable without a server."""
 
     def __init__(self, client: redis.asyncio.Redis, run: str) -> None:
         self._client = client
@@ -31,12 +30,12 @@ class JoinBoard:
         self._manifest, self._home = keys.manifest(run), keys.home(run)
 
     async def set_manifest(self, manifest: bytes) -> None:
-        """Publish the manifest; empty: none, for as long as a new one is made."""
+        """Publish the manifest; empty means that a new one is being made."""
         with ledger_faults("manifest SET"):
             await self._connection.ask("SET", self._manifest, manifest)
 
     async def manifest(self) -> bytes:
-        """Return the manifest; empty for none."""
+        """Return the manifest; empty if there is none."""
         with ledger_faults("manifest GET"):
             return await self._connection.ask("GET", self._manifest) or b""
 
@@ -46,18 +45,18 @@ class JoinBoard:
             await self._connection.ask("XADD", self._home, "MAXLEN", MAX_ENTRIES, "*", "entry", entry)
 
     async def at_home(self, count: int) -> list[tuple[bytes, bytes]]:
-        """Return the oldest entries, at most ``count``, each with its id."""
+        """Return up to ``count`` entries, oldest first, each with its id."""
         with ledger_faults("home XRANGE"):
             found = await self._connection.ask("XRANGE", self._home, "-", "+", "COUNT", count)
         return [(entry_id, fields[1]) for entry_id, fields in found]
 
     async def received(self, ids: Sequence[bytes]) -> None:
-        """Remove entries that are safe in the run's folder."""
+        """Delete entries that are safe in the run's folder."""
         with ledger_faults("home XDEL"):
             await self._connection.ask("XDEL", self._home, *ids)
 
     async def clock_difference_s(self) -> float:
-        """Return the server's time minus this host's, as the quickest of a few answers has it."""
+        """Return the server's time minus this host's, from the fastest of a few answers."""
         readings: list[tuple[float, float]] = []
         for _ in range(_CLOCK_READINGS):
             asked_s = time.time()
@@ -69,6 +68,5 @@ class JoinBoard:
         return min(readings)[1]
 
     async def aclose(self) -> None:
-        """Close the client. Repeated calls do nothing."""
         await self._connection.aclose()
         await self._client.aclose()

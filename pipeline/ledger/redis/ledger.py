@@ -1,10 +1,10 @@
-"""The ledger in Redis: one Lua script for each transition, sent by its digest.
+"""The ledger in Redis: one Lua script for each transition, called by its digest.
 
-``LedgerSpec.max_bytes`` is compared with a counter that every script keeps: the bytes of all stored
-blobs, plus 512 a chunk for keys and indexes. Not every server lets scripts read INFO, and the
-server's own figure also counts transient buffers. Above the limit no new credit is given. At its
-``maxmemory`` the server refuses leases, chunks and evaluation requests, whole. It still takes all
-that makes room: scores, claims, drops, settling."""
+``LedgerSpec.max_bytes`` is compared with a counter that the scripts keep: the bytes of all stored blobs, plus
+512 per chunk for keys and indexes. Not every server lets scripts read INFO, whose figure also counts
+transient buffers. Above the limit no new credit is given. At its ``maxmemory`` the server refuses leases,
+chunks and evaluation requests as a whole, but still accepts everything that makes room: scores, claims,
+drops, settling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.audit import MOST, FinishedLane, audit
-from pipeline.ledger.redis.connection import Command, PipelinedConnection
+from pipeline.ledger.redis.connection import Command, PipelinedConnection, reply_pairs
 from pipeline.ledger.redis.durable import wait_durable
 from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
 from pipeline.ledger.redis.lua import Requests
@@ -76,7 +76,7 @@ _READ_BY_SCRIPTS = (
     *("unit", "group_size", "eta", "num_prompts", "signal_filter", "late", "lease_s", "scoring_deadline_s"),
     *("max_attempts", "max_bytes", "value_training"),
 )
-"""Settings that the scripts read by their own names."""
+"""Settings that the scripts read by these names."""
 _NO_LETTER = {"chunk": "", "error": b""}
 _request_encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
@@ -85,9 +85,9 @@ _request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
 class RedisLedger:
     """``pipeline.ledger.contract.Ledger`` on a server: Redis 6.2 or later, or Valkey.
 
-    ``now`` returns seconds. Without it the scripts read the server's clock, so workers' clocks need
-    not agree. ``most``: chunks that one call reads of a walk over all, and four times those that it
-    ends; other calls go on between. ``aclose`` closes the client."""
+    ``now`` returns seconds; by default the scripts read the server's clock, so workers' clocks need not
+    agree. ``most`` is how many records one call of a walk reads, or four times as many as it ends; other
+    calls run in between. ``aclose`` closes the client."""
 
     def __init__(
         self, client: redis.asyncio.Redis, run: str, *, now: Callable[[], float] | None = None, most: int = MOST
@@ -96,20 +96,18 @@ class RedisLedger:
         self._run = run
         self._now = now
         self.most = most
-        """Records that a call reads of a walk over all."""
-        # a chunk that leaves takes several times as long as one that is read
+        # ending a chunk takes several times as long as reading one
         self._most_ended = -(-most // 4)
         self._counters = keys.counters(run)
         self._connection = self.connection = PipelinedConnection(client)
-        """Of all its calls; a worker's registry shares it."""
+        """Used by all calls; a worker's registry shares it."""
         self._durable = PipelinedConnection(client)
-        """A second connection, since the answer of a flush would delay all other calls."""
+        """A second connection, since waiting for a flush would delay all other calls."""
         self._requests = Requests()
         self._fields = FIELDS
-        """Read of a claim's chunks."""
+        """Fields that are read with a claim's chunks."""
 
     async def open(self, spec: LedgerSpec) -> None:
-        """Create or join the ledger. Raises LedgerMismatch, ConfigError for a useless spec."""
         check_spec(spec)
         if spec.run != self._run:
             raise LedgerMismatch(
@@ -122,20 +120,19 @@ class RedisLedger:
         flat = [text for pair in (texts | extra).items() for text in pair]
         both = {"spec": keys.spec(self._run), "settings": keys.settings(self._run)}
         with ledger_faults("open"):
-            # A join token may read these keys, and may not write them.
+            # a join token may read these keys but not write them
             asked = [("HGETALL", both["spec"]), ("EXISTS", both["settings"])]
             there, is_whole = await self._connection.ask_all(asked)
             if not (there and is_whole):
                 arguments = {"packed": _settings(spec, texts, credit), "texts": flat}
                 there = await SCRIPTS.run(self._connection, "open", both, arguments)
-        have = {name.decode(): text.decode() for name, text in _pairs(there).items()}
+        have = {name.decode(): text.decode() for name, text in reply_pairs(there).items()}
         if have != texts | extra:
             raise mismatch(have, spec)
 
     # -- generation ------------------------------------------------------------------------------
 
     async def lease(self, who: Incarnation, *, max_trajectories: int, policy_version: int | None = None) -> LeaseGrant:
-        """Lease trajectories: evaluation, then open ones, then new groups."""
         try:
             async with self._requests.one_at_a_time("lease") as number:
                 reply = await self._call("lease", who, wanted=max_trajectories, request=number, version=policy_version)
@@ -154,17 +151,14 @@ class RedisLedger:
         return LeaseGrant(leases, Refusal(reply[0].decode()) if reply[0] else None)
 
     async def renew(self, who: Incarnation) -> None:
-        """Extend the lease on all that ``who`` holds."""
         await self._call("renew", who)
 
     async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
-        """Open held trajectories at once; return their number."""
         named = [*map(str, trajectories or ())]
         async with self._requests.one_at_a_time() as number:
             return await self._call("give_back", who, request=number, are_all=trajectories is None, trajectories=named)
 
     async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
-        """Store a chunk once and index it for its scorers. Raises ValueError, LedgerFull."""
         check_chunk(chunk)
         place = {"trajectory": str(chunk.trajectory), "index": chunk.id.index, "final": chunk.finish_reason.is_final}
         versions, blob = " ".join(map(str, chunk.versions)), to_blob(encoded or chunk)
@@ -175,8 +169,7 @@ class RedisLedger:
     # -- scoring ---------------------------------------------------------------------------------
 
     async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
-        """Fill a field of a chunk once; complete units become ready, or are dropped."""
-        # the sum turns -0.0 into 0.0, so that equal accuracies are equal texts
+        # adding 0.0 turns -0.0 into 0.0, so that equal accuracies are equal texts
         accuracy, reward = (
             (repr(score.accuracy + 0.0), repr(score.reward)) if isinstance(score, RewardScore) else ("", "")
         )
@@ -186,40 +179,33 @@ class RedisLedger:
         return WriteStatus(status.decode())
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[ScoredChunk]:
-        """Return overdue chunks, oldest first, guidance with its reward; extend their deadlines."""
         async with self._requests.one_at_a_time(f"overdue {field}") as number:
             blobs = await self._call("overdue", who, field=field.value, wanted=max_chunks, request=number)
         return read_overdue(field, blobs)
 
     async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
-        """Give a group that has ended to one scorer: its final chunks; else nothing."""
         async with self._requests.one_at_a_time() as number:
             blobs = await self._call("finished_group", who, group=str(group), members=num_members, request=number)
         return [read_chunk(blob) for blob in blobs]
 
     async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
-        """Extend the deadlines of chunks that ``who`` scores, and of its groups."""
         await self._call("extend_scoring", who, field=field.value, chunks=[*map(str, chunks)])
 
     async def expire_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> int:
-        """Make chunks of a lost scorer due at once; return how many were not."""
         async with self._requests.one_at_a_time() as number:
             asked = {"field": field.value, "request": number, "chunks": [*map(str, chunks)]}
             return await self._call("expire_scoring", who, **asked)
 
     async def spend(self, who: Incarnation, name: str, *, limit: int) -> bool:
-        """Take one of ``limit`` for the whole run; return whether one was left."""
         async with self._requests.one_at_a_time() as number:
             return bool(await self._call("spend", who, what=name, limit=limit, request=number))
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
-        """Count a failure; after ``max_attempts`` the chunk is a dead letter."""
         asked = {"chunk": str(chunk), "field": field.value, "traceback": error.encode("utf-8", "replace")}
         with self._requests.number(f"fail_score {field} of {chunk}") as number:
             return bool(await self._call("fail_score", who, **asked, request=number))
 
     async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
-        """Return the newest dead letters first."""
         if limit <= 0:
             return []
         with ledger_faults("dead_letters"):
@@ -230,7 +216,6 @@ class RedisLedger:
     # -- learning --------------------------------------------------------------------------------
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
-        """Drop too stale ready units, then claim one update's units or return the reason."""
         async with self._requests.one_at_a_time("claim") as number:
             claim_id = f"{who}/{number}"
             reply = await self._call("claim", who, version=policy_version, request=number, id=claim_id)
@@ -240,7 +225,6 @@ class RedisLedger:
         return ClaimRefused(ClaimWait(outcome), reply[1], reply[2], reply[3].decode() or None)
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
-        """Read a claim's units. Raises LedgerError when it was settled, returned or cancelled."""
         found = cast("list[bytes] | None", await self._call("claimed", None, id=claim.claim_id))
         if found is None:
             raise claim_gone(claim)
@@ -256,51 +240,41 @@ class RedisLedger:
     async def drop(
         self, who: Incarnation, claim: Claim, unit: str, reason: DropReason, letter: UnitLetter | None = None
     ) -> None:
-        """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
         told = _NO_LETTER
         if letter:
             told = {"chunk": str(letter.chunk), "error": letter.error.encode("utf-8", "replace")}
         await self._call("drop", who, id=claim.claim_id, unit=unit, reason=reason.value, role=str(who.role), **told)
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:
-        """Return a claim's units to ready, and their number."""
         return await self._in_parts("return_claim", who, id=claim_id)
 
     async def advance(self, who: Incarnation, policy_version: int) -> None:
-        """Make ``policy_version`` the one that admission counts from. It only grows."""
         await self._call("advance", who, version=policy_version)
 
     async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
-        """Mark claims trained and forget their data; return how many were not yet settled."""
         return await self._in_parts("settle", who, updates=num_updates, claims=claims)
 
     async def make_durable(self, who: Incarnation) -> bool:
-        """Wait until the append-only file is on disk; False when the server cannot confirm it."""
         return await wait_durable(self._durable, self._counters, who)
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
-        """Settle a checkpoint's claims, keep a snapshot's; return the number of other units."""
         return await self._in_parts("recover", who, kept=len(kept), claims=(*kept, *applied))
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of these claims that are not there."""
         commands = [("HKEYS", keys.claims(self._run)), ("SMEMBERS", keys.finished_claims(self._run))]
         there = set[bytes]().union(*await self._pipelined("missing", commands))
         return tuple(claim for claim in claims if claim.encode() not in there)
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
-        """Count from these weights on; return the credit of the trained units given up."""
         async with self._requests.one_at_a_time() as number:
             version, updates = restart.policy_version, restart.num_updates
             return await self._call("resume_from", who, version=version, updates=updates, request=number)
 
     async def restarts(self) -> tuple[Restart, ...]:
-        """Return all restarts, by version."""
         (found,) = await self._pipelined("restarts", [("ZRANGE", keys.version_history(self._run), 0, -1)])
         return tuple(Restart(*map(int, text.decode().split(":"))) for text in found)
 
     async def claim_finished(self, who: Incarnation, *, num_trajectories: int) -> FinishedClaim | int:
-        """Claim finished trajectories for the value model, or return how many there are."""
         check_value_batch(num_trajectories)
         async with self._requests.one_at_a_time("claim_finished") as number:
             claim_id = f"{who}/{number}"
@@ -310,24 +284,20 @@ class RedisLedger:
                 return names[0]
             commands = [("HGETALL", keys.finished(self._run, name.decode())) for name in names]
             rows = await self._pipelined("claim_finished", commands)
-        # an empty one was discarded meanwhile
-        return FinishedClaim(claim_id, tuple(finished_from(_pairs(row)) for row in rows if row))
+        # an empty row was discarded in the meantime
+        return FinishedClaim(claim_id, tuple(finished_from(reply_pairs(row)) for row in rows if row))
 
     async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
-        """Forget trained value batches; return how many were not yet settled."""
         return await self._call("settle_finished", who, claims=claims)
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
-        """Settle a checkpoint's value batches, keep a snapshot's; return the number of others."""
         async with self._requests.one_at_a_time() as number:
             return await self._call("recover_finished", who, request=number, kept=len(kept), claims=(*kept, *applied))
 
     async def close_admission(self, who: Incarnation) -> None:
-        """Give no new credit from now on."""
         await self._call("close_admission", who)
 
     async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
-        """Drop all work that is not trained; return the number of groups."""
         ended, more, last = 0, 1, None
         while more:
             async with self._requests.one_at_a_time() as number:
@@ -337,7 +307,6 @@ class RedisLedger:
         return ended
 
     async def take_shown(self, who: Incarnation) -> tuple[ShownResponse, ...]:
-        """Return responses that are kept for people to read, and forget them."""
         reply = await self._call("take_shown", who)
         return tuple(
             read_shown(kind.decode(), blob, reward)
@@ -348,47 +317,43 @@ class RedisLedger:
     # -- evaluation ------------------------------------------------------------------------------
 
     async def request_evaluation(self, who: Incarnation, request: EvaluationRequest) -> None:
-        """Open an evaluation's trajectories. A repeat of the same number changes nothing."""
         check_evaluation(request)
         encoded = _request_encoder.encode(request)
         size = {"prompts": request.num_prompts, "samples": request.samples_per_prompt}
         await self._call("request_evaluation", who, number=request.number, request=encoded, **size)
 
     async def evaluation(self, number: int) -> EvaluationState | None:
-        """Return an evaluation's progress; None when it was never requested."""
         asked = ("HMGET", keys.evaluation(self._run, number), "request", "failed")
         scored = ("HGETALL", keys.evaluation_samples(self._run, number))
         (request, failed), samples = await self._pipelined("evaluation", [asked, scored])
         if request is None:
             return None
-        read = sorted(starmap(sample_from, _pairs(samples).items()), key=lambda sample: (sample.prompt, sample.sample))
+        read = sorted(
+            starmap(sample_from, reply_pairs(samples).items()), key=lambda sample: (sample.prompt, sample.sample)
+        )
         return EvaluationState(_request_decoder.decode(request), tuple(read), int(failed or 0))
 
     # -- views -----------------------------------------------------------------------------------
 
     async def totals(self) -> Totals:
-        """Return the counters."""
         return totals_from(await self._call("totals", None))
 
     async def audit(self) -> Audit:
-        """Count both sides of the conservation law. Walks the store, a part a call."""
         waiting, claims = keys.finished_order(self._run), keys.finished_claims(self._run)
         lane = FinishedLane(self._asked, waiting, claims, partial(keys.finished_claim, self._run))
         return await audit(self, lane, most=self.most)
 
     async def queues(self) -> list[QueueStat]:
-        """Return every ledger queue's depth, limit, oldest age and consumer."""
         return queues_from(await self._call("queues", None))
 
     async def peek(self, key: str) -> list[bytes]:
-        """Return the stored bytes of a chunk, then of its scores; empty when unknown."""
         if parse_chunk(key) is None:
             return []
         [stored] = await self._pipelined("peek", [("HMGET", keys.chunk(self._run, key), "blob", *Field)])
         return [blob for blob in stored if blob is not None]
 
     async def num_evaluation_unscored(self) -> int:
-        """Return how many evaluation responses wait for their score; asked for a part a call."""
+        """Return how many evaluation responses wait for their score; reads in batches."""
         found, cursor, key = set[bytes](), 0, keys.due(self._run, Field.REWARD.value)
         while True:
             cursor, names = await self._asked(("ZSCAN", key, cursor, "MATCH", "e*", "COUNT", self.most))
@@ -397,7 +362,7 @@ class RedisLedger:
                 return len(found)
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with the reason why calls are repeated, for people; with "" after it."""
+        """Have ``tell`` called with the reason for each retry, for people, and with "" when they end."""
         self._connection.on_trouble = tell
 
     async def check(self) -> None:
@@ -409,15 +374,15 @@ class RedisLedger:
         return await self._call(script, None, **arguments)
 
     async def unwritten(self) -> str | None:
-        """Return the folder of an append-only file whose last write failed; else None.
+        """Return the folder of the append-only file if its last write failed, otherwise None.
 
-        None also when this server does not report it. Until a write succeeds the server refuses
-        writes (MISCONF)."""
+        Also None if this server does not report it. Until a write succeeds, the server refuses writes
+        (MISCONF)."""
         try:
             told: bytes = await self._connection.ask("INFO", "persistence")
             if b"aof_last_write_status:err" not in told:
                 return None
-            folder: bytes = _pairs(await self._connection.ask("CONFIG", "GET", "dir"))[b"dir"]
+            folder: bytes = reply_pairs(await self._connection.ask("CONFIG", "GET", "dir"))[b"dir"]
             return folder.decode(errors="replace")
         except ResponseError:
             # forbidden to this user
@@ -426,7 +391,6 @@ class RedisLedger:
             raise ledger_fault("unwritten", error) from error
 
     async def aclose(self) -> None:
-        """Close the client. Repeated calls do nothing."""
         await self._connection.aclose()
         await self._durable.aclose()
         await self._client.aclose()
@@ -446,7 +410,7 @@ class RedisLedger:
             raise ledger_fault(f"{name} for {who}" if who is not None else name, error) from error
 
     async def _in_parts(self, script: str, who: Incarnation, **arguments: object) -> int:
-        """Run a script until nothing is left to do; return the sum of what its calls did."""
+        """Call a script until nothing is left to do; return the sum of the counts."""
         done, more = 0, 1
         while more:
             async with self._requests.one_at_a_time() as number:
@@ -479,15 +443,10 @@ def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
 
 
 def _chunks_of(unit: str, lengths: list[str]) -> list[list[str]]:
-    """Return a unit's chunks by trajectory; a chunk's own name if that is the unit."""
+    """Return a unit's chunk ids by trajectory."""
     if not lengths:
         return [[unit]]
     members = [unit] if unit.startswith("t.") else [f"t.{unit}.{member}" for member in range(len(lengths))]
     return [
         [f"{member}.{index}" for index in range(int(length))] for member, length in zip(members, lengths, strict=True)
     ]
-
-
-def _pairs(found: Any) -> dict[bytes, Any]:
-    """Return a reply's pairs: a map by RESP 3, a list by RESP 2."""
-    return dict(found.items() if hasattr(found, "items") else zip(found[::2], found[1::2], strict=True))

@@ -1,24 +1,23 @@
-"""Lua files as scripts of the server: how they are put together, named, and given their arguments.
+"""Assembles Lua files into server scripts and calls them with checked arguments.
 
-A file opens with its header, which people, ``ops.checks.lua`` and this module read:
+A file begins with a header, which people, ``ops.checks.lua`` and this module read:
 
     -- drop.lua: drop one unit out of a claim; its credit returns.
     --
-    -- Uses     beginning leaving       parts (``parts/*.lua``) that stand before it
+    -- Uses     beginning leaving       parts (``parts/*.lua``) to put before it
     -- KEYS[1]  counters  hash          a key's name and type
     -- ARGV[4]  id        text          an argument's name and form (``ArgumentForm``)
     -- ARGV[5..]  claims  text          the same, for all that follow
     -- Returns  ...
 
-A script is sent with its parts before it, each once, after those that the part uses itself; their
-KEYS and ARGV come first. A script that uses ``counts`` becomes a function: what it counted is
-written when it has returned.
+Parts precede the script, each once and after the parts that it uses; their KEYS and ARGV come first. A
+script that uses ``counts`` is wrapped in a function, and its counts are written when that returns.
 
-Requests are numbered, so that the server recognises a repeated one. A request waits for the answer
-to the incarnation's request before it, so later ones have higher numbers. If a reply is lost with
-its connection, the client sends the request again; a connection that was given up may still deliver
-its copy much later. The server keeps the last number of each kind and its answer
-(``scripts/parts/requests.lua``). The same number gets the same answer; a lower one is refused."""
+Requests are numbered so that the server recognises a repeat. An incarnation sends a request only after
+the answer to its previous one, so numbers grow. If a reply is lost with its connection, the client sends
+the request again, and the abandoned connection may still deliver its copy much later. The server keeps
+the last number of each kind with its answer (``scripts/parts/requests.lua``): the same number gets the
+same answer, a lower one is refused."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ return reply
 
 
 class ArgumentForm(StrEnum):
-    """The kinds of a script's arguments."""
+    """The types of script arguments."""
 
     TEXT = "text"
     BYTES = "bytes"
@@ -63,26 +62,26 @@ class ArgumentForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A key or an argument that a header names."""
+    """A key or argument declared in a header."""
 
     array: str
     """KEYS or ARGV."""
     place: int
     name: str
     kind: str
-    """An ``ArgumentForm``; of a key its type in the server."""
+    """An ``ArgumentForm``; for a key, its Redis type."""
     is_rest: bool = False
-    """Whether it declares all that follow, too."""
+    """Whether it also declares all that follow."""
 
 
 class Script:
-    """A script with its parts."""
+    """A script, assembled with its parts."""
 
     def __init__(self, name: str, text: str, declared: tuple[Declared, ...]) -> None:
         self.name = name
         self.text = text
         self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        """By which the server knows the text."""
+        """SHA-1, by which the server knows the text."""
         self.declared = declared
         self._keys = [one.name for one in declared if one.array == "KEYS"]
         wanted = [one for one in declared if one.array == "ARGV"]
@@ -91,14 +90,14 @@ class Script:
         self._rest = next(((one.name, *_PACKING[one.kind]) for one in wanted if one.is_rest), None)
 
     def words(self, keys: Mapping[str, str], arguments: Mapping[str, Any]) -> list[Any]:
-        """Return what follows EVAL's text: the number of keys, the keys, the arguments.
+        """Return EVAL's arguments after the text: the number of keys, the keys, the arguments.
 
         Args:
-            keys: by their names in the header; others are left out.
-            arguments: by their names in the header.
+            keys: By their names in the header; others are ignored.
+            arguments: By their names in the header.
 
         Raises:
-            TypeError: An argument is missing, is not in the header, or is of another kind."""
+            TypeError: An argument is missing, not in the header, or of the wrong type."""
         if len(arguments) != len(self._names):
             raise TypeError(f"{self.name}.lua got {sorted(arguments)}, expected {sorted(self._names)}")
         words: list[Any] = [len(self._keys), *[keys[name] for name in self._keys]]
@@ -117,14 +116,11 @@ class Script:
 
 
 class Scripts:
-    """A folder of scripts."""
-
     def __init__(self, package: str) -> None:
         self._package = package
         self._made: dict[str, Script] = {}
 
     def script(self, name: str) -> Script:
-        """Return a script."""
         made = self._made.get(name)
         if made is None:
             made = self._made[name] = self._make(name)
@@ -133,7 +129,7 @@ class Scripts:
     async def run(
         self, connection: PipelinedConnection, name: str, keys: Mapping[str, str], arguments: Mapping[str, object]
     ) -> Any:
-        """Run a script by its digest, and by its text on a server that has forgotten it."""
+        """Run a script by its digest, or by its text on a server that does not have it."""
         script = self.script(name)
         words = script.words(keys, arguments)
         try:
@@ -142,7 +138,6 @@ class Scripts:
             return await connection.ask("EVAL", script.text, *words)
 
     def names(self) -> list[str]:
-        """Return the names of all scripts."""
         return _names(resources.files(self._package))
 
     def part_names(self) -> list[str]:
@@ -152,13 +147,13 @@ class Scripts:
         return list(dict.fromkeys(name for part in found for name in (*self.parts(part), part)))
 
     def read(self, name: str) -> str:
-        """Return the text of one file, a script's or a part's."""
+        """Return the text of a script's or part's file."""
         folder = resources.files(self._package)
         file = folder / f"{name}.lua"
         return (file if file.is_file() else folder / "parts" / f"{name}.lua").read_text("utf-8")
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """Return the parts that stand before a file, in their order."""
+        """Return the parts that a file needs before it, in order."""
         before: dict[str, None] = {}
         for part in uses(self.read(name)):
             before |= dict.fromkeys((*self.parts(part), part))
@@ -174,13 +169,11 @@ class Scripts:
 
 
 def uses(text: str) -> tuple[str, ...]:
-    """Return the parts that a file's header names."""
     found = _USES.search(text)
     return tuple(found[1].split()) if found else ()
 
 
 def declarations(text: str) -> Iterator[Declared]:
-    """Yield the keys and arguments that a file's header names."""
     for array, place, rest, name, kind in _DECLARED.findall(text):
         yield Declared(array, int(place), name, kind, is_rest=bool(rest))
 
@@ -222,14 +215,14 @@ _PACKING: Final[Mapping[str, tuple[type | None, Callable[[object], object]]]] = 
     ArgumentForm.NUMBER_OR_NONE: (None, _number_or_none),
     ArgumentForm.FLAG: (None, _flag),
 }
-"""The type that is sent as it is, and what makes others so."""
+"""The type that is sent unchanged, and what converts others."""
 
 
 class Requests:
-    """The numbers of one incarnation's requests.
+    """Numbers the requests of one incarnation.
 
-    They grow while the incarnation lives, across objects of this class: they begin at the clock's
-    microseconds. A clock that is set back does not make them smaller."""
+    Numbers grow for as long as the incarnation lives, across instances of this class: they start at the
+    clock's microseconds, and never decrease if the clock is set back."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -238,8 +231,8 @@ class Requests:
 
     @contextmanager
     def number(self, name: str = "") -> Generator[int]:
-        """Yield a number. A named request ends only with an answer. After a lost or cancelled one
-        the next of that name gets its number, so the server repeats the answer."""
+        """Yield a number. If a named request ends without an answer, the next one of that name gets the same
+        number, so that the server repeats its answer."""
         self._last = max(self._last + 1, time.time_ns() // 1000)
         number = self._unanswered.pop(name, self._last)
         answered = False
@@ -252,7 +245,7 @@ class Requests:
 
     @asynccontextmanager
     async def one_at_a_time(self, name: str = "") -> AsyncGenerator[int]:
-        """Yield a number for a request that gives out or takes back; they take turns."""
+        """Yield a number for a request that hands work out or takes it back; these run one at a time."""
         async with self._lock:
             with self.number(name) as number:
                 yield number

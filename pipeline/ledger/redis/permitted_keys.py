@@ -1,8 +1,8 @@
-"""Public CURVE keys that a run permits, in its ledger: of the run's host and of joined ones.
+"""Public CURVE keys that a run permits: those of its own host and of joined ones, in the ledger.
 
-The keys of a join token's hosts are a hash of their own, which no other token may write. Revoking
-the token removes them all. A joined host repeats its key; one that was silent for an hour is no
-longer permitted. A change is announced in a stream, so readers need not poll."""
+The keys of each join token's hosts are a separate hash, which no other token may write and which is deleted
+when the token is revoked. A joined host renews its key regularly; a key that was not renewed for an hour is
+no longer permitted. Changes are announced in a stream, so readers need not poll."""
 
 from __future__ import annotations
 
@@ -13,56 +13,55 @@ from typing import Any, Final
 import redis.asyncio
 
 from pipeline.ledger.redis import keys
-from pipeline.ledger.redis.connection import PipelinedConnection
+from pipeline.ledger.redis.connection import PipelinedConnection, reply_pairs
 from pipeline.ledger.redis.errors import ledger_faults
 
 OF_RUN: Final = "run"
-"""In place of a token's id: keys of the run's host."""
+"""Takes the place of a token id, for the keys of the run's host."""
 OF_OWNER: Final = "owner"
-"""The same: keys of hosts that joined with the run's password."""
+"""Likewise, for hosts that joined with the run's password."""
 REVOKED: Final = "revoked"
-"""News of a token that is valid no more; other news is of keys."""
+"""Announces a revoked token; all other news is about keys."""
 MAX_KEYS: Final = 4096
-"""Of one token. A token with more of them permits none."""
+"""Per token. A token with more keys permits none."""
 FORGOTTEN_AFTER_S: Final = 3600.0
 REPEAT_EVERY_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class KeyNews:
-    """The newest change of a run's keys."""
+    """The newest change of the permitted keys."""
 
     id: str
-    """Of the entry; ``PermittedKeys.changed`` takes it next time."""
+    """Stream id, to pass to the next ``PermittedKeys.changed``."""
     revoked: str = ""
-    """The token that it revoked, if any. Any token's host could have written this."""
+    """The token that was revoked, if any. Any token's host could have written this."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermittedKey:
-    """A public key, with the host and token that it belongs to."""
+    """A public key, with its host and token."""
 
     public: str
     host: str
     token: str
     seen_s: float = 0.0
-    """When its host repeated it, by the server's clock."""
+    """When its host last renewed it, by the server's clock."""
 
 
 class PermittedKeys:
-    """The permitted keys of one run. Every method raises LedgerUnavailable and LedgerRefused."""
+    """The permitted keys of a run. Every method raises LedgerUnavailable and LedgerRefused."""
 
     def __init__(self, client: redis.asyncio.Redis, run: str) -> None:
         self._run = run
         self._connection = PipelinedConnection(client)
 
     async def permit(self, token: str, hosts: Mapping[str, str]) -> str:
-        """Make ``hosts`` (public key -> host) all that the run's host permits, or add them to a
-        token's, and remove its silent ones.
+        """Permit the keys of ``hosts`` (public key -> host) under ``token`` (an id, ``OF_RUN`` or
+        ``OF_OWNER``).
 
-        Returns the change that ``is_applied`` takes. A repeat shows that the host is still there.
-
-        ``token``: its id, ``OF_RUN`` or ``OF_OWNER``."""
+        For ``OF_RUN`` they replace all earlier ones. Otherwise they are added or renewed, and keys of silent
+        hosts are removed. Returns the id of the change, for ``is_applied``."""
         key, now_s = keys.permitted_of(self._run, token), await self._now_s()
         known = {one.public: one for one in _permitted(token, await self._ask("HGETALL", key))}
         old = [
@@ -84,16 +83,15 @@ class PermittedKeys:
         return newest[0][0].decode() if newest else "0"
 
     async def applied(self, change: str) -> None:
-        """Record that the folder of the run's host has all up to ``change``."""
+        """Record that the folder of the run's host contains all changes up to ``change``."""
         await self._ask("SET", keys.keys_applied(self._run), change)
 
     async def is_applied(self, change: str) -> bool:
-        """Return whether the run's host permits what ``change`` brought."""
+        """Return whether the run's host permits the keys of ``change``."""
         found = await self._ask("GET", keys.keys_applied(self._run))
         return found is not None and _order(found.decode()) >= _order(change)
 
     async def read(self) -> list[PermittedKey]:
-        """Return all permitted keys."""
         tokens = sorted(await self._ask("SMEMBERS", keys.permitted(self._run)))
         names = [token.decode() for token in tokens]
         with ledger_faults("permitted keys"):
@@ -105,9 +103,9 @@ class PermittedKeys:
         return [one for one in rows if one.token == OF_RUN or now_s - one.seen_s <= FORGOTTEN_AFTER_S]
 
     async def changed(self, seen: str, *, timeout_s: float) -> KeyNews:
-        """Wait until the keys have changed since ``seen``, or ``timeout_s`` has passed.
+        """Wait for a change of the keys after ``seen``, or until ``timeout_s`` has passed.
 
-        ``seen``: of the news before; "0" is the first."""
+        ``seen`` is the id of the last known news, "0" if there is none."""
         wait = ("XREAD", "BLOCK", max(1, round(1000 * timeout_s)), "STREAMS", keys.key_news(self._run), seen)
         reply = dict(await self._ask(*wait) or {})
         for entries in reply.values():
@@ -117,7 +115,6 @@ class PermittedKeys:
         return KeyNews(seen)
 
     async def aclose(self) -> None:
-        """Release the connection."""
         await self._connection.aclose()
 
     async def _now_s(self) -> float:
@@ -133,12 +130,7 @@ def _order(change: str) -> tuple[int, ...]:
 
 
 def _permitted(token: str, found: Any) -> Iterator[PermittedKey]:
-    for public, value in _pairs(found).items():
+    for public, value in reply_pairs(found).items():
         seen, _, host = value.decode(errors="replace").partition(" ")
         seen_s = float(seen) if seen.isascii() and seen.isdecimal() and len(seen) < 16 else 0.0
         yield PermittedKey(public.decode(errors="replace"), host, token, seen_s)
-
-
-def _pairs(found: Any) -> dict[bytes, bytes]:
-    """Return a reply's pairs: a map by RESP 3, a list by RESP 2."""
-    return dict(found.items() if hasattr(found, "items") else zip(found[::2], found[1::2], strict=True))

@@ -1,18 +1,17 @@
-"""A ledger server behind Sentinels: every connection first looks up the master there.
+"""A ledger server behind Sentinels: every connection first asks them for the master.
 
-A URL is
-``redis+sentinel://[user:password@]host[:port][,host[:port]...]/service[/db][?option=value&...]``,
-or ``rediss+sentinel://`` for TLS to servers and Sentinels. User and password are the servers'. The
-Sentinels' own, if any, are ``sentinel_username`` and ``sentinel_password``. Every other option is
-redis-py's, for the servers; ``ssl_*`` is for both. A Sentinel's default port is 26379.
+A URL is ``redis+sentinel://[user:password@]host[:port][,host[:port]...]/service[/db][?option=value&...]``, or
+``rediss+sentinel://`` for TLS to servers and Sentinels. User and password are the servers'; the Sentinels'
+own, if any, are the options ``sentinel_username`` and ``sentinel_password``. All other options are
+redis-py's, for the servers; ``ssl_*`` apply to both. A Sentinel's default port is 26379.
 
-Each Sentinel has two seconds to answer. Without a master the attempt fails and is repeated like any
-other. A password that most Sentinels refuse is refused for good.
+Each Sentinel has two seconds to answer. Without a master the attempt fails and is retried like any other. A
+password that most Sentinels refuse is not retried.
 
-A failover can lose the old master's last writes, since replication is asynchronous. The ledger is
-then as after a power cut. Writers that are ahead of it are fenced and sample again. The learner
-goes back to its checkpoint if units that it trained come back. ``min-replicas-to-write 1`` on the
-servers keeps an isolated master from taking writes that will be lost."""
+A failover can lose the old master's last writes, since replication is asynchronous; the ledger is then as
+after a power cut. Writers that are ahead of it are fenced and sample again. The learner goes back to its
+checkpoint if units that it trained come back. ``min-replicas-to-write 1`` on the servers keeps an isolated
+master from accepting writes that will be lost."""
 
 from __future__ import annotations
 
@@ -31,26 +30,24 @@ from redis.backoff import NoBackoff
 SCHEMES: Final = ("redis+sentinel://", "rediss+sentinel://")
 DEFAULT_PORT: Final = 26379
 REFUSED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
-"""redis-py's errors for a refused name or password."""
+"""redis-py's errors for a refused user name or password."""
 _ANSWER_S = 2.0
 _OWN = {"sentinel_username": "username", "sentinel_password": "password"}
 
 
 @dataclass(frozen=True, slots=True)
 class SentinelAddress:
-    """A parsed Sentinel URL."""
-
     sentinels: tuple[tuple[str, int], ...]
     service: str
     node: dict[str, Any]
-    """redis-py's settings of a connection to a server: db, username, password and other options."""
+    """redis-py's settings for a connection to a server: db, username, password and other options."""
     own: dict[str, Any]
-    """Settings of a connection to a Sentinel."""
+    """Settings for a connection to a Sentinel."""
     is_tls: bool
 
 
 def parse_sentinel_url(url: str) -> SentinelAddress:
-    """Read a Sentinel URL. Raises ValueError with the reason, without the password."""
+    """Parse a Sentinel URL. Raises ValueError with the reason, without the password."""
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("?")
     user, at, place = place.rpartition("@")
@@ -81,7 +78,7 @@ def _member(text: str) -> tuple[str, int]:
 
 
 class SentinelRefused(exceptions.AuthenticationError):
-    """The Sentinels refused their password, or the lack of one."""
+    """The Sentinels refused the password, or need one."""
 
 
 class TokenRefused(exceptions.AuthenticationError):
@@ -89,7 +86,7 @@ class TokenRefused(exceptions.AuthenticationError):
 
 
 class _Sentinels(asyncio_sentinel.Sentinel):
-    """Distinguishes Sentinels that refuse a password from absent ones; redis-py does not."""
+    """Unlike redis-py's, distinguishes Sentinels that refuse a password from unreachable ones."""
 
     def __init__(self, addresses: Sequence[tuple[str, int]], settings: dict[str, Any]) -> None:
         cast("Any", super()).__init__(addresses, sentinel_kwargs=settings)
@@ -106,8 +103,8 @@ class _Sentinels(asyncio_sentinel.Sentinel):
             raise
 
     async def discover_master(self, service_name: str) -> Any:
-        """Return the master's address. Raises redis-py's MasterNotFoundError, or SentinelRefused
-        when most Sentinels refuse: the absent ones would too."""
+        """Return the master's address. Raises redis-py's MasterNotFoundError, or SentinelRefused when most
+        Sentinels refuse, since the others would too."""
         try:
             return await cast("Any", super()).discover_master(service_name)
         except asyncio_sentinel.MasterNotFoundError as error:
@@ -117,16 +114,15 @@ class _Sentinels(asyncio_sentinel.Sentinel):
 
 
 class MasterPool(asyncio_sentinel.SentinelConnectionPool, BlockingConnectionPool):
-    """Connections to the present master. With all in use a caller waits its turn."""
+    """Connections to the current master. When all are in use, callers wait."""
 
     async def aclose(self) -> None:
-        """Close the connections, and those to the Sentinels."""
         await super().aclose()  # pyright: ignore[reportUnknownMemberType]
         await cast("Any", self.sentinel_manager).aclose()
 
 
 def master_pool(address: SentinelAddress, connection_class: type, settings: dict[str, Any]) -> MasterPool:
-    """Return a pool of ``connection_class``, one of redis-py's Sentinel-managed ones."""
+    """Return a pool of ``connection_class``, one of redis-py's Sentinel-managed classes."""
     own: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S, **address.own}
     sentinels = _Sentinels(address.sentinels, own | {"retry": Retry(NoBackoff(), 0), "ssl": address.is_tls})
     return MasterPool(address.service, sentinels, connection_class=connection_class, **settings | address.node)

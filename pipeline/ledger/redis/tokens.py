@@ -1,16 +1,16 @@
-"""Join tokens on the ledger's server: made, listed, revoked, rotated, and kept.
+"""Creates, lists, revokes and rotates join tokens on the ledger's server.
 
-The records in the ledger are the truth; the server's users are made from them. A server that
-was restarted, or has become the master, has no such users. ``keep`` makes them again, and removes
-those without a record. Records hold digests of secrets, never a secret.
+The records in the ledger are the truth; the server's users are made from them. A server that restarted or was
+promoted to master has no such users: ``keep`` recreates them, and removes users without a record. Records
+contain digests of secrets, never a secret.
 
-A server's users are of all its databases, so a user's name has the run's, but 0. Where the server's
-rules name no databases, a run has no tokens beside one of the same name in database 0, whose keys
-they would reach.
+A server's users are shared by its databases, so a user's name includes the run's database unless it is 0. If
+the server's rules cannot name databases, a run cannot have tokens while database 0 has a run of the same
+name, whose keys they would reach.
 
-In a Cluster all nodes get the users: a worker's first connection goes to any node of its URL.
+In a Cluster all nodes get the users, since a worker's first connection may go to any node of its URL.
 
-The server's clock decides when an old secret ends."""
+The server's clock decides when an old secret expires."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.acl import COMMANDS, user_rules
 from pipeline.ledger.redis.client import client_of_node, database_of, is_of_cluster
 from pipeline.ledger.redis.cluster import Place, other_nodes
-from pipeline.ledger.redis.connection import PipelinedConnection
+from pipeline.ledger.redis.connection import PipelinedConnection, reply_pairs
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.ledger.redis.permitted_keys import REVOKED
 from pipeline.ledger.token import ROLES, Token, is_id_of, user_name
@@ -41,16 +41,16 @@ from protocol.ids import Role
 _ID_BYTES = 4
 _SECRET_BYTES = 32
 _NODE_S = 1.0
-"""Patience with another node of a Cluster."""
+"""Timeout for another node of a Cluster."""
 _IS_IN_FIRST = "redis.call('SELECT', 0) return redis.call('EXISTS', KEYS[1])"
-"""A script's SELECT ends with it."""
+"""A script's SELECT is undone when it ends."""
 
 
 _log = structlog.get_logger(__name__)
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A token as the ledger knows it."""
+    """A token as stored in the ledger."""
 
     role: Role
     digest: str
@@ -59,12 +59,12 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     rotated_s: float = 0.0
     """0 before the first rotation."""
     old_digest: str = ""
-    """Of the secret before the last rotation."""
+    """That of the secret before the last rotation."""
     old_until_s: float = 0.0
-    """The old secret is accepted until then, by the server's clock."""
+    """Until when the old secret is accepted, by the server's clock."""
 
     def digests(self, now_s: float) -> tuple[str, ...]:
-        """Return the digests of the secrets that are accepted at ``now_s``."""
+        """Return the digests of the secrets accepted at ``now_s``."""
         return (self.digest, self.old_digest) if self.old_digest and now_s < self.old_until_s else (self.digest,)
 
 
@@ -77,19 +77,19 @@ class TokenRow:
     created_s: float
     rotated_s: float
     hosts: tuple[str, ...]
-    """That have joined with it over tcp."""
+    """Hosts that joined with it over TCP."""
     num_connections: int | None
-    """To the run's server now; None where it does not list them."""
+    """Current connections to the run's server; None if the server does not list them."""
     is_overlapping: bool
-    """The secret before the last rotation is still accepted."""
+    """Whether the secret before the last rotation is still accepted."""
 
 
 class AclRefused(ConfigError):
-    """The ledger's server permits no ACL commands to this user, or cannot keep two runs apart."""
+    """The ledger's server does not permit ACL commands to this user, or cannot keep two runs apart."""
 
 
 class TokenAdmin:
-    """The owner's side of a run's tokens. Every method raises LedgerUnavailable and AclRefused."""
+    """Manages a run's tokens, for its owner. Every method raises LedgerUnavailable and AclRefused."""
 
     def __init__(self, client: redis.asyncio.Redis, run: str) -> None:
         self._run = run
@@ -98,9 +98,9 @@ class TokenAdmin:
         self._left_out: set[str] = set()
 
     async def create(self, role: Role, *, ca: str = "") -> Token:
-        """Make a token and its users. ``ca``: PEM text of the authority of the server's certificate.
+        """Create a token and its users. ``ca`` is the PEM text of the CA of the server's certificate.
 
-        Raises ConfigError for a role that joins no run."""
+        Raises ConfigError for a role that cannot join a run."""
         if role not in ROLES:
             raise ConfigError(f"--role {role}: expected {', '.join(ROLES)}; a supervisor joins no run")
         token = Token(
@@ -115,7 +115,7 @@ class TokenAdmin:
         async def make(users: _Users) -> None:
             await users.make(token.id, record, record.created_s)
 
-        # The user first: a server that permits none is left without a record.
+        # the user first: if the server refuses it, no record is left behind
         await make(self._server.users)
         await self._write(token.id, record)
         await self._ask("SADD", keys.permitted(self._run), token.id)
@@ -123,9 +123,9 @@ class TokenAdmin:
         return token
 
     async def rotate(self, token_id: str, *, overlap_s: float, ca: str = "") -> Token:
-        """Give a token another secret. The one before is accepted for ``overlap_s`` more seconds.
+        """Give a token a new secret. The old one is accepted for ``overlap_s`` more seconds.
 
-        Without an overlap its connections end at once. Raises ConfigError for an unknown token."""
+        Without an overlap, its connections are closed at once. Raises ConfigError for an unknown token."""
         record, now_s = await self._record(token_id), await self._now_s()
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         record = msgspec.structs.replace(
@@ -147,17 +147,17 @@ class TokenAdmin:
         return Token(run=self._run, role=record.role, id=token_id, secret=secret, ca=ca)
 
     async def revoke(self, token_id: str) -> tuple[str, ...]:
-        """Remove a token, its user and its hosts' keys; return the workers that it had connected.
+        """Remove a token, its user and its hosts' keys; return the workers that were connected with it.
 
-        The server ends the user's connections. Of workers, those of its role: a host may give its
-        connections any name. Raises ConfigError for an unknown token."""
+        The server closes the user's connections. Only workers of the token's role are returned, since a host
+        may name its connections as it likes. Raises ConfigError for an unknown token."""
         role = (await self._record(token_id)).role
         connected = await self._server.connected()
         workers = tuple(dict.fromkeys(name for of, name in connected if of == token_id and name.startswith(f"{role}-")))
-        # The record first: otherwise a supervisor would make the user again.
+        # the record first, or a supervisor would recreate the user
         await self._ask("HDEL", keys.tokens(self._run), token_id)
         await self._ask("SREM", keys.permitted(self._run), token_id)
-        # While its hosts are connected: to a later one, a server that was restarted looks the same.
+        # while its hosts are connected: those that connect later cannot tell this from a restarted server
         await self._ask("XADD", keys.key_news(self._run), "MAXLEN", 1, "*", REVOKED, token_id)
 
         async def remove(users: _Users) -> None:
@@ -169,7 +169,6 @@ class TokenAdmin:
         return workers
 
     async def rows(self) -> list[TokenRow]:
-        """Return all tokens, oldest first."""
         now_s, found = await self._now_s(), await self._records()
         connected = await self._num_connected() if found else None
         rows: list[TokenRow] = []
@@ -183,9 +182,9 @@ class TokenAdmin:
         return rows
 
     async def keep(self) -> None:
-        """Make the server's users equal the records: after a restart, a failover, an overlap's end.
+        """Make the server's users match the records, after a restart, a failover or the end of an overlap.
 
-        A user who loses an old secret loses its connections, which come back with the new one."""
+        A user who loses an old secret is disconnected, and comes back with the new one."""
         now_s, records = await self._now_s(), await self._records()
 
         async def keep(users: _Users) -> None:
@@ -196,13 +195,12 @@ class TokenAdmin:
             await self._server.at_others(keep)
 
     async def aclose(self) -> None:
-        """Release the connections."""
         await self._server.aclose()
 
     # -- inside ----------------------------------------------------------------------------------
 
     async def _num_connected(self) -> Counter[str] | None:
-        """Return each token's connections; None where the server does not list them."""
+        """Return each token's number of connections; None if the server does not list them."""
         try:
             return Counter([token for token, _ in await self._server.connected()])
         except LedgerError:
@@ -218,10 +216,10 @@ class TokenAdmin:
         return records[token_id]
 
     async def _records(self) -> dict[str, TokenRecord]:
-        """Return the records, but one that cannot be read, or whose role is not its id's: no user is
-        made of it, and a user that is there is removed."""
+        """Return the records, without unreadable ones and those whose role is not their id's: these get no
+        user, and lose an existing one."""
         found: dict[str, TokenRecord] = {}
-        for name, text in _pairs(await self._ask("HGETALL", keys.tokens(self._run))).items():
+        for name, text in reply_pairs(await self._ask("HGETALL", keys.tokens(self._run))).items():
             token_id = name.decode(errors="replace")
             try:
                 record = msgspec.json.decode(text, type=TokenRecord)
@@ -249,7 +247,7 @@ class TokenAdmin:
 
 
 class _Server:
-    """A run's server: its users, and those of a Cluster's other nodes."""
+    """A run's server, with its users and those of a Cluster's other nodes."""
 
     def __init__(self, client: redis.asyncio.Redis, run: str) -> None:
         self._run, self._database = run, database_of(client)
@@ -259,7 +257,7 @@ class _Server:
         self._others: dict[Place, tuple[redis.asyncio.Redis, _Users]] = {}
 
     async def at_others(self, doing: Callable[[_Users], Awaitable[None]]) -> None:
-        """Do it at a Cluster's other nodes. ``keep`` repeats what fails there."""
+        """Call ``doing`` for the other nodes of a Cluster. ``keep`` repeats what fails there."""
         if not is_of_cluster(self._client):
             return
         places = other_nodes((await self._ask("CLUSTER", "NODES")).decode())
@@ -273,14 +271,13 @@ class _Server:
                 await doing(users)
 
     async def connected(self) -> list[tuple[str, str]]:
-        """Return the token and the name of each connection of the run's users."""
+        """Return the token and name of each connection of the run's users."""
         text = (await self._ask("CLIENT", "LIST")).decode(errors="replace")
         rows = (dict(part.partition("=")[::2] for part in line.split(" ")) for line in text.splitlines())
         users, own = [(row.get("user", ""), row.get("name", "")) for row in rows], self.users.prefix
         return [(user.removeprefix(own), name) for user, name in users if user.startswith(own)]
 
     async def aclose(self) -> None:
-        """Release the connections."""
         await self.connection.aclose()
         for client, _ in self._others.values():
             await client.aclose()
@@ -291,17 +288,17 @@ class _Server:
 
 
 class _Users:
-    """The run's users of one server, which has it in ``database``."""
+    """The run's users on one server, which has the run in ``database``."""
 
     def __init__(self, connection: PipelinedConnection, run: str, database: int) -> None:
         self._connection = connection
         self._run, self._database = run, database
         self.prefix = self._name("")
-        """Of the users' names, before the token's id."""
+        """Of user names; the token's id follows."""
         self._commands: tuple[str, ...] | None = None
         self._tells_reads = self._tells_databases = True
         self.applied: set[str] = set()
-        """Tokens whose rules this process has written."""
+        """Tokens whose rules were written by this process."""
 
     async def keep(
         self,
@@ -309,10 +306,10 @@ class _Users:
         now_s: float,
         read: Callable[[], Awaitable[Mapping[str, TokenRecord]]],
     ) -> None:
-        """Make the users equal the records; ``read`` returns the present ones."""
+        """Make the users match the records; ``read`` returns the current records."""
         users = {name.removeprefix(self.prefix) for name in await self._names() if name.startswith(self.prefix)}
         if unknown := users - set(records):
-            # Those of tokens that were made meanwhile stay.
+            # except those of tokens created in the meantime
             for token_id in unknown - set(await read()):
                 await self.remove(token_id)
         self.applied &= users & set(records)
@@ -324,7 +321,7 @@ class _Users:
             await self.make(token_id, record, now_s)
             if accepted - wanted:
                 await self.end_connections(token_id)
-            # Revoked meanwhile: the user must not outlive its record.
+            # if it was revoked in the meantime, the user must not outlive its record
             if token_id not in await read():
                 await self.remove(token_id)
 
@@ -357,8 +354,8 @@ class _Users:
         self.applied.add(token_id)
 
     async def _refuse_twin(self) -> None:
-        """Raise AclRefused where a token of another database would reach the keys of a run of the same
-        name in database 0, since this server's rules name no databases."""
+        """Raise AclRefused if a token of one run would reach the keys of a run of the same name in another
+        database, since this server's rules cannot name databases."""
         if self._database:
             has_twin = bool(await self._ask("EVAL", _IS_IN_FIRST, 1, keys.spec(self._run)))
             of_first, other = "has a run", f"database {self._database}"
@@ -371,22 +368,21 @@ class _Users:
             raise AclRefused(
                 f"database 0 of the ledger's server {of_first}, and {other} has one of the same name, {self._run}; "
                 f"this server cannot keep databases apart (Valkey 9.1 can), so a join token of one run would reach "
-                f"the other. Rename one of them, or give it a separate server"
+                f"the other's keys. Rename one run, or give it a separate server"
             )
 
     async def remove(self, token_id: str) -> None:
-        """Remove a token's user; the server ends its connections."""
+        """Remove a token's user; the server closes its connections."""
         await self._acl("DELUSER", self._name(token_id))
 
     async def end_connections(self, token_id: str) -> None:
-        """End the connections of a token's user."""
         await self._ask("CLIENT", "KILL", "USER", self._name(token_id))
 
     def _name(self, token_id: str) -> str:
         return user_name(self._run, token_id, self._database)
 
     async def _known_commands(self) -> tuple[str, ...]:
-        """Return the commands of ``COMMANDS`` that this server has."""
+        """Return those of ``COMMANDS`` that this server has."""
         names = [command.partition("|")[0] for command in COMMANDS]
         found = await self._ask("COMMAND", "INFO", *names)
         return tuple(command for command, row in zip(COMMANDS, found, strict=True) if row)
@@ -395,8 +391,8 @@ class _Users:
         return [name.decode(errors="replace") for name in await self._acl("USERS")]
 
     async def _accepted(self, token_id: str) -> set[str]:
-        """Return the digests that the server accepts for a token's user."""
-        found = _pairs(await self._acl("GETUSER", self._name(token_id)) or [])
+        """Return the digests of secrets that the server accepts for a token's user."""
+        found = reply_pairs(await self._acl("GETUSER", self._name(token_id)) or [])
         return {digest.decode() for digest in found.get(b"passwords", ())}
 
     async def _acl(self, *words: str) -> Any:
@@ -406,8 +402,8 @@ class _Users:
             cause = error.__cause__
             if isinstance(cause, exceptions.NoPermissionError) or "unknown command" in str(cause).lower():
                 raise AclRefused(
-                    f"the ledger's server permits no ACL commands to this user ({cause}); join tokens are users of that "
-                    "server. Have its administrator allow +acl, or give the run a separate server"
+                    f"the ledger's server does not permit ACL commands to this user ({cause}), and join tokens are users of "
+                    "that server. Have its administrator allow +acl, or give the run a separate server"
                 ) from error
             raise
 
@@ -418,8 +414,3 @@ class _Users:
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _pairs(found: Any) -> Mapping[bytes, Any]:
-    """Return a reply's pairs: a map by RESP 3, a list by RESP 2."""
-    return dict(found.items() if hasattr(found, "items") else zip(found[::2], found[1::2], strict=True))

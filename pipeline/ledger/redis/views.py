@@ -1,4 +1,4 @@
-"""From the replies of the view scripts to the contract's views."""
+"""Decodes the replies of the read-only scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from protocol.trajectory import Field
 
 
 def totals_from(reply: Sequence[Any]) -> Totals:
-    """Return the counters of ``totals.lua``."""
     version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, flat, *rest = reply
     *moved, paused = rest
     dropped = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
@@ -36,7 +35,7 @@ def totals_from(reply: Sequence[Any]) -> Totals:
 
 
 def pause_from(reply: Sequence[bytes | None]) -> Pause | None:
-    """Return the pause of ``{run}:paused``; None without one."""
+    """Decode ``{run}:paused``; None if admission is not paused."""
     since, by, reason = reply
     if since is None:
         return None
@@ -44,7 +43,6 @@ def pause_from(reply: Sequence[bytes | None]) -> Pause | None:
 
 
 def audit_from(reply: Sequence[Any]) -> Audit:
-    """Return both sides of the conservation law, from ``audit.lua``."""
     flat, *found = reply
     counters = {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}
     in_flight: dict[str, dict[str, int]] = {"groups": {}, "trajectories": {}, "tokens": {}, "finished": {}}
@@ -64,7 +62,6 @@ def audit_from(reply: Sequence[Any]) -> Audit:
 
 
 def queues_from(reply: Sequence[Sequence[Any]]) -> list[QueueStat]:
-    """Return the queues of ``queues.lua``."""
     return [
         queue_stat(name.decode(), depth, None if limit < 0 else limit, float(age) if age else None)
         for name, depth, limit, age in reply
@@ -72,7 +69,7 @@ def queues_from(reply: Sequence[Sequence[Any]]) -> list[QueueStat]:
 
 
 def waited_from(row: Sequence[Any]) -> WaitedTrajectory:
-    """Return a trajectory that its unit waits for, from ``lacking.lua``."""
+    """Decode an incomplete trajectory from ``lacking.lua``."""
     name, place, holder, chunks, tokens, since, lacks = row
     missing = tuple(
         Lack(Field(field.decode()), number, chunk.decode(), float(age), float(overdue), failures)
@@ -83,8 +80,7 @@ def waited_from(row: Sequence[Any]) -> WaitedTrajectory:
 
 
 def letter_from(packed: bytes) -> DeadLetter | None:
-    """Return a dead letter as the scripts pack it; None for other bytes, which a scorer's token may
-    have written."""
+    """Decode a dead letter; None for other bytes, which a scorer's token may have written."""
     try:
         chunk, role, worker, error, attempts, at_s, prompt = msgspec.msgpack.decode(
             packed, type=tuple[str, str, str, str, int, str, int]
@@ -95,13 +91,13 @@ def letter_from(packed: bytes) -> DeadLetter | None:
 
 
 def finished_from(kept: Mapping[bytes, bytes]) -> FinishedTrajectory:
-    """Return a trajectory of the value worker's, from its hash."""
+    """Decode a ``{run}:finished:<id>`` hash."""
     values = (kept[b"value:%d" % index] for index in range(int(kept[b"num_chunks"])))
     return read_finished(kept[b"final"], kept[b"reward"], values)
 
 
 def sample_from(name: bytes, text: bytes) -> EvaluationSample:
-    """Return a scored evaluation response, from its place in its hash."""
+    """Decode a scored evaluation response from its field and value in the hash."""
     prompt, sample = name.split(b".")
     accuracy, reward, tokens, oldest, newest = text.split()
     spent = (int(tokens), int(oldest), int(newest))

@@ -78,21 +78,21 @@ class MemoryAdmin:
                 found.append(StoredChunk(str(last), trajectory.num_tokens, now - chunk.written_s, chunk.final, fields))
         return tuple(found[:max_trajectories])
 
-    async def requeue(self, wish: RequeueRequest) -> Requeued:
+    async def requeue(self, request: RequeueRequest) -> Requeued:
         """Put work back."""
         s, now = self._ledger.state, self._ledger.clock()
-        unknown = tuple(str(name) for name in wish.trajectories if name not in s.trajectories)
-        if wish.worker and not self._epoch_of(wish.worker):
-            unknown = (wish.worker,)
+        unknown = tuple(str(name) for name in request.trajectories if name not in s.trajectories)
+        if request.worker and not self._epoch_of(request.worker):
+            unknown = (request.worker,)
         if unknown:
             return Requeued(unknown=unknown)
-        if wish.worker:
-            holders = [who for who in s.holders if who.rpartition("#")[0] == wish.worker]
+        if request.worker:
+            holders = [who for who in s.holders if who.rpartition("#")[0] == request.worker]
             return Requeued(sum(s.reopen_all(who, now) for who in holders))
-        if wish.field is not None:
-            return Requeued(0, sum(_make_due(s, wish.field, chunk, now) for chunk in list(s.due[wish.field])))
+        if request.field is not None:
+            return Requeued(0, sum(_make_due(s, request.field, chunk, now) for chunk in list(s.due[request.field])))
         num_opened = num_due = 0
-        for trajectory in wish.trajectories:
+        for trajectory in request.trajectories:
             record = s.trajectories[trajectory]
             if record.holder is not None:
                 s.reopen(trajectory, record.holder, now)

@@ -90,9 +90,9 @@ async def test_a_revoked_or_wrong_token_joins_nothing(
         token, other = await admin.create(Role.GENERATOR), await TokenAdmin(redis_client, "another").create(Role.REWARD)
         await admin.revoke(token.id)
         with run.claimed() as place:
-            with pytest.raises(LedgerRefused, match="it was revoked or rotated, or is of another server"):
+            with pytest.raises(LedgerRefused, match="it was revoked or rotated, or belongs to another server"):
                 await run.join(place, ledger_url=ledger_url(redis_server, token, place.path))
-            with pytest.raises(LedgerRefused, match="expected a join token of this run and of this role"):
+            with pytest.raises(LedgerRefused, match="expected a join token of this run and role"):
                 await run.join(place, ledger_url=ledger_url(redis_server, other, place.path))
         assert await run.registry.heartbeats() == []
         await TokenAdmin(redis_client, "another").revoke(other.id)
