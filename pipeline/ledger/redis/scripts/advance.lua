@@ -1,9 +1,9 @@
--- advance.lua: make a policy version the one that admission counts from. It only grows.
+-- advance.lua: make a policy version the one from which admission counts. It only grows.
 --
 -- Uses     beginning counts
 -- Writes   counters
 -- ARGV[4]  version  integer
--- Returns  the version that now counts
+-- Returns  the version that counts now
 
 local version = tonumber(ARGV[4])
 allow_growth()

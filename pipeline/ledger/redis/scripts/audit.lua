@@ -1,31 +1,30 @@
--- audit.lua: read a part of what is in flight, for a walk by calls that hold the server for
--- milliseconds each; pipeline/ledger/redis/audit.py makes the calls and keeps the rows.
+-- audit.lua: read one batch of the work in flight. pipeline/ledger/redis/audit.py makes the calls, each
+-- of which holds the server for milliseconds, and keeps the rows.
 --
 -- The sum of the rows is exact although work moves between the calls:
 --
--- * What is in flight of a trajectory changes only in transitions that write its name to `moved`
---   in the same atomic step (parts/counts.lua). A row that was read at one place of that list is
---   true until the list names its trajectory again.
--- * The caller reads all trajectories that the list names since its first call again. A new group
---   is on no list: its number lies beyond those walked.
--- * The last call reads what the list names since the call before, the groups beyond, and the
+-- * A trajectory's work in flight changes only in transitions that write its name to `moved` in the
+--   same atomic step (parts/counts.lua). A row stays true until the list names its trajectory again.
+-- * The caller rereads all trajectories that the list has named since its first call. New groups are
+--   not on the list, but their numbers are beyond those walked.
+-- * The last call reads what the list has named since the previous call, the groups beyond, and the
 --   counters, at one moment. If nothing is left over, every row is true at that moment.
 --
 -- Uses     beginning names
 -- Reads    counters moved groups group:* trajectory:* chunk:* finished finished_claims finished_claim:*
 --          finished:*
 -- ARGV[4]  most     integer   chunks and trajectories read; the last trajectory may exceed it
--- ARGV[5]  since    integer?  place in `moved` of the call before
--- ARGV[6]  group    integer   the walk goes on with this group,
+-- ARGV[5]  since    integer?  position in `moved` at the previous call
+-- ARGV[6]  group    integer   the walk continues with this group,
 -- ARGV[7]  member   integer   and this member
--- ARGV[8]  is_last  flag      the caller knows of nothing else that is to be read
--- ARGV[9..]  again  text      trajectories that are to be read first
--- Returns  { place in `moved`, the walk's next group and member,
+-- ARGV[8]  is_last  flag      the caller has nothing else to read
+-- ARGV[9..]  again  text      trajectories to read first
+-- Returns  { position in `moved`, the walk's next group and member,
 --            { { trajectory, its state or '', value worker's state or '', state, tokens, ... }, ... },
---            trajectories that are still to be read,
---            groups in flight and { counters as name, value, ... } when the walk is over }
---          Nothing when more has moved since the call before than the list keeps, or when a server
---          without its newest writes has taken over
+--            trajectories still to be read,
+--            when the walk is over: groups in flight and { counters as name, value, ... } }
+--          Nothing when more moved since the previous call than the list keeps, or when a server
+--          without the newest writes has taken over
 
 local most, since, group, member = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local is_last = ARGV[8] == '1'
@@ -33,7 +32,7 @@ local PAGE = 100
 local RANK = { open = 1, leased = 2, finished = 3, ready = 4, claimed = 5 }
 local read, rows, looks = {}, {}, 0
 
--- A chunk unit's own state; chunks of larger units share their trajectory's.
+-- A chunk unit has its own state; chunks of larger units share their trajectory's.
 local function read_chunks(row, tid, next_index, shared)
   local found, least = {}, nil
   for index = 0, next_index - 1 do
@@ -52,7 +51,7 @@ local function read_chunks(row, tid, next_index, shared)
   return least
 end
 
--- Where it stands of those that the value worker trains on.
+-- State of the trajectory for the value worker.
 local function finished_state(tid)
   if not S.value_training then return '' end
   local f = call('HMGET', finished_key(tid), 'state', 'claim')
@@ -62,7 +61,7 @@ local function finished_state(tid)
   return is_claimed and call('ZSCORE', P .. 'finished_claim:' .. f[2], tid) and 'claimed' or ''
 end
 
--- `unit_state`: of its group, if that is there: '' without one.
+-- `unit_state`: of its group, '' if it has none; false if the group is gone.
 local function read_trajectory(tid, unit_state)
   read[tid] = true
   looks = looks + 1

@@ -1,17 +1,17 @@
--- cancel.lua: drop everything that is not trained, claims included, a part a call. A prompt of whose
--- group nothing was trained is admitted again if the run goes on. The evaluation lane is left alone,
--- and so is what the value worker has claimed: it has trained on it and will settle it.
+-- cancel.lua: drop everything untrained, claims included, one batch per call. If the run goes on later,
+-- the prompts of groups with nothing trained are admitted again. The evaluation lane is not touched, nor
+-- what the value worker has claimed: it has trained on it and will settle it.
 --
--- Groups leave one by one, each whole, and out of the claims that they stand in: a caller that dies
--- between two calls leaves a ledger without these groups, and no claim of what is gone.
+-- Groups leave one by one, each whole and removed from its claims. If the caller dies between two calls,
+-- these groups are gone, and no claim refers to them.
 --
 -- Uses     beginning counts leaving names prompts ready requests
--- Writes   everything of the training lane, and all that is kept for the value worker; asked:<who>
+-- Writes   everything in the training lane and everything kept for the value worker; asked:<who>
 -- ARGV[4]  request  integer  its number
 -- ARGV[5]  reason   text
--- ARGV[6]  most     integer  chunks and finished trajectories that leave; the last group may exceed it
--- ARGV[7]  last     integer? of the groups; '' at the first call: those that are there
--- Returns  { how many groups were ended, 1 when the call is to be made again, else 0, the last group }
+-- ARGV[6]  most     integer  chunks and finished trajectories to remove; the last group may exceed it
+-- ARGV[7]  last     integer? the last group; '' at the first call, for the groups present then
+-- Returns  { number of groups ended, 1 to call again or 0, the last group }
 
 local request, reason, most, last = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local order = order_of('cancel', request)
@@ -25,8 +25,7 @@ local function unclaim(name)
   for _, id in ipairs(claims) do call('ZREM', P .. 'claim:' .. id, name) end
 end
 
--- Chunk units: those that are stored, then the credit of the window that is not, then the
--- trajectory itself.
+-- Chunk units: the stored chunks, then the credit of the next window, then the trajectory itself.
 local function cancel_trajectory(tid)
   local next_index = call('HGET', trajectory_key(tid), 'next')
   if not next_index then return end

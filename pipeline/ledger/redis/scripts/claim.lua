@@ -1,16 +1,15 @@
 -- claim.lua: drop ready units that are too stale, then lease one update's units to the learner, or
--- name what it waits for.
+-- return what it has to wait for.
 --
--- The choice is tests.oracle.ledger.staleness.choose, line by line; pipeline/ledger/staleness.md proves
--- what it keeps.
+-- The choice equals tests.oracle.ledger.staleness.choose; pipeline/ledger/staleness.md proves what it
+-- guarantees.
 --
--- It stays one step, since the choice is of one moment and a claim is whole: an update of 3,125 groups
--- of eight, out of 100,000 chunks, takes 0.2 s on a busy machine, against 3 s to settle it.
+-- It is a single step, since the choice is made at one moment and a claim is whole. For an update of
+-- 3,125 groups of eight, out of 100,000 chunks, that takes 0.2 s on a busy machine; settling takes 3 s.
 --
 -- Uses     beginning counts leaving many prompts ready requests versions
 -- Reads    settings counters running running_age parked
--- Writes   ready ready_age claims claim:<id> asked:<who>, the units' state, and all that a dropped
---          unit leaves behind
+-- Writes   ready ready_age claims claim:<id> asked:<who>, the units' state, and what dropping a unit writes
 -- ARGV[4]  version  integer  the learner's
 -- ARGV[5]  request  integer  its number
 -- ARGV[6]  id       text     for the new claim
@@ -40,7 +39,7 @@ for _, unit in ipairs(call('ZRANGEBYSCORE', P .. 'ready_age', '-inf', '(' .. str
 end
 
 local needed, surplus = S.batch / WEIGHT, math.floor(S.surplus / WEIGHT)
-local num_ready = call('ZCARD', P .. 'ready') -- before they are read: a learner that waits asks often
+local num_ready = call('ZCARD', P .. 'ready') -- before reading them, since a waiting learner asks often
 
 local function refuse(wait)
   local oldest = call('ZRANGE', P .. 'running', 0, 0)[1] or ''

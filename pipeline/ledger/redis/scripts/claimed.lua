@@ -1,5 +1,4 @@
--- claimed.lua: name what a claim still holds, each unit with the number of chunks of each of its
--- trajectories.
+-- claimed.lua: list the units that a claim still holds, with the number of chunks of each trajectory.
 --
 -- Uses     beginning names
 -- Reads    settings claims claim:<id> trajectory:*

@@ -1,15 +1,14 @@
--- drop.lua: drop one unit out of a claim; its credit returns. With one of its chunks, a dead letter
--- is kept.
+-- drop.lua: drop one unit from a claim; its credit returns. With a chunk, also record a dead letter.
 --
 -- Uses     beginning leaving names prompts versions
--- Writes   claim:<id> dead counters tallies, and all that the unit leaves behind
+-- Writes   claim:<id> dead counters tallies, and what dropping a unit writes
 -- ARGV[4]  id       text     of the claim
 -- ARGV[5]  unit     text
 -- ARGV[6]  reason   text
--- ARGV[7]  chunk    text     that names the dead letter; empty for none
+-- ARGV[7]  chunk    text     names the dead letter; empty for none
 -- ARGV[8]  role     text     of the caller
 -- ARGV[9]  error    bytes
--- Returns  1, or 0 when the claim does not hold the unit (any more)
+-- Returns  1, or 0 when the claim does not (or no longer) hold the unit
 
 local id, unit, reason = ARGV[4], ARGV[5], ARGV[6]
 local chunk, role, error = ARGV[7], ARGV[8], ARGV[9]

@@ -1,4 +1,4 @@
--- drops.lua: the counters and tallies of what was trained and what was dropped.
+-- drops.lua: the counters and tallies of trained and dropped work.
 --
 -- Uses     beginning
 -- Reads    settings counters tallies

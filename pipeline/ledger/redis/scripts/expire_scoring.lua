@@ -1,11 +1,11 @@
--- expire_scoring.lua: make chunks due at once whose scorer is lost.
+-- expire_scoring.lua: make chunks due at once because their scorer is lost.
 --
 -- Uses     beginning requests
 -- Writes   due:<field> asked:<who>
 -- ARGV[4]  field    text
 -- ARGV[5]  request  integer  its number
 -- ARGV[6..]  chunks  text
--- Returns  how many lacked the field, and were not due before
+-- Returns  how many lacked the field and were not due before
 
 local field, request = ARGV[4], ARGV[5]
 local key, num_due = P .. 'due:' .. field, 0

@@ -1,12 +1,11 @@
--- extend_scoring.lua: move on the deadlines of chunks that are being scored, so that they are not
--- handed out meanwhile.
+-- extend_scoring.lua: extend the deadlines of chunks that are being scored, so that they are not handed
+-- out again.
 --
 -- Uses     beginning names
 -- Writes   due:<field> group:<n>
 -- ARGV[4]  field  text
 -- ARGV[5..]  chunks  text
--- Returns  nothing. Chunks that are gone, or have the field, are left out; so are groups that
---          another has.
+-- Returns  nothing. Skips chunks that are gone or have the field, and groups that another scorer has.
 
 local field = ARGV[4]
 local until_s, groups = now + S.scoring_deadline_s, {}

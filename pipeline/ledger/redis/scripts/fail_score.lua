@@ -1,15 +1,14 @@
--- fail_score.lua: count a scorer's failure on a chunk; after the last attempt it is a dead letter,
--- and its unit is dropped. A group that has enough other members goes on without a reward.
+-- fail_score.lua: count a scorer's failure on a chunk; after the last attempt it is a dead letter, and
+-- its unit is dropped. A group with enough other members goes on without a reward for this one.
 --
 -- Uses     beginning leaving names prompts ready requests
--- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> dead evaluation:<n> counters asked:<who>, and all
---          that a dropped unit leaves behind
+-- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> dead evaluation:<n> counters asked:<who>, and
+--          what dropping a unit writes
 -- ARGV[4]  chunk      text
 -- ARGV[5]  field      text
 -- ARGV[6]  traceback  bytes
 -- ARGV[7]  request    integer  number of this failure; each counts once
--- Returns  1 when the chunk is a dead letter, else 0. A chunk that is gone, or has the field by now,
---          changes nothing.
+-- Returns  1 when the chunk is a dead letter, else 0. Nothing changes if the chunk is gone or has the field.
 
 local chunk, field, traceback, request = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local tid, index = chunk_parts(chunk)
@@ -24,7 +23,7 @@ call('HSET', ckey, failure, 1)
 local attempts = call('HINCRBY', ckey, 'attempts:' .. field, 1)
 local lane, group = parts(tid)
 local gkey = group_key(group)
--- a group that failed may be judged again at once, unless another has it by now
+-- a group that failed may be judged again at once, unless another scorer has it now
 if not is_evaluation(tid) and call('HGET', gkey, 'judged_by') == WHO then
   call('HDEL', gkey, 'judged_by', 'judged_until')
 end
@@ -49,7 +48,7 @@ if S.unit == 'group' and field == 'reward' then
     call('HSET', trajectory_key(tid), 'unjudged', 1)
     call('ZREM', P .. 'due:reward', chunk)
     if S.value_training then leaving().spoil_trajectory(tid, 'dead_letter') end
-    -- nor will there be guidance, which follows a reward
+    -- no guidance either, since that follows a reward
     local missing = call('HINCRBY', gkey, 'missing', FIELDS[4] and -2 or -1)
     local is_alike = S.signal_filter and integer(g[2]) + unjudged >= S.group_size and not g[3]
     if not S.value_training and (is_alike or is_all_masked(group)) then

@@ -1,4 +1,4 @@
--- finished_group.lua: hand a group that has ended to one scorer, which judges all of it.
+-- finished_group.lua: hand a finished group to one scorer, which judges the whole group.
 --
 -- Uses     beginning names requests
 -- Reads    trajectory:* chunk:* epochs
@@ -6,8 +6,8 @@
 -- ARGV[4]  group    text
 -- ARGV[5]  members  integer  how many it has
 -- ARGV[6]  request  integer  its number
--- Returns  blobs of the final chunks, by member. None while a member goes on, once no member lacks
---          its reward, or while another call has the group, by a scorer that is not fenced.
+-- Returns  blobs of the final chunks, by member. None until all members have ended, if no member lacks
+--          its reward, or while another scorer that is not fenced has the group.
 
 local group, members, request = ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local gkey, due = group_key(group), P .. 'due:reward'
@@ -17,12 +17,12 @@ if order == 'again' and call('HGET', ASKED, 'group:given') == '0' then return {}
 allow_growth()
 
 local function nothing()
-  -- A late copy meets chunks that were judged since, and the first answer stays.
+  -- a late copy finds chunks that were judged meanwhile, but the first answer stays
   if order == 'new' then remember('group', request, 'group:given', 0) end
   return {}
 end
 
--- Whether a scorer has the group: until its deadline, unless it was fenced.
+-- Whether a scorer has the group: until its deadline, or until it is fenced.
 local function is_given()
   local g = call('HMGET', gkey, 'judged_by', 'judged_until')
   if not g[1] or tonumber(g[2]) <= now then return false end

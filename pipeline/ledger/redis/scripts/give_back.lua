@@ -1,11 +1,11 @@
--- give_back.lua: open held trajectories for others at once.
+-- give_back.lua: reopen held trajectories at once.
 --
 -- Uses     beginning reopening requests
 -- Writes   held:<who> asked:<who> trajectory:* open evaluation_open running_age
 -- ARGV[4]  request  integer  its number
--- ARGV[5]  are_all  flag     open all that the caller holds
--- ARGV[6..]  trajectories  text  else these; those that the caller does not hold are passed over
--- Returns  how many were opened
+-- ARGV[5]  are_all  flag     reopen everything that the caller holds
+-- ARGV[6..]  trajectories  text  otherwise these; those that the caller does not hold are skipped
+-- Returns  how many were reopened
 
 local request, are_all = ARGV[4], ARGV[5] == '1'
 local order = order_of('give_back', request)

@@ -1,20 +1,20 @@
--- groups.lua: the oldest groups with members that lack something. Each group is found by one step
--- in the order of what runs or is parked, so the cost does not grow with the ledger.
+-- groups.lua: the oldest groups with incomplete members. Each group is found by one lookup in the running
+-- or parked queue, so the cost does not grow with the ledger.
 --
 -- Uses     beginning lacking names
 -- Reads    settings groups group:<n> running parked trajectory:* chunk:* due:*
--- ARGV[4]  most     integer  of the groups
--- ARGV[5]  looks    integer  the last group is the one with which so many chunks are looked at
--- ARGV[6]  start    integer  the first group's number, at least
+-- ARGV[4]  most     integer  groups to return
+-- ARGV[5]  looks    integer  stop after the group with which this many chunks were read
+-- ARGV[6]  start    integer  lowest group number
 -- Returns  { unit, group size, groups, running units,
 --            { { group, prompt, age or '', members done, members that left, judge or '',
---                { what lacking.lua says of each other member } }, ... },
---            chunks that were looked at, the next open group or '' }
+--                { row of lacking.lua for each other member } }, ... },
+--            chunks read, the next open group or '' }
 
 local most, looks, start = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local SCALE = (S.unit == 'group' and 1) or (S.unit == 'trajectory' and S.group_size) or S.group_size * MAX_CHUNKS
 
--- Return the first group from this number on that something of stands in a queue.
+-- Return the first group from this number on that has something in the queue.
 local function first_in(queue, scale, from)
   local name = call('ZRANGEBYSCORE', P .. queue, string.format('%.0f', from * scale), '+inf', 'LIMIT', 0, 1)[1]
   return name and tonumber(string.match(name, '^t%.(%d+)') or name)

@@ -1,5 +1,4 @@
--- lease.lua: give an incarnation trajectories to extend: evaluation first, then open ones, then new
--- groups.
+-- lease.lua: lease trajectories to an incarnation: evaluation first, then open ones, then new groups.
 --
 -- Uses     beginning counts credit holding lives many names prompts reopening requests versions
 -- Reads             paused
@@ -8,8 +7,8 @@
 --                   running_age
 -- ARGV[4]  wanted   integer   how many at most
 -- ARGV[5]  request  integer   its number
--- ARGV[6]  version  integer?  that the caller samples with; '' for the published one. A caller that
---                             is behind is given evaluation only
+-- ARGV[6]  version  integer?  with which the caller samples; '' for the published one. A caller that
+--                             is behind only gets evaluation
 -- Returns  { refusal or '', { trajectory, next index, prompt, last chunk or '', evaluation request
 --          or '' }, ... }
 
@@ -47,11 +46,11 @@ if order == 'again' then
   return reply
 end
 
--- The first write may need memory, so that a full server refuses the whole lease. It is a sign of
--- life, too: a caller that was silent for too long keeps its trajectories, unless they were taken.
+-- The first write may need memory, so that a full server refuses the whole lease. It also is a sign of
+-- life: a caller that was silent for too long keeps what nobody has taken yet.
 touch(WHO)
 
--- A holder that was silent for too long, or has a newer incarnation, loses what it holds.
+-- Holders that were silent for too long, or have a newer incarnation, lose what they hold.
 for _, holder in ipairs(call('ZRANGEBYSCORE', P .. 'holders', '-inf', now)) do
   reopen_all(holder)
   call('ZREM', P .. 'holders', holder)
@@ -101,10 +100,9 @@ local function admit_group()
   return nil
 end
 
--- Return the open trajectory that comes first, with its order. While the learner makes updates
--- again that it had made before, new tokens would be too old when their turn comes. Then it is one
--- whose unit grows no older by it, lest the learner wait for that unit. With too little ready, it
--- is the first one all the same.
+-- Return the first open trajectory, with its order. While the learner repeats updates after going back,
+-- new tokens would be too old when their turn comes; then return the first one whose unit does not grow
+-- older by it, so that the learner need not wait for that unit. With too little ready, return the first.
 local OPEN_PAGE = 500
 local num_passed_over = 0
 local function first_open()
@@ -124,14 +122,14 @@ local function first_open()
       end
       local age = call('ZSCORE', P .. 'running_age', unit)
       if age and tonumber(age) <= updates then return { tid, open[i + 1] } end
-      -- ages change when all is leased: what was passed over once is for the whole call
+      -- ages only change once everything is leased, so skipped ones stay skipped in this call
       num_passed_over = num_passed_over + 1
     end
     if #open < 2 * OPEN_PAGE then return {} end
   end
 end
 
--- Return the next trajectory, taken out of its queue, or nil and why there is none.
+-- Return the next trajectory, removed from its queue, or nil and why there is none.
 local has_evaluation = true
 local function take()
   local evaluation = has_evaluation and call('ZRANGE', P .. 'evaluation_open', 0, 0)[1]

@@ -1,10 +1,10 @@
--- life.lua: what happened to one trajectory, in the ledger or among the newest that have left.
+-- life.lua: the history of a trajectory that is in the ledger or among the newest that have left.
 --
 -- Uses     beginning counts lives names
 -- Reads    settings counters lives lives_order groups group:<n> trajectory:<id> chunk:* parked
 -- ARGV[4]  trajectory  text
--- Returns  { life }, or, when it is not known, { '', group size, groups admitted, first and last group in
---          the ledger or '', oldest and newest life or '' }
+-- Returns  { life } or, if it is unknown, { '', group size, groups admitted, first and last group in the
+--          ledger or '', oldest and newest life or '' }
 
 local trajectory = ARGV[4]
 local tid = trajectory

@@ -1,11 +1,11 @@
--- open.lua: make a run's ledger, or join the one that is there.
+-- open.lua: create a run's ledger, or join an existing one.
 --
 -- KEYS[1]  spec      hash
 -- KEYS[2]  settings  string
--- ARGV[1]  packed    bytes  what every other script reads
+-- ARGV[1]  packed    bytes  the settings that all other scripts read
 -- ARGV[2..]  texts   text   of the specification: setting, text, ...
--- Returns  what the ledger was made with: by this call, or by an earlier one
--- Errors   OLDER: an earlier release made this ledger
+-- Returns  the specification with which the ledger was created
+-- Errors   OLDER: an earlier release created this ledger
 
 local spec, settings = KEYS[1], KEYS[2]
 local packed, texts = ARGV[1], {}

@@ -1,5 +1,5 @@
--- overdue.lua: hand out chunks that lack a field past their deadline, oldest first, and move their
--- deadlines on.
+-- overdue.lua: hand out chunks that lack a field past their deadline, oldest first, and extend their
+-- deadlines.
 --
 -- Uses     beginning names requests
 -- Reads    chunk:*
@@ -7,13 +7,13 @@
 -- ARGV[4]  field    text
 -- ARGV[5]  wanted   integer  how many at most
 -- ARGV[6]  request  integer  its number
--- Returns  blobs; of guidance each is followed by its reward's
+-- Returns  blobs; for guidance, each is followed by its reward
 
 local field, wanted, request = ARGV[4], ARGV[5], ARGV[6]
 local key, kind, blobs = P .. 'due:' .. field, 'overdue:' .. field, {}
 local order = order_of(kind, request)
 
--- A chunk to be given, of guidance with its reward.
+-- Hand out a chunk, for guidance with its reward.
 local function give(cid)
   blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'blob')
   if field == 'guidance' then blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'reward') end

@@ -4,7 +4,7 @@
 -- Writes   paused
 -- ARGV[4]  by      text  user and host
 -- ARGV[5]  reason  text  in the operator's words
--- Returns  { since, by, reason } of the pause; an earlier one is left as it is
+-- Returns  { since, by, reason } of the pause; an earlier pause is kept
 
 local by, reason = ARGV[4], ARGV[5]
 if call('EXISTS', P .. 'paused') == 0 then

@@ -1,4 +1,4 @@
--- queues.lua: measure every ledger queue.
+-- queues.lua: the depth, limit and oldest age of every ledger queue.
 --
 -- Uses     beginning counts credit names ready
 -- Reads    counters open parked again holders held:* due:* ready claims finished finished_claims

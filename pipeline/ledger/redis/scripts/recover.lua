@@ -1,15 +1,14 @@
--- recover.lua: settle a checkpoint's claims, keep a snapshot's, and return the units of all others,
--- a part a call. A claim is there until its last unit is settled or has come back: a learner that
--- dies between two calls leaves the rest to its successor's.
+-- recover.lua: settle a checkpoint's claims, keep a snapshot's, and make the units of all others ready
+-- again, one batch per call. A claim exists until its last unit is settled or ready: if the learner dies
+-- between two calls, its successor does the rest.
 --
 -- Uses     beginning leaving ready requests versions
--- Writes   claims claim:* ready ready_age counters tallies asked:<who>, and all that settled units leave
---          behind
+-- Writes   claims claim:* ready ready_age counters tallies asked:<who>, and what settling units writes
 -- ARGV[4]  request  integer  its number
--- ARGV[5]  most     integer  units that come back and chunks that leave; the last unit may exceed it
+-- ARGV[5]  most     integer  units to make ready and chunks to remove; the last unit may exceed it
 -- ARGV[6]  kept     integer  how many of the claims stay claimed: the first ones
--- ARGV[7..]  claims  text  whose effect the snapshot, then those whose effect the checkpoint holds
--- Returns  { how many units came back, 1 when the call is to be made again, else 0 }
+-- ARGV[7..]  claims  text  those whose effect is in the snapshot, then those in the checkpoint
+-- Returns  { how many units are ready again, 1 to call again or 0 }
 
 local request, most, kept = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local order = order_of('recover', request)
@@ -20,7 +19,7 @@ local stays, applied, returned, more = {}, {}, 0, 0
 local versions = {}
 local stored = call('HGETALL', P .. 'claims')
 for place = 1, #stored, 2 do versions[stored[place]] = tonumber(stored[place + 1]) end
--- those of the checkpoint in its order, as they would have been settled
+-- the checkpoint's claims in its order, as they would have been settled
 local claims = {}
 for i = 7, #ARGV do
   local id = ARGV[i]

@@ -1,12 +1,12 @@
--- recover_finished.lua: forget the value batches that a checkpoint holds, keep a snapshot's, and
--- let every other claim's trajectories wait again.
+-- recover_finished.lua: settle the value batches in a checkpoint, keep a snapshot's, and let the
+-- trajectories of all other claims wait again.
 --
 -- Uses     beginning counts leaving names requests
 -- Writes   finished finished_claims finished_claim:* finished:* counters asked:<who>
 -- ARGV[4]  request  integer  its number
 -- ARGV[5]  kept     integer  how many of the claims stay claimed: the first ones
--- ARGV[6..]  claims  text  whose effect the snapshot, then those whose effect the checkpoint holds
--- Returns  how many trajectories came back
+-- ARGV[6..]  claims  text  those whose effect is in the snapshot, then those in the checkpoint
+-- Returns  how many trajectories wait again
 
 local request, kept = ARGV[4], tonumber(ARGV[5])
 local order = order_of('recover_finished', request)

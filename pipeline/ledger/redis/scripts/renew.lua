@@ -1,4 +1,4 @@
--- renew.lua: move the end of the lease on all that an incarnation holds.
+-- renew.lua: extend the lease on everything that an incarnation holds.
 --
 -- Uses     beginning holding
 -- Writes   holders

@@ -1,12 +1,12 @@
--- requeue.lua: put work back: what is leased to open, what is unscored to due.
+-- requeue.lua: requeue work: reopen leased trajectories, make unscored chunks due.
 --
 -- Uses     beginning names reopening
 -- Reads    epochs trajectory:* chunk:*
 -- Writes   held:* open evaluation_open running_age trajectory:* due:*
 -- ARGV[4]  what     text     'worker', 'trajectories' or 'field'
--- ARGV[5]  most     integer  chunks of a field that are made due; the caller goes on until there are fewer
--- ARGV[6..]  names  text  the worker, the trajectories, the field
--- Returns  { opened, made due, unknown name, ... }; with an unknown name nothing has changed. Of a
+-- ARGV[5]  most     integer  chunks of a field to make due; the caller repeats until there are fewer
+-- ARGV[6..]  names  text  the worker, the trajectories or the field
+-- Returns  { reopened, made due, unknown name, ... }; with an unknown name nothing has changed. For a
 --          field: { 0, how many this call made due, how many are due or will be }
 
 local what, most, names = ARGV[4], tonumber(ARGV[5]), {}

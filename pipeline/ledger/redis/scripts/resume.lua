@@ -2,7 +2,7 @@
 --
 -- Uses     beginning
 -- Writes   paused
--- Returns  { since, by, reason } of the pause that ended; without one, each is nil
+-- Returns  { since, by, reason } of the pause that ended, each nil if there was none
 
 local paused = call('HMGET', P .. 'paused', 'since', 'by', 'reason')
 call('DEL', P .. 'paused')

@@ -1,14 +1,13 @@
--- resume_from.lua: note which weights the learner goes on from, count what later updates had
--- learned as given up, and open admission.
+-- resume_from.lua: record with which weights the learner continues, count what later updates had trained
+-- as rolled back, and reopen admission.
 --
 -- Uses     beginning counts milestones requests
 -- Writes   lineage milestones counters asked:<who>
 -- ARGV[4]  version  integer  under which the weights are published
--- ARGV[5]  updates  integer  in them
+-- ARGV[5]  updates  integer  in the weights
 -- ARGV[6]  request  integer  its number
--- Returns  credit of the trained units that are given up
--- Errors   UNMARKED: trained units would be given up, and their number is not known. Nothing has
---          changed.
+-- Returns  credit of the trained units that are rolled back
+-- Errors   UNMARKED: trained units would be rolled back, but their number is unknown; nothing has changed
 
 local version, updates, request = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local given_up, order = 0, order_of('resume_from', request)

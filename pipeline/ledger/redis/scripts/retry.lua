@@ -1,10 +1,9 @@
--- retry.lua: admit the prompts of dead letters again, ahead of fresh ones, and take the letters off
--- the list.
+-- retry.lua: admit the prompts of dead letters again, ahead of fresh ones, and remove the letters.
 --
 -- Uses     beginning counts names
 -- Reads    counters
 -- Writes   again dead
--- ARGV[4..]  chunks  text  that dead letters name; none for all of the training lane
+-- ARGV[4..]  chunks  text  of the dead letters; none for all those of the training lane
 -- Returns  { closed, letters, { prompt, ... }, { unknown name, ... } }; when closed, or with an
 --          unknown name, nothing has changed
 

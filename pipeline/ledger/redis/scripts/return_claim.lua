@@ -1,13 +1,12 @@
--- return_claim.lua: return a claim's units to ready, a part a call. The claim is there until its last
--- unit has come back: a learner that dies between two calls leaves the rest to its successor's recover.
+-- return_claim.lua: make a claim's units ready again, one batch per call. The claim exists until its last
+-- unit is ready: if the learner dies between two calls, its successor's recover does the rest.
 --
 -- Uses     beginning ready requests
 -- Writes   claims claim:<id> ready ready_age asked:<who>, the units' state
 -- ARGV[4]  request  integer  its number
--- ARGV[5]  most     integer  units that come back
+-- ARGV[5]  most     integer  units to make ready
 -- ARGV[6]  id       text
--- Returns  { how many units came back, 1 when the call is to be made again, else 0 }; 0 units when the
---          claim is not there
+-- Returns  { how many units are ready again, 1 to call again or 0 }; 0 units when there is no such claim
 
 local request, most, id = ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local order = order_of('return_claim', request)

@@ -1,18 +1,17 @@
--- settle.lua: mark claims trained and forget their data, a part a call.
+-- settle.lua: mark claims trained and delete their data, one batch per call.
 --
--- Units leave one by one, each whole, and a claim is there until its last unit has left. So a caller
--- that dies between two calls leaves a claim with fewer units, which recover.lua settles: the
--- checkpoint names it. The milestone is written with the first part already, and again with each:
--- a learner that goes back to before it gives up what was settled so far.
+-- Units leave one by one, each whole, and a claim exists until its last unit has left. If the caller dies
+-- between two calls, recover.lua settles the rest, since the checkpoint names the claim. The milestone is
+-- written with every batch, from the first on: a learner that goes back to before it undoes what was
+-- settled so far.
 --
 -- Uses     beginning leaving milestones requests versions
--- Writes   claims claim:* counters tallies milestones asked:<who>, and all that the units
---          leave behind
+-- Writes   claims claim:* counters tallies milestones asked:<who>, and what settling units writes
 -- ARGV[4]  request  integer   its number
--- ARGV[5]  updates  integer?  that are settled with these; '' when none of them is an update
--- ARGV[6]  most     integer   chunks that leave; the last unit may exceed it
--- ARGV[7..]  claims  text  those that are not there (any more) are passed over
--- Returns  { how many were settled, 1 when the call is to be made again, else 0 }
+-- ARGV[5]  updates  integer?  settled with these; '' when none of them is an update
+-- ARGV[6]  most     integer   chunks to remove; the last unit may exceed it
+-- ARGV[7..]  claims  text  those that do not (or no longer) exist are skipped
+-- Returns  { how many were settled, 1 to call again or 0 }
 
 local request, updates, most = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local order = order_of('settle', request)
@@ -43,7 +42,7 @@ for i = 7, #ARGV do
     settled = settled + 1
   end
 end
--- a copy that arrives late must not date what was trained since back to these updates
+-- a late copy must not attribute what was trained since then to these updates
 local is_marked = updates and call('ZCOUNT', P .. 'milestones', updates, updates) == 1
 if updates and (has_left or settled > 0 or not is_marked) then mark(updates) end
 local more = is_over and 0 or 1

@@ -1,8 +1,8 @@
--- settle_finished.lua: forget value batches that were trained on.
+-- settle_finished.lua: delete trained value batches.
 --
 -- Uses     beginning counts leaving
 -- Writes   finished_claims finished_claim:* finished:* counters
--- ARGV[4..]  claims  text  those that are not there (any more) are passed over
+-- ARGV[4..]  claims  text  those that do not (or no longer) exist are skipped
 -- Returns  how many were settled
 
 allow_growth()

@@ -1,8 +1,8 @@
--- spend.lua: take one of so many of something for the whole run, as requests to an endpoint.
+-- spend.lua: spend one of the run's `limit` uses of something, such as requests to an endpoint.
 --
 -- Uses     beginning requests
 -- Writes   counters asked:<who>
--- ARGV[4]  what     text     is spent
+-- ARGV[4]  what     text     name of what is spent
 -- ARGV[5]  limit    integer  how many there are
 -- ARGV[6]  request  integer  its number
 -- Returns  1 when one was left, else 0

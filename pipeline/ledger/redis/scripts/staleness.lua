@@ -1,5 +1,5 @@
--- staleness.lua: units by staleness: ready and running ones by range, claimed ones by a bounded
--- walk, trained and dropped ones by tallies.
+-- staleness.lua: units by staleness: ready and running ones counted by range, claimed ones by a bounded
+-- walk, trained and dropped ones from tallies.
 --
 -- Uses     beginning counts ready tallies versions
 -- Reads    settings counters ready running ready_age running_age claims claim:* tallies, and units of claims
@@ -19,7 +19,7 @@ local function rows(found)
   return flat
 end
 
--- Ages lie between the learner's version and eta below it, unless the learner went back.
+-- Ages are between the learner's version and eta below it, unless the learner went back.
 local function by_age(index)
   local found, from = {}, '-inf'
   for _ = 0, tallies().MAX_STALENESS do

@@ -1,10 +1,10 @@
--- stored.lua: the newest chunk of trajectories that are in the ledger, newest groups first.
+-- stored.lua: the newest chunks of trajectories in the ledger, newest groups first.
 --
 -- Uses     beginning names
 -- Reads    settings groups trajectory:* chunk:*
--- ARGV[4]  most     integer  of them; as many groups are looked at
--- Returns  { { chunk, response tokens so far, age, 1 when the response ends with it, fields that it
---          has, ... }, ... }
+-- ARGV[4]  most     integer  chunks to return; as many groups are read
+-- Returns  { { chunk, response tokens so far, age, 1 if the response ends with it, field with a score,
+--          ... }, ... }
 
 local most, rows = tonumber(ARGV[4]), {}
 for _, group in ipairs(call('ZREVRANGE', P .. 'groups', 0, most - 1)) do

@@ -1,11 +1,11 @@
--- sync.lua: write something, so that the connection which then waits for the append-only file waits
--- for this and all before it.
+-- sync.lua: write something, so that the connection then waits until the append-only file contains this
+-- and everything before it.
 --
 -- Uses     beginning counts
 -- Writes   counters
 -- ARGV[4]  outcome  text     of an earlier wait: 'flushed'; 'unflushed' when this server cannot
 --                            tell; '' before the wait
--- Returns  how many waits in a row ended without the server's word
+-- Returns  how many consecutive waits ended without the server's confirmation
 
 local outcome = ARGV[4]
 allow_growth()

@@ -1,4 +1,4 @@
--- take_shown.lua: give out, and forget, the responses that are kept for people to read.
+-- take_shown.lua: return and delete the responses that are kept for people to read.
 --
 -- Uses     beginning
 -- Reads and writes  shown:evaluation shown:no_signal

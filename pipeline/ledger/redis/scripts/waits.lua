@@ -1,10 +1,10 @@
--- waits.lua: what the next update waits for: units that have credit and are not ready, with what
--- they lack and which incarnations have them.
+-- waits.lua: what the next update waits for: units that have credit but are not ready, what they lack and
+-- which incarnations have them.
 --
 -- Uses     beginning counts lacking names
 -- Reads    settings counters running running_age ready parked claims claim:* holders held:* due:*
 --          group:* trajectory:* chunk:*
--- ARGV[4]  most     integer  of the units
+-- ARGV[4]  most     integer  units to return
 -- Returns  { { unit, group size, eta, late, version, needed, ready, running, parked, claimed,
 --              evaluation open, value training },
 --            { { unit, oldest version or '', complete trajectories,

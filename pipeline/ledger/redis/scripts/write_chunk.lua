@@ -1,5 +1,4 @@
--- write_chunk.lua: store a chunk once, index it for its scorers, and answer whether its writer may
--- go on.
+-- write_chunk.lua: store a chunk once, index it for its scorers, and say whether its writer may continue.
 --
 -- Uses     beginning counts credit holding leaving names ready versions
 -- Reads    settings counters epochs
@@ -13,12 +12,12 @@
 -- ARGV[9]  blob        bytes
 -- Returns  { 'stored' | 'duplicate' | 'fenced', 1 when the writer may extend the trajectory at once
 --          else 0 }
--- Without memory the first write is refused and nothing has changed.
+-- Without memory, the first write is refused and nothing has changed.
 
 local trajectory, index, final = ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1'
 local tokens, versions, blob = tonumber(ARGV[7]), ARGV[8], ARGV[9]
 local is_training = not is_evaluation(trajectory)
--- units are dated in updates, of which a newer version may have fewer; evaluation in versions
+-- units are dated in updates, of which a newer version may have fewer; evaluations in versions
 local oldest, newest = math.huge, 0
 for version in string.gmatch(versions, '%d+') do
   newest = tonumber(version)
@@ -31,7 +30,7 @@ local t = call('HMGET', tkey, 'next', 'holder', 'oldest', 'newest', 'tokens', 'm
 if not t[1] then return { 'fenced', 0 } end
 local next_index, holds = tonumber(t[1]), t[2] == WHO
 if index < next_index then
-  -- Only the very same bytes are a repeat; others come from a writer that had lost the trajectory.
+  -- only identical bytes are a repeat; others come from a writer that had lost the trajectory
   local there = call('HGET', ckey, 'blob') or (index == next_index - 1 and call('HGET', tkey, 'last'))
   if there == blob or (not there and holds) then return { 'duplicate', holds and 1 or 0 } end
   return { 'fenced', 0 }
@@ -74,7 +73,7 @@ end
 count('tokens:admitted', tokens)
 has_moved(trajectory)
 for _, field in ipairs(needed) do
-  -- guidance is due from its reward on, which has the texts
+  -- guidance is due only once its reward, which has the texts, is written
   if field ~= 'guidance' then call('ZADD', P .. 'due:' .. field, now + S.scoring_deadline_s, cid) end
 end
 

@@ -1,11 +1,10 @@
--- write_score.lua: fill a field of a chunk once; the write that completes a unit makes it ready, or
--- drops it without signal.
+-- write_score.lua: write a field of a chunk once. The write that completes a unit makes it ready, or drops
+-- it for lack of signal.
 --
 -- Uses     beginning counts leaving names ready showing
 -- Reads    settings epochs
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> running running_age ready ready_age
---          counters finished:<id> finished evaluation:<n>:samples, and all that a dropped unit
---          leaves behind
+--          counters finished:<id> finished evaluation:<n>:samples, and what dropping a unit writes
 -- ARGV[4]  chunk     text
 -- ARGV[5]  field     text
 -- ARGV[6]  blob      bytes
@@ -37,8 +36,8 @@ end
 
 if not is_needed(field, final) then return 'unknown' end
 if field == 'guidance' and call('HEXISTS', ckey, 'reward') == 0 then return 'unknown' end
--- never refused for want of memory, as what frees some; the rest then passes too
--- what is not due has no verdict, for good
+-- a chunk that is not due has no verdict, for good; ZREM is never refused for lack of memory, so the rest
+-- passes too
 if call('ZREM', P .. 'due:' .. field, chunk) == 0 then return 'unknown' end
 local from = WHO .. ' ' .. now_text .. ' ' .. accuracy .. ' ' .. reward
 if string.find(from, '\t', 1, true) or string.find(from, '\n', 1, true) then from = string.gsub(from, '[\t\n]', ' ') end
@@ -49,8 +48,8 @@ if field == 'reward' and FIELDS[4] then
   call('ZADD', P .. 'due:guidance', now, chunk)
 end
 
--- Keep what the value worker trains on apart from the chunk, which may leave before its trajectory
--- is finished.
+-- Keep what the value worker trains on separately from the chunk, which may leave before its trajectory is
+-- finished.
 if S.value_training and (field == 'reward' or field == 'value') and not call('HGET', tkey, 'spoiled') then
   local key = finished_key(tid)
   local grown = #blob + (call('EXISTS', key) == 0 and CHUNK_OVERHEAD or 0)
@@ -81,12 +80,12 @@ if field == 'reward' then
   if is_masked then call('HINCRBY', unit_key(unit), 'masked', 1) end
   local g = call('HMGET', gkey, 'scored', 'correct', 'accuracy', 'mixed', 'missing', 'unjudged')
   local scored = integer(g[1]) + 1
-  -- with room for what may follow
+  -- with room for what may be appended
   local change = { 'scored', scored, 'accuracy', g[3] or accuracy, nil, nil, nil, nil, nil, nil }
-  -- not of a group that an earlier release began to score: its sum would be too small
+  -- not for a group that an earlier release began to score: its sum would be too small
   if g[2] or not g[1] then
     local value = tonumber(accuracy)
-    -- one that is no number counts as wrong
+    -- anything but a number counts as wrong
     local in_range = value and value == value and math.min(math.max(value, 0), 1) or 0
     change[5], change[6] = 'correct', integer(g[2]) + math.floor(in_range * 1000000 + 0.5)
   end
@@ -103,7 +102,7 @@ if field == 'reward' then
   end
   call('HSET', gkey, unpack(change))
   is_without_signal = is_without_signal or (is_masked and is_all_masked(unit))
-  -- a critic learns from units without signal, too: their drop then waits for all their values
+  -- a critic also learns from units without signal, so dropping them waits for all their values
   if is_without_signal and not S.value_training then
     leaving().unit(unit, 'no_signal')
     return 'stored'

@@ -1,15 +1,14 @@
--- beginning.lua: what every transition does first: find its ledger, the time and its caller.
+-- beginning.lua: what every transition does first: find the ledger, the time and the caller.
 --
--- KEYS[1]  counters   hash      routes the script. Every other key is derived from its hash tag, so
---                               lies in the same slot; pipeline/ledger/redis/keys.py lists them all
--- ARGV[1]  given_now  number?   seconds; '' for the server's own time
+-- KEYS[1]  counters   hash      routes the script. All other keys are derived from its hash tag, so they
+--                               are in the same slot; pipeline/ledger/redis/keys.py lists them
+-- ARGV[1]  given_now  number?   seconds; '' for the server's time
 -- ARGV[2]  worker     text      of the caller; '' for a call that needs no incarnation
 -- ARGV[3]  epoch      integer   of the caller; 0 for a call that needs no incarnation
 --
 -- Errors: FENCED <newest epoch>, UNOPENED, UNKEPT, UNMARKED, LATE, each before the first write.
--- Under `maxmemory` a server refuses the first write of a script that may need memory, and never a
--- later one. So a script either changes nothing or completes.
-
+-- Under `maxmemory` a server refuses the first write of a script that may need memory, but never a
+-- later one, so a script either changes nothing or completes.
 local call = redis.call
 local COUNTERS = KEYS[1]
 local P = string.sub(COUNTERS, 1, -9)
@@ -25,7 +24,7 @@ if string.find(S.fields, 'guidance', 1, true) then FIELDS[4] = 'guidance' end
 -- credit that one unit takes
 local WEIGHT = S.unit == 'group' and S.group_size or 1
 
--- the time as text is what records keep: a number would be formatted each time
+-- records keep the time as text, since a number would be formatted each time
 local given_now = ARGV[1]
 local now_text = given_now
 if given_now == '' then
@@ -37,7 +36,7 @@ local now = tonumber(now_text)
 local worker, epoch = ARGV[2], ARGV[3]
 local WHO = worker .. '#' .. epoch
 
--- The newest epoch of a worker. What is no number fences all its incarnations, as in the registry.
+-- The newest epoch of a worker. Anything but a number fences all its incarnations, as in the registry.
 local function newest_epoch(of)
   local found = call('HGET', P .. 'epochs', of)
   if not found then return 0 end
@@ -49,6 +48,6 @@ if worker ~= '' then
   if newest > tonumber(epoch) then return redis.error_reply('FENCED ' .. newest) end
 end
 
--- Scripts that make room begin with a write that is never refused for want of memory; the rest of
--- the script then passes too.
+-- Scripts that free memory begin with a write that is never refused for lack of memory; then the rest
+-- passes too.
 local function allow_growth() call('DEL', P .. 'never') end

@@ -1,17 +1,17 @@
--- counts.lua: the counters. Changes wait until the transition is over, so that a batch of units
--- that ends is counted in one go; pipeline.ledger.redis.scripts then calls write_counts.
+-- counts.lua: the counters. They are written when the transition is over, so that a batch of units counts
+-- in one go; pipeline.ledger.redis.scripts then calls write_counts.
 --
--- Whatever changes a trajectory's work in flight, its stored tokens or its place among those that
--- the value worker trains on, calls has_moved: an audit reads again what moved while it went on.
+-- Whatever changes a trajectory's work in flight, its stored tokens or its state for the value worker must
+-- call has_moved, since an audit rereads what moved meanwhile.
 --
 -- Uses     beginning many
 
--- Names that `moved` keeps. It is cut when there are twice as many.
+-- How many names `moved` keeps. It is trimmed at twice as many.
 local MAX_MOVED = 32768
 
 local counted = {}
 local function count(name, by) counted[name] = (counted[name] or 0) + by end
--- functions that are called when the transition is over; most have none
+-- functions to call when the transition is over; most transitions have none
 local finishing
 local before = {}
 local function read_counters(...)

@@ -4,7 +4,7 @@
 
 local function credit_limit() return (S.eta + published_updates() + 1) * S.batch + S.surplus end
 
--- Return why `wanted` more credits cannot be given, or nil when they can.
+-- Return why `wanted` more credits cannot be granted, or nil.
 local function refusal(wanted)
   if not before.closed then read_counters('closed', 'bytes', 'used') end
   if counter('closed') == 1 then return 'closed' end

@@ -1,4 +1,4 @@
--- lacking.lua: what a trajectory of the training lane lacks before its unit is complete.
+-- lacking.lua: what a trajectory of the training lane still lacks.
 --
 -- Uses     beginning names
 
@@ -26,8 +26,7 @@ end
 
 local function is_parked(tid) return S.unit == 'chunk' and call('ZSCORE', P .. 'parked', tid) end
 
--- Return a trajectory that its unit waits for; nil when it is complete. `only`: its chunk that is
--- the unit.
+-- Return the row of an incomplete trajectory; nil when it is complete. `only`: the chunk, if that is the unit.
 local function trajectory_row(tid, only)
   local t = call('HMGET', trajectory_key(tid), 'next', 'final', 'holder', 'tokens', 'since')
   local next_index = tonumber(t[1])

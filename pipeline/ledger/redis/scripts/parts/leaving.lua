@@ -1,5 +1,5 @@
--- leaving.lua: how chunks, trajectories, groups and units leave the ledger. Most calls never need
--- these functions: they are made when a transition first needs one.
+-- leaving.lua: how chunks, trajectories, groups and units leave the ledger. The functions are created when
+-- a transition first needs one, since most never do.
 --
 -- Uses     beginning counts holding many names lives showing tallies versions
 
@@ -9,8 +9,8 @@ local function leaving()
   local life, tally = lives(), tallies()
   local num_chunks = 0
 
-  -- Forget what points to a chunk, which for one that has all its scores is nothing. Its key is
-  -- left to be deleted. Return what its row is made of.
+  -- Remove the index entries of a chunk (none if it has all its scores). Its key is not deleted yet.
+  -- Return the fields for its row.
   local function forget_chunk(cid, is_complete)
     local c = life.chunk(cid)
     if not is_complete then
@@ -20,8 +20,8 @@ local function leaving()
     return c
   end
 
-  -- Count a chunk's tokens as trained (no reason) or dropped, and forget it; return what its row is
-  -- made of. Its key is left to be deleted.
+  -- Count a chunk's tokens as trained (no reason) or dropped, and remove its index entries; return the
+  -- fields for its row. Its key is not deleted yet.
   local function end_chunk(cid, reason)
     local c = forget_chunk(cid, not reason)
     num_chunks = num_chunks + 1
@@ -29,9 +29,9 @@ local function leaving()
     return c
   end
 
-  -- Settle a trajectory as trained (no reason) or dropped, and its group when it was the last of
-  -- it. Its key joins those that are left to be deleted. `t`: what its life is made of; `rows`: of
-  -- its chunks. `g`: its group's, if that is the unit; nil to read it here.
+  -- End a trajectory as trained (no reason) or dropped, and its group with the last member. Its key is
+  -- added to `keys`, to be deleted. `t`: fields for its life; `rows`: of its chunks. `g`: fields of its
+  -- group if that is the unit; nil to read them here.
   local function end_trajectory(tid, reason, made, t, rows, keys, g)
     local key = trajectory_key(tid)
     local group, gkey
@@ -52,7 +52,7 @@ local function leaving()
     life.keep(tid, reason and 'dropped' or 'trained', t, g, rows, life.unit_end(reason, made or published_updates(), t[5]))
     keys[#keys + 1] = key
     count(reason and ('trajectories:dropped:' .. reason) or 'trajectories:trained', 1)
-    if S.unit == 'group' then return end -- its group ends with it, once for all members
+    if S.unit == 'group' then return end -- the group ends once, for all members
     if reason then call('HINCRBY', gkey, 'dropped', 1) end
     if call('HINCRBY', gkey, 'live', -1) == 0 then
       local is_trained = integer(call('HGET', gkey, 'dropped')) < S.group_size
@@ -62,7 +62,7 @@ local function leaving()
     end
   end
 
-  -- End a trajectory whose chunks have left (unit chunk); their rows are with it.
+  -- End a trajectory whose chunks have left (unit chunk); it has their rows.
   local function end_bare_trajectory(tid, reason, made)
     local key, rows = trajectory_key(tid), {}
     local t = life.trajectory(tid)
@@ -73,8 +73,8 @@ local function leaving()
     call('DEL', key)
   end
 
-  -- Return the updates in its oldest token. All its keys join those that are left to be deleted.
-  -- `g`: its group's, if that is the unit.
+  -- End a trajectory with its chunks; their keys are added to `keys`, to be deleted. `g`: fields of its
+  -- group if that is the unit. Return the updates in its oldest token.
   local function end_whole_trajectory(tid, reason, made, keys, g)
     local t, rows = life.trajectory(tid), {}
     local chunks = integer(t[4])
@@ -89,9 +89,8 @@ local function leaving()
     return t[5]
   end
 
-  -- A chunk leaves by itself; its row stays with the trajectory. The newest chunk of an unfinished
-  -- trajectory leaves its blob behind: the next window needs it. Return the updates in its oldest
-  -- token.
+  -- End a chunk; its row stays with the trajectory. The newest chunk of an unfinished trajectory leaves
+  -- its blob, which the next window needs. Return the updates in its oldest token.
   local function end_chunk_unit(cid, reason, made)
     local tid, index = chunk_parts(cid)
     local key = trajectory_key(tid)
@@ -118,7 +117,7 @@ local function leaving()
     return c[3]
   end
 
-  -- Forget what is kept of a trajectory for the value worker.
+  -- Delete what is kept of a trajectory for the value worker.
   local function forget_finished(tid)
     local key = finished_key(tid)
     count('bytes', -integer(call('HGET', key, 'bytes')))
@@ -126,10 +125,10 @@ local function leaving()
     has_moved(tid)
   end
 
-  -- No critic may learn from this trajectory: forget it, even out of a claim.
+  -- Keep a trajectory from the critic: delete it, even from a claim.
   local function discard_finished(tid, reason)
     local f = call('HMGET', finished_key(tid), 'bytes', 'state', 'claim')
-    -- claimed at the run's end: the value worker has trained on it, and settles it as it drains
+    -- claimed at the end of the run: the value worker has trained on it, and settles it as it drains
     if not f[1] or (f[3] and reason == 'cancelled') then return end
     if f[2] then count('finished:dropped:' .. reason, 1) end
     call('ZREM', P .. 'finished', tid)
@@ -155,9 +154,9 @@ local function leaving()
     end
   end
 
-  -- Take a unit out of the ledger: trained (no reason; it is in a claim and in no index), or
-  -- dropped, which returns its credit. `made`: updates in the version that its staleness counts
-  -- from; nil for the published one.
+  -- Remove a unit from the ledger: trained (no reason; then it is in a claim and in no index) or dropped,
+  -- which returns its credit. `made`: updates in the version from which its staleness counts; nil for the
+  -- published one.
   local function end_unit(name, reason, made)
     if reason == 'no_signal' then
       if S.unit == 'group' then
@@ -196,7 +195,7 @@ local function leaving()
     tally.unit(reason, oldest, made)
   end
 
-  -- Evaluation: a response leaves with its sample recorded, or as failed.
+  -- Remove an evaluation response, whose sample is recorded or which has failed.
   local function end_evaluation(tid, index)
     local cid = chunk_id(tid, index)
     forget_chunk(cid)

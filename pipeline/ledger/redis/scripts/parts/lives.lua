@@ -1,7 +1,7 @@
--- lives.lua: what happened to a trajectory, as one text, and kept for the newest that have left.
--- pipeline/ledger/life.py reads it and lists the places. Tabs and ends of lines separate the
--- places, so a worker's texts have spaces for theirs. Most calls never need these functions: they
--- are made when a transition first needs one.
+-- lives.lua: packs the life of a trajectory into a text, and keeps those of the newest that have left.
+-- pipeline/ledger/life.py parses the text and lists its fields. Tabs and newlines separate the fields, so
+-- they are replaced by spaces in workers' texts. The functions are created when a transition first needs
+-- one, since most never do.
 --
 -- Uses     beginning counts many names
 
@@ -12,8 +12,8 @@ local function lives()
   if living then return living end
 
   local MAX_LIVES, EITHER_END = 10000, 32
-  -- Of a trajectory and of a chunk, in the order in which the texts below take them. Fields that
-  -- this kind of unit, or a run with rewards alone, does not have are left out.
+  -- Fields of a trajectory and of a chunk, in the order in which the texts below use them. Those that this
+  -- kind of unit, or a run with only rewards, does not have are left out.
   local trajectory_fields = { 'holder', 'final', 'tokens', 'next', 'oldest', 'leases', 'lease:0' }
   if S.unit == 'trajectory' then
     trajectory_fields[8], trajectory_fields[9] = 'ready_s', 'claimed_s'
@@ -30,26 +30,26 @@ local function lives()
   local function read_trajectory(tid) return call('HMGET', trajectory_key(tid), unpack(trajectory_fields)) end
   local function read_chunk(cid) return call('HMGET', chunk_key(cid), unpack(chunk_fields)) end
 
-  -- Return the trajectory's field with the row of a chunk that has left. Of a long one the last
-  -- rows replace each other.
+  -- Return the trajectory's field for the row of a chunk that has left. In a long trajectory, the last rows
+  -- overwrite each other.
   local function past_field(index)
     local place = index < EITHER_END and index or EITHER_END + index % EITHER_END
     return 'past:' .. string.format('%d', place)
   end
 
-  -- Return the row of a chunk from what read_chunk returned. `place`: its index as text; `over`:
-  -- how its unit ended, if it is a unit.
+  -- Return the row of a chunk from its fields `c`. `place`: its index as text; `over`: how it ended, if it
+  -- is a unit.
   local function chunk_row(place, c, over)
     return '\n' .. place .. '\t' .. (c[1] or '') .. '\t' .. (c[4] or '') .. '\t' .. (c[5] or '') .. '\t' .. (c[6] or '') .. '\t'
       .. (c[7] or '') .. '\t' .. (c[8] or '') .. '\t' .. (c[9] or '') .. '\t' .. (c[10] or '') .. '\t' .. (over or '')
       .. (c[11] and '\t' .. c[11] or '')
   end
 
-  -- Return whether a chunk's row is kept: of a long trajectory the first and the last ones are.
+  -- Whether a chunk's row is kept: of a long trajectory, only the first and the last ones.
   local function is_shown(index, chunks) return index < EITHER_END or index >= chunks - EITHER_END end
 
-  -- Return how a unit ended: when, the updates in the version that counts and in its oldest token,
-  -- why ('' when trained).
+  -- Return how a unit ended: when, the updates in the version that counts and in its oldest token, and why
+  -- ('' when trained).
   local counted_from, event
   local function unit_end(reason, made, oldest)
     if made ~= counted_from then counted_from, event = made, now_text .. ' ' .. made .. ' ' end
@@ -65,7 +65,7 @@ local function lives()
     return table.concat(found, '\t')
   end
 
-  -- Return a life. `t`: what read_trajectory returned; `g`: read_group, of its group.
+  -- Return a packed life. `t`: from read_trajectory; `g`: from read_group, for its group.
   local function life_of(tid, state, t, g, rows, over)
     local leases, number = t[7] or '', t[6] or '0'
     if number ~= '0' and number ~= '1' then leases = last_leases(tid, tonumber(number)) end

@@ -2,8 +2,8 @@
 --
 -- Uses     beginning
 
--- Members of one command, which all fit on Lua's stack. An even number, so that no score is parted
--- from its member.
+-- Members per command, so that they fit on Lua's stack. Even, so that a score is not separated from its
+-- member.
 local PART = 1000
 
 local function call_many(members, ...)

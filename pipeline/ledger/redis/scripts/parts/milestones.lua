@@ -1,5 +1,5 @@
--- milestones.lua: what was trained by the time that so many updates were settled, so that going
--- back can count what it gives up.
+-- milestones.lua: what was trained when a number of updates had been settled, so that going back can count
+-- what it undoes.
 --
 -- Uses     beginning counts
 

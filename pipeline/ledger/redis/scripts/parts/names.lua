@@ -1,4 +1,4 @@
--- names.lua: names of trajectories and chunks, their order, and their keys.
+-- names.lua: names, order and keys of trajectories and chunks.
 --
 -- Uses     beginning
 
@@ -19,7 +19,7 @@ local function chunk_parts(cid)
   return tid, tonumber(index)
 end
 
--- Return a member of a group of the training lane.
+-- Return the name of a member of a training group.
 local function member_of(group, member) return 't.' .. group .. '.' .. string.format('%d', member) end
 
 local function is_evaluation(tid) return string.sub(tid, 1, 2) ~= 't.' end

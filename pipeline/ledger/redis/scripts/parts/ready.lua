@@ -1,4 +1,4 @@
--- ready.lua: when a unit may be claimed.
+-- ready.lua: makes complete units ready to be claimed.
 --
 -- Uses     beginning leaving names
 
@@ -8,8 +8,7 @@ local function unit_key(name)
   return chunk_key(name)
 end
 
--- Return whether all responses of a unit that get a verdict are scored as masked, so that none of
--- its tokens trains.
+-- Whether all responses of a unit that get a verdict are masked, so that none of its tokens trains.
 local function is_all_masked(name)
   local u = call('HMGET', unit_key(name), 'masked', 'unjudged')
   if S.unit ~= 'group' then return integer(u[1]) == 1 end
@@ -25,15 +24,15 @@ local function make_ready(name, order, oldest)
   call('HSET', unit_key(name), 'state', 'ready', 'ready_s', now_text)
 end
 
--- Make the unit of this chunk ready, unless it is filtered away or its sampling is not over. Called
--- after the chunk or score that was the last to be missed.
+-- Make this chunk's unit ready, unless it is filtered out or still being sampled. Called when the last
+-- missing chunk or score is written.
 local function ready_if_sampled(tid, index)
   local _, group = parts(tid)
   if S.unit == 'group' then
     local g = call('HMGET', group_key(group), 'finals', 'oldest', 'scored', 'mixed', 'unjudged')
     if integer(g[1]) < S.group_size then return end
     local name = string.format('%d', group)
-    -- no member waits for a verdict, and those that have one are equally accurate
+    -- no member waits for a verdict, and all verdicts have the same accuracy
     local is_alike = S.signal_filter and integer(g[3]) + integer(g[5]) >= S.group_size and not g[4]
     if is_alike or is_all_masked(name) then
       leaving().unit(name, 'no_signal')

@@ -1,9 +1,9 @@
--- reopening.lua: how a held trajectory becomes open again, and the age of units that begin.
+-- reopening.lua: reopens held trajectories, and dates units that begin.
 --
 -- Uses     beginning holding many names versions
 
--- Date units: those that the next tokens of each { trajectory, index of the next chunk } belong to.
--- From now on they may hold tokens of the present version.
+-- Date the units to which the next tokens of each { trajectory, index of its next chunk } belong: from now
+-- on they may contain tokens of the current version.
 local function begin_ages(begun)
   local ages, is_there = {}, {}
   for _, one in ipairs(begun) do
@@ -24,7 +24,7 @@ local function begin_ages(begun)
   if S.unit == 'group' then call_many(ages, 'ZADD', P .. 'running_age', 'LT') else call_many(ages, 'ZADD', P .. 'running_age') end
 end
 
--- Open a held trajectory for others. A unit that is not begun cannot grow old.
+-- Reopen a held trajectory. A unit without tokens loses its date, since it cannot grow old.
 local function reopen(tid, who)
   let_go(tid, who)
   local key = trajectory_key(tid)

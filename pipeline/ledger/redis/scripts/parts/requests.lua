@@ -1,9 +1,9 @@
--- requests.lua: requests that are repeated, and copies that come late.
+-- requests.lua: repeated and late copies of requests.
 --
--- Calls that give something out, or take it back, carry a number that their caller counts up. There
--- is one call of a kind at a time. `{run}:asked:<who>` keeps the last number of each kind with its
--- answer. The same number again is a repeat, because the answer was lost: it gets the same answer
--- and changes nothing. A lower one is a copy that its caller gave up long ago: it has no effect.
+-- Calls that hand work out or take it back carry a number that the caller increments, with one call of a
+-- kind at a time. `{run}:asked:<who>` keeps the last number of each kind with its answer. The same number
+-- again is a repeat whose answer was lost: it gets the same answer and changes nothing. A lower number is a
+-- copy that the caller abandoned long ago: it has no effect.
 --
 -- Uses     beginning
 
@@ -23,7 +23,7 @@ local function remember(kind, request, ...)
   call('EXPIRE', ASKED, ASKED_FOR_S)
 end
 
--- Return the integers that were remembered with the last request.
+-- Return the integers stored with the last request.
 local function remembered(...)
   local found = call('HMGET', ASKED, ...)
   for i = 1, #found do found[i] = integer(found[i]) end

@@ -9,7 +9,7 @@ local function show(kind, blob, reward)
   if #blob <= MAX_SHOWN_BYTES and call('LLEN', key) < 2 * MAX_SHOWN then call('RPUSH', key, blob, reward) end
 end
 
--- Keep the end of a trajectory, if it has one with a reward.
+-- Keep the last chunk of a trajectory, if it has a reward.
 local function show_trajectory(kind, tid)
   local next_index = call('HGET', trajectory_key(tid), 'next')
   if not next_index or tonumber(next_index) == 0 then return end

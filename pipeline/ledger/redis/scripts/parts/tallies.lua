@@ -1,6 +1,6 @@
--- tallies.lua: what left the ledger, in sums that need no walk: units by staleness, responses with
--- their length and difficulty. pipeline/ledger/inspection.py reads them. Most calls never need
--- these functions: they are made when a transition first needs one.
+-- tallies.lua: sums of ended work, so that no walk is needed: units by staleness, responses with their
+-- length and difficulty. pipeline/ledger/inspection.py reads them. The functions are created when a
+-- transition first needs one, since most never do.
 --
 -- Uses     beginning counts versions
 
@@ -9,7 +9,7 @@ local function tallies()
   if tallying then return tallying end
   local MAX_STALENESS, MILLION = 64, 1000000
 
-  -- By the end's name: sums, and units by staleness.
+  -- By how the work ended.
   local sums, units = {}, {}
 
   local function write()
@@ -29,13 +29,13 @@ local function tallies()
 
   local function ended_as(reason) return reason and ('dropped:' .. reason) or 'trained' end
 
-  -- Return a staleness. `oldest`: updates in the oldest token; `made`: in the version that it
-  -- counts from, nil for the published one.
+  -- Return a staleness. `oldest`: updates in the oldest token; `made`: updates in the version from which it
+  -- counts, nil for the published one.
   local function behind(oldest, made)
     return math.min(math.max((made or published_updates()) - tonumber(oldest), 0), MAX_STALENESS)
   end
 
-  -- Count a unit that leaves; one without a token has no staleness.
+  -- Count a unit that leaves; without tokens it has no staleness.
   local function count_unit(reason, oldest, made)
     if not oldest then return end
     local ended, staleness = ended_as(reason), behind(oldest, made)
@@ -44,8 +44,8 @@ local function tallies()
     found[staleness] = (found[staleness] or 0) + 1
   end
 
-  -- Count a finished response. Of its group: `scored` members, and the sum of their accuracies in
-  -- millionths.
+  -- Count a finished response. `scored`: members of its group with a score; `correct`: the sum of their
+  -- accuracies in millionths.
   local function count_response(reason, tokens, scored, correct)
     local ended = ended_as(reason)
     local sum = sums[ended]

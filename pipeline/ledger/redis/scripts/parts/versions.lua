@@ -1,8 +1,8 @@
--- versions.lua: how many updates are in the weights that a version names.
+-- versions.lua: the number of updates in a version's weights.
 --
 -- Uses     beginning counts
 
--- As pipeline.ledger.version_history counts.
+-- Like pipeline.ledger.version_history.
 local function updates_in(named)
   local restart = call('ZREVRANGEBYSCORE', P .. 'lineage', named, '-inf', 'LIMIT', 0, 1)[1]
   if not restart then return named end
@@ -10,7 +10,7 @@ local function updates_in(named)
   return tonumber(made) + named - tonumber(first)
 end
 
--- Of the published version; read once a transition.
+-- Of the published version; read once per transition.
 local published
 local function published_updates()
   published = published or updates_in(counter('version'))
