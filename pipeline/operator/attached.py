@@ -119,11 +119,11 @@ def look_at(run: Path | None, *, in_thread: bool = False) -> AbstractAsyncContex
     """Connect to a run's ledger for reading; to a copy when its embedded server is down.
 
     ``in_thread``: make and remove the copy in a thread, so that the event loop goes on."""
-    from pipeline.ledger.server.copy import clear_dead_looks
+    from pipeline.ledger.server.copy import remove_stale_copies
     from pipeline.runtime.log import log_to_stderr
 
     log_to_stderr()
-    clear_dead_looks()
+    remove_stale_copies()
     return _connected(run, _hold_copy, in_thread=in_thread)
 
 

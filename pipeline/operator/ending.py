@@ -37,12 +37,12 @@ def end_run(run_dir: Path, *, now: bool, timeout_s: float | None, report: Callab
     """Drain a run and end it; return whether it ran. ``now``, ``timeout_s``: as in ``headrace
     down``. ``report`` receives a line every few seconds. Raises DeadlineExceeded."""
     from pipeline.config.load import read_resolved
-    from pipeline.ledger.server.copy import clear_dead_looks
+    from pipeline.ledger.server.copy import remove_stale_copies
     from pipeline.runtime.log import log_to_stderr
     from pipeline.supervisor.run_folder import supervisor_pid
 
     log_to_stderr()
-    clear_dead_looks()
+    remove_stale_copies()
     if timeout_s is None:
         timeout_s = _NOW_S if now else read_resolved(run_dir).supervisor.drain_ceiling_s + _ENDING_S
     deadline = time.monotonic() + timeout_s

@@ -1,20 +1,18 @@
-"""The difference of two versions, lossless, and short where few numbers changed.
+"""A lossless difference between two versions, short where few numbers changed.
 
-After a step of reinforcement learning most bf16 numbers are unchanged. A step of 1e-6 seldom moves
-a weight to another rounded value. If it does, nearly always one of its two bytes changes by one. So
-the bodies of both versions are compared as *planes*, one for each byte of a number, in blocks. A
-plane of a block is written as nothing, as places and values of its changed bytes, or whole,
-whichever is shortest.
+After a reinforcement learning step most bf16 numbers are unchanged: a step of 1e-6 seldom moves a weight
+to another rounded value, and then nearly always one of its two bytes changes by one. So the bodies of both
+versions are compared in blocks, as *planes*: one for each byte of a number. A plane of a block is encoded as
+nothing, as positions and values of its changed bytes, or whole, whichever is shortest.
 
     delta = length of prelude u32 | prelude (MessagePack, see ``Prelude``) | planes of block 0 | planes of block 1 | ...
     plane = number of gap bytes u32 | number of values u32 | gaps | values
 
-A gap byte g below 255 skips g unchanged bytes of the plane, then one changed byte follows; 255
-skips 255 unchanged bytes. No gaps, and as many values as the plane has bytes: the whole plane. All
+A gap byte g below 255 skips g unchanged bytes of the plane, then one changed byte follows; 255 skips 255
+unchanged bytes. Without gaps, and with as many values as the plane has bytes, it is the whole plane. All
 numbers are little-endian.
 
-The digests of base and result bind a delta to the one version that it was made from, and prove the
-result."""
+The digests of base and result bind a delta to the one version that it was made from, and prove the result."""
 
 from __future__ import annotations
 
@@ -28,10 +26,10 @@ from pipeline.weights.digest import Digest
 from protocol.errors import WeightsDamaged
 
 BLOCK_BYTES = 1 << 20
-"""Of the body, compared at once: both versions and the result fit into a processor's cache."""
+"""Part of the body that is compared at once: both versions and the result fit into a processor's cache."""
 STRIDES = (1, 2, 4, 8)
 _SAMPLED_BLOCKS = 8
-"""Of the body, to estimate a delta's size first: making a long one takes longer than it saves."""
+"""Blocks from which a delta's size is estimated first, since encoding one that is too long wastes time."""
 
 _FORMAT = 1
 _U32 = struct.Struct("<I")
@@ -40,17 +38,15 @@ _PASS = 255
 
 
 class Prelude(msgspec.Struct, frozen=True, kw_only=True):
-    """A delta's header."""
-
     format: int
     base_digest: str
-    """Of the version that the delta starts from."""
+    """Digest of the version to which the delta applies."""
     digest: str
-    """Of the version that it results in."""
+    """Digest of the resulting version."""
     num_bytes: int
-    """Of either version's body."""
+    """Size of either version's body."""
     stride: int
-    """Planes: bytes of a number."""
+    """Number of planes: the bytes of a number."""
     base_head_bytes: int
     """Offset of the base's body."""
     head: bytes
@@ -62,10 +58,10 @@ class Prelude(msgspec.Struct, frozen=True, kw_only=True):
 def encode(
     base: np.ndarray, new: np.ndarray, *, heads: tuple[int, int], stride: int, digests: tuple[str, str], max_bytes: int
 ) -> bytes | None:
-    """Return the delta from ``base`` to ``new``, uint8 [bytes]; None when it is over ``max_bytes``,
-    or the bodies differ in size.
+    """Return the delta from ``base`` to ``new``, uint8 [bytes]; None when it is longer than ``max_bytes`` or
+    the bodies differ in size.
 
-    ``heads`` are the offsets of the bodies, ``digests`` those of both versions, and ``stride`` the
+    ``heads`` are the offsets of the bodies, ``digests`` the digests of both versions, and ``stride`` the
     bytes of a number: 2 for bf16, 4 for fp32."""
     base_body, new_body = base[heads[0] :], new[heads[1] :]
     if base_body.size != new_body.size:
@@ -99,8 +95,8 @@ def encode(
 
 
 def read_prelude(delta: memoryview, *, head_bytes: int, num_bytes: int) -> tuple[Prelude, int]:
-    """Return a delta's prelude and the offset of its planes. Raises WeightsDamaged when it is not
-    from a body at ``head_bytes`` to a version of ``num_bytes``."""
+    """Return a delta's prelude and the offset of its planes. Raises WeightsDamaged unless it leads from a
+    body at ``head_bytes`` to a version of ``num_bytes``."""
     if len(delta) < _U32.size:
         raise WeightsDamaged(f"a delta of {len(delta)} bytes has no prelude; fetch the whole version")
     start = _U32.size + _U32.unpack_from(delta)[0]
@@ -127,10 +123,10 @@ def read_prelude(delta: memoryview, *, head_bytes: int, num_bytes: int) -> tuple
 
 
 def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: int) -> tuple[Prelude, str]:
-    """Fill ``out`` with a delta's result; return the prelude and the digest of ``out``.
+    """Write a delta's result into ``out``; return the prelude and the digest of ``out``.
 
-    The caller checks ``base``, with its body at ``head_bytes``, against ``base_digest``. Raises
-    WeightsDamaged for any bytes that are no such delta; ``out`` is then useless."""
+    The caller checks ``base``, whose body is at ``head_bytes``, against ``base_digest``. Raises
+    WeightsDamaged if the bytes are not such a delta; ``out`` is then garbage."""
     prelude, place = read_prelude(delta, head_bytes=head_bytes, num_bytes=out.size)
     base_body = base[head_bytes:]
     if base_body.size != prelude.num_bytes:
@@ -156,7 +152,7 @@ def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: i
 
 
 def _estimate(base: np.ndarray, new: np.ndarray, stride: int) -> float:
-    """Return the estimated bytes of the planes, from some blocks; 0 when there are few blocks."""
+    """Estimate the size of the planes in bytes from some blocks; 0 when there are few blocks."""
     starts = range(0, new.size, BLOCK_BYTES)
     if len(starts) < 2 * _SAMPLED_BLOCKS:
         return 0.0
@@ -170,7 +166,6 @@ def _estimate(base: np.ndarray, new: np.ndarray, stride: int) -> float:
 
 
 def _planes(base: np.ndarray, new: np.ndarray, stride: int) -> Iterator[bytes]:
-    """Yield the planes of one block."""
     kind = np.dtype(f"<u{stride}")
     changed = np.flatnonzero(base.view(kind) != new.view(kind))
     before = base.reshape(-1, stride)[changed]
@@ -190,7 +185,7 @@ def _planes(base: np.ndarray, new: np.ndarray, stride: int) -> Iterator[bytes]:
 
 
 def _gaps(places: np.ndarray) -> np.ndarray:
-    """Return the gap bytes of ascending ``places``: uint8."""
+    """Return the gap bytes of ascending ``places``, as uint8."""
     passed = np.diff(places, prepend=-1) - 1
     ends = np.cumsum(passed // _PASS + 1)
     gaps = np.full(ends[-1] if ends.size else 0, _PASS, np.uint8)
@@ -199,7 +194,7 @@ def _gaps(places: np.ndarray) -> np.ndarray:
 
 
 def _put_plane(delta: memoryview, place: int, plane: np.ndarray) -> int:
-    """Apply a plane of a delta; return the next one's offset."""
+    """Apply one plane of a delta; return the offset of the next."""
     if len(delta) - place < _PLANE.size:
         raise WeightsDamaged("a delta ends before its last plane; fetch the whole version")
     num_gaps, num_values = _PLANE.unpack_from(delta, place)

@@ -1,10 +1,10 @@
-"""Fetches versions for one host: a delta first, the whole version on a gap, from several sources.
+"""Fetches versions for one host: a delta first, the whole version after a gap, from several sources.
 
-Sources are tried in order, the learner last. When one fails, the next goes on with the parts that
-are still missing. A version is named, and so used, after the digest of all its bytes has matched.
-Its parts are served to other hosts before that (``pipeline.weights.relay``).
+Sources are tried in order, the learner last. When one fails, the next continues with the parts that are still
+missing. A version is only named, and thus used, after the digest of all its bytes has matched; its parts are
+served to other hosts before that (``pipeline.weights.relay``).
 
-If all sources fail, the parts that came are kept for the next try."""
+If all sources fail, the parts received so far are kept for the next try."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from protocol.errors import WeightsDamaged, WeightsRejected
 from protocol.messages import BASE_VERSION
 
 PATIENCE_S = 10.0
-"""Longest wait for a relay, after which another source is tried."""
+"""Longest wait for a relay before another source is tried."""
 _BENCH_S = 60.0
-"""A relay that failed is not tried again for this long: not every version may wait for it."""
+"""A relay that failed is not tried again for this long, so that it does not delay every version."""
 
 _PARTS_A_CONNECTION = 4
-"""Fewer are not worth a further connection."""
+"""Fewer parts are not worth another connection."""
 _DELTA_SHARE = 20
 """A delta's usual share of its version, to choose the number of connections."""
 
@@ -42,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 
 class HostFetch:
-    """One host's fetching, one version at a time."""
+    """Fetches for one host, one version at a time."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class HostFetch:
         timeout_s: float,
         on_part: Callable[[], None] = lambda: None,
     ) -> None:
-        """``connect`` opens a connection. ``timeout_s``: limit of an answer by the learner.
-        ``on_part`` is called for each part that has come."""
+        """``connect`` opens a connection. ``timeout_s`` limits each answer of the learner. ``on_part`` is
+        called for each part received."""
         self._folder = folder
         self._relay = relay
         self._connect = connect
@@ -70,11 +70,11 @@ class HostFetch:
     async def fetch(
         self, wanted: WeightsAnnouncement, base: Base | None, sources: Sequence[WeightsSource], counts: FetchCounts
     ) -> Path:
-        """Return the file of the wanted version, verified. ``sources``: in order, the learner last.
+        """Return the verified file of the wanted version. ``sources`` are in order, the learner last.
 
-        Raises FileNotFoundError when a newer version is announced, WeightsDamaged by a digest,
-        WeightsRejected for contradictory answers, DeadlineExceeded by an answer, StorageFailed
-        without room."""
+        Raises FileNotFoundError when a newer version is announced, WeightsDamaged for a wrong digest,
+        WeightsRejected for contradictory answers, DeadlineExceeded without an answer, StorageFailed without
+        room."""
         kind = wanted.policy_version == BASE_VERSION
         segment, holding = await self._begun(wanted, is_building=base is not None)
         now = self._clock.monotonic()
@@ -94,12 +94,12 @@ class HostFetch:
         return self._folder.keep(segment, wanted.policy_version)
 
     def close(self) -> None:
-        """Give up what is not whole."""
+        """Discard incomplete versions."""
         for kind in list(self._partial):
             self._give_up(kind)
 
     async def _begun(self, wanted: WeightsAnnouncement, *, is_building: bool) -> tuple[SharedFile, PartialVersion]:
-        """Return the file to fill, with the parts of an earlier try."""
+        """Return the file to fill, with the parts from an earlier try."""
         kind = wanted.policy_version == BASE_VERSION
         if kind in self._partial and self._partial[kind][1].wanted.digest != wanted.digest:
             self._give_up(kind)
@@ -107,7 +107,7 @@ class HostFetch:
             if not wanted.parts_digest or wanted.part_bytes <= 0:
                 raise WeightsRejected(
                     f"version {wanted.policy_version} was announced without digests of parts, so no other host can fetch it; "
-                    "run the same release everywhere"
+                    "run the same release on all hosts"
                 )
             segment = await asyncio.to_thread(self._folder.take, wanted.policy_version, wanted.num_bytes)
             self._partial[kind] = segment, PartialVersion(wanted, segment.data)
@@ -128,10 +128,10 @@ class HostFetch:
         sources: list[WeightsSource],
         counts: FetchCounts,
     ) -> bool:
-        """Build the version from a delta; return whether that was possible, and is right."""
+        """Build the version from a delta; return whether that worked."""
         wanted = holding.wanted
         delta = None
-        # the learner makes deltas, and the parent may have this one
+        # the learner makes deltas, and the parent may already have this one
         for source in dict.fromkeys((sources[0], sources[-1])):
             is_last = source is sources[-1]
             try:
@@ -195,7 +195,7 @@ class HostFetch:
         return WireFetch(wanted, source, requesters, self._clock, counts, timeout_s=limit_s, on_part=self._on_part)
 
     def _lost(self, source: WeightsSource, error: Exception, counts: FetchCounts) -> None:
-        """Take note of a relay that failed, unless it has gone on to another version."""
+        """Bench a relay that failed, unless it has only moved on to another version."""
         counts.num_lost += 1
         if not isinstance(error, FileNotFoundError):
             self._benched[source.worker] = self._clock.monotonic() + _BENCH_S
@@ -203,8 +203,8 @@ class HostFetch:
 
 
 def _apply(delta: memoryview, base: Base, out: np.ndarray, wanted: WeightsAnnouncement) -> PartDigests:
-    """Build a version; return the digests of its parts. Raises WeightsDamaged for a bad delta,
-    another base, or a result that differs from the announced version."""
+    """Build a version; return the digests of its parts. Raises WeightsDamaged for a bad delta, another base,
+    or a result that is not the announced version."""
     prelude, digest = apply(delta, base.data, out, head_bytes=read_contents(base.data).head_bytes)
     if prelude.base_digest != base.digest:
         raise WeightsDamaged(f"a delta from {prelude.base_digest} was offered for {base.digest}")

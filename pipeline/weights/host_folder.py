@@ -1,10 +1,10 @@
-"""The fetched versions of one host: one copy for all workers of a run there.
+"""The fetched versions on one host: one copy for all workers of a run there.
 
-One worker *leads*: it alone fetches, and serves other hosts. It holds a lock that ends with its
-process, after which another worker leads. The others wait for the named file, and map it.
+One worker *leads*: only it fetches, and serves other hosts. It holds a lock that ends with its process; then
+another worker takes the lead. The others wait for the named file and map it.
 
-Files lie in memory-backed storage where the host has some. A version that does not fit there goes
-to the run's folder on the disk."""
+Files are in memory-backed storage if the host has any. A version that does not fit there goes to the run's
+folder on disk."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _log = structlog.get_logger(__name__)
 
 
 class HostFolder:
-    """A worker's use of its host's folder."""
+    """One worker's access to its host's folder."""
 
     def __init__(self, run_dir: Path, *, shared_memory: bool) -> None:
-        """Join the other workers of this host. ConfigError if the folder is another user's."""
+        """Join the other workers of this host. Raises ConfigError if the folder belongs to another user."""
         first, disk = fetched_folder(run_dir, shared_memory=shared_memory), fetched_folder(run_dir, shared_memory=False)
-        # other hosts may see the run's folder, too
+        # other hosts may share the run's folder
         self._places = [first] if first == disk else [first, disk / socket.gethostname()]
         self._users = _join(self._places[0])
         self._lead = -1
@@ -44,7 +44,7 @@ class HostFolder:
         self._held: dict[str, SharedFile] = {}
 
     def lead(self) -> bool:
-        """Return whether this worker fetches for its host. It keeps that until it closes."""
+        """Return whether this worker fetches for its host. Once it does, it does until it closes."""
         if self._lead < 0:
             descriptor = os.open(self._places[0] / _LEAD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -56,25 +56,25 @@ class HostFolder:
         return True
 
     def note_progress(self) -> None:
-        """Let the host's other workers know that a part has come. For the one that leads."""
+        """Tell the host's other workers that a part has arrived, if this worker leads."""
         if self._lead >= 0:
-            # the kernel's own clock of files ticks every few milliseconds
+            # the kernel's clock for files only ticks every few milliseconds
             now_ns = time.time_ns()
             os.utime(self._lead, ns=(now_ns, now_ns))
 
     def progress(self) -> int:
-        """Return a number that changes when parts come to this host."""
+        """Return a number that changes when parts arrive on this host."""
         try:
             return (self._places[0] / _LEAD).stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     def named(self, policy_version: int) -> list[Path]:
-        """Return where a verified file of this version may lie."""
+        """Return where a verified file of this version may be."""
         return [place / _kind(policy_version) / file_name(policy_version) for place in self._places]
 
     def take(self, policy_version: int, num_bytes: int) -> SharedFile:
-        """Return a file to fill. Raises StorageFailed when there is room nowhere."""
+        """Return a file to fill. Raises StorageFailed when there is no room."""
         refused: list[str] = []
         for place in self._places:
             folder = place / _kind(policy_version)
@@ -99,7 +99,7 @@ class HostFolder:
         )
 
     def keep(self, segment: SharedFile, policy_version: int) -> Path:
-        """Name a verified file, and retire the one before. The same version is replaced."""
+        """Name a verified file, and retire the previous one. A file of the same version is replaced."""
         writer = self._origin.pop(segment.path)
         folder = segment.path.parent
         segment.name(folder / file_name(policy_version))
@@ -112,7 +112,7 @@ class HostFolder:
         return segment.path
 
     def discard(self, segment: SharedFile) -> None:
-        """Give up a file that was not named."""
+        """Discard a file that was not named."""
         self._origin.pop(segment.path).discard(segment)
 
     def close(self) -> None:
@@ -133,12 +133,12 @@ class HostFolder:
 
 
 def _kind(policy_version: int) -> str:
-    """Return the folder's name: a version and its base are filled and retired apart."""
+    """Return the folder's name. Versions and their base are filled and retired separately."""
     return _KINDS[policy_version == BASE_VERSION]
 
 
 def _join(place: Path) -> int:
-    """Return a descriptor of the lock that every worker of the host shares."""
+    """Return a descriptor of the lock that all workers of the host share."""
     while True:
         ensure_private_folder(place)
         path = place / "users.lock"
@@ -148,6 +148,6 @@ def _join(place: Path) -> int:
             if os.path.samestat(path.stat(), os.fstat(descriptor)):
                 return descriptor
         except FileNotFoundError:
-            # the last worker before has just removed it
+            # another worker, the last one, has just removed it
             pass
         os.close(descriptor)

@@ -1,7 +1,7 @@
 """Serves requests for weights, at the learner and at relays, until the task is cancelled.
 
-*Consumes* requests. *Produces* answers: at once where the bytes are here. A request that has to
-wait gets its own task, so it delays no other. *Waits for* requests."""
+*Consumes* requests. *Produces* answers, at once if the bytes have arrived. A request that has to wait gets
+its own task, so that it does not delay others. *Waits for* requests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from protocol.messages import Message
 
 _TURN_S = 0.5
 _MAX_WAITING = 128
-"""Requests that wait at once; while there are more, each next one is answered in turn."""
+"""Requests that may wait at once; beyond that, each further one is answered in turn."""
 
 
 class WeightsAnswers(Protocol):
-    """Makes the answers to requests."""
+    """Answers requests for weights."""
 
     def answer_now(self, request: Message) -> Message | None:
         """Return the answer; None when it takes time. Raises UnknownMessage."""
@@ -34,7 +34,7 @@ class WeightsAnswers(Protocol):
 
 
 async def serve_weights(responder: Responder, answers: WeightsAnswers, clock: Clock, log: FilteringBoundLogger) -> None:
-    """Answer requests as they come. Raises ChannelClosed."""
+    """Answer requests until the channel is closed. Raises ChannelClosed."""
     log_limiter = LogLimiter(clock.monotonic)
     num_waiting = 0
 
@@ -44,7 +44,7 @@ async def serve_weights(responder: Responder, answers: WeightsAnswers, clock: Cl
         try:
             responder.reply(request, await answers.answer_later(request.message))
         except ChannelClosed:
-            # the worker ends, and its requesters ask another source
+            # the worker is ending; its requesters will ask another source
             return
         finally:
             num_waiting -= 1
@@ -57,7 +57,7 @@ async def serve_weights(responder: Responder, answers: WeightsAnswers, clock: Cl
             try:
                 answer = answers.answer_now(request.message)
             except UnknownMessage as error:
-                # a peer's mistake is never this worker's end
+                # a peer's mistake must not end this worker
                 num_silent = log_limiter.due("", "weights request")
                 if num_silent is not None:
                     log.warning("weights_request_refused", reason=str(error), num_not_logged=num_silent)

@@ -1,10 +1,10 @@
 """Files of weights that a writer fills and readers map: one copy on the host for all processes.
 
-Fresh pages cost several times as much as filling them, so a file without readers is filled again.
-The kernel's file locks, which end with their process, decide. A writer holds an exclusive lock
-while it fills a file, and a shared one while the file is published. A reader holds a shared lock
-while it uses the pages. A retired file is filled again only under the exclusive lock, so without
-readers. Else a new file is made, and the old one's pages go with its last reader.
+Allocating fresh pages takes several times as long as filling them, so a file without readers is filled again.
+File locks, which the kernel releases when a process ends, decide when. A writer holds an exclusive lock while
+it fills a file, and a shared one while the file is published. A reader holds a shared lock while it uses the
+pages. A retired file is filled again only under the exclusive lock, that is without readers. Otherwise a new
+file is created, and the old one's pages are freed with its last reader.
 
 Readers map privately (copy on write), so they cannot change the file."""
 
@@ -28,20 +28,20 @@ from protocol.private import ensure_private_folder
 NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG})
 """Errors of a folder whose file system is full."""
 _MAX_CACHED = 4
-"""Mappings that a reader keeps: of its version, the next one, and files to be filled again."""
+"""Mappings that a reader keeps: its version, the next one, and files to be filled again."""
 
 
 @dataclass(slots=True)
 class SharedFile:
-    """A writer's file."""
+    """A file being written."""
 
     path: Path
     fd: int
     data: np.ndarray
-    """uint8 [bytes of the file], its pages."""
+    """The file's pages, uint8 [bytes of the file]."""
 
     def name(self, path: Path) -> None:
-        """Rename the complete file to its public name. It is then read-only and may be mapped."""
+        """Rename the complete file to its public name. From then on it is read-only and may be mapped."""
         self.path.rename(path)
         self.path = path
         fcntl.flock(self.fd, fcntl.LOCK_SH)
@@ -51,13 +51,13 @@ class SharedFileWriter:
     """A folder of files that are filled, published, retired, and filled again."""
 
     def __init__(self, folder: Path) -> None:
-        """Take over ``folder`` from earlier incarnations. ConfigError if it is another user's."""
+        """Take over ``folder`` from earlier incarnations. Raises ConfigError if it belongs to another user."""
         self._folder = folder
         self._spare: SharedFile | None = None
         self._num_made = 0
-        # an earlier incarnation that still writes uses other names
+        # an earlier incarnation may still be writing, under other names
         self._mark = secrets.token_hex(4)
-        # the name can be guessed: another user may have made it, or a link to our folder
+        # the name is predictable: another user may have created it, or a link to our folder
         ensure_private_folder(folder)
         for leftover in folder.iterdir():
             # an earlier incarnation may be removing it right now
@@ -75,7 +75,7 @@ class SharedFileWriter:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            # fails here without room; a write to a page without storage would kill the process
+            # fail here without room, since writing to a page without storage would kill the process
             os.posix_fallocate(fd, 0, num_bytes)
             return SharedFile(path, fd, np.frombuffer(mmap.mmap(fd, num_bytes), np.uint8))
         except BaseException:
@@ -84,7 +84,7 @@ class SharedFileWriter:
             raise
 
     def retire(self, segment: SharedFile) -> None:
-        """Remove a published file's name, and fill it again once it has no readers."""
+        """Remove a published file's name; the file is filled again once it has no readers."""
         if self._spare is not None:
             _remove(self._spare)
         self._num_made += 1
@@ -92,22 +92,22 @@ class SharedFileWriter:
         try:
             segment.path.rename(path)
         except FileNotFoundError:
-            # removed by hand; its pages go with their last reader
+            # removed by hand; its pages are freed with the last reader
             os.close(segment.fd)
             return
         segment.path = path
         self._spare = segment
 
     def forget(self, segment: SharedFile) -> None:
-        """Give up a published file whose name was reused. Its pages go with their last reader."""
+        """Close a published file whose name was reused. Its pages are freed with the last reader."""
         os.close(segment.fd)
 
     def discard(self, segment: SharedFile) -> None:
-        """Give up a file that was not published."""
+        """Delete a file that was not published."""
         _remove(segment)
 
     def close(self) -> None:
-        """Give up the file that was to be filled again."""
+        """Delete the retired file."""
         if self._spare is not None:
             _remove(self._spare)
             self._spare = None
@@ -120,21 +120,21 @@ class MappedFile:
     path: Path
     fd: int
     data: np.ndarray
-    """uint8 [bytes of the file]; writable without effect on the file."""
+    """uint8 [bytes of the file]; writing to it does not change the file."""
     is_used: bool = False
 
     @property
     def lasting_path(self) -> Path:
-        """A path for this user's other processes, valid until release under any later name."""
+        """A path for this user's other processes, valid until release even if the file is renamed."""
         return Path(f"/proc/{os.getpid()}/fd/{self.fd}")
 
 
 class UnnamedFile:
-    """A file without a name, gone with its last map, also after a crash: for this host only."""
+    """A file without a name, for this host only: it is freed with its last mapping, even after a crash."""
 
     @classmethod
     def in_first_with_room(cls, folders: Sequence[Path], num_bytes: int) -> UnnamedFile:
-        """Allocate in the first of these folders that has room; OSError if none has."""
+        """Allocate in the first of these folders that has room. Raises OSError if none has."""
         *firsts, last = folders
         for folder in firsts:
             try:
@@ -145,13 +145,13 @@ class UnnamedFile:
         return cls(last, num_bytes)
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
-        """Allocate in ``folder``. OSError without room, ConfigError if it is another user's."""
+        """Allocate in ``folder``. Raises OSError without room, ConfigError if it belongs to another user."""
         ensure_private_folder(folder)
         self._file = TemporaryFile(dir=folder)  # noqa: SIM115 -- held until close
         try:
             os.posix_fallocate(self._file.fileno(), 0, num_bytes)
             self.data = np.frombuffer(mmap.mmap(self._file.fileno(), num_bytes), np.uint8)
-            """uint8 [bytes of the file], its pages."""
+            """The file's pages, uint8 [bytes of the file]."""
         except BaseException:
             self._file.close()
             raise
@@ -162,19 +162,19 @@ class UnnamedFile:
         return Path(f"/proc/{os.getpid()}/fd/{self._file.fileno()}")
 
     def close(self) -> None:
-        """Close the file to new maps. Arrays over it stay valid."""
+        """Close the file, so that it cannot be mapped any more. Arrays over it stay valid."""
         self._file.close()
 
 
 class SharedFileReader:
-    """The files that a process reads. Mappings are kept: the same pages return as new files."""
+    """The files that a process reads. Mappings are cached, since the same pages come back as new files."""
 
     def __init__(self) -> None:
         self._cached: dict[tuple[int, int], MappedFile] = {}
 
     def open(self, path: Path) -> MappedFile:
-        """Map a published file, and hold it until ``release`` so that it is not filled again.
-        Raises FileNotFoundError when it is gone, or is being filled again."""
+        """Map a published file, and keep it from being filled again until ``release``. Raises
+        FileNotFoundError when it is gone or being filled again."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         status = os.fstat(fd)
         key = (status.st_dev, status.st_ino)
@@ -194,7 +194,7 @@ class SharedFileReader:
         return mapped
 
     def release(self, mapped: MappedFile) -> None:
-        """Give a file back to its writer: its array is invalid. Removed files are unmapped."""
+        """Let the writer have a file again; its array becomes invalid. Deleted files are unmapped."""
         fcntl.flock(mapped.fd, fcntl.LOCK_UN)
         mapped.is_used = False
         for key, other in list(self._cached.items()):
@@ -202,7 +202,7 @@ class SharedFileReader:
                 self._forget(key)
 
     def forget(self, mapped: MappedFile) -> None:
-        """Release a file and its mapping; the next ``open`` maps it again."""
+        """Release a file and drop its mapping; the next ``open`` maps it again."""
         for key, other in list(self._cached.items()):
             if other is mapped:
                 self._forget(key)
@@ -213,7 +213,7 @@ class SharedFileReader:
             self._forget(key)
 
     def _forget(self, key: tuple[int, int]) -> None:
-        # closes the lock; the mapping goes with its last array
+        # releases the lock; the mapping is freed with its last array
         os.close(self._cached.pop(key).fd)
 
 

@@ -1,7 +1,7 @@
-"""The learner's published versions: the newest ones, their digests, deltas, and base weights.
+"""The learner's published versions: the newest ones with their digests and deltas, and base weights.
 
-Publishing and answering run on two threads. A version may be retired while an answer is made of it.
-The answer's digest then does not match, and the requester fetches the newest version."""
+Publishing and answering run on two threads. A version may be retired while an answer is made from it; then
+the answer's digest does not match, and the requester fetches the newest version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from protocol.errors import UnknownMessage
 from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
 
 MAX_DELTA_SHARE = 4
-"""A delta is dropped above one part in so many of the version's bytes."""
+"""A delta longer than the version's size divided by this is dropped."""
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory-backed storage; the folder made in it is private (0700)
 
@@ -32,47 +32,45 @@ _log = structlog.get_logger(__name__)
 
 
 def weights_folder(run_dir: Path, *, shared_memory: bool) -> Path:
-    """Return the folder for published weights: memory-backed if wanted and present."""
+    """Return the folder for published weights: memory-backed if wanted and available."""
     if shared_memory and _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
         return _SHARED_MEMORY / run_tag(run_dir)
     return run_dir / "weights"
 
 
 def fetched_folder(run_dir: Path, *, shared_memory: bool) -> Path:
-    """Return the folder for weights fetched from another host, for all workers of this one."""
+    """Return the folder for weights fetched from another host, shared by all workers of this one."""
     folder = weights_folder(run_dir, shared_memory=shared_memory)
     return folder.with_name(f"{folder.name}-fetched")
 
 
 def file_name(policy_version: int) -> str:
-    """Return a published file's name."""
     return "base.safetensors" if policy_version == BASE_VERSION else f"v{policy_version:08d}.safetensors"
 
 
 def weight_folders(run_dir: Path) -> list[Path]:
-    """Return every folder of this host that may hold a run's weights; useless once it has ended."""
+    """Return every folder on this host that may contain a run's weights. They are useless once the run has
+    ended."""
     kinds = (weights_folder, fetched_folder)
     return [folder(run_dir, shared_memory=is_shared) for is_shared in (True, False) for folder in kinds]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """One version on this host."""
+    """A version stored on this host."""
 
     policy_version: int
     segment: SharedFile
     digest: str
     parts: PartDigests | None = None
-    """None: no other host fetches it."""
+    """None if no other host fetches it."""
 
     @property
     def path(self) -> Path:
-        """Path to map."""
         return self.segment.path
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file."""
         return self.segment.data.size
 
     def is_intact(self) -> bool:
@@ -81,7 +79,7 @@ class StoredWeights:
 
 
 class WeightsStore:
-    """The learner's newest ``keep`` versions, immutable while held, and adapters' base weights."""
+    """The learner's newest ``keep`` versions, immutable while held, and the base weights of adapters."""
 
     def __init__(
         self,
@@ -93,10 +91,10 @@ class WeightsStore:
         part_bytes: int = PART_BYTES,
         instead: Path | None = None,
     ) -> None:
-        """Publish into ``folder``, which is emptied. ConfigError when another user owns it.
+        """Publish into ``folder``, which is emptied. Raises ConfigError when it belongs to another user.
 
-        ``instead``: where versions go, from the first on that has no room in ``folder``.
-        ``part_digest``: algorithm of the parts' digests, for other hosts; None: there are none."""
+        ``instead`` is used from the first version on for which ``folder`` has no room. ``part_digest`` is the
+        algorithm of the parts' digests for other hosts; None disables them."""
         self._part_digest = part_digest
         self._part_bytes = part_bytes
         self._folder = folder
@@ -108,8 +106,8 @@ class WeightsStore:
         self._deltas: dict[tuple[int, int], bytes | None] = {}
 
     def publish(self, policy_version: int, publication: Publication) -> StoredWeights:
-        """Write and digest a version in one pass, name it, and retire the oldest. A held one is
-        replaced, as it was damaged. Raises OSError without room."""
+        """Write and digest a version in one pass, name it, and retire the oldest. A held version is replaced,
+        since it was damaged. Raises OSError without room."""
         segment = self._take(publication.num_bytes)
         try:
             digest = write_publication(segment.data, publication)
@@ -150,7 +148,7 @@ class WeightsStore:
         return self._writer.take(num_bytes)
 
     def announcement(self, stored: StoredWeights, *, endpoint: str) -> WeightsAnnouncement:
-        """Return the announcement of a stored version, and of its base."""
+        """Return the announcement of a stored version and its base."""
         base = None if stored.policy_version == BASE_VERSION else self._held.get(BASE_VERSION)
         return WeightsAnnouncement(
             policy_version=stored.policy_version,
@@ -165,7 +163,7 @@ class WeightsStore:
         )
 
     def close(self) -> None:
-        """Let go of all versions. Their files stay for generators that are mapping them."""
+        """Close all versions. Their files remain for generators that are mapping them."""
         # a publication in another thread may still add one
         for stored in list(self._held.values()):
             self._writer.forget(stored.segment)
@@ -177,11 +175,11 @@ class WeightsStore:
         return self._held.get(policy_version)
 
     def answer(self, request: Message) -> WeightsPart:
-        """Return a range of the delta from the held version if it is short, else of the version, or
-        of the digests of its parts.
+        """Return a range of the delta from the held version if it is short, otherwise of the version, or of
+        the digests of its parts.
 
-        The part is empty when the version is gone. Making a delta takes about the time of reading
-        both versions twice. Raises UnknownMessage for anything but a WeightsRequest."""
+        The part is empty when the version is gone. Making a delta takes about as long as reading both
+        versions twice. Raises UnknownMessage for anything but a WeightsRequest."""
         if not isinstance(request, WeightsRequest):
             raise UnknownMessage(f"the weights endpoint got a {type(request).__name__}; it answers WeightsRequest only")
         stored = self._held.get(request.version)
@@ -199,7 +197,7 @@ class WeightsStore:
         return range_of(request, stored.segment.data, base=-1, max_bytes=self._max_part_bytes)
 
     def _delta(self, base_version: int, stored: StoredWeights) -> bytes | None:
-        """Return the delta between two held versions, made once."""
+        """Return the delta between two held versions, which is made only once."""
         base = self._held.get(base_version)
         if base is None or base_version >= stored.policy_version:
             return None
@@ -225,13 +223,13 @@ def make_delta(base: StoredWeights, new: StoredWeights) -> bytes | None:
 
 
 def write_publication(data: np.ndarray, publication: Publication) -> str:
-    """Fill ``data``, uint8 [bytes], with a publication, and return its digest."""
+    """Write a publication into ``data``, uint8 [bytes], and return its digest."""
     digest = Digest()
     end = len(publication.head)
     data[:end] = np.frombuffer(publication.head, np.uint8)
     digest.update(publication.head)
     for block in publication.blocks:
-        # first, so that the copy finds the block in the processor's cache
+        # first, so that the block is in the processor's cache for the copy
         digest.update(block)
         data[end : end + block.size] = block
         end += block.size
@@ -242,7 +240,7 @@ def write_publication(data: np.ndarray, publication: Publication) -> str:
 
 
 def range_of(request: WeightsRequest, data: np.ndarray, *, base: int, max_bytes: int) -> WeightsPart:
-    """Return the requested range of ``data``, uint8 [bytes]; empty when it lies outside."""
+    """Return the requested range of ``data``, uint8 [bytes]; empty when it is outside."""
     if not 0 <= request.offset < data.size or request.max_bytes <= 0:
         return nothing(request)
     part = data[request.offset : request.offset + min(request.max_bytes, max_bytes)]
@@ -257,7 +255,7 @@ def range_of(request: WeightsRequest, data: np.ndarray, *, base: int, max_bytes:
 
 
 def nothing(request: WeightsRequest, *, is_coming: bool = False) -> WeightsPart:
-    """Return an answer without data: only an empty file has a valid offset then."""
+    """Return an answer without data."""
     return WeightsPart(
         version=request.version, offset=0, total_bytes=0, data=np.empty(0, np.uint8), is_coming=is_coming
     )

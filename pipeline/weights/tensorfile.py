@@ -2,9 +2,9 @@
 
     file = length of header u64 | header (JSON: name -> dtype, shape, data_offsets; __metadata__) padded | tensors
 
-The header is padded to whole pages. So tensors begin on a page, and metadata seldom changes the
-file's size. No torch: engines make their own arrays. Source of the format:
-github.com/huggingface/safetensors, README, "Format"."""
+The header is padded to whole pages, so tensors begin on a page, and metadata seldom changes the file's size.
+No torch: engines make their own arrays. Source of the format: github.com/huggingface/safetensors, README,
+"Format"."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ ITEM_BYTES = {
     "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
 }  # fmt: skip
-"""Bytes of one number, by the format's names for types."""
+"""Bytes per number, by the format's names of types."""
 BLOCK_BYTES = 1 << 19
-"""Of a tensor, passed on at once: hashed and then copied, they are read from memory once."""
+"""Bytes of a tensor that are passed on at once: hashed and then copied, they are read from memory once."""
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
@@ -41,8 +41,6 @@ _METADATA = "__metadata__"
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor."""
-
     name: str
     dtype: str
     """``F32``, ``BF16`` ...: a key of ITEM_BYTES."""
@@ -50,7 +48,6 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Size of its data."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
@@ -60,13 +57,11 @@ class PlacedTensor:
 
     spec: TensorSpec
     start: int
-    """Its first byte, counted from the file's beginning."""
+    """Offset of its first byte in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The tensors of a file."""
-
     tensors: tuple[PlacedTensor, ...]
     metadata: Mapping[str, str]
     head_bytes: int
@@ -74,7 +69,7 @@ class Contents:
 
     @property
     def stride(self) -> int:
-        """Bytes of a number, for most of the body."""
+        """Bytes per number in most of the body."""
         sizes: Counter[int] = Counter()
         for placed in self.tensors:
             sizes[ITEM_BYTES[placed.spec.dtype]] += placed.spec.num_bytes
@@ -83,13 +78,13 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A version to be written to a file: its size is known before its bytes."""
+    """A version to be written to a file; its size is known before its bytes."""
 
     head: bytes
     num_bytes: int
-    """Of the whole file."""
+    """Size of the whole file."""
     blocks: Iterator[np.ndarray]
-    """uint8 [bytes], in the file's order, after the head. Each is used before the next is taken."""
+    """uint8 [bytes], in file order, after the head. Each is used before the next is taken."""
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -119,20 +114,20 @@ def publication(
 
 
 def read_contents(data: Buffer | np.ndarray) -> Contents:
-    """Return a file's tensors and metadata. Raises WeightsDamaged when it is not a safetensors file,
-    or its tensors overlap or lie outside."""
+    """Return a file's tensors and metadata. Raises WeightsDamaged if it is not a safetensors file, or its
+    tensors overlap or exceed it."""
     view = memoryview(data)  # pyright: ignore[reportArgumentType] -- numpy's stubs lack the protocol on 3.11
     return _contents(lambda begin, end: view[begin:end], len(view))
 
 
 def read_head(path: Path) -> Contents:
-    """Return what a file holds, of which only the head is read. Raises WeightsDamaged, OSError."""
+    """Return a file's tensors and metadata, reading only its head. Raises WeightsDamaged, OSError."""
     with path.open("rb") as file:
         return _contents(lambda begin, end: file.read(end - begin), os.fstat(file.fileno()).st_size)
 
 
 def _contents(read: Callable[[int, int], Buffer], num_bytes: int) -> Contents:
-    """``read`` returns bytes from ``begin`` to ``end``, and is called in their order."""
+    """``read`` returns the bytes from ``begin`` to ``end``, and is called in file order."""
     if num_bytes < _LENGTH.size:
         raise WeightsDamaged(
             f"{num_bytes} bytes are not a safetensors file; it was truncated, or is another kind of file"

@@ -1,9 +1,8 @@
-"""Bytes of one version from another host, in ranges over ZeroMQ: of a delta, or of parts.
+"""Transfers the bytes of one version from another host over ZeroMQ, in ranges of a delta or of parts.
 
-Several connections fetch from one *source*, the learner or a relay. Each has a few requests under
-way, so that neither end waits for the other. All allocations are bounded by the announcement in the
-ledger, never by a peer's numbers. Each part is checked by its own digest before it is used
-(``pipeline.weights.digest``)."""
+Several connections fetch from one *source*, the learner or a relay. Each has a few requests in flight, so
+that neither end waits for the other. Allocations are bounded by the announcement in the ledger, never by a
+peer's numbers. Each part is checked against its own digest before it is used (``pipeline.weights.digest``)."""
 
 from __future__ import annotations
 
@@ -27,16 +26,16 @@ from protocol.messages import WeightsPart, WeightsRequest
 UNREACHED_S = 1.5
 """A source without a connection for this long has failed."""
 _UNDER_WAY = 3
-"""Requests of a connection at once."""
+"""Requests in flight per connection."""
 _SLOW_S = 1.5
-"""On a link whose parts take longer, one request a connection fills it."""
+"""On a link whose parts take longer than this, one request per connection fills it."""
 SOURCE_FAILURES = (FileNotFoundError, TimeoutError, ConnectionError, WeightsRejected, WireError)
 """Errors of one source, after which another source is tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A held version, as the start of a delta."""
+    """A held version to which a delta can be applied."""
 
     policy_version: int
     digest: str
@@ -55,18 +54,16 @@ class WeightsSource:
 
 @dataclass(slots=True)
 class FetchCounts:
-    """Counts of one version's transfer."""
-
     num_bytes: int = 0
     num_deltas: int = 0
     num_refreshes: int = 0
-    """Whole versions fetched after a failed delta."""
+    """Whole versions fetched after a delta failed."""
     num_lost: int = 0
     """Sources that failed while others were left."""
 
 
 class WireFetch:
-    """The transfer of one version from one source. Use in a ``with`` block."""
+    """The transfer of one version from one source. Use it in a ``with`` block."""
 
     def __init__(
         self,
@@ -79,8 +76,8 @@ class WireFetch:
         timeout_s: float,
         on_part: Callable[[], None],
     ) -> None:
-        """``requesters``: connections to the source. ``timeout_s``: limit of each answer, and of
-        waiting for parts that are still to come. ``on_part``: called for each that came."""
+        """``requesters`` are connections to the source. ``timeout_s`` limits each answer, and the wait for
+        parts that are still coming. ``on_part`` is called for each part received."""
         self._wanted = wanted
         self._source = source
         self._requesters = requesters
@@ -130,9 +127,9 @@ class WireFetch:
         return delta
 
     async def parts(self, holding: PartialVersion) -> None:
-        """Fetch all parts that ``holding`` lacks. On a failure those that came stay in it.
+        """Fetch all parts that ``holding`` lacks. After a failure, those received stay in it.
 
-        Raises SOURCE_FAILURES: WeightsDamaged for a part with another digest."""
+        Raises SOURCE_FAILURES: WeightsDamaged for a part with a wrong digest."""
         if holding.digests is None:
             holding.expect(await self._digests())
         part_bytes = self._wanted.part_bytes
@@ -146,15 +143,15 @@ class WireFetch:
                 )
             if not holding.put(index, part.data):
                 raise WeightsDamaged(
-                    f"part {index} of version {self._wanted.policy_version} came from {self._source.worker} with another "
-                    f"digest than its announced one, in version {self._wanted.digest}"
+                    f"part {index} of version {self._wanted.policy_version} from {self._source.worker} does not have its "
+                    f"announced digest, in version {self._wanted.digest}"
                 )
             self._on_part()
 
         await self._pull(holding.take, holding.put_back, fetch_one)
 
     async def _digests(self) -> PartDigests:
-        """Return the digests of the parts, which match the announced digest of them all."""
+        """Return the digests of the parts, checked against the announced digest."""
         wanted = self._wanted
         table = bytearray(table_bytes(wanted.num_bytes, wanted.part_bytes, wanted.parts_digest))
         place = 0
@@ -175,7 +172,7 @@ class WireFetch:
         put_back: Callable[[int], None],
         fetch_one: Callable[[Requester, int], Awaitable[None]],
     ) -> None:
-        """Fetch all that ``take`` gives, on every connection at once."""
+        """Fetch everything that ``take`` returns, on all connections at once."""
         failures: list[Exception] = []
 
         async def run(requester: Requester, number: int) -> None:
@@ -200,7 +197,7 @@ class WireFetch:
     async def _ask(
         self, requester: Requester, offset: int, *, base: int = -1, wants_digests: bool = False
     ) -> WeightsPart | None:
-        """Return a range; None where the source has no delta. Raises SOURCE_FAILURES."""
+        """Return a range; None if the source has no delta. Raises SOURCE_FAILURES."""
         version = self._wanted.policy_version
         request = WeightsRequest(
             version=version,
@@ -222,7 +219,7 @@ class WireFetch:
                 return None
             if not part.is_coming:
                 raise FileNotFoundError(
-                    f"{self._source.worker} does not hold version {version} any more; take the newest announcement"
+                    f"{self._source.worker} no longer holds version {version}; use the newest announcement"
                 )
             if self._clock.monotonic() - self._moved_s > self._timeout_s:
                 raise DeadlineExceeded(

@@ -1,1 +1,1 @@
-"""The server that holds a run's ledger: the embedded one, and the properties of external ones."""
+"""The server that holds a run's ledger: the embedded one, and checks of external ones."""

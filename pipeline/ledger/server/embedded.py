@@ -1,20 +1,19 @@
-"""The embedded ledger server: a Redis or Valkey of this run's own, on a unix socket.
+"""The embedded ledger server: this run's own Redis or Valkey, on a Unix socket.
 
-The server is a process in its own session. A terminal's Ctrl-C does not reach it, and it
-outlives a dead supervisor; the next one adopts it. It listens on no port and requires a password.
-It appends every write to a file that is flushed every second. At its memory limit it refuses
-writes; it never evicts.
+The server runs in its own session, so that Ctrl-C in a terminal does not reach it. It outlives its
+supervisor, and the next supervisor adopts it. It listens on no port and requires a password. It appends
+every write to a file that is flushed every second. At its memory limit it refuses writes; it never evicts.
 
-Two servers must never append to one file. The server itself holds its folder's lock
-(``pipeline.ledger.server.lock``). While it is held, or the recorded process lives, nothing is
-started, written or removed there. A slow answer does not mean that it is dead.
+Two servers must never append to the same file. The server itself holds its folder's lock
+(``pipeline.ledger.server.lock``). While the lock is held, or the recorded process lives, nothing is
+started, written or removed there. A slow answer does not mean that the server is dead.
 
     <run_dir>/ledger.json            address, mode 0600
     <run_dir>/ledger/server.lock     held by the server as long as it lives
     <run_dir>/ledger/server.conf     settings with the password, mode 0600
     <run_dir>/ledger/server.log
     <run_dir>/ledger/appendonlydir/  or appendonly.aof before Redis 7
-    <run_dir>/ledger/server.sock     or in a private temporary folder, when this path is too long for a socket
+    <run_dir>/ledger/server.sock     or in a private temporary folder if this path is too long for a socket
 """
 
 from __future__ import annotations
@@ -59,23 +58,23 @@ from protocol.private import ensure_private_folder, is_private_folder
 __all__ = ["EmbeddedServer", "end_server", "external_url", "open_ledger", "read_ledger_url"]
 
 ANSWER_S = 2.0
-"""Limit of one answer; a later answer does not mean that it is dead."""
+"""Timeout of one answer. A server that answers later is not dead."""
 START_S = 60.0
-"""Limit of a server's first sign of life, or its next."""
+"""How long a server may take to show its first, or its next, sign of life."""
 _LOG_TAIL_BYTES = 2000
 _SILENT_END_S = 2.0
-"""Time that a server which was silent for all the patience has to end by itself; the run waits. A
-killed one loses nothing: it answers after it has written."""
+"""How long a server that was silent for the whole patience has to end by itself, while the run waits. Killing
+it loses nothing, since it answers only after it has written."""
 _KILLED_S = 5.0
-"""Least limit of a killed server's end: on a busy host its memory and files take a moment."""
+"""Minimum time to wait for a killed server: on a busy host its memory and files take a moment."""
 _MAX_KILLS = 3
-"""Kills of one start's servers that are mended by another."""
+"""How often one start may be repeated because the new server was killed."""
 
 log = structlog.get_logger(__name__)
 
 
 def external_url(configured: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return an external server's URL: the configured one, else ``REDIS_URL``; None: embedded."""
+    """Return an external server's URL: the configured one, else ``REDIS_URL``; None for an embedded server."""
     return configured or environment.get("REDIS_URL") or None
 
 
@@ -88,15 +87,15 @@ def open_ledger(
     patience_s: float = START_S,
     given_up: threading.Event | None = None,
 ) -> EmbeddedServer | None:
-    """Ensure that this run has a ledger, and write its address; return its server if embedded.
+    """Make sure that this run has a ledger, and write its address; return the server if it is embedded.
 
-    An embedded server without a sign of life for ``patience_s`` is ended and started again; sooner
-    if its process is at rest.
+    An embedded server without a sign of life for ``patience_s`` is ended and restarted; sooner if its process
+    is idle.
 
     Raises:
-        ConfigError: no server program was found.
-        Interrupted: ``given_up`` was set during the wait. An existing server is left alone.
-        LedgerUnavailable: the embedded server does not start."""
+        ConfigError: No server program was found.
+        Interrupted: ``given_up`` was set while waiting. An existing server is left alone.
+        LedgerUnavailable: The embedded server does not start."""
     url = external_url(known_url(run_dir, configured_url) if configured_url else None, environment)
     url = url or known_url(run_dir, None)
     if url is not None:
@@ -108,31 +107,31 @@ def open_ledger(
 
 
 def end_server(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
-    """End the embedded server of a run, with its socket; return whether there was one.
+    """End a run's embedded server and remove its socket; return whether there was one.
 
     It gets SIGTERM, flushes its file, and is killed after ``timeout_s``.
 
     Raises:
-        LedgerUnavailable: it is another user's or another host's, or its disk blocks its end."""
+        LedgerUnavailable: It belongs to another user or host, or its disk keeps it from ending."""
     return EmbeddedServer(run_dir, max_memory_mb=0).end(timeout_s=timeout_s)
 
 
 def server_runs(run_dir: Path) -> bool:
-    """Return whether an embedded server of this run lives or starts. Sends and writes nothing."""
+    """Return whether an embedded server of this run is running or starting. Sends and writes nothing."""
     return EmbeddedServer(run_dir, max_memory_mb=0).is_there()
 
 
 class _KilledAtStart(LedgerUnavailable):
-    """A signal ended the server before it answered."""
+    """A signal killed the server before it answered."""
 
 
 class EmbeddedServer:
-    """A run's own ledger server. One supervisor owns it; any thread may call its methods."""
+    """A run's own ledger server. It has one owning supervisor; its methods are thread-safe."""
 
     def __init__(
         self, run_dir: Path, *, max_memory_mb: int, answer_s: float = ANSWER_S, is_of_a_copy: bool = False
     ) -> None:
-        """Represent the server of ``run_dir``. A copy's flushes nothing, and dies with us."""
+        """A server on a copy does not flush, and dies with this process."""
         self._answer_s = answer_s
         self._is_of_a_copy = is_of_a_copy
         self._run_dir = run_dir.absolute()
@@ -154,17 +153,16 @@ class EmbeddedServer:
 
     @property
     def socket(self) -> Path:
-        """The unix socket. Raises LedgerUnavailable before ``start``."""
+        """The Unix socket. Raises LedgerUnavailable before ``start``."""
         return Path(self._started().socket)
 
     @property
     def folder(self) -> Path:
-        """Folder of its append-only file."""
+        """The folder of its append-only file."""
         return self._folder
 
     @property
     def log_file(self) -> Path:
-        """The server's own log."""
         return self._folder / LOG_NAME
 
     # -- state -----------------------------------------------------------------------------------
@@ -180,7 +178,8 @@ class EmbeddedServer:
         return result
 
     def supervise(self, watch: ServerWatch, now_s: float) -> ProbeResult:
-        """Probe the server, and start it again when ``watch`` decides so: dead, or silent for too long.
+        """Probe the server, and restart it when ``watch`` decides that it is dead or has been silent too
+        long.
 
         Raises LedgerUnavailable when it cannot be ended or started."""
         result = self.read_state()
@@ -194,7 +193,7 @@ class EmbeddedServer:
             "ledger_server_lost", state=str(result.state), why=result.words, action=f"{verdict} on its append-only file"
         )
         if verdict is ServerAction.REPLACE:
-            # A process at rest does not end by itself either.
+            # an idle process does not end by itself either
             self.stop(timeout_s=0.0 if result.is_at_rest else _SILENT_END_S)
         self.start()
         return self.read_state()
@@ -206,15 +205,15 @@ class EmbeddedServer:
             log.error("ledger_script_too_long", action="SCRIPT KILL, which one that has written refuses", answer=told)
 
     def is_alive(self) -> bool:
-        """Return whether the server serves; not while it reads its file. False does not mean that it is dead."""
+        """Return whether the server serves. While it loads its file it does not, though it is not dead."""
         return self.read_state().state is ServerState.SERVES
 
     def is_there(self) -> bool:
-        """Whether its process lives or its lock is held: then no other may be started."""
+        """Whether its process lives or its lock is held, so that no other may be started."""
         return self._server.is_there()
 
     def pid(self) -> int | None:
-        """Return the process id from the server; None when it does not serve."""
+        """Return the server's process id, as it reports it; None when it does not serve."""
         result = self.read_state()
         return result.pid if result.state is ServerState.SERVES else None
 
@@ -223,14 +222,13 @@ class EmbeddedServer:
     def start(self, *, timeout_s: float = START_S, given_up: threading.Event | None = None) -> bool:
         """Adopt the existing server, or start one; return whether it was adopted.
 
-        A silent server is ended after ``timeout_s`` without a sign of life. Only then another is
-        started, on the same files, socket and password, so that clients reconnect.
+        A server without a sign of life for ``timeout_s`` is ended. Only then another is started, on the same
+        files, socket and password, so that clients reconnect.
 
         Raises:
-            ConfigError: no server program was found.
+            ConfigError: No server program was found.
             Interrupted: ``given_up`` was set. An existing server is left alone, a new one is ended.
-            LedgerUnavailable: it ended, it cannot be ended, or gave no answer within ``timeout_s``.
-        """
+            LedgerUnavailable: It ended, cannot be ended, or did not answer within ``timeout_s``."""
         given_up = given_up or threading.Event()
         with self._one_at_a_time:
             watch = ServerWatch(patience_s=timeout_s)
@@ -244,7 +242,7 @@ class EmbeddedServer:
                     return True
                 if result.state is ServerState.GONE and time.monotonic() >= deadline:
                     raise LedgerUnavailable(
-                        f"{self._folder} has been locked by other commands for {timeout_s:g} s, and no server was started; try "
+                        f"other commands have locked {self._folder} for {timeout_s:g} s, so no server was started; try "
                         f"again when they have ended (`fuser {self._folder / 'server.lock'}` lists them)"
                     )
                 verdict = watch.evaluate(result, time.monotonic())
@@ -252,14 +250,16 @@ class EmbeddedServer:
                     self._end_script()
                 if verdict is ServerAction.REPLACE:
                     log.error("ledger_server_ended", why=f"{result.state}: {result.words}")
-                    # The kernel's time for that does not depend on the caller's patience.
+                    # how long the kernel needs does not depend on the caller's patience
                     self._server.end(signal.SIGKILL, max(timeout_s, _KILLED_S))
                     watch.begin_again(time.monotonic())
                 self._pause(given_up)
 
     def _try_to_launch(self, timeout_s: float, given_up: threading.Event, num_kills: int = 0) -> bool:
-        """Start a server if there is none; return whether one was started and answers. One that is
-        killed before, as for want of memory, is started again; ``num_kills``: so often so far."""
+        """Start a server if there is none; return whether one was started and answers.
+
+        A server that is killed before it answers, for lack of memory for instance, is started again;
+        ``num_kills`` counts how often that has happened."""
         known = self._server.known()
         ensure_private_folder(self._folder)
         lock = take_lock(self._folder)
@@ -276,7 +276,8 @@ class EmbeddedServer:
                 raise
             except OSError as error:
                 raise LedgerUnavailable(
-                    f"the ledger server cannot be started in {self._folder}: {error.strerror}; make room or give rights there"
+                    f"the ledger server cannot be started in {self._folder}: {error.strerror}; free space, or fix permissions, "
+                    "there"
                 ) from error
         finally:
             # from here on only the server holds it
@@ -298,7 +299,7 @@ class EmbeddedServer:
         return True
 
     def _mended(self) -> bool:
-        """Take holes out of the file that a server has refused; return whether there were any."""
+        """Remove holes from a file that a server has refused; return whether there were any."""
         lock = take_lock(self._folder)
         if lock is None:
             return False
@@ -342,22 +343,22 @@ class EmbeddedServer:
         try:
             write_address(self._run_dir, self._server.address)
         except OSError as error:
-            # a full disk: the lock stands in for the record
+            # the disk is full; the lock still shows that the server runs
             log.warning("ledger_address_not_written", reason=str(error))
 
     def _clear(self, socket: Path) -> None:
-        """Remove a dead server's socket; nothing else."""
+        """Remove a dead server's socket, and nothing else."""
         try:
             found = socket.lstat()
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid():
             raise LedgerUnavailable(
-                f"{socket} is in the way: expected a socket of ours, or nothing; inspect it, and move it away"
+                f"{socket} is in the way: expected a socket of this user, or nothing; inspect it and move it away"
             )
         if listens(socket):
             raise LedgerUnavailable(
-                f"a process listens on {socket} that is not this run's recorded server; find it with `ss -xlp`, end it, and "
+                f"a process that is not this run's recorded server listens on {socket}; find it with `ss -xlp`, end it, and "
                 "try again"
             )
         socket.unlink()
@@ -391,13 +392,13 @@ class EmbeddedServer:
     # -- ending ----------------------------------------------------------------------------------
 
     def stop(self, *, timeout_s: float = 10.0) -> bool:
-        """End the server, which flushes its file; kill it at the deadline. Returns whether it ended
-        by itself. Raises LedgerUnavailable when it cannot be ended."""
+        """End the server, which flushes its file; kill it at the deadline. Returns whether it ended by
+        itself. Raises LedgerUnavailable when it cannot be ended."""
         with self._alone():
             return self._stop(timeout_s)
 
     def end(self, *, timeout_s: float = 10.0) -> bool:
-        """As ``stop``; returns whether there was a server at all."""
+        """Like ``stop``, but returns whether there was a server at all."""
         with self._alone():
             was_there = self.is_there()
             self._stop(timeout_s)
@@ -405,7 +406,7 @@ class EmbeddedServer:
 
     @contextmanager
     def _alone(self) -> Generator[None]:
-        """End a start that is under way, and block others."""
+        """Abort a start in progress, and block others."""
         self._is_ending.set()
         with self._one_at_a_time:
             self._is_ending.clear()
@@ -423,7 +424,7 @@ class EmbeddedServer:
         return ended
 
     def _remove_socket(self) -> None:
-        """Remove a dead server's socket, and the private folder that was made for it."""
+        """Remove a dead server's socket, and the private folder made for it."""
         address = self._server.known()
         if address is None or not address.socket:
             return
@@ -432,7 +433,7 @@ class EmbeddedServer:
             if stat.S_ISSOCK(socket.lstat().st_mode) and not listens(socket):
                 socket.unlink()
         if socket.parent.name.startswith(OWN_FOLDER) and is_private_folder(socket.parent):
-            # fails if not empty: then others use it
+            # fails if it is not empty, since others use it
             with suppress(OSError):
                 socket.parent.rmdir()
 

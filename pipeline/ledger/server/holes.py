@@ -1,15 +1,14 @@
-"""Takes holes out of an append-only file, so that a server reads it again.
+"""Removes holes from an append-only file, so that a server accepts it again.
 
-A server that has rewritten its file continues in one that it did not open for appending. A
-full disk then cuts a write short, and the server cuts the file back, but its place in it stays
-where it was. The next write leaves a hole of zeros between two commands (seen with Valkey 9.1.2).
-A server refuses such a file as badly formed.
+After rewriting its file, a server continues in a file that it did not open for appending. When a full disk
+cuts a write short, the server truncates the file, but keeps its position in it. The next write leaves a hole
+of zeros between two commands (seen with Valkey 9.1.2), and servers refuse such a file as badly formed.
 
-Nothing is lost with a hole: the bytes that were cut are written again behind it. Zeros inside a
-command are its data. Other damage is left as it is.
+Removing a hole loses nothing, since the bytes that were cut are written again after it. Zeros inside a
+command are data. Other damage is left alone.
 
-Source: https://valkey.io/topics/persistence; commands are ``*<n>`` and n times ``$<length>``, with
-that many bytes (https://valkey.io/topics/protocol)."""
+Source: https://valkey.io/topics/persistence; commands are ``*<n>`` and n times ``$<length>``, with that many
+bytes (https://valkey.io/topics/protocol)."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ _SUFFIX = ".without-holes"
 
 
 def take_out_holes(ledger: Path) -> int:
-    """Take the holes out of the files of a ledger's folder; return the bytes that they had.
+    """Remove the holes from the files of a ledger's folder; return their size in bytes.
 
-    No server may run or start there meanwhile. Each file is replaced as a whole. Raises OSError
-    when there is no room or right for that; the file is then as it was."""
+    No server may run or start there meanwhile. Each file is replaced atomically. Raises OSError for lack of
+    space or permission; the file is then unchanged."""
     files = [ledger / "appendonly.aof", *sorted(ledger.glob("appendonlydir/*.aof"))]
     return sum(_mended(path) for path in files if path.is_file() and path.stat().st_size)
 
@@ -59,7 +58,7 @@ def _write_rest(data: mmap.mmap, holes: Sequence[tuple[int, int]], copy: Path, m
 def holes_of(data: bytes | mmap.mmap) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each run of zeros where a command should begin.
 
-    Reading ends at the first other damage, and at once in a file that begins otherwise."""
+    Stops at the first other damage, and at once in a file of another kind."""
     at, size = 0, len(data)
     while at < size:
         mark = data[at]
@@ -87,7 +86,7 @@ def _end_of_zeros(data: bytes | mmap.mmap, at: int) -> int:
 
 
 def _after_command(data: bytes | mmap.mmap, at: int) -> int | None:
-    """Return where the command at a place ends; None when it is damaged or cut short."""
+    """Return where the command at an offset ends; None when it is damaged or cut short."""
     count = _number(data, at, b"*")
     if count is None:
         return None

@@ -1,9 +1,9 @@
-"""The lock of an embedded server's folder, held by the server process itself while it exists.
+"""The lock of an embedded server's folder, held by the server process itself for as long as it exists.
 
-A starter opens ``server.lock`` and locks it, and the server inherits that descriptor. The lock is
-the descriptor's (flock(2)). So the kernel releases it when the server and all its forks have ended,
-not when it is slow, frozen, or its starter is gone. The file is empty and never removed: without
-its lock it means nothing."""
+The starting process opens ``server.lock`` and locks it, and the server inherits the descriptor. The lock
+belongs to that descriptor (flock(2)), so the kernel releases it when the server and all its forks have ended,
+not when the server is slow or frozen, or the starting process is gone. The file is empty and never removed;
+without its lock it means nothing."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _PROC = Path("/proc")
 
 
 def take_lock(folder: Path) -> int | None:
-    """Lock the folder; return the descriptor, not inheritable, or None when it is held.
+    """Lock the folder; return the descriptor, which is not inheritable, or None when another process holds
+    it.
 
-    Raises LedgerUnavailable when the file cannot be made, or its file system has no locks."""
+    Raises LedgerUnavailable when the file cannot be created or its file system does not support locks."""
     path = folder / LOCK_NAME
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise LedgerUnavailable(
-                f"{path} cannot be opened: {error.strerror}; make room or give rights there"
+                f"{path} cannot be opened: {error.strerror}; free space or fix permissions there"
             ) from error
         try:
             if not _try(descriptor, fcntl.LOCK_EX, path):
@@ -42,12 +43,12 @@ def take_lock(folder: Path) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        # the file was removed or replaced meanwhile: this lock guards nothing
+        # the file was removed or replaced meanwhile, so this lock guards nothing
         os.close(descriptor)
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a server or its starter holds the folder. Writes nothing."""
+    """Return whether a server or its starting process holds the folder. Writes nothing."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -60,11 +61,11 @@ def is_locked(folder: Path) -> bool:
 
 @contextmanager
 def no_server(folder: Path) -> Generator[bool]:
-    """Keep servers from starting in the block; yield False when one runs. Writes nothing."""
+    """Keep servers from starting during the block; yield False when one is running. Writes nothing."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        # no locking release ever started a server here
+        # no release with locks ever started a server here
         yield True
         return
     try:
@@ -115,6 +116,6 @@ def _has_open(pid: int, wanted: os.stat_result) -> bool:
                     if os.path.samestat(entry.stat(), wanted):
                         return True
     except OSError:
-        # the process has ended, or is another user's
+        # the process has ended or belongs to another user
         return False
     return False

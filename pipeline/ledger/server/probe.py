@@ -1,14 +1,14 @@
-"""Reads an embedded server's state on its socket, and decides when it is dead or must be ended.
+"""Reads an embedded server's state over its socket, and decides when it must be restarted.
 
-A probe sends only AUTH and INFO, with a deadline that a trickle of bytes cannot stretch. A server
-answers those while it reads its file, and while its disk refuses writes
-(https://valkey.io/commands/info). It would then refuse PING and seem dead.
+A probe only sends AUTH and INFO, with a deadline that a trickle of bytes cannot stretch. A server answers
+these even while it loads its file and while its disk refuses writes (https://valkey.io/commands/info), when
+it would refuse PING and seem dead.
 
-One slow answer does not make a server dead. ``ServerWatch`` has it started again after several
-probes in a row that found no answer, no process and no lock. A server that exists but stays silent
-for its patience is replaced; sooner if its process is idle, which no load explains. A script that
-has run for half of the patience is ended; the server is replaced where the script does not end,
-since it has written. A server that reads its file lives as long as it makes progress."""
+One slow answer does not make a server dead. ``ServerWatch`` has it restarted after several consecutive probes
+without an answer, a process or a lock. A server that exists but stays silent for its patience is replaced;
+sooner if its process is idle, which load cannot explain. A script that has run for half of the patience is
+killed; if it cannot be, since it has written, the server is replaced. A server that loads its file is alive
+as long as it makes progress."""
 
 from __future__ import annotations
 
@@ -24,50 +24,48 @@ import hiredis
 from pipeline.process.descendants import Activity, activity_of
 
 _REST_SHARE = 0.05
-"""Largest share of a probe's time that an idle process runs or waits for a processor. An idle server's
-clock takes less than a hundredth."""
-NUM_LOOKS = 3
-"""Probes in a row that must find it dead."""
+"""An idle process runs, or waits for a processor, for at most this share of a probe's time. An idle server's
+timer needs less than a hundredth."""
+NUM_PROBES = 3
+"""Consecutive probes that must find the server dead."""
 REST_S = 2.0
-"""From the first of several looks in a row at a silent server at rest to the last: it is replaced.
-A look at a silent server takes two seconds more."""
+"""A silent server is replaced when consecutive probes over this time find it idle. Each of these probes takes
+another two seconds."""
 
 
 class ServerState(StrEnum):
-    """A server's state, as seen from outside."""
+    """A server's state as seen from outside."""
 
     SERVES = "serves"
     LOADING = "loading"
-    """It reads its append-only file: it is alive, and will serve."""
+    """It is loading its append-only file: it is alive, and will serve."""
     BUSY = "busy"
-    """It runs a script for longer than its limit, and answers nothing else."""
+    """It has been running a script for longer than its limit, and answers nothing else."""
     SILENT = "silent"
     """No answer in time: frozen, slow, starting or ending. It may write again at any moment."""
     STRANGE = "strange"
-    """No server of ours answers: it refuses the password, or does not speak Redis."""
+    """Something else answers: it refuses the password, or does not speak Redis."""
     GONE = "gone"
     """Its process has ended and its lock is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The result of a probe."""
-
     state: ServerState
     pid: int = 0
     loaded_bytes: int = 0
-    """Of its file, while it loads."""
+    """How much of its file it has loaded."""
     refuses_writes: bool = False
-    """Its append-only file cannot be written; as a rule its disk is full."""
+    """Whether it cannot write its append-only file, usually because its disk is full."""
     is_at_rest: bool = False
-    """Whether a silent server's process hardly ran during the look, and waited for no disk."""
+    """Whether a silent server's process hardly ran during the probe and did not wait for a disk."""
     words: str = ""
-    """Why it is silent or strange."""
+    """Why it is silent or strange, for people."""
 
 
 def probe(path: Path, password: str, *, timeout_s: float, pid: int | None = None) -> ProbeResult:
-    """Probe the server at ``path``, within ``timeout_s``. ``pid``: its process, where it is known,
-    which may be at rest."""
+    """Probe the server at ``path``, within ``timeout_s``. With its ``pid``, also tell whether the process of
+    a silent server is idle."""
     began_s = time.monotonic()
     deadline = began_s + timeout_s
     before = after = None
@@ -80,7 +78,7 @@ def probe(path: Path, password: str, *, timeout_s: float, pid: int | None = None
                 connection.sendall(_packed("AUTH", password) + _packed("INFO"))
                 welcome, told = _replies(connection, deadline)
             finally:
-                # The end of the connection wakes the server. Its clock may run just now.
+                # closing the connection would wake the server; read twice, since its timer may be running right now
                 after = None if before is None or pid is None else activity_of(pid) or activity_of(pid)
     except TimeoutError:
         how = _rest(before, after, time.monotonic() - began_s)
@@ -89,10 +87,10 @@ def probe(path: Path, password: str, *, timeout_s: float, pid: int | None = None
     except OSError as error:
         return ProbeResult(ServerState.SILENT, words=error.strerror or str(error))
     except hiredis.ProtocolError as error:
-        return ProbeResult(ServerState.STRANGE, words=f"it speaks no Redis: {error}")
+        return ProbeResult(ServerState.STRANGE, words=f"it does not speak Redis: {error}")
     for reply in (welcome, told):
         if isinstance(reply, Exception) and str(reply).startswith("BUSY "):
-            return ProbeResult(ServerState.BUSY, words="it runs a script, and answers nothing else")
+            return ProbeResult(ServerState.BUSY, words="it is running a script and answers nothing else")
         if isinstance(reply, Exception):
             return ProbeResult(ServerState.STRANGE, words=str(reply))
     facts = dict(line.split(":", 1) for line in bytes(told).decode(errors="replace").splitlines() if ":" in line)
@@ -104,12 +102,12 @@ def probe(path: Path, password: str, *, timeout_s: float, pid: int | None = None
             refuses_writes=facts.get("aof_last_write_status", "ok") != "ok",
         )
     except (KeyError, ValueError) as error:
-        return ProbeResult(ServerState.STRANGE, words=f"its INFO lacks what a server's has: {error!r}")
+        return ProbeResult(ServerState.STRANGE, words=f"its INFO is incomplete: {error!r}")
 
 
 def end_script(path: Path, password: str, *, timeout_s: float) -> str:
-    """Have the server at ``path`` end the script that it runs; return its answer in words. It
-    refuses where the script has written."""
+    """Have the server at ``path`` end the script that it is running; return its answer. It refuses if the
+    script has written."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
@@ -130,14 +128,13 @@ def listens(path: Path, *, timeout_s: float = 1.0) -> bool:
     except (ConnectionRefusedError, FileNotFoundError):
         return False
     except OSError:
-        # its queue is full, or we lack rights: a process listens
+        # its queue is full, or we lack permission, so a process is listening
         return True
     return True
 
 
 def _rest(before: Activity | None, after: Activity | None, seconds: float) -> str:
-    """Return how a process is at rest that did so much in these seconds; "" where it is not, or
-    where that is unknown."""
+    """Return how the process is idle, given its activity before and after; "" if it is not, or unknown."""
     if before is None or after is None:
         return ""
     if after == before:
@@ -167,31 +164,31 @@ def _replies(connection: socket.socket, deadline: float) -> tuple[Any, Any]:
 
 
 class ServerAction(StrEnum):
-    """The action for a server."""
+    """What to do with a server."""
 
     LEAVE = "leave"
     START = "start"
-    """It is dead: start it again."""
+    """It is dead: restart it."""
     END_SCRIPT = "end script"
-    """It runs a script that does not end: end that."""
+    """It is running an endless script: kill the script."""
     REPLACE = "replace"
-    """It is there and silent: end it, then start it again."""
+    """It exists but is silent: end it, then restart it."""
 
 
 class ServerWatch:
-    """Judges one server, probe by probe."""
+    """Judges one server from its probes."""
 
     def __init__(self, *, patience_s: float) -> None:
         self._patience_s = patience_s
         self._num_gone = 0
         self._loaded_bytes = -1
         self._heard_s: float | None = None
-        """Time of its last sign of life; None before the first look."""
+        """When it last gave a sign of life; None before the first probe."""
         self._rests_since_s: float | None = None
         self._busy_since_s: float | None = None
 
     def evaluate(self, result: ProbeResult, now_s: float) -> ServerAction:
-        """Record one probe; return the action."""
+        """Record a probe; return what to do."""
         is_moving = result.state is ServerState.LOADING and result.loaded_bytes != self._loaded_bytes
         self._loaded_bytes = result.loaded_bytes if result.state is ServerState.LOADING else -1
         if not result.is_at_rest:
@@ -204,7 +201,7 @@ class ServerWatch:
             self._busy_since_s = now_s
         if result.state is ServerState.GONE:
             self._num_gone += 1
-            return ServerAction.START if self._num_gone >= NUM_LOOKS else ServerAction.LEAVE
+            return ServerAction.START if self._num_gone >= NUM_PROBES else ServerAction.LEAVE
         self._num_gone = 0
         if self._heard_s is None or result.state is ServerState.SERVES or is_moving:
             self._heard_s = now_s
@@ -217,11 +214,11 @@ class ServerWatch:
         return ServerAction.END_SCRIPT if is_stuck else ServerAction.LEAVE
 
     def begin_again(self, now_s: float) -> None:
-        """Record that the server was started just now."""
+        """Record that the server was just started."""
         self._num_gone, self._loaded_bytes, self._heard_s, self._rests_since_s = 0, -1, now_s, None
         self._busy_since_s = None
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether the last look found it gone or at rest: look again soon."""
+        """Whether the last probe found it gone or idle, so that the next one should come soon."""
         return self._num_gone > 0 or self._rests_since_s is not None

@@ -1,7 +1,7 @@
-"""Properties of an external ledger server: version, eviction, persistence, clients, and a verdict.
+"""Checks an external ledger server: version, eviction, persistence and connections.
 
-INFO has nearly all of them; managed servers often forbid CONFIG. An unknown property is None, never
-guessed."""
+Nearly everything comes from INFO, since managed servers often forbid CONFIG. Unknown properties are None,
+never guessed."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from pipeline.ledger.server.binary import MIN_VERSION
 from protocol.errors import ConfigError
 
 CONNECTIONS_A_WORKER: Final = 3
-"""Calls, news, heartbeats (``pipeline.runtime.worker_process``)."""
+"""For calls, notifications and heartbeats (``pipeline.runtime.worker_process``)."""
 _OTHER_CONNECTIONS: Final = 32
-"""Of the supervisor, and of commands such as `headrace status`."""
+"""For the supervisor, and commands such as `headrace status`."""
 _KEEPS = "noeviction"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPromises:
-    """A server's properties, None where unknown. Example:
-    ``ServerPromises((7, 0, 15), 0, "noeviction", True, "everysec")``."""
+    """A server's properties; None if unknown.
+
+    Example: ``ServerPromises((7, 0, 15), 0, "noeviction", True, "everysec")``."""
 
     version: tuple[int, ...] | None
-    """Of the Redis version that it implements."""
+    """The Redis version that it implements."""
     max_memory_bytes: int | None
-    """0: no limit."""
+    """0 means no limit."""
     eviction_policy: str | None
     has_append_only_file: bool | None
     flushes: str | None
-    """``appendfsync``: always, everysec, no."""
+    """``appendfsync``: always, everysec or no."""
     max_clients: int | None = None
-    """Connections that it accepts in all."""
+    """How many connections it accepts."""
     num_clients: int = 0
-    """Connections that it has."""
+    """How many connections it has."""
 
 
 async def read_promises(client: redis.asyncio.Redis, doing: str) -> ServerPromises:
-    """Read a server's properties. ``doing`` names its setting in errors.
+    """Read a server's properties. ``doing`` names the setting in errors.
 
-    Raises LedgerUnavailable without an answer, LedgerError for a refused password and other errors.
-    """
+    Raises LedgerUnavailable without an answer, LedgerError for a refused password and other errors."""
     ask = cast("Any", client)
     with ledger_faults(doing):
         await ask.ping()
@@ -68,8 +68,8 @@ async def read_promises(client: redis.asyncio.Redis, doing: str) -> ServerPromis
 def judge_terms(terms: ServerPromises, place: str, *, num_workers: int = 0) -> tuple[str, ...]:
     """Return warnings about a usable server; ``place`` is its URL without the password.
 
-    Raises ConfigError when it would lose parts of the ledger in normal operation, is too old, or
-    accepts fewer connections than ``num_workers`` need."""
+    Raises ConfigError when it would lose parts of the ledger in normal operation, is too old, or accepts
+    fewer connections than ``num_workers`` need."""
     if terms.version is not None and terms.version[:2] < MIN_VERSION:
         raise ConfigError(
             f"the ledger's server {place} is version {'.'.join(map(str, terms.version))}; expected Redis "
@@ -96,7 +96,7 @@ def _warnings(terms: ServerPromises, place: str, needed: int) -> list[str]:
     if terms.max_clients is not None and needed > (free := terms.max_clients - terms.num_clients):
         found.append(
             f"warning: the ledger's server {place} has {terms.num_clients:,} of {terms.max_clients:,} connections in use; "
-            f"this run needs {needed:,}, and {free:,} are free. Unless they are of this run, raise `maxclients` there"
+            f"this run needs {needed:,}, and {free:,} are free. Unless this run uses them, raise `maxclients` there"
         )
     if terms.has_append_only_file is False:
         found.append(
@@ -105,8 +105,8 @@ def _warnings(terms: ServerPromises, place: str, needed: int) -> list[str]:
         )
     elif terms.flushes == "no":
         found.append(
-            f"warning: the ledger's server {place} leaves flushing to its system (appendfsync no): a power cut can lose half "
-            "a minute; set `appendfsync everysec` there"
+            f"warning: the ledger's server {place} leaves flushing to the operating system (appendfsync no): a power cut can "
+            "lose half a minute of work; set `appendfsync everysec` there"
         )
     unknown = [
         name
@@ -127,7 +127,7 @@ def _warnings(terms: ServerPromises, place: str, needed: int) -> list[str]:
 
 
 async def _permitted(answer: Awaitable[Any]) -> dict[str, Any]:
-    """Return a server's answer; empty when this user may not request it, or it is renamed."""
+    """Return a server's answer; empty when this user may not send the command, or it was renamed."""
     try:
         return await answer
     except NOT_NOW:

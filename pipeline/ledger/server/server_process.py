@@ -1,8 +1,8 @@
-"""The process that serves a run's ledger: starting, finding and signalling it, and waiting for its end.
+"""The process that serves a run's ledger: finding it, signalling it, and waiting for its end.
 
-Two servers must never append to one file. The server itself holds its folder's lock
-(``pipeline.ledger.server.lock``), and ``ledger.json`` records its process. While either shows a
-server, none may be started."""
+Two servers must never append to the same file. The server itself holds its folder's lock
+(``pipeline.ledger.server.lock``), and ``ledger.json`` records its process. While either shows a server, none
+may be started."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class ServerHandle:
-    """A handle on the server of one run's folder, whichever command started it."""
+    """Finds and signals the server of one run's folder, whichever command started it."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir.absolute()
         self.folder = self._run_dir / "ledger"
         self.configuration = self.folder / "server.conf"
         self.address: LedgerAddress | None = None
-        """As it was last read or written."""
+        """As last read or written."""
         self.started: subprocess.Popen[bytes] | None = None
-        """The process, when it is a child of this one."""
+        """The process, if it is a child of this one."""
 
     def known(self) -> LedgerAddress | None:
-        """Return the address as written now: another command may have started the server."""
+        """Read the address again, since another command may have started the server."""
         address = read_address(self._run_dir)
         if address is not None and address.is_embedded:
             self.address = address
         return self.address
 
     def is_there(self) -> bool:
-        """Whether its process lives or its lock is held: no other may be started then."""
+        """Whether its process lives or its lock is held, so that no other may be started."""
         if self.started is not None:
             # reap it, or it stays a zombie
             self.started.poll()
         return is_locked(self.folder) or self.recorded() is not None
 
     def recorded(self) -> int | None:
-        """Return the recorded server's process id while that very process lives."""
+        """Return the recorded server's process id while that same process lives."""
         address = self.known()
         if self.started is not None and self.started.poll() is None:
             return self.started.pid
@@ -72,8 +72,8 @@ class ServerHandle:
         return address.pid if process_runs(address.pid) and self._is_its_program(address.pid) else None
 
     def signal(self, number: signal.Signals) -> list[int]:
-        """Signal the server and its forks; return their ids. Raises LedgerUnavailable for another
-        user's."""
+        """Signal the server and its forks; return their ids. Raises LedgerUnavailable if one belongs to
+        another user."""
         found = {pid for pid in holders(self.folder) if self._is_its_program(pid)}
         if (recorded := self.recorded()) is not None:
             found.add(recorded)
@@ -84,14 +84,14 @@ class ServerHandle:
                 continue
             except PermissionError as error:
                 raise LedgerUnavailable(
-                    f"process {pid} serves {self.folder} and is another user's, so it cannot be ended here, and "
+                    f"process {pid} serves {self.folder} and belongs to another user, so it cannot be ended here, and "
                     f"nothing was started. That user must run `headrace down {self._run_dir}`; or end it as root: "
                     f"kill {pid}"
                 ) from error
         return sorted(found)
 
     def wait_until_gone(self, timeout_s: float) -> bool:
-        """Return whether no such process is there, or comes to be gone within ``timeout_s``."""
+        """Wait until no such process exists; return whether that happened within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while self.is_there():
             if time.monotonic() >= deadline:
@@ -100,7 +100,7 @@ class ServerHandle:
         return True
 
     def end(self, number: signal.Signals, timeout_s: float) -> None:
-        """End every process that may write to the folder. Raises LedgerUnavailable if one stays."""
+        """End every process that may write to the folder. Raises LedgerUnavailable if one remains."""
         pids = self.signal(number)
         if self.wait_until_gone(timeout_s):
             return
@@ -108,17 +108,17 @@ class ServerHandle:
         address = self.known()
         elsewhere = address.process.host if address and address.process and address.process.host != this_host() else ""
         if pids:
-            what = f"process {here} was killed and has not ended, as a rule because of its disk; check that host's disk"
+            what = f"process {here} was killed but has not ended, usually because of its disk; check that host's disk"
         elif elsewhere:
             what = f"its server was started on {elsewhere}: end it there, with `headrace down {self._run_dir}`"
         else:
-            what = f"no visible process of ours holds it: find it with `fuser {self.folder / 'server.lock'}`"
+            what = f"none of our visible processes holds it: find the one with `fuser {self.folder / 'server.lock'}`"
         raise LedgerUnavailable(
             f"{self.folder} is held by a ledger server that does not answer. Nothing was started: {what}"
         )
 
     def _is_its_program(self, pid: int) -> bool:
-        """Return whether a process runs with this folder's settings: ids are reused."""
+        """Return whether a process runs with this folder's settings, since process ids are reused."""
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
@@ -132,7 +132,7 @@ class ServerHandle:
 
 
 def settings_of(folder: Path, socket: Path, password: str, *, max_memory_mb: int, is_of_a_copy: bool) -> str:
-    """Return the server's configuration file. That of a copy flushes and rewrites nothing."""
+    """Return the server's configuration file. For a copy, it flushes and rewrites nothing."""
     settings = {
         "port": 0,
         "unixsocket": _quoted(socket),
@@ -146,8 +146,8 @@ def settings_of(folder: Path, socket: Path, password: str, *, max_memory_mb: int
         "set-proc-title": "no",
         "appendonly": "yes",
         "appendfsync": "everysec",
-        # traffic is a hundred times the stored data. Rewriting costs more than reading a longer
-        # file, 3 s at worst. Tokens and log-probs hardly compress.
+        # Traffic is a hundred times the stored data, so rewriting the file costs more than loading a
+        # longer one (3 s at worst). Tokens and log-probs hardly compress.
         "auto-aof-rewrite-min-size": "256mb",
         "rdbcompression": "no",
         "save": '""',
@@ -160,7 +160,7 @@ def settings_of(folder: Path, socket: Path, password: str, *, max_memory_mb: int
 
 
 def socket_path(folder: Path, known: LedgerAddress | None) -> Path:
-    """Return the clients' known socket, else one in our folder, else one with a shorter path."""
+    """Return a socket in our folder or, if that path is too long, the one clients know, or a new short one."""
     path = folder / "server.sock"
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
         return path
@@ -174,13 +174,12 @@ def socket_path(folder: Path, known: LedgerAddress | None) -> Path:
 
 
 def dying_with_us() -> list[str]:
-    """Return a command prefix: the kernel then kills the command with this process. Linux only."""
+    """Return a command prefix with which the kernel kills the command when this process dies. Linux only."""
     if sys.platform != "linux":
         return []
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_STARTER, str(os.getpid())]
 
 
 def _quoted(path: Path) -> str:
-    """Quote a path for the server's configuration file."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

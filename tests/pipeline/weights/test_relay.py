@@ -96,7 +96,7 @@ async def test_a_relay_whose_bytes_were_damaged_is_left_and_its_part_is_not_pass
             assert await far.fetch(wanted, near.source, world.source) == stored.path.read_bytes()
         assert far.counts.num_lost == 1
         (lost,) = [line for line in logs if line["event"] == "weights_source_lost"]
-        assert lost["source"] == "near" and "came from near with another digest" in lost["reason"]
+        assert lost["source"] == "near" and "from near does not have its announced digest" in lost["reason"]
         np.testing.assert_array_equal(far.holding(3).data, stored.segment.data)
 
 

@@ -382,11 +382,11 @@ def test_a_folder_locked_by_no_server_of_ours_is_left_alone_with_a_sentence(
     wait_until(lambda: server.read_state().state is ServerState.GONE)
     with no_server(tmp_path / "ledger") as is_free:
         assert is_free
-        with pytest.raises(LedgerUnavailable, match=r"locked by other commands for 0\.2 s"):
+        with pytest.raises(LedgerUnavailable, match=r"other commands have locked .* for 0\.2 s"):
             make(tmp_path).start(timeout_s=0.2)
     lock = take_lock(tmp_path / "ledger")
     assert lock is not None
-    with pytest.raises(LedgerUnavailable, match=r"Nothing was started: no visible process of ours .* `fuser"):
+    with pytest.raises(LedgerUnavailable, match=r"Nothing was started: none of our visible processes .* `fuser"):
         make(tmp_path).start(timeout_s=0.2)
     os.close(lock)
     assert appending(tmp_path) == []
@@ -418,7 +418,7 @@ def test_a_start_removes_nothing_that_it_does_not_own(server: EmbeddedServer, tm
     (tmp_path / "ledger").mkdir(mode=0o700)
     place = tmp_path / "ledger" / "server.sock"
     place.write_text("mine")
-    with pytest.raises(LedgerUnavailable, match="in the way: expected a socket of ours"):
+    with pytest.raises(LedgerUnavailable, match="in the way: expected a socket of this user"):
         server.start()
     assert place.read_text() == "mine"
     place.unlink()

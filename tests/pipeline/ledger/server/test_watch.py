@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.ledger.server import probe as probing
 from pipeline.ledger.server.probe import (
-    NUM_LOOKS,
+    NUM_PROBES,
     REST_S,
     ProbeResult,
     ServerAction,
@@ -39,9 +39,9 @@ def loading(done: int) -> ProbeResult:
 
 def test_a_death_takes_several_looks_that_agree() -> None:
     watch = ServerWatch(patience_s=60.0)
-    assert [watch.evaluate(GONE, 0.1 * look) for look in range(NUM_LOOKS)] == [ServerAction.LEAVE] * (NUM_LOOKS - 1) + [
-        ServerAction.START
-    ]
+    assert [watch.evaluate(GONE, 0.1 * look) for look in range(NUM_PROBES)] == [ServerAction.LEAVE] * (
+        NUM_PROBES - 1
+    ) + [ServerAction.START]
     watch.begin_again(1.0)
     for _ in range(10):
         assert watch.evaluate(GONE, 2.0) is ServerAction.LEAVE
