@@ -1,1 +1,1 @@
-"""The base of every worker process: actor, registry, heartbeats, two-phase stop, logs."""
+"""What every worker process is built on: actor, registry, heartbeats, two-phase stop, logs."""

@@ -1,12 +1,12 @@
 """The actor, base class of every worker.
 
-An actor is one process with one mailbox, and one event loop with one TaskGroup. Blocking work runs
-on its own thread. ``ctx.waiting_for`` reports each wait. The actor is *stopped* by a signal,
-by the run's status, by a newer incarnation, or by its own ``finish``.
+An actor is one process with one mailbox, and one event loop with one TaskGroup. Blocking work runs on a
+separate thread. ``ctx.waiting_for`` reports each wait. An actor is stopped by a signal, by the run's status,
+by a newer incarnation, or by its own ``finish``.
 
     setup ──> run ──(ctx.draining set, or finish)──> drain ──> teardown
 
-Example of a whole worker::
+A complete worker::
 
     class Counter(Actor):
         role = Role.REWARD
@@ -33,7 +33,7 @@ class Actor(abc.ABC):
 
     role: ClassVar[Role]
     takes_settings: ClassVar[bool] = False
-    """Whether it calls ``ctx.take_settings``; else the runtime does, at once."""
+    """Whether it calls ``ctx.take_settings`` itself; otherwise the runtime does, at once."""
 
     def __init__(self, ctx: ActorContext) -> None:
         self.ctx = ctx
@@ -45,12 +45,11 @@ class Actor(abc.ABC):
     async def run(self) -> None:
         """Run the main loop until ``ctx.draining`` is set.
 
-        An earlier return is a crash, unless ``ctx.finish`` was called. Call ``ctx.progress`` at
-        every productive turn, and ``ctx.waiting_for`` before every wait."""
+        Returning earlier is a crash, unless ``ctx.finish`` was called. Call ``ctx.progress`` at every
+        productive turn, and ``ctx.waiting_for`` before every wait."""
 
     async def drain(self) -> None:  # noqa: B027 -- optional
         """Finish or hand back all work before the drain's deadline."""
 
     async def teardown(self) -> None:  # noqa: B027 -- optional
-        """Release what ``setup`` took; called after every completed ``setup``, also
-        after errors."""
+        """Release what ``setup`` acquired. Called after every completed ``setup``, even after errors."""

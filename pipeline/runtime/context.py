@@ -1,8 +1,7 @@
-"""The actor's context: everything that the runtime gives to an actor.
+"""The actor's context: everything that the runtime provides to an actor.
 
-*Consumes* the actor's reports: progress, waits, counters, links. *Produces* heartbeats' content,
-threads and tasks. *Waits for* the compute thread, in ``compute``, and the storage thread, in
-``store``."""
+*Consumes* the actor's reports: progress, waits, counters, links. *Produces* the heartbeat's content, threads
+and tasks. *Waits for* the compute thread in ``compute``, and the storage thread in ``store``."""
 
 from __future__ import annotations
 
@@ -44,67 +43,59 @@ _LONG = frozenset({WaitingFor.STARTING, WaitingFor.DISK, WaitingFor.DRAINING})
 
 
 class Transport(Protocol):
-    """A maker of mailboxes and links, as ``protocol.zeromq.ZmqTransport``."""
+    """Creates mailboxes and links; see ``protocol.zeromq.ZmqTransport``."""
 
     @property
     def public_key(self) -> str:
-        """This worker's public CURVE key; "" without one."""
+        """This worker's public CURVE key; "" if it has none."""
         ...
 
     def peers(self) -> dict[str, str] | None:
         """Return public key -> name of each permitted peer; None without keys."""
         ...
 
-    def mailbox(self, endpoint: str) -> Mailbox:
-        """Bind a mailbox."""
-        ...
+    def mailbox(self, endpoint: str) -> Mailbox: ...
 
     def sender(self, endpoint: str, *, server_key: str = "") -> Sender:
-        """Connect a link to a mailbox."""
+        """Connect to a mailbox."""
         ...
 
-    def responder(self, endpoint: str) -> Responder:
-        """Bind a responder."""
-        ...
+    def responder(self, endpoint: str) -> Responder: ...
 
-    def requester(self, endpoint: str, *, server_key: str = "") -> Requester:
-        """Connect to a responder."""
-        ...
+    def requester(self, endpoint: str, *, server_key: str = "") -> Requester: ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkInHand:
-    """An actor's work as it knows it, for its vitals."""
+    """An actor's account of its work, for its vitals."""
 
     begun_s: float | None = None
-    """When it took the oldest work that it holds, by ``Clock.monotonic``; None without any."""
+    """When it took the oldest work that it still holds, by ``Clock.monotonic``; None if it holds none."""
     input_depth: int | None = None
-    """As in ``Vitals``; None where it does not know."""
+    """As in ``Vitals``; None if unknown."""
     output_depth: int | None = None
 
 
 class ActorContext:
-    """One actor's context. Only functions given to ``compute`` and ``store`` run outside of the
-    loop.
+    """One actor's context. Only functions given to ``compute`` and ``store`` run outside of the loop.
 
     Attributes:
-        config: the run's configuration; another one after ``take_settings``.
-        start_config: the one that this host's folder had at the worker's start, as other ranks
-            read it.
-        run_dir: the run's folder.
-        who: this incarnation, which every write to the ledger names.
-        ledger: the durable ledger.
-        registry: the fleet.
-        notifications: subscriptions to changes of the registry.
-        transport: mailboxes and links.
+        config: The run's configuration; replaced by ``take_settings``.
+        start_config: The configuration when the worker started, which other ranks read too.
+        run_dir: The run's folder.
+        who: This incarnation, which every write to the ledger names.
+        ledger: The durable ledger.
+        registry: The fleet's registry.
+        notifications: Subscriptions to changes of the registry.
+        transport: Creates mailboxes and links.
         log: structlog logger; every line has role, worker, run and policy version.
-        clock: time.
-        draining: set when the main loop should end.
-        spans: OpenTelemetry spans of trajectories; without tracing, none.
-        flow: writes records of messages for `headrace run trace`; without a ring, none.
-        prepared: what this process made as a standby; nothing in any other.
-        delivered: finished pieces of work; an error before the first is not caused by the work.
-        tasks: the actor's TaskGroup; prefer ``spawn``, which names a task and watches its end."""
+        clock: The time.
+        draining: Set when the main loop should end.
+        spans: OpenTelemetry spans of trajectories; does nothing unless tracing is on.
+        flow: Records messages for `headrace run trace`; does nothing without a ring.
+        prepared: Parts that this process made while it was a standby.
+        delivered: Finished pieces of work. An error before the first is not blamed on the work.
+        tasks: The actor's TaskGroup; prefer ``spawn``, which names a task and watches its end."""
 
     def __init__(
         self,
@@ -165,12 +156,11 @@ class ActorContext:
         return self.worker_state.counters
 
     def count(self, name: str, amount: float = 1) -> None:
-        """Add to a counter of the heartbeat."""
         self.counters[name] = self.counters.get(name, 0) + amount
 
     @property
     def policy_version(self) -> int:
-        """The version that this worker serves or has published; -1 for none. Log lines have it."""
+        """The version that this worker serves or has published, also in log lines; -1 if none."""
         return self.worker_state.policy_version
 
     @policy_version.setter
@@ -180,7 +170,7 @@ class ActorContext:
         self.worker_state.on_news()
 
     def deliver(self) -> None:
-        """Count a finished piece of work. The first is logged: the worker is useful since then."""
+        """Count a finished piece of work. The first one is logged, since it shows that the worker is useful."""
         self.delivered += 1
         if self.delivered == 1:
             self.log.info("first_work_done")
@@ -191,8 +181,8 @@ class ActorContext:
 
     @property
     def held(self) -> int:
-        """Pieces of work taken and not finished. Without progress on them, the worker
-        is replaced."""
+        """Number of pieces of work taken but not finished. A worker that makes no progress on them is
+        replaced."""
         return self.worker_state.held
 
     @held.setter
@@ -200,23 +190,23 @@ class ActorContext:
         self.worker_state.held = number
 
     def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
-        """Report what the main loop waits for from now on; ``detail`` in words.
+        """Report what the main loop is now waiting for; ``detail`` is for people.
 
-        An idle loop reports at every turn: without one for ``supervisor.stuck_after_s`` it counts
-        as stuck."""
+        An idle loop reports at every turn: without a report for ``supervisor.stuck_after_s`` it counts as
+        stuck."""
         self.worker_state.waiting_for(kind, detail)
 
     def starting(self, what: str) -> None:
-        """Report a long step of the actor's start: ``loading my-model, 15,200 MB``."""
+        """Report a long step of the actor's start, such as ``loading my-model, 15,200 MB``."""
         self.worker_state.waiting_for(WaitingFor.STARTING, what)
 
     def waiting(self, kind: WaitingFor, detail: str = "") -> AbstractContextManager[None]:
-        """Report a wait for the length of a ``with`` block."""
+        """Report a wait for the duration of a ``with`` block."""
         return self.worker_state.waiting(kind, detail)
 
     @property
     def work(self) -> Meter:
-        """Meter of long work, on the loop and on the compute thread (``pipeline.process.work``)."""
+        """Meter of long work on the loop and the compute thread (``pipeline.process.work``)."""
         return self.worker_state.work
 
     @property
@@ -225,33 +215,33 @@ class ActorContext:
         return self.worker_state.storing
 
     def report_unreached(self, of: str, words: str) -> None:
-        """Report the unreachable mailboxes of ``of`` (a role); empty for none."""
+        """Report the unreachable mailboxes of the role ``of``; empty if there are none."""
         self._unreached[of] = words
         self.worker_state.unreached = "; ".join(filter(None, self._unreached.values()))
 
     def watch_mailbox(self, mailbox: Mailbox) -> Inbox:
-        """Put a mailbox's counters into the heartbeat: a link for each main sender, and a sum.
+        """Include a mailbox's counters in the heartbeat: one link per main sender, and a sum of the others.
 
-        Return the inbox that counts its messages to their end."""
+        Returns the inbox that tracks its messages until they are done."""
         inbox = Inbox(self.who.worker, self.clock, self.flow)
         self._mailboxes.append(mailbox)
         self.watch_links(lambda: inbox.reports(mailbox.stats()))
         return inbox
 
     def outbox(self, role: Role) -> Outbox:
-        """Return an outbox for the messages to one role."""
         return Outbox(self.who.worker, role, self.clock, self.flow)
 
     def watch_in_hand(self, told: Callable[[], WorkInHand]) -> None:
-        """Put the actor's work in hand into the vitals; ``told`` is called as ``watch_links``'s."""
+        """Include the actor's work in hand in the vitals. ``told`` is called like the function in
+        ``watch_links``."""
         self._in_hand = told
 
     def watch_links(self, report: Callable[[], list[LinkReport]]) -> None:
-        """Put ``report()`` into the heartbeat; it is called on the loop, at most twice a second."""
+        """Include ``report()`` in the heartbeat. It is called on the loop, at most twice a second."""
         self._links.append(report)
 
     def refresh_links(self) -> None:
-        """Read links and work in hand for the next heartbeat; called by the runtime."""
+        """Read links and work in hand for the next heartbeat. Called by the runtime."""
         self.worker_state.set_links(tuple(link for report in self._links for link in report()))
         in_hand, signs = self._in_hand(), self.worker_state.signs
         signs.begun_s, signs.input_depth, signs.output_depth = (
@@ -270,14 +260,14 @@ class ActorContext:
     # -- changes of the settings -------------------------------------------------------------------
 
     def offer_settings(self, change: SettingsChange) -> None:
-        """Hold a change of the run's settings ready; called by the runtime. Raises ConfigError for
-        settings that this release does not know."""
+        """Have a change of the settings ready for ``take_settings``. Called by the runtime. Raises
+        ConfigError for settings that this release does not know."""
         if change.number > self.worker_state.settings.number:
             self._offered = change, with_settings(self.config, change.holds)
 
     def take_settings(self, first_update: int = 0) -> SettingsChange | None:
-        """Go by the newest change from now on, in ``config``, and report it; return the change,
-        None without a new one. An actor calls this where the change may have its effect."""
+        """Apply the newest change of the settings to ``config``, and report that; return the change, None if
+        there is no new one. An actor calls this where the change may take effect."""
         if self._offered is None:
             return None
         (change, self.config), self._offered = self._offered, None
@@ -287,8 +277,8 @@ class ActorContext:
         return change
 
     def give_up_settings(self, former: Mapping[str, str], failed: Sequence[int], why: str) -> None:
-        """Go by ``former`` values again, and report why the changes of the numbers ``failed`` did.
-        The supervisor rolls them back for all workers; until then none is taken."""
+        """Go back to the ``former`` values, and report why the changes with the numbers ``failed`` failed.
+        The supervisor rolls them back for all workers; until then no change is taken."""
         self.config, self._offered = with_settings(self.config, former), None
         self.worker_state.settings = msgspec.structs.replace(
             self.worker_state.settings, failed=min(failed), failed_to=max(failed), why=why[:MAX_DETAIL_CHARS]
@@ -296,7 +286,7 @@ class ActorContext:
         self.worker_state.on_news()
 
     def goes_by_code(self, key: str, version: str) -> None:
-        """Report the version of code, of one setting, that this process runs from now on."""
+        """Report the version of the code of one setting that this process now runs."""
         taken = self.worker_state.settings
         self.worker_state.settings = msgspec.structs.replace(taken, code={**taken.code, key: version})
         self.worker_state.on_news()
@@ -306,25 +296,25 @@ class ActorContext:
     async def compute(self, function: Callable[..., T], /, *args: Any) -> T:
         """Run blocking work on the compute thread, in order of arrival, and return its result.
 
-        Its end, and every piece that it reports (``pipeline.process.work``), count as progress.
-        Cancelling the wait does not stop the function. Its first call is reported as ``COMPILE``.
-        Work within a wait that has its own time limit is reported as that wait. Each has its limit
-        in ``pipeline.supervisor.watchdog``."""
+        Its end, and every piece that it reports (``pipeline.process.work``), count as progress. Cancelling
+        the wait does not stop the function. The first call of a function is reported as ``COMPILE``; work
+        within a wait that has its own time limit is reported as that wait. ``pipeline.supervisor.watchdog``
+        has the limits."""
         result = await self._computed_by(function, args, is_piece=True, begins=True)
         self.progress()
         return result
 
     async def prepare(self, name: str, function: Callable[..., T], /, *args: Any) -> T:
-        """Return the part of this name that a standby made, else make it, as ``compute`` does."""
+        """Return the part of this name that a standby made; otherwise make it, like ``compute``."""
         part = self.prepared.take(name)
         return await self.compute(function, *args) if part is None else part
 
     async def turn(self, function: Callable[..., T], /, *args: Any, begins: bool) -> T:
-        """Run one turn of an endless loop on the compute thread, as ``compute`` does.
+        """Run one turn of an endless loop on the compute thread, like ``compute``.
 
-        Its end counts as no progress: an engine may return without having done anything. Only the
-        pieces that it reports count. ``begins``: whether the time before it does not count; not so
-        while earlier turns gave nothing."""
+        Its end does not count as progress, since an engine may return without having done anything; only the
+        pieces that it reports do. ``begins`` says that idle time before it does not count, which is wrong
+        while earlier turns produced nothing."""
         return await self._computed_by(function, args, is_piece=False, begins=begins)
 
     async def _computed_by(
@@ -351,13 +341,12 @@ class ActorContext:
 
     @property
     def moved_s(self) -> float:
-        """Time of the last progress here, by the actor's monotonic clock."""
+        """When progress was last made, by the actor's monotonic clock."""
         return self.worker_state.moved_s
 
     @property
     def drain_patience_s(self) -> float:
-        """Longest time without progress in a drain; present work or writes may need more than a
-        window."""
+        """How long a drain may go without progress. Current work or writes may need longer than the default."""
         settings = self.config.supervisor
         patience_s = settings.drain_timeout_s
         if "compute" in self._busy and (slowest_s := self.work.report().slowest_s):
@@ -368,27 +357,27 @@ class ActorContext:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the compute or the storage thread is inside a function."""
+        """Whether the compute or storage thread is running a function."""
         return bool(self._busy)
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, None], *, endless: bool = True) -> asyncio.Task[None]:
-        """Run a coroutine next to the main loop until it is cancelled after the drain.
+        """Run a coroutine alongside the main loop until it is cancelled after the drain.
 
-        An exception in it ends the worker; so does an ``endless`` one's return before the drain."""
+        An exception in it ends the worker. So does the return of an ``endless`` one before the drain."""
         task = self.tasks.create_task(self._watched(name, coroutine, endless), name=name)
-        # Closes a coroutine that was cancelled before it began.
+        # closes a coroutine that was cancelled before it started
         task.add_done_callback(lambda _: coroutine.close())
         self._spawned = [task, *(other for other in self._spawned if not other.done())]
         return task
 
     def finish(self, code: ExitCode = ExitCode.OK, reason: str = "") -> None:
-        """Declare the worker's work done: ``run`` may return; ``code`` ends the process after a
-        drain."""
+        """Declare the worker's work done: ``run`` may return, and after a drain the process exits with
+        ``code``."""
         if self.finished is None:
             self.finished = (code, reason)
 
     async def cancel_spawned(self, *, timeout_s: float = 5.0) -> None:
-        """Cancel spawned tasks, and wait for their end within the limit; called by the runtime."""
+        """Cancel spawned tasks and wait for them, up to the limit. Called by the runtime."""
         running = [task for task in self._spawned if not task.done()]
         for task in running:
             task.cancel()
@@ -396,7 +385,7 @@ class ActorContext:
             await asyncio.wait(running, timeout=timeout_s)
 
     def close(self) -> None:
-        """Let the threads end after their present function; called by the runtime."""
+        """Let the threads end after their current function. Called by the runtime."""
         self.flow.close()
         for thread in (self._compute_thread, self._storage_thread):
             thread.shutdown(wait=False, cancel_futures=True)
@@ -422,7 +411,7 @@ class ActorContext:
         begins: bool = True,
     ) -> T:
         def run() -> T:
-            # Each thread has its own name in this set.
+            # each thread has its own name in this set
             self._busy.add(name)
             if begins:
                 meter.begin()

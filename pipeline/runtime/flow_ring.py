@@ -1,21 +1,21 @@
-"""A ring of flow records in a file: one worker writes, any process of its host reads.
+"""A ring buffer of flow records in a file: one worker writes, any process on its host reads.
 
-The writer never waits and never makes a call: it overwrites the oldest slot. A reader follows at
-its own pace, counts what was overwritten before it came, and never returns half a record.
+The writer never waits and makes no system calls: it overwrites the oldest slot. A reader follows at its own
+pace, counts what was overwritten before it got there, and never returns half a record.
 
 Format, little endian, version 1::
 
-    header    128 bytes: magic, version, slot and name sizes, numbers, epoch, pid, times, worker
+    header    128 bytes: magic, version, slot and name sizes, counts, epoch, pid, times, worker
               (offset 96: links named so far, u32; offset 104: records written so far, u64)
     names     64 entries of 80 bytes: length u8, text, crc32 u32 of both
     slots     64 bytes: sequence u64, body of 48 bytes, crc32 u32 of sequence and body, 4 unused
 
-A slot's sequence is its record's number from 1, and is written last. A processor may reorder
-writes, so the checksum decides whether a slot is whole. The number of records is written after it:
-the slot that is being filled is the one of the record before the oldest.
+A slot's sequence is its record's number, from 1, and is written last. Processors may reorder writes, so the
+checksum decides whether a slot is whole. The number of records is written after that, so the slot being filled
+is that of the record before the oldest.
 
-A restarted worker makes a new file, which takes the old one's name. A reader finishes the old file
-first. It reads by ``pread``: a file that was cut cannot kill it."""
+A restarted worker creates a new file, which takes over the name. A reader finishes the old file first. It
+uses ``pread``, so that a truncated file cannot kill it."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from protocol.ids import Incarnation
 from protocol.private import ensure_private_folder
 
 NUM_SLOTS: Final = 4096
-"""A quarter of a megabyte for each worker; 40 seconds of 100 records a second."""
+"""A quarter of a megabyte per worker; 40 seconds at 100 records a second."""
 MAX_NAMES: Final = 64
-"""Links that get a name; later ones are ``NO_LINK``."""
+"""Number of links with a name; later ones are ``NO_LINK``."""
 NO_LINK: Final = 0xFFFF
-"""In place of a link: the worker itself, or work without a link."""
+"""Takes the place of a link, for the worker itself or work without a link."""
 SUFFIX: Final = ".ring"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory-backed storage; the folder made in it is private (0700)
 _MAGIC: Final = b"HRFLOW\r\n"
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sHHHHIIqdd32s")
-"""magic, version, slot bytes, name bytes, names at most, slots, pid, epoch, monotonic and wall time
-at the start, worker"""
+"""magic, version, slot bytes, name bytes, maximum names, slots, pid, epoch, monotonic and wall time at the
+start, worker"""
 _NUM_NAMES_AT: Final = 96
 _WRITTEN_AT: Final = 104
 _HEAD_BYTES: Final = 128
@@ -58,7 +58,7 @@ _NAME_BYTES: Final = 80
 _SLOTS_AT: Final = _HEAD_BYTES + MAX_NAMES * _NAME_BYTES
 _SLOT_BYTES: Final = 64
 _SLOT: Final = struct.Struct("<QBBH44xI4x")
-"""sequence; of the body its kind, its outcome or side, and its link; checksum"""
+"""sequence; the body's kind, outcome or side, and link; checksum"""
 _SEQUENCE: Final = struct.Struct("<Q")
 _NUMBER: Final = struct.Struct("<I")
 _COMPLETION: Final = struct.Struct("<BBHIdQfffi8x")
@@ -67,11 +67,11 @@ _BODY_END: Final = 56
 _COUNT_LIMIT: Final = 2**32 - 1
 _FILE_BYTES: Final = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
 _READ_SLOTS: Final = 256
-"""Slots of one call: the writer overwrites few of them meanwhile."""
+"""Slots per read: the writer overwrites few of them meanwhile."""
 
 
 class SlotForm(IntEnum):
-    """The record that a slot holds."""
+    """The kind of record in a slot."""
 
     COMPLETION = 1
     STATE = 2
@@ -83,15 +83,15 @@ class MessageOutcome(IntEnum):
     SENT = 1
     """A link took it."""
     GIVEN_UP = 2
-    """No link took it in time; it is left to the ledger's overdue index."""
+    """No link took it in time; the ledger's overdue index will hand it out."""
     STORED = 3
     """The ledger has its result."""
     UNSTORED = 4
-    """It was handled without a result: failed, not wanted, or put off."""
+    """It was handled without a result: failed, unwanted or postponed."""
 
 
 class LinkSide(IntEnum):
-    """The subject of a state."""
+    """What a state describes."""
 
     SENDER = 1
     """counts: produced, sent, given up"""
@@ -102,28 +102,28 @@ class LinkSide(IntEnum):
 
 
 class Completion(NamedTuple):
-    """One message at its end, at one end of its link."""
+    """The end of one message at one end of its link."""
 
     at_s: float
-    """The writer's monotonic clock."""
+    """By the writer's monotonic clock."""
     link: str
-    """As ``link_name`` makes it; empty for work without a link."""
+    """From ``link_name``; empty for work without a link."""
     outcome: MessageOutcome
     key: int
-    """``key_of`` the chunk's name: the same at both ends."""
+    """``key_of`` the chunk's name, the same at both ends."""
     size: int
-    """Its expected work in tokens."""
+    """Expected work in tokens."""
     waited_s: float
     """At the sender: for a link with room. At the receiver: until its work began."""
     service_s: float
-    """Of the work itself; 0 at the sender."""
+    """Duration of the work itself; 0 at the sender."""
     storing_s: float
     """From the end of the work to the ledger's answer."""
     policy_version: int
 
 
 class LinkState(NamedTuple):
-    """One end of a link, or a whole worker, while something was open."""
+    """The state of one end of a link, or of a whole worker, while messages are open."""
 
     at_s: float
     link: str
@@ -142,20 +142,19 @@ _KNOWN: Final = frozenset(
     {(int(SlotForm.COMPLETION), int(outcome)) for outcome in MessageOutcome}
     | {(int(SlotForm.STATE), int(side)) for side in LinkSide}
 )
-"""Kind, and outcome or side, of records that this version can read."""
+"""Kind, and outcome or side, of the records that this version can read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingSlice:
-    """Whole slots of one incarnation, in order."""
+    """Complete slots of one incarnation, in order."""
 
     data: bytes
     """64 bytes each."""
     names: Mapping[int, str]
-    """Of their links, by index."""
+    """Names of their links, by index."""
 
     def records(self) -> Iterator[FlowRecord]:
-        """Yield their records."""
         for at in range(8, len(self.data), _SLOT_BYTES):
             if self.data[at] == SlotForm.COMPLETION:
                 _, outcome, link, size, at_s, key, waited_s, *took_s, version = _COMPLETION.unpack_from(self.data, at)
@@ -172,19 +171,19 @@ class RingSlice:
 
 @dataclass(frozen=True, slots=True)
 class RingHead:
-    """The writer of a ring."""
+    """Who writes a ring."""
 
     worker: str
     epoch: int
     pid: int
     monotonic_s: float
-    """The writer's monotonic clock at its start."""
+    """The writer's monotonic clock when it started."""
     started_s: float
-    """Wall-clock time at the same moment, seconds since 1970: for people."""
+    """Wall-clock time at the same moment, seconds since 1970, for people."""
 
 
 def flow_folder(run_dir: Path) -> Path:
-    """Return the folder of a run's rings on this host: memory-backed where that is possible."""
+    """Return the folder of a run's rings on this host, memory-backed if possible."""
     if _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
         folder = _SHARED_MEMORY / run_tag(run_dir)
         return folder.with_name(f"{folder.name}-flow")
@@ -192,23 +191,23 @@ def flow_folder(run_dir: Path) -> Path:
 
 
 def key_of(name: str) -> int:
-    """Return the hash of a chunk's name, as records have it."""
+    """Return the hash of a chunk's name, as used in records."""
     return xxhash.xxh3_64_intdigest(name.encode())
 
 
 class FlowRingWriter:
-    """Writes one worker's records. One thread uses it."""
+    """Writes one worker's records. Used by one thread."""
 
     def __init__(self, folder: Path, who: Incarnation) -> None:
-        """Make this incarnation's ring in ``folder``, in place of an older one.
+        """Create this incarnation's ring in ``folder``, replacing an older one.
 
-        Raises OSError without room, and ConfigError when another user owns the folder."""
+        Raises OSError without room, and ConfigError when the folder belongs to another user."""
         ensure_private_folder(folder)
         self.path = folder / f"{who.worker}{SUFFIX}"
         partial = folder / f"{who.worker}.{secrets.token_hex(4)}.partial"
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            # fails here without room; a write to a page without storage would kill the process
+            # fail here without room, since writing to a page without storage would kill the process
             os.posix_fallocate(fd, 0, _FILE_BYTES)
             self._map = mmap.mmap(fd, _FILE_BYTES)
             head = _HEAD.pack(
@@ -226,7 +225,6 @@ class FlowRingWriter:
         self._names: dict[str, int] = {}
 
     def complete(self, done: Completion) -> None:
-        """Write a message's end."""
         self._write(
             _COMPLETION.pack(
                 *(
@@ -241,7 +239,6 @@ class FlowRingWriter:
         )
 
     def state(self, state: LinkState) -> None:
-        """Write the state of one end."""
         self._write(
             _STATE.pack(
                 *(
@@ -256,7 +253,7 @@ class FlowRingWriter:
         )
 
     def close(self) -> None:
-        """Write no more; the file stays for its readers. Repeated calls do nothing."""
+        """Stop writing; the file stays for its readers. Repeated calls do nothing."""
         self._map.close()
 
     def _write(self, body: bytes) -> None:
@@ -283,18 +280,18 @@ class FlowRingWriter:
 
 
 class FlowRingReader:
-    """Follows one worker's ring, over its incarnations.
+    """Follows one worker's ring across its incarnations.
 
     Attributes:
-        num_read: records returned.
-        num_overwritten: records that were gone before they were read.
-        num_damaged: slots that were not whole, and files that are no rings."""
+        num_read: Records returned.
+        num_overwritten: Records that were overwritten before they were read.
+        num_damaged: Incomplete slots, and files that are not rings."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.num_read = self.num_overwritten = self.num_damaged = 0
         self.head: RingHead | None = None
-        """Of the newest incarnation that was read; None before the first."""
+        """Of the newest incarnation read so far; None before the first."""
         self._fd: int | None = None
         self._file = (0, 0)
         self._refused = (0, 0)
@@ -306,7 +303,7 @@ class FlowRingReader:
         return [record for slots in self.take() for record in slots.records()]
 
     def take(self) -> list[RingSlice]:
-        """Return the whole slots since the last call, in order. Many are read faster so."""
+        """Return the complete slots since the last call, in order; faster than ``read`` for many records."""
         found = list(self._rest())
         if self._is_replaced() and self._open():
             found += self._rest()
@@ -314,22 +311,20 @@ class FlowRingReader:
         return found
 
     def close(self) -> None:
-        """Close the file. Repeated calls do nothing."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def _is_replaced(self) -> bool:
-        """Return whether the name is now that of another file."""
         try:
             found = self.path.stat()
         except OSError:
-            # removed at the run's end, or not made yet
+            # removed at the end of the run, or not created yet
             return False
         return (found.st_dev, found.st_ino) not in ((self._file if self._fd is not None else None), self._refused)
 
     def _open(self) -> bool:
-        """Open the file of this name, in place of an older one; return whether it is a ring."""
+        """Open the file that now has this name; return whether it is a ring."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -355,7 +350,7 @@ class FlowRingReader:
         self._next += lost
         while self._next < written:
             first = self._next
-            # up to the end of the file, whose next slot is the first one
+            # up to the end of the file, after which the first slot follows
             num_slots = min(written - first, NUM_SLOTS - first % NUM_SLOTS, _READ_SLOTS)
             slots = _bytes_at(self._fd, num_slots * _SLOT_BYTES, _SLOTS_AT + first % NUM_SLOTS * _SLOT_BYTES)
             links, whole = _whole(slots, first)
@@ -369,15 +364,14 @@ class FlowRingReader:
                 yield RingSlice(slots, self._names)
 
     def _miss(self, fd: int, numbers: AbstractSet[int]) -> None:
-        """Count records whose slots are not whole."""
-        # The writer has come to these slots again, or fills one right now.
+        """Count records whose slots are incomplete."""
+        # the writer has reached these slots again, or is filling one right now
         written = self._written(fd)
         overwritten = sum(written >= number + NUM_SLOTS for number in numbers)
         self.num_overwritten += overwritten
         self.num_damaged += len(numbers) - overwritten
 
     def _learn(self, fd: int, index: int) -> None:
-        """Read the name of a link."""
         if index >= MAX_NAMES:
             return
         found = _bytes_at(fd, _NAME_BYTES, _HEAD_BYTES + index * _NAME_BYTES)
@@ -391,14 +385,14 @@ class FlowRingReader:
 
 
 def _whole(slots: bytes, first: int) -> tuple[set[int], list[int]]:
-    """Return the links and the numbers of the records that are whole. ``first``: the number that
-    belongs into the first slot."""
+    """Return the links and numbers of the complete records. ``first`` is the number expected in the first
+    slot."""
     num_slots = len(slots) // _SLOT_BYTES
     links, whole = set[int](), list[int]()
     view = memoryview(slots)[: num_slots * _SLOT_BYTES]
     number, at = first, 0
     for sequence, kind, what, link, told in _SLOT.iter_unpack(view):
-        # the checksum is that of sequence and body
+        # the checksum covers sequence and body
         if sequence == number + 1 and told == crc32(view[at : at + _BODY_END]) and (kind, what) in _KNOWN:
             whole.append(number)
             links.add(link)

@@ -1,9 +1,9 @@
 """The heartbeat thread: reports the main loop's state, and learns when this incarnation is fenced.
 
-*Consumes* the main loop's state (``WorkerState``). *Produces* one heartbeat a second, or in a large
-fleet every two, over its own blocking connection. So a stuck or computing loop is still seen.
-*Waits for* the next heartbeat's time and for the server, each within a limit. It tries a server
-that is away as often."""
+*Consumes* the main loop's state (``WorkerState``). *Produces* one heartbeat a second, or every two seconds in
+a large fleet, over its own blocking connection, so that a stuck or computing loop is still seen. *Waits for*
+the next heartbeat and for the server, each with a limit. It keeps trying at the same pace while the server is
+down."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ class HeartbeatThread:
     """Writes heartbeats until stopped or fenced.
 
     Args:
-        writer: Used and finally closed by this thread alone.
-        heartbeat: Returns the present state; called from this thread.
+        writer: Used, and finally closed, only by this thread.
+        heartbeat: Returns the current state; called from this thread.
         on_fenced: Called once, from this thread, when a newer incarnation exists.
-        on_deaf: Called from this thread when ``stop`` does not come within ``grace_s`` of the
-            fencing: the main loop is stuck, and the process must end without it.
+        on_deaf: Called from this thread when ``stop`` is not called within ``grace_s`` of the fencing:
+            the main loop is stuck, and the process must end without it.
         log: Logs each outage once.
-        interval_of: Returns the seconds between two heartbeats by the number of the run's workers.
-        on_fleet: Called from this thread when silent mailboxes or the server may have changed."""
+        interval_of: Returns the seconds between two heartbeats, given the number of the run's workers.
+        on_fleet: Called from this thread when silent mailboxes or the server may have changed.
+        grace_s: See ``on_deaf``."""
 
     def __init__(
         self,
@@ -62,12 +63,11 @@ class HeartbeatThread:
         self._thread.start()
 
     def nudge(self) -> None:
-        """Write the next heartbeat now, since others wait for a change such as the
-        served version."""
+        """Write the next heartbeat now, because others wait for a change such as the served version."""
         self._woken.set()
 
     def stop(self, *, timeout_s: float = 5.0) -> None:
-        """Write no more, and wait for the end of a present write."""
+        """Stop writing, and wait for a write in progress."""
         self._stopped.set()
         self._woken.set()
         if self._thread.is_alive():
@@ -94,12 +94,12 @@ class HeartbeatThread:
 
     def _wait_s(self) -> float:
         every_s = self._interval_of(self._fleet.num_workers)
-        # The time of a lost heartbeat is not known.
+        # the time of a lost heartbeat is unknown
         at_s = 0.0 if self._num_failures else self._fleet.at_s
         return heartbeat_wait_s(self._worker, at_s, every_s)
 
     def _beat(self) -> bool:
-        """Write one heartbeat; return False when fenced. A server that is away fences no worker."""
+        """Write one heartbeat; return False when fenced. A server that is down fences no worker."""
         try:
             heartbeat = self._heartbeat()
             self._worker = heartbeat.who.worker

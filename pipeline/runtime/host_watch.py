@@ -1,8 +1,8 @@
 """Reads host figures that may block the reader: file descriptors, free disk space and GPUs.
 
-*Consumes* the operating system's and the driver's figures. *Produces* the latest reading, for
-heartbeats. *Waits for* a file system or driver that hangs, as long as that takes. So it is a
-separate thread that nothing waits for: heartbeats continue without these figures."""
+*Consumes* figures of the operating system and the driver. *Produces* the latest reading, for heartbeats.
+*Waits for* a file system or driver that hangs, however long that takes; so it has a separate thread for which
+nothing waits, and heartbeats continue without these figures."""
 
 from __future__ import annotations
 
@@ -16,14 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-# The GPUs that a worker sees, by NVIDIA's management library (package ``nvidia-ml-py``, extra
-# ``gpu``).
-#
-# Without the package, the driver or a visible GPU there is nothing to read. A driver that hangs holds
-# up the calling thread: call from a thread that nothing waits for.
-#
-# Source: https://docs.nvidia.com/deploy/nvml-api/
-
 T = TypeVar("T")
 _ALL = "all"
 _MAX_IDS = 16
@@ -32,31 +24,35 @@ _ID_CHARS = 12
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The visible GPUs at one moment. None: not known."""
+    """The visible GPUs at one moment; None where unknown."""
 
     util: float | None = None
-    """Mean share of time that a kernel ran, from 0 to 1."""
+    """Mean share of the time in which a kernel ran, from 0 to 1."""
     mem_bytes: int | None = None
-    """Used memory, summed."""
+    """Used memory, summed over GPUs."""
     power_w: float | None = None
-    """Power draw in watts, summed."""
+    """Power draw in watts, summed over GPUs."""
     ids: tuple[str, ...] = ()
-    """Short ids, the same in all processes of a host; none where the process may compute on any of
-    several GPUs."""
+    """Short ids, the same in all processes of a host; empty if the process may compute on any one of several
+    GPUs."""
 
 
 class Gpus:
-    """The visible GPUs of one process."""
+    """The GPUs that this process sees, read with NVIDIA's management library (package ``nvidia-ml-py``, extra
+    ``gpu``).
+
+    A driver that hangs blocks the calling thread. Source: https://docs.nvidia.com/deploy/nvml-api/"""
 
     def __init__(self, library: Any, handles: list[Any], *, are_chosen: bool) -> None:
-        """``are_chosen``: whether the process computes on all of them."""
+        """``are_chosen`` says that the process computes on all of them."""
         self._library = library
         self._handles = handles
         self._are_chosen = are_chosen
 
     @classmethod
     def visible(cls, environment: Mapping[str, str] = os.environ) -> Gpus | None:
-        """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names, all without it; None for none."""
+        """Return the GPUs in ``CUDA_VISIBLE_DEVICES``, or all if it is not set; None if there are none, or no
+        driver or package."""
         named = environment.get("CUDA_VISIBLE_DEVICES", _ALL)
         try:
             library: Any = importlib.import_module("pynvml")
@@ -66,12 +62,12 @@ class Gpus:
             library.nvmlInit()
             handles = [_handle(library, name) for name in _names(library, named)]
         except (library.NVMLError, ValueError):
-            # no driver, or a device that is not there
+            # no driver, or no such device
             return None
         return cls(library, handles, are_chosen=named != _ALL or len(handles) == 1) if handles else None
 
     def read(self) -> GpuState:
-        """Return the present reading; a figure that a GPU does not offer is None."""
+        """Return the current reading; figures that a GPU does not offer are None."""
         utils = self._each(lambda handle: self._library.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0)
         memory = self._each(lambda handle: self._library.nvmlDeviceGetMemoryInfo(handle).used)
         milliwatts = self._each(lambda handle: self._library.nvmlDeviceGetPowerUsage(handle))
@@ -87,7 +83,7 @@ class Gpus:
         try:
             return [read(handle) for handle in self._handles]
         except self._library.NVMLError:
-            # not offered, as the use of a part of a GPU, or lost
+            # not offered (such as the utilisation of a GPU partition), or the GPU was lost
             return None
 
 
@@ -101,7 +97,7 @@ def _names(library: Any, named: str) -> list[str]:
     if named == _ALL:
         return [str(index) for index in range(library.nvmlDeviceGetCount())]
     names = [name.strip() for name in named.split(",") if name.strip()]
-    # as CUDA reads it: those before the first invalid one
+    # like CUDA, stop at the first invalid one
     return names[: names.index("-1")] if "-1" in names else names
 
 
@@ -113,14 +109,14 @@ def _handle(library: Any, name: str) -> Any:
 
 _EVERY_S = 5.0
 _VALID_S = 15.0
-"""An older reading is not reported."""
+"""Older readings are not reported."""
 _FDS = Path("/proc/self/fd")
 _NO_GPU = GpuState()
 
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """Figures of one moment. None: not known."""
+    """Figures at one moment; None where unknown."""
 
     num_fds: int | None = None
     disk_free_bytes: int | None = None
@@ -139,8 +135,8 @@ class HostWatch:
         clock: Callable[[], float] = time.monotonic,
         open_gpus: Callable[[], Gpus | None] = Gpus.visible,
     ) -> None:
-        """``run_dir``: the disk is of its file system. ``uses_gpu``: whether this worker computes
-        on a GPU, if there is one. ``clock``: monotonic seconds."""
+        """``run_dir`` decides which file system is read. ``uses_gpu``: whether this worker computes on a GPU
+        if there is one. ``clock``: monotonic seconds."""
         self._run_dir = run_dir
         self._open_gpus = open_gpus if uses_gpu else lambda: None
         self._clock = clock
@@ -154,15 +150,14 @@ class HostWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more readings. Returns at once."""
+        """Stop reading. Returns at once."""
         self._stopped.set()
 
     def latest(self) -> HostState:
-        """Return the latest reading; an empty one when it is too old, since the reader hangs."""
+        """Return the latest reading; an empty one if it is too old because the reader hangs."""
         return self._latest if self._clock() - self._read_at_s <= _VALID_S else HostState()
 
     def read(self, gpus: Gpus | None) -> None:
-        """Take one reading."""
         free, share = _disk(self._run_dir)
         self._latest = HostState(_num_fds(), free, share, _NO_GPU if gpus is None else gpus.read())
         self._read_at_s = self._clock()
@@ -176,13 +171,13 @@ class HostWatch:
 
 def _num_fds() -> int | None:
     with suppress(OSError):
-        # the listing's own is open while it lists
+        # one descriptor belongs to the listing itself
         return sum(1 for _ in _FDS.iterdir()) - 1
     return None
 
 
 def _disk(folder: Path) -> tuple[int | None, float | None]:
-    """Return the room of a folder's file system for this user: bytes and share."""
+    """Return the free space of a folder's file system for this user: bytes, and share from 0 to 1."""
     with suppress(OSError):
         found = os.statvfs(folder)
         share = found.f_bavail / found.f_blocks if found.f_blocks else None

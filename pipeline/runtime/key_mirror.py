@@ -1,11 +1,11 @@
-"""Keeps a host's ``keys`` folder equal to the CURVE keys that the run's ledger permits.
+"""Keeps a host's ``keys`` folder in step with the CURVE keys that the run's ledger permits.
 
-*Consumes* the permitted keys, and the ``.pub`` files of this host. *Produces* a ``.pub`` file for
-each permitted key, named ``joined.TOKEN.HOST.DIGEST.pub``, and removes those of revoked ones. Files
-of other names are left alone. *Waits for* a change of the keys in the ledger, a second at a time.
+*Consumes* the permitted keys, and the ``.pub`` files of this host. *Produces* a ``.pub`` file for each
+permitted key, named ``joined.TOKEN.HOST.DIGEST.pub``, and removes those of revoked keys. Files with other
+names are left alone. *Waits for* changes of the keys in the ledger, a second at a time.
 
-The run's host publishes every key of its folder that it did not mirror. A joined host publishes its
-own. So mailboxes on either side accept each other without a copied file."""
+The run's host publishes every key in its folder that it did not mirror, and a joined host its own key. So
+mailboxes on both sides accept each other without anybody copying files."""
 
 from __future__ import annotations
 
@@ -29,25 +29,23 @@ from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
 from protocol.zeromq.curve import CurveKeys, is_public_key
 
-# Whose CURVE key may be that of a mailbox of which role.
-#
-# The registry says of every mailbox which key it has, and any token's host may write that. But a
-# token's keys in the ledger are writable with that token alone, and each becomes a file that is named
-# after it. So a host is no mailbox of another role than its token's.
-
 PREFIX: Final = "joined."
-"""Of the names of files with other hosts' keys: ``joined.TOKEN.HOST.DIGEST``."""
+"""Prefix of files with other hosts' keys: ``joined.TOKEN.HOST.DIGEST``."""
 
 
 def may_listen(key: str, role: Role, peers: Mapping[str, str] | None) -> bool:
     """Return whether the owner of a public key may have a mailbox of ``role``.
 
+    The registry names the key of each mailbox, but any token's host may write that. A token's keys in the
+    ledger, however, are writable only with that token, and each becomes a file named after it. So a host
+    cannot pose as a mailbox of another role than its token's.
+
     Args:
-        key: The mailbox's; "" for one that is not on tcp.
+        key: The mailbox's; "" if it is not on tcp.
         role: Of the mailbox's worker.
         peers: Public key -> name of each permitted peer; None without keys. While none of them came
-            from the ledger, keys are files that somebody copied, perhaps to one end of a link
-            alone, and an unknown one may listen."""
+            from the ledger, keys are files that somebody copied, perhaps to only one end of a link,
+            so an unknown key may listen."""
     if not key or peers is None:
         return True
     name = peers.get(key)
@@ -62,26 +60,26 @@ _ANSWER_S = 3.0
 _INTRODUCED_S = 5.0
 _POLL_S = 0.02
 _REVOKED_S = 1.0
-"""The news of a revoked token comes before the end of its user."""
+"""The news of a revoked token arrives before its user is removed."""
 _PATIENCE_S = 12.0
-"""Longer than a token is tried again."""
+"""Longer than a refused token is retried."""
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChanges:
-    """Changes of a folder: file name -> public key to write, and file names to remove."""
+    """Changes of a folder: files to write (name -> public key), and names of files to remove."""
 
     write: Mapping[str, str]
     remove: frozenset[str]
 
 
 def key_changes(present: Iterable[str], permitted: Iterable[PermittedKey], own: Iterable[str]) -> KeyChanges:
-    """Return the changes that make a folder permit ``permitted``, by the files' names alone.
+    """Return the changes that make a folder permit exactly ``permitted``, going by file names.
 
     Args:
         present: Names of the folder's files.
-        permitted: All keys that the ledger permits. Malformed ones are passed over.
+        permitted: All keys that the ledger permits. Malformed ones are skipped.
         own: Public keys of the folder's own files."""
     known = set(own)
     wanted = {_file_name(one): one.public for one in permitted if is_public_key(one.public) and one.public not in known}
@@ -98,7 +96,7 @@ def _file_name(key: PermittedKey) -> str:
 
 
 class KeyMirror:
-    """One host's folder, by the ledger's keys."""
+    """Mirrors the ledger's keys into one host's folder."""
 
     def __init__(self, permitted: PermittedKeys, keys: CurveKeys, token: str) -> None:
         self._permitted, self._keys, self._token = permitted, keys, token
@@ -106,9 +104,9 @@ class KeyMirror:
         self._repeat_at_s = 0.0
 
     async def publish(self, now_s: float) -> str | None:
-        """Permit this host's keys in the ledger: where they have changed, and again after a while.
+        """Permit this host's keys in the ledger, when they have changed and again after a while.
 
-        Returns the change, if any. ``now_s``: by a monotonic clock."""
+        Returns the id of the change, if any. ``now_s`` is by a monotonic clock."""
         own = self._own()
         if self._token != OF_RUN:
             own = {self._keys.public: own[self._keys.public]}
@@ -119,7 +117,7 @@ class KeyMirror:
         return None
 
     async def apply(self) -> KeyChanges:
-        """Make the folder equal to the ledger's keys; return what was changed. Raises OSError."""
+        """Make the folder match the ledger's keys; return the changes. Raises OSError."""
         permitted = await self._permitted.read()
         folder = self._keys.folder
         changes = key_changes((path.name for path in folder.iterdir()), permitted, self._own())
@@ -139,17 +137,17 @@ async def mirror_keys(
 ) -> None:
     """Mirror the permitted keys into ``keys.folder`` until cancelled.
 
-    While the ledger is away, or the disk takes no writes, the folder stays as it is.
+    While the ledger is down or the disk refuses writes, the folder stays as it is.
 
     Args:
         url: The ledger's, with a token file on a joined host.
         run: Name of the run.
-        keys: This host's pair, and the folder.
+        keys: This host's key pair, and the folder.
         token: Id of the join token; ``OF_RUN`` on the run's host.
-        token_files: The token file that an operator replaces to rotate it, and its copy that the
-            URL names. The copy follows within a second.
+        token_files: The token file that an operator replaces to rotate it, and the copy that the URL
+            names. The copy follows within a second.
 
-    Raises LedgerRefused: the token was revoked, or the password is wrong."""
+    Raises LedgerRefused if the token was revoked or the password is wrong."""
     client = connect(url, timeout_s=_ANSWER_S, patience_s=_PATIENCE_S)
     permitted = PermittedKeys(client, run)
     mirror = KeyMirror(permitted, keys, token)
@@ -177,7 +175,7 @@ async def mirror_keys(
                     except (LedgerError, OSError) as error:
                         if not trouble:
                             _log.warning("keys_not_mirrored", reason=str(error))
-                        # The ledger may have lost its last writes.
+                        # the ledger may have lost its last writes
                         mirror = KeyMirror(permitted, keys, token)
                         trouble, is_stale = str(error), True
                         await asyncio.sleep(_LOOK_S)
@@ -192,11 +190,11 @@ async def mirror_keys(
 
 
 async def _check_revoked(url: str, run: str) -> None:
-    """Raise LedgerRefused once the server refuses this host's token. A token that it still accepts
-    after a while was not revoked, whatever the news is."""
+    """Raise LedgerRefused once the server refuses this host's token. If it still accepts the token after a
+    while, the token was not revoked, whatever the news said."""
     deadline = time.monotonic() + _REVOKED_S
     while time.monotonic() < deadline:
-        # A new connection's token is tried once.
+        # a new connection tries its token only once
         client = connect(url, timeout_s=_ANSWER_S, patience_s=_ANSWER_S)
         permitted = PermittedKeys(client, run)
         try:
@@ -208,9 +206,9 @@ async def _check_revoked(url: str, run: str) -> None:
 
 
 async def introduce(url: str, run: str, keys: CurveKeys, token: str) -> bool:
-    """Exchange keys with the run's host, and wait until it permits this one's; return whether.
+    """Exchange keys with the run's host, and wait until it permits ours; return whether it did.
 
-    libzmq gives a connection up that was refused once, so nothing connects before. Raises
+    libzmq gives up a connection that was refused once, so nothing may connect before that. Raises
     LedgerRefused, LedgerUnavailable."""
     client = connect(url, timeout_s=_ANSWER_S, patience_s=_ANSWER_S)
     permitted = PermittedKeys(client, run)
@@ -231,8 +229,8 @@ async def introduce(url: str, run: str, keys: CurveKeys, token: str) -> bool:
 
 
 def follow_token(source: Path, copy: Path) -> bool:
-    """Copy a token file that has changed; return whether it has. An unreadable one is passed over,
-    since it may be half copied."""
+    """Copy a token file if it has changed; return whether it had. An unreadable one is ignored, since it may
+    be half copied."""
     with contextlib.suppress(ConfigError):
         token = read_token(source)
         if token != read_token(copy):

@@ -3,9 +3,9 @@
     starting ──ready──> running ──stop──> draining ──ended──> stopped
         └────────────────stop────────────────┘
 
-The first stop request begins the drain and sets its deadline. Progress moves the deadline, up to a
-ceiling. A second signal, or the deadline, makes the stop immediate. Another request for another
-reason, such as the run's end during a drain, never shortens the drain."""
+The first stop request begins the drain and sets its deadline. Progress extends the deadline, up to a ceiling.
+A second signal, or the deadline, makes the stop immediate. A further request for another reason, such as the
+end of the run, never shortens the drain."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from protocol.printable import printable_line
 
 
 class LifecyclePhase(StrEnum):
-    """State of a worker's life."""
-
     STARTING = "starting"
     RUNNING = "running"
     DRAINING = "draining"
@@ -36,7 +34,7 @@ class LifecyclePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """A worker's life at one moment. Every transition returns a new one."""
+    """The state of a worker's life. Transitions return a new one."""
 
     drain_timeout_s: float
     """Limit of a drain without progress."""
@@ -48,17 +46,17 @@ class Lifecycle:
     ceiling_s: float = math.inf
     """Latest possible deadline."""
     reason: str = ""
-    """Why it stops, in words."""
+    """Why it stops, for people."""
     code: ExitCode = ExitCode.OK
     """Exit code after a drain in time."""
     num_signals: int = 0
 
     def ready(self) -> Lifecycle:
-        """Return the life after set-up."""
+        """Record the end of setup."""
         return replace(self, phase=LifecyclePhase.RUNNING) if self.phase is LifecyclePhase.STARTING else self
 
     def stop(self, now_s: float, reason: str, *, code: ExitCode = ExitCode.OK) -> Lifecycle:
-        """Begin to drain. The first reason stays, and the first code other than OK."""
+        """Begin to drain. The first reason is kept, and the first code other than OK."""
         if self.phase is LifecyclePhase.STOPPED:
             return self
         code = code if self.code is ExitCode.OK else self.code
@@ -77,17 +75,15 @@ class Lifecycle:
         return replace(self, deadline_s=min(max(self.deadline_s, at_s + patience_s), self.ceiling_s))
 
     def signal(self, now_s: float, name: str) -> Lifecycle:
-        """Record a SIGTERM or SIGINT: the first drains, the second is immediate."""
+        """Record a SIGTERM or SIGINT: the first one drains, the second is immediate."""
         stopped = self.stop(now_s, f"received {name}")
         return replace(stopped, num_signals=self.num_signals + 1)
 
     def ended(self) -> Lifecycle:
-        """Return the life after its end."""
         return replace(self, phase=LifecyclePhase.STOPPED)
 
     @property
     def is_draining(self) -> bool:
-        """Whether the main loop should end."""
         return self.phase is LifecyclePhase.DRAINING
 
     @property
@@ -100,23 +96,21 @@ class Lifecycle:
         return self.is_draining and self.deadline_s is not None and now_s >= self.deadline_s
 
 
-# The first error of a worker's tasks, known before all of them have ended.
-#
-# A worker departs while its TaskGroup still collects errors. Its departure already has the reason.
-
 _NOT_ITS_OWN: Final = frozenset({ExitCode.FENCED, ExitCode.INTERRUPTED, ExitCode.LEDGER_UNAVAILABLE})
-"""Ends that others brought about: a newer incarnation, a person, the ledger's server."""
+"""Ends that others caused: a newer incarnation, a person, the ledger's server."""
 
 
 class FirstError:
-    """Notes the first error of a worker's tasks."""
+    """Remembers the first error of a worker's tasks.
+
+    A worker departs while its TaskGroup is still collecting errors, and its departure names the reason."""
 
     def __init__(self) -> None:
         self._error: Exception | None = None
 
     @contextmanager
     def recording(self) -> Generator[None]:
-        """Record the error that leaves the block."""
+        """Record an error that leaves the block."""
         try:
             yield
         except Exception as error:
@@ -124,13 +118,12 @@ class FirstError:
             raise
 
     async def record_from(self, coroutine: Coroutine[None, None, None]) -> None:
-        """Await a coroutine, and note its error."""
+        """Await a coroutine, and record its error."""
         with self.recording():
             await coroutine
 
     def report(self, who: Incarnation) -> FailureReport | None:
-        """Return the error for the registry; None without one, or for one that is not the worker's
-        own."""
+        """Return the error for the registry; None without an error, or if it is not the worker's own."""
         if self._error is None or exit_code_of(self._error) in _NOT_ITS_OWN:
             return None
         found = last_error(self._error)
@@ -139,7 +132,7 @@ class FirstError:
 
 
 class LifeRecord:
-    """This process's own record. A refused write is ignored: a later supervisor then knows less."""
+    """This process's life record. Failing writes are ignored; a later supervisor then knows less."""
 
     def __init__(self, run_dir: Path, worker: str) -> None:
         self._run_dir = run_dir
@@ -148,7 +141,6 @@ class LifeRecord:
         self._epoch = 0
 
     def registered(self, epoch: int) -> None:
-        """Record the incarnation ``epoch``."""
         self._epoch = epoch
         self._write(None, None, 0)
 

@@ -1,9 +1,9 @@
-"""One log a worker: JSON lines in a file, readable lines on a terminal.
+"""One log per worker: JSON lines in a file, readable lines on a terminal.
 
-The log has structlog events, records of the standard library's logging, and warnings. It goes to
-``<run_dir>/logs/<worker>.jsonl``, with role, worker, run and policy version on every line. It also
-goes to standard error: all of it on a terminal, else warnings and errors, which the supervisor
-keeps. A file at its limit is renamed, and the oldest is deleted.
+The log contains structlog events, records of the standard library's logging, and warnings. It goes to
+``<run_dir>/logs/<worker>.jsonl``, with role, worker, run and policy version on every line. It also goes to
+standard error: all of it on a terminal, otherwise only warnings and errors, which the supervisor keeps. Full
+files are rotated.
 
     {"event":"update","update":3,"level":"info","at":"2025-01-31T12:00:00.000001Z",
      "role":"learner","worker":"learner","run":"demo","policy_version":3}"""
@@ -32,8 +32,8 @@ class WorkerLog:
     """The logging of one process, from ``open_log`` until ``close``.
 
     Attributes:
-        context: fields of every later line, of foreign libraries' too.
-        path: the file."""
+        context: Fields of every later line, also of other libraries.
+        path: The file."""
 
     def __init__(
         self,
@@ -80,12 +80,11 @@ class WorkerLog:
         self.logger = cast("FilteringBoundLogger", structlog.get_logger("headrace"))
 
     def flush(self) -> None:
-        """Write out buffered lines."""
         for handler in self._handlers:
             handler.flush()
 
     def close(self) -> None:
-        """Close the file, and restore logging. Repeated calls do nothing."""
+        """Close the file and restore logging. Repeated calls do nothing."""
         root = logging.getLogger()
         if root.handlers[:] != self._handlers:
             return
@@ -104,7 +103,7 @@ class WorkerLog:
 
 
 def log_to_stderr() -> None:
-    """Send a command's log to standard error until ``open_log``; standard output has the answer."""
+    """Log to standard error until ``open_log``; standard output is for a command's answer."""
     is_terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
@@ -167,8 +166,7 @@ def _warnings_alone(logger: WrappedLogger, method: str, event: EventDict) -> Eve
 
 
 def _without_names(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Remove role and run, which the worker's name implies, and make texts safe for
-    the terminal."""
+    """Remove role and run, which the worker's name implies, and make texts safe for a terminal."""
     return {
         printable_line(name): printable(value) if isinstance(value, str) else value
         for name, value in event.items()

@@ -1,4 +1,4 @@
-"""This machine's processor cores and memory, within affinity and the control group's limits."""
+"""This machine's processor cores and memory, within CPU affinity and cgroup limits."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
-"""Files of the kernel on limits and use, within a container its own."""
+"""The kernel's cgroup files; in a container, its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Resources that this user's processes share."""
+    """Resources shared by this user's processes."""
 
     num_cores: int
     memory_bytes: int
 
 
 def this_machine(groups: Path = CONTROL_GROUPS) -> Machine:
-    """Return this machine's cores and memory, as affinity and control group limit them."""
+    """Return this machine's cores and memory, as limited by affinity and cgroup."""
     with_affinity = getattr(os, "sched_getaffinity", None)
     cores = len(with_affinity(0)) if with_affinity else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -31,8 +31,8 @@ def this_machine(groups: Path = CONTROL_GROUPS) -> Machine:
 
 
 def free_in_group(groups: Path = CONTROL_GROUPS) -> int | None:
-    """Return the bytes that the control group (version 2, then 1) still allows, pages of files that
-    can go counted as free; None without a limit."""
+    """Return how many bytes the cgroup (version 2, then 1) still allows, counting reclaimable page cache as
+    free; None without a limit."""
     old = groups / "memory"
     for most, taken, stat in (
         (_number(groups / "memory.max"), _number(groups / "memory.current"), groups / "memory.stat"),
@@ -49,7 +49,7 @@ def free_in_group(groups: Path = CONTROL_GROUPS) -> int | None:
 
 
 def free_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = CONTROL_GROUPS) -> int:
-    """Return the bytes of memory that a new process may take on this host."""
+    """Return the bytes of memory that a new process may use on this host."""
     machine, in_group = this_machine(groups).memory_bytes, free_in_group(groups)
     free = machine if in_group is None else min(machine, in_group)
     with suppress(OSError, ValueError, StopIteration):
@@ -60,7 +60,7 @@ def free_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = CONTROL_GR
 
 
 def _core_share(groups: Path) -> int | None:
-    """Return the control group's whole cores (version 2, then 1); None without a quota."""
+    """Return the cgroup's quota in whole cores (version 2, then 1); None without a quota."""
     with suppress(OSError, ValueError):
         quota, period = (groups / "cpu.max").read_text(encoding="ascii").split()
         return None if quota == "max" else int(quota) // int(period)
@@ -70,7 +70,7 @@ def _core_share(groups: Path) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """Return a file's positive number; None without one."""
+    """Return a file's positive number; None if there is none."""
     with suppress(OSError, ValueError):
         return max(int(path.read_text(encoding="ascii")), 0) or None
     return None

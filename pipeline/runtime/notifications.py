@@ -3,12 +3,12 @@
     learner announces ─> registry.notifications returns ─> the topic's events are set
                       ─> each subscriber clears its own, and reads
 
-An event means that the topic may have changed; the subscriber reads what has. An event too many
-does no harm. One connection waits for all topics, with a time limit or until it is lost, and then
-reads each topic's position. So a server that lost its last writes is noticed, too. Heartbeats
-notice silent mailboxes, and another server behind a connection that is not known to be lost. Every
-subscriber also reads after ``LOOK_ANYWAY_S``: a thousand workers that look every two seconds would
-keep the server busier than their heartbeats."""
+An event means that the topic may have changed; the subscriber reads what did. A superfluous event does no
+harm. One connection waits for all topics, up to a time limit or until it is lost, and then reads each topic's
+position, so that a server that lost its last writes is noticed too. Heartbeats notice silent mailboxes, and a
+different server behind a connection that does not seem lost. Every subscriber also reads after
+``LOOK_ANYWAY_S``; if a thousand workers polled every two seconds, that would load the server more than their
+heartbeats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.runtime.registry.contract import FleetSummary, Registry, Topic
 from protocol.errors import LedgerError
 
 LOOK_ANYWAY_S: Final = 30.0
-"""A subscriber's limit without an event."""
+"""A subscriber reads after this time even without an event."""
 _LISTEN_S: Final = 20.0
 _AGAIN_S: Final = 1.0
 
@@ -35,15 +35,14 @@ class Notifications:
         self._events: dict[Topic, list[asyncio.Event]] = {topic: [] for topic in Topic}
 
     def subscribe(self, topic: Topic) -> asyncio.Event:
-        """Return an event for one subscriber, which is set at every change of ``topic``. Clear it
-        before reading."""
+        """Return one subscriber's event, which is set at every change of ``topic``. Clear it before reading."""
         event = asyncio.Event()
         self._events[topic].append(event)
         return event
 
     async def watch(self) -> None:
-        """Set events until cancelled. A server that is away sets none: subscribers learn it from
-        their own reads."""
+        """Set events until cancelled. A server that is down sets none; subscribers notice that when they
+        read."""
         seen = dict.fromkeys(Topic, "")
         while True:
             try:
@@ -56,7 +55,7 @@ class Notifications:
                 self._notify(topic)
 
     def update_fleet(self, fleet: FleetSummary) -> None:
-        """Record the answer to a heartbeat; called on the loop."""
+        """Record the answer to a heartbeat. Called on the loop."""
         before, self._fleet = self._fleet, fleet
         if fleet.num_silent != before.num_silent:
             self._notify(Topic.ENDPOINTS)

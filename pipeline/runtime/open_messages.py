@@ -1,13 +1,13 @@
-"""Open messages at each end of a worker's links, counted to their end.
+"""Tracks the open messages at each end of a worker's links.
 
-An *outbox* has a role's messages from their making until a link takes them. An *inbox* has received
-messages from the mailbox until the ledger has their result::
+An *outbox* has the messages to a role from their creation until a link takes them. An *inbox* has received
+messages until the ledger has their result::
 
     outbox   produced ──> sent, or given up
     inbox    received ──> begun ──> done ──> stored, or ended without a result
 
-So ``produced >= sent`` and ``received >= done >= stored``. Ages are by this process's monotonic
-clock. The caller bounds what is open, and ends all that it took."""
+So ``produced >= sent`` and ``received >= done >= stored``. Ages are by this process's monotonic clock. The
+caller limits how many messages are open, and ends every one that it took."""
 
 from __future__ import annotations
 
@@ -23,17 +23,14 @@ from protocol.channel import LinkStats
 from protocol.ids import Role
 from protocol.inbound import MAX_PEERS
 
-# Writes a worker's flow records: a completion for each message, and states while some are open.
-#
-# Inboxes and outboxes report to it. The records go to the worker's ring
-# (``pipeline.runtime.flow_ring``). States are recorded every 100 ms while a message is open, else
-# never. Without a ring all of it does nothing.
-
 STATES_EVERY_S = 0.1
 
 
 class FlowRecorder:
-    """One worker's side of its ring. The main loop alone uses it."""
+    """Writes a worker's flow records to its ring (``pipeline.runtime.flow_ring``), if it has one.
+
+    Inboxes and outboxes report to it. Each message gets a completion; states are recorded every 100 ms while
+    a message is open. Used only by the main loop."""
 
     def __init__(self, clock: Clock, ring: FlowRingWriter | None = None) -> None:
         self._clock, self._ring = clock, ring
@@ -43,7 +40,6 @@ class FlowRecorder:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a ring."""
         return self._ring is not None
 
     def watch(self, states: Callable[[float], Sequence[LinkState]]) -> None:
@@ -51,15 +47,13 @@ class FlowRecorder:
         self._sources.append(states)
 
     def watch_worker(self, state: Callable[[float], LinkState]) -> None:
-        """Record the worker's own state as well."""
         self._worker = state
 
     def opened(self) -> None:
-        """Have states recorded from now on."""
+        """Start recording states."""
         self._opened.set()
 
     def complete(self, done: Completion) -> None:
-        """Record a message's end."""
         if self._ring is not None:
             self._ring.complete(done)
 
@@ -72,7 +66,7 @@ class FlowRecorder:
                 await self._clock.sleep(STATES_EVERY_S)
 
     def record(self, ring: FlowRingWriter) -> bool:
-        """Record the present states; return whether any message is open."""
+        """Record the current states; return whether any message is open."""
         now_s = self._clock.monotonic()
         states = [state for source in self._sources for state in source(now_s)]
         for state in states:
@@ -82,7 +76,6 @@ class FlowRecorder:
         return bool(states)
 
     def close(self) -> None:
-        """Write no more."""
         ring, self._ring = self._ring, None
         if ring is not None:
             ring.close()
@@ -91,7 +84,7 @@ class FlowRecorder:
 def state_of(
     now_s: float, link: str, end: LinkSide, counts: tuple[int, int, int], since_s: Sequence[float]
 ) -> LinkState | None:
-    """Return the state of one end, with its open messages since ``since_s``; None without any."""
+    """Return the state of one end whose open messages date from ``since_s``; None if there are none."""
     if not since_s:
         return None
     return LinkState(now_s, link, end, counts, len(since_s), max(0.0, now_s - min(since_s)), -1)
@@ -99,10 +92,10 @@ def state_of(
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A message as its ends' records name it."""
+    """How flow records identify a message."""
 
     name: str = ""
-    """Of its chunk: the same at both ends."""
+    """Its chunk's name, the same at both ends."""
     size: int = 0
     """Expected work in tokens."""
     policy_version: int = -1
@@ -113,7 +106,7 @@ _PLAIN = Parcel()
 
 
 class Outbox:
-    """One role's messages that no link has taken yet."""
+    """Messages to one role that no link has taken yet."""
 
     def __init__(self, mine: str, role: Role, clock: Clock, flow: FlowRecorder) -> None:
         self._mine, self._clock, self._flow = mine, clock, flow
@@ -123,18 +116,17 @@ class Outbox:
         flow.watch(self._states)
 
     def __len__(self) -> int:
-        """Messages that wait for a link."""
         return len(self._since_s)
 
     def produced(self) -> int:
-        """Take a message; return its number here."""
+        """Add a message; return its number."""
         self._num_produced += 1
         self._since_s[self._num_produced] = self._clock.monotonic()
         self._flow.opened()
         return self._num_produced
 
     def sent(self, number: int, worker: str, parcel: Parcel = _PLAIN) -> None:
-        """End a message that ``worker``'s link took."""
+        """End a message that the link to ``worker`` took."""
         self._num_sent += 1
         self._end(number, link_name(self._mine, worker), MessageOutcome.SENT, parcel)
 
@@ -144,14 +136,14 @@ class Outbox:
         self._end(number, self._link, MessageOutcome.GIVEN_UP, parcel)
 
     def report(self) -> LinkReport | None:
-        """Return the heartbeat's row of the role; None before the first message."""
+        """Return the role's row for the heartbeat; None before the first message."""
         if not self._num_produced:
             return None
         oldest_s, now_s = min(self._since_s.values(), default=None), self._clock.monotonic()
         return LinkReport(
             name=self._link,
             produced=self._num_produced,
-            # All links refused it together.
+            # all links together refused these
             refused=self._num_given_up,
             open=len(self._since_s),
             oldest_age_s=0.0 if oldest_s is None else now_s - oldest_s,
@@ -176,7 +168,7 @@ class Outbox:
 
 @dataclass(slots=True)
 class _Counts:
-    """Of one sender's messages."""
+    """Counts of one sender's messages."""
 
     link: str
     received: int = 0
@@ -186,7 +178,7 @@ class _Counts:
 
 @dataclass(slots=True)
 class _Open:
-    """A message that is received and not ended."""
+    """A received message that has not ended."""
 
     counts: _Counts | None
     """None for work that came from the ledger."""
@@ -198,7 +190,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one link's report."""
+    """Sums for one link's report."""
 
     received: int = 0
     refused: int = 0
@@ -223,26 +215,25 @@ class Inbox:
         flow.watch(self._states)
 
     def __len__(self) -> int:
-        """Messages that are open."""
         return len(self._open)
 
     @property
     def since_s(self) -> float | None:
-        """When the oldest open one was taken, by the monotonic clock; None without any."""
+        """When the oldest open message was taken, by the monotonic clock; None without open messages."""
         return next((one.taken_s for one in self._open.values()), None)
 
     @property
     def num_waiting(self) -> int:
-        """Open messages not worked on yet."""
+        """Open messages on which work has not begun."""
         return sum(one.begun_s is None for one in self._open.values())
 
     @property
     def num_storing(self) -> int:
-        """Open messages with a result on its way to the ledger."""
+        """Open messages whose result is on its way to the ledger."""
         return sum(one.done_s is not None for one in self._open.values())
 
     def took(self, key: Hashable, sender: str = "", parcel: Parcel = _PLAIN) -> None:
-        """Take a message of ``sender``, or work of the ledger. A repeat of an open one is done."""
+        """Take a message of ``sender``, or work from the ledger. A repeat of an open message counts as done."""
         counts = self._of(sender) if sender else None
         if counts is not None:
             counts.received += 1
@@ -260,13 +251,13 @@ class Inbox:
         counts.done += 1
 
     def begun(self, keys: Iterable[Hashable]) -> None:
-        """Record the begin of the work on these."""
+        """Record the beginning of work on these."""
         now_s = self._clock.monotonic()
         for one in filter(None, map(self._open.get, keys)):
             one.begun_s = now_s if one.begun_s is None else one.begun_s
 
     def done(self, key: Hashable) -> None:
-        """Record the end of the work on it: the result is to be stored."""
+        """Record that the work on it is done and the result is to be stored."""
         one = self._open.get(key)
         if one is not None and one.done_s is None:
             one.done_s = self._clock.monotonic()
@@ -274,7 +265,7 @@ class Inbox:
                 one.counts.done += 1
 
     def stored(self, key: Hashable) -> None:
-        """End it: the ledger has its result."""
+        """End it, since the ledger has its result."""
         self.done(key)
         one = self._open.pop(key, None)
         if one is not None:
@@ -283,7 +274,7 @@ class Inbox:
             self._record(one, MessageOutcome.STORED)
 
     def ended(self, keys: Iterable[Hashable]) -> None:
-        """End those of them that are still open, without a result."""
+        """End those that are still open, without a result."""
         for key in keys:
             self.done(key)
             one = self._open.pop(key, None)
@@ -291,7 +282,7 @@ class Inbox:
                 self._record(one, MessageOutcome.UNSTORED)
 
     def reports(self, stats: Iterable[LinkStats]) -> list[LinkReport]:
-        """Return a report for each main sender, over its incarnations, and one for all others."""
+        """Return a report for each main sender, across its incarnations, and one for all others."""
         totals: dict[str, _Sums] = {}
         for link in stats:
             sums = totals.setdefault(link_name(link.peer.partition("#")[0], self._mine), _Sums())
@@ -301,7 +292,7 @@ class Inbox:
         for one in self._open.values():
             if one.counts is not None:
                 totals[one.counts.link].since_s.append(one.taken_s)
-        # The mailbox sums up senders beyond those that it counts by name.
+        # the mailbox sums up the senders that it does not count by name
         others = link_name(OTHER_LINKS, self._mine)
         ranked = sorted(totals.keys() - {others}, key=lambda name: (-totals[name].received, name))
         for name in ranked[MAX_NAMED_LINKS:]:
@@ -344,7 +335,7 @@ class Inbox:
 
 
 _OVERDUE = _Counts("")
-"""Of work that the ledger gave."""
+"""Counts of work from the ledger."""
 
 
 def _report(name: str, sums: _Sums, now_s: float) -> LinkReport:

@@ -1,8 +1,8 @@
-"""The parts that a standby made before it became a worker: engines with models, prompts, weights.
+"""Parts that a standby made before it became a worker: engines with models, prompts, weights.
 
-Each part is taken once, by the name of its maker. Parts of other settings than the worker's are not
-taken, and the worker makes its own. Settings that may change while a run goes on decide no part: a
-worker sets them when it starts. So the parts fit whatever their values were."""
+Each part is taken once, by its name. Parts made for other settings than the worker's are not used; the worker
+makes its own. Settings that may change during a run do not affect parts, since a worker applies them when it
+starts."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from pipeline.config.schema import RunConfig
 
 
 class PreparedParts:
-    """Parts of one worker to be, by name."""
+    """Parts of a future worker, by name."""
 
     def __init__(self, config: RunConfig | None = None, parts: Mapping[str, Any] | None = None) -> None:
-        """``config``: by which the parts were made."""
+        """``config`` is the configuration for which the parts were made."""
         self._config = config
         self._parts = dict(parts or {})
 
     def fits(self, config: RunConfig) -> bool:
-        """Return whether the parts are those of this configuration."""
+        """Return whether the parts were made for this configuration."""
         return self._config is not None and differ_in_changeable_alone(self._config, config)
 
     def take(self, name: str) -> Any | None:
-        """Return a part, and give it away; None without one."""
+        """Return a part and forget it; None if there is none."""
         return self._parts.pop(name, None)
 
     def release(self) -> None:
-        """Close the parts that were not taken, and let go of them: their memory is free, and their
-        processes end. Errors of closing are raised once all are closed."""
+        """Close the parts that were not taken and free their memory; their processes end. Errors in closing
+        are raised once all are closed."""
         parts, self._parts = self._parts, {}
         if not parts:
             return
         try:
             _close(parts.values())
         finally:
-            # an engine may refer to itself; later these objects would count as lasting ones
+            # an engine may refer to itself; collect before gc.freeze counts these objects as permanent
             parts.clear()
             gc.collect()
 

@@ -1,4 +1,4 @@
-"""Signals that end a process, its terminals, and the threads of its numeric libraries."""
+"""A process's stop signals, terminals, and numeric threads."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from protocol.ids import Role
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that drain: SIGTERM, SIGINT, and SIGHUP unless ignored (``nohup``)."""
+    """Return the signals that start a drain: SIGTERM, SIGINT, and SIGHUP unless it is ignored (``nohup``)."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return (signal.SIGTERM, signal.SIGINT)
     return (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def own_terminals() -> tuple[int, ...]:
-    """Return the standard descriptors that are terminals; read this before a terminal hangs up."""
+    """Return the standard descriptors that are terminals. Call this before a terminal hangs up."""
     return tuple(descriptor for descriptor in range(3) if os.isatty(descriptor))
 
 
 @contextmanager
 def obeying(obey: Callable[[signal.Signals, tuple[int, ...]], None]) -> Generator[None]:
-    """Call ``obey`` with each stop signal and this process's terminals, on the running loop, while
-    the block runs."""
+    """During the block, call ``obey`` on the running loop with each stop signal and this process's terminals."""
     loop = asyncio.get_running_loop()
     numbers, terminals = stop_signals(), own_terminals()
     for number in numbers:
@@ -41,19 +40,13 @@ def obeying(obey: Callable[[signal.Signals, tuple[int, ...]], None]) -> Generato
 
 
 def leave_terminals(terminals: tuple[int, ...]) -> None:
-    """Point them to the null device: a write to a closed terminal is an error."""
+    """Redirect these descriptors to the null device, since writing to a closed terminal is an error."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in terminals:
         with suppress(OSError):
             os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
-
-# Limits the threads of this process's numeric libraries.
-#
-# OpenMP, MKL and OpenBLAS read the environment once, when they are loaded. So call ``limit_threads``
-# before any import of torch or numpy. Two processes with two spinning OpenMP threads each, on two
-# cores, run about forty times slower than with one thread each.
 
 _VARIABLES = (
     "OMP_NUM_THREADS",
@@ -67,12 +60,14 @@ _VARIABLES = (
 def limit_threads(num_threads: int) -> None:
     """Give this process and its children ``num_threads`` numeric threads.
 
-    Engines also call ``torch.set_num_threads``, which limits torch's own pool. A call that changes
-    nothing is allowed at any time.
+    OpenMP, MKL and OpenBLAS read the environment once, when they are loaded, so call this before importing
+    torch or numpy. On two cores, two processes with two spinning OpenMP threads each run about forty times
+    slower than with one thread each. Engines also call ``torch.set_num_threads``, which limits torch's own
+    pool. A call that changes nothing is always allowed.
 
     Raises:
         RuntimeError: torch was imported under another limit.
-        ValueError: the number is not positive."""
+        ValueError: The number is not positive."""
     if num_threads < 1:
         raise ValueError(f"threads is {num_threads}; expected at least 1")
     wanted = thread_environment(num_threads)
@@ -84,14 +79,14 @@ def limit_threads(num_threads: int) -> None:
 def thread_environment(num_threads: int) -> dict[str, str]:
     """Return the environment that limits a child process's numeric threads."""
     values: dict[str, str] = {name: str(num_threads) for name in _VARIABLES}
-    # An idle thread sleeps instead of spinning.
+    # idle threads sleep instead of spinning
     values["OMP_WAIT_POLICY"] = "PASSIVE"
     values["TOKENIZERS_PARALLELISM"] = "false"
     return values
 
 
 def threads_of(config: RunConfig, role: Role) -> int:
-    """Return the numeric threads that the configuration gives a worker of this role."""
+    """Return the number of numeric threads that the configuration gives a worker of this role."""
     by_role = {
         Role.GENERATOR: config.generation.threads,
         Role.REWARD: 1 if config.reward.model is None else config.reward.model.threads,

@@ -1,7 +1,7 @@
-"""Waits for a full ledger, for calls that may be repeated.
+"""Waits while the ledger is full, for calls that may be repeated.
 
-Scorers and learner free its memory. A server that is away is waited for in
-``pipeline.ledger.redis.connection``, and nowhere else."""
+Scorers and the learner free its memory. Only ``pipeline.ledger.redis.connection`` waits for a server that is
+down."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def retry_while_full(
     """Repeat ``call`` while the ledger is full; ``on_wait`` receives each failure before the pause.
 
     Raises:
-        LedgerFull: the ledger was full for ``timeout_s``."""
+        LedgerFull: The ledger was full for ``timeout_s``."""
     deadline = clock.monotonic() + timeout_s
     pause = _FIRST_PAUSE_S
     while True:

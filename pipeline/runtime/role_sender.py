@@ -1,16 +1,15 @@
 """Sends messages to the mailboxes of one role.
 
-A sender waits for room when every link of the role is full, or the role has no worker. That wait is
-the back-pressure. A worker that reads its mailbox ends it, or one that joins, or the deadline.
-Unreachable mailboxes are not waited for; the heartbeat names them.
+A sender waits for room while every link of the role is full, or the role has no worker; that wait is the
+back-pressure. It ends when a worker reads its mailbox, a worker joins, or the deadline passes. Unreachable
+mailboxes are not waited for; the heartbeat names them.
 
-The first link to try changes with every message, and a full one is skipped: equal workers get equal
-work, a slow one gets less. A message without room in time stays with the caller, and the ledger's
-overdue index.
+Each message tries the links from a different one on, skipping full ones: equal workers get equal work, a slow
+one gets less. A message that finds no room in time is left to the caller and the ledger's overdue index.
 
-Chunks in the mailbox of a lost worker do not wait for their deadline: the ledger hands them out at
-once. A worker is lost when its mailbox is gone from the registry, or has another address. A silent
-worker may come back, and keeps its chunks."""
+Chunks in the mailbox of a lost worker do not wait for their deadline: the ledger hands them out at once. A
+worker is lost when its mailbox is gone from the registry, or has another address. A silent worker may come
+back, and keeps its chunks."""
 
 from __future__ import annotations
 
@@ -35,10 +34,10 @@ from protocol.trajectory import Field
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 _AGAIN_S = 1.0
-"""Pause after a read that the ledger did not answer."""
+"""Pause after the ledger did not answer a read."""
 _MAX_NAMED = 4
 _MAX_SENT: Final = 4096
-"""Newest chunks of a link that are remembered: more than a mailbox and its worker hold of them."""
+"""Newest chunks remembered per link: more than a mailbox and its worker hold."""
 _PLAIN = Parcel()
 _FIELDS = {Role.REWARD: Field.REWARD, Role.REFERENCE: Field.REFERENCE, Role.VALUE: Field.VALUE}
 
@@ -48,18 +47,18 @@ class _Link:
     worker: str
     sender: Sender
     address: tuple[str, str]
-    """Endpoint and key: a change of either is another mailbox."""
+    """Endpoint and key; if either changes, it is another mailbox."""
     sent: deque[tuple[float, ChunkId]] = field(default_factory=lambda: deque(maxlen=_MAX_SENT))
-    """Each chunk with the time at which the ledger hands it out by itself, by the monotonic clock.
-    From then on another worker may have it."""
+    """Each chunk, with the time (by the monotonic clock) at which the ledger hands it out by itself. From
+    then on another worker may have it."""
 
     def chunks(self, now_s: float) -> tuple[ChunkId, ...]:
-        """Return the chunks that this mailbox alone has. Some may be scored."""
+        """Return the chunks that only this mailbox has. Some may be scored already."""
         return tuple(chunk for due_s, chunk in self.sent if due_s > now_s)
 
 
 class RoleSender:
-    """Links to every live mailbox of one role; several tasks of one loop may send."""
+    """Links to every live mailbox of one role. Several tasks of one loop may send."""
 
     def __init__(self, ctx: ActorContext, role: Role) -> None:
         self.role = role
@@ -68,7 +67,7 @@ class RoleSender:
         self._left: dict[tuple[str, str], _Link] = {}
         """Closed links by address; their chunks may be lost."""
         self._refused: set[tuple[str, str]] = set()
-        """Mailboxes without a link, by address: see ``may_listen``."""
+        """Addresses of mailboxes without a link; see ``may_listen``."""
         self._turn = 0
         self._outbox = ctx.outbox(role)
         self._num_sent: dict[str, int] = {}
@@ -76,16 +75,15 @@ class RoleSender:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether there are mailboxes, and all are unreachable."""
+        """Whether there are mailboxes, but all are unreachable."""
         return bool(self._links) and len(self._unreached(UNREACHED_AFTER_S)) == len(self._links)
 
     @property
     def workers(self) -> list[str]:
-        """Names of the linked workers."""
         return sorted(self._links)
 
     async def discover(self) -> None:
-        """Keep the links equal to the role's live mailboxes, until cancelled. Spawn this once."""
+        """Keep the links in step with the role's live mailboxes, until cancelled. Spawn this once."""
         changed = self._ctx.notifications.subscribe(Topic.ENDPOINTS)
         try:
             while True:
@@ -96,8 +94,8 @@ class RoleSender:
             self.close()
 
     async def refresh(self) -> bool:
-        """Connect to new mailboxes, and leave absent ones. While the ledger is away, change
-        nothing. Return whether all is done."""
+        """Connect to new mailboxes, and disconnect from absent ones; while the ledger is down, change
+        nothing. Returns whether everything is done."""
         try:
             is_done = self._connect(await self._ctx.registry.endpoints(self.role))
             if self._left:
@@ -107,7 +105,7 @@ class RoleSender:
         return is_done
 
     def _connect(self, found: Mapping[str, tuple[str, str]]) -> bool:
-        """Return whether there is a link to each mailbox; a key may come a second after it."""
+        """Return whether there is a link to each mailbox. A key may arrive a second after its mailbox."""
         for worker in [name for name, link in self._links.items() if found.get(name) != link.address]:
             link = self._links.pop(worker)
             link.sender.close()
@@ -125,14 +123,14 @@ class RoleSender:
                 self._links[worker] = link
                 self._ctx.log.info("link_opened", to=worker, endpoint=endpoint)
             elif address not in self._refused:
-                why = f"its key is of no permitted host, or of a token of another role than {self.role}"
+                why = f"its key belongs to no permitted host, or to a token of another role than {self.role}"
                 self._ctx.log.warning("link_refused", to=worker, endpoint=endpoint, reason=why)
         self._refused = refused
         return not refused
 
     async def _hand_out(self, there: Mapping[str, tuple[str, str]]) -> None:
-        """Have the ledger hand out the chunks of lost workers. ``there``: all mailboxes, those of
-        silent workers too."""
+        """Have the ledger hand out the chunks of lost workers. ``there`` are all mailboxes, including those
+        of silent workers."""
         for address, link in list(self._left.items()):
             chunks = link.chunks(self._ctx.clock.monotonic())
             if chunks and there.get(link.worker) == address:
@@ -159,11 +157,11 @@ class RoleSender:
         """Send to a link with room; return whether a link took it.
 
         Args:
-            message: Is encoded by the link, unless it is already.
+            message: Encoded by the link, unless it is already.
             timeout_s: Longest wait for room.
-            parcel: Names the message in flow records.
-            chunk: The ledger's chunk that it has, if any.
-            due_s: When the ledger hands that out by itself, by the monotonic clock."""
+            parcel: Identifies the message in flow records.
+            chunk: The ledger's chunk in the message, if any.
+            due_s: When the ledger hands the chunk out by itself, by the monotonic clock."""
         number, link = self._outbox.produced(), None
         try:
             link = await self._place(message, timeout_s)
@@ -179,7 +177,7 @@ class RoleSender:
     async def _place(self, message: Message | Encoded, timeout_s: float) -> _Link | None:
         """Return the link that took the message; None when none did in time."""
         link = await self._offer(message)
-        # To wait for unreachable mailboxes would be in vain.
+        # waiting for unreachable mailboxes would be pointless
         if link is not None or self.is_cut_off:
             return link
         deadline = self._ctx.clock.monotonic() + timeout_s
@@ -206,26 +204,24 @@ class RoleSender:
         return links if of_role is None else [*links, of_role]
 
     def close(self) -> None:
-        """Close every link at once."""
         for link in self._links.values():
             link.sender.close()
         self._links.clear()
 
     def _unreached(self, after_s: float) -> list[tuple[str, str, float]]:
-        """Return name, address and seconds of unreachable mailboxes."""
+        """Return name, address and seconds for each unreachable mailbox."""
         found = [(name, link.address[0], link.sender.unreached_s()) for name, link in sorted(self._links.items())]
         return [entry for entry in found if entry[2] >= after_s]
 
     async def _offer(self, message: Message | Encoded) -> _Link | None:
-        """Try every link once without waiting, from the next link on; return the one that took
-        it."""
+        """Try every link once without waiting, starting with the next one; return the one that took the
+        message."""
         workers = self.workers
         self._turn += 1
         for place in range(len(workers)):
             worker = workers[(self._turn + place) % len(workers)]
             link = self._links.get(worker)
-            # Closed while another link was tried.
-            if link is None:
+            if link is None:  # closed while another link was tried
                 continue
             try:
                 took = await link.sender.send(message, timeout_s=0.0)
@@ -246,11 +242,10 @@ def _in_words(unreached: list[tuple[str, str, float]]) -> str:
 
 
 def unreached_words(name: str, address: str, seconds: float) -> str:
-    """Return a heartbeat's words on an unreachable worker, which begin with its name."""
+    """Describe an unreachable worker for the heartbeat; the text begins with its name."""
     return f"{name} at {address} (no answer for {seconds:.0f} s)"
 
 
 def _named(workers: list[str]) -> str:
-    """Return the first few names, and the number of others."""
     more = f" and {len(workers) - _MAX_NAMED} more" if len(workers) > _MAX_NAMED else ""
     return " and ".join(workers[:_MAX_NAMED]) + more

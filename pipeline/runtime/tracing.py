@@ -1,18 +1,18 @@
-"""OpenTelemetry traces: one a trajectory, a span for each piece of work on it.
+"""OpenTelemetry traces: one per trajectory, with a span for each piece of work on it.
 
     sample    by a generator: one window, from its submission until the ledger has the chunk
     reward, reference, value, guidance    by a scorer: from the chunk's arrival until the ledger has
               its field
     train     by the learner: from the claim until the new weights are published
 
-The first window's span is the trace's root. A window's context travels in the envelope of its
-chunk, so a scorer's span is its child. Trace and root are digests of run and trajectory. So a span
-of any worker belongs to its trace, though a generator died or a chunk came from the ledger. A span
-has names, counts and versions, and no text of a prompt or a response.
+The first window's span is the root. A window's context travels in the envelope of its chunk, so a scorer's
+span is its child. Trace and root ids are digests of run and trajectory, so a span of any worker belongs to its
+trace, even if a generator died or the chunk came from the ledger. Spans contain names, counts and versions,
+but no text of prompts or responses.
 
-*Consumes* the beginnings and ends that an actor reports. *Produces* spans for a collector, sent
-over OTLP by the SDK's own thread, which drops spans that a collector does not take in time. *Waits
-for* nothing but the last spans at the worker's end, with a deadline."""
+*Consumes* the beginnings and ends that an actor reports. *Produces* spans for a collector, sent over OTLP by
+the SDK's thread, which drops those that a collector does not take in time. *Waits for* nothing except the last
+spans when the worker ends, with a deadline."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 _MAX_BEGUN: Final = 65_536
-"""Pieces of work under way in one worker; the oldest are forgotten first."""
+"""Pieces of work in progress in one worker; beyond this, the oldest are forgotten."""
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-01")
-"""Of a sampled span: https://www.w3.org/TR/trace-context/."""
+"""A sampled span's context: https://www.w3.org/TR/trace-context/."""
 _EXPORT_S: Final = 5.0
 _SHARES: Final = 1 << 64
 
 
 class Spans:
-    """The spans of one worker. This class makes none: tracing is off."""
+    """The spans of one worker. This base class makes none: tracing is off."""
 
     def begin(self, key: str, parent: str = "") -> None:
-        """Record the beginning of a piece of work. ``parent``: context that came with it; empty or
-        unreadable: the trace's root."""
+        """Record the beginning of a piece of work. ``parent`` is the context that came with it; if it is
+        empty or unreadable, the trace's root is the parent."""
 
     def end(
         self,
@@ -61,20 +61,20 @@ class Spans:
         error: str = "",
         **facts: str | int,
     ) -> str:
-        """Make the span of a piece that has begun, and return its context; empty without one.
+        """Make the span of a piece of work that has begun, and return its context; empty if there is none.
 
-        ``is_root``: it is the trajectory's first. ``error``: why the piece failed."""
+        ``is_root`` marks the trajectory's first span. ``error`` says why the work failed."""
         return ""
 
     def forget(self, key: str) -> None:
-        """Take note that a piece will not end here."""
+        """Forget a piece of work that will not end here."""
 
     def close(self, timeout_s: float) -> None:
         """Send the remaining spans, within the time limit."""
 
 
 def missing_package() -> str:
-    """Return the command that installs the packages for tracing; empty where they are installed."""
+    """Return the command that installs the packages for tracing; empty if they are installed."""
     names = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
     try:
         is_whole = all(importlib.util.find_spec(name) is not None for name in names)
@@ -84,30 +84,29 @@ def missing_package() -> str:
 
 
 def check_tracing(settings: TracingSection) -> None:
-    """Raise ConfigError when tracing is on, and a package is missing."""
+    """Raise ConfigError when tracing is on but a package is missing."""
     if settings.otlp is not None and (command := missing_package()):
         raise ConfigError(f"tracing.otlp needs OpenTelemetry on every host: {command}, or leave tracing.otlp out")
 
 
 def open_spans(settings: TracingSection, run: str, who: Incarnation, log: FilteringBoundLogger) -> Spans:
-    """Return a worker's spans as ``[tracing]`` sets them. Raises ConfigError: a package is
-    missing."""
+    """Return a worker's spans according to ``[tracing]``. Raises ConfigError when a package is missing."""
     if settings.otlp is None:
         return Spans()
     check_tracing(settings)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    # its thread logs each failed call; ours logs the first
+    # its thread logs every failed call; ours only the first
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     exporter = _told(OTLPSpanExporter(endpoint=settings.otlp, timeout=_EXPORT_S), settings.otlp, log)
     return TrajectorySpans(exporter, run, who, share=settings.share)
 
 
 class TrajectorySpans(Spans):
-    """Spans by OpenTelemetry's SDK. Used by one event loop."""
+    """Spans made with OpenTelemetry's SDK. Used by one event loop."""
 
     def __init__(self, exporter: SpanExporter, run: str, who: Incarnation, *, share: float = 1.0) -> None:
-        """``share``: of trajectories that are traced, the same ones in every worker."""
+        """``share`` of the trajectories is traced, the same ones in every worker."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -115,7 +114,7 @@ class TrajectorySpans(Spans):
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
         class Ids(RandomIdGenerator):
-            """Random, but for a root, whose ids are given."""
+            """Random, except for a root, whose ids are given."""
 
             given: tuple[int, int] | None = None
 
@@ -136,7 +135,6 @@ class TrajectorySpans(Spans):
         self._begun: OrderedDict[str, tuple[int, str]] = OrderedDict()
 
     def begin(self, key: str, parent: str = "") -> None:
-        """Record the beginning of a piece of work."""
         self._begun[key] = time.time_ns(), parent
         if len(self._begun) > _MAX_BEGUN:
             self._begun.popitem(last=False)
@@ -151,7 +149,6 @@ class TrajectorySpans(Spans):
         error: str = "",
         **facts: str | int,
     ) -> str:
-        """Make the span of a piece that has begun, and return its context."""
         from opentelemetry.context import Context
         from opentelemetry.trace import Status, StatusCode
 
@@ -179,12 +176,10 @@ class TrajectorySpans(Spans):
         return f"00-{trace:032x}-{span.get_span_context().span_id:016x}-01"
 
     def forget(self, key: str) -> None:
-        """Take note that a piece will not end here."""
         self._begun.pop(key, None)
 
     def close(self, timeout_s: float) -> None:
-        """Send the remaining spans, within the time limit."""
-        # the SDK's own shutdown waits for a collector that is away as long as one call may take
+        # the SDK's own shutdown waits for an absent collector as long as one call may take
         ending = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
         ending.start()
         ending.join(timeout_s)
@@ -200,14 +195,14 @@ def _child_of(trace: int, root: int, parent: str) -> Any:
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
     found = _TRACEPARENT.fullmatch(parent)
-    # a context of another trace comes from no worker of this run
+    # a context of another trace does not come from a worker of this run
     span = int(found[2], 16) if found is not None and int(found[1], 16) == trace else root
     context = SpanContext(trace, span or root, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
     return set_span_in_context(NonRecordingSpan(context))
 
 
 def _told(exporter: SpanExporter, url: str, log: FilteringBoundLogger) -> SpanExporter:
-    """Return an exporter that logs the first failed call, and the first good one after it."""
+    """Return an exporter that logs the first failed call, and the first successful one after it."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     class Told(SpanExporter):

@@ -1,1 +1,1 @@
-"""The registry: its contract, and the one in Redis."""
+"""The registry: its contract, and the implementation in Redis."""

@@ -1,8 +1,7 @@
-"""The registry's contract: incarnations and epochs, endpoints, heartbeats, desired fleet, published
-weights.
+"""The registry's contract: incarnations and epochs, endpoints, heartbeats, desired fleet, published weights.
 
-The registry is small, is about processes rather than work, and lives next to the ledger on the same
-server. ``RedisRegistry`` implements it; one contract suite tests it and the tests' ``MemoryRegistry``."""
+The registry is small, is about processes rather than work, and is on the same server as the ledger.
+``RedisRegistry`` implements it; one contract suite tests that and the tests' ``MemoryRegistry``."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from protocol.ids import Incarnation, Role
 
 
 class WaitingFor(StrEnum):
-    """The present work or wait of a worker's main loop."""
+    """What a worker's main loop is doing or waiting for."""
 
     STARTING = "starting"
     INPUT = "input"
@@ -32,66 +31,64 @@ class WaitingFor(StrEnum):
     COMPUTE = "compute"
     """not waiting: computing"""
     COMPILE = "compile"
-    """a first computation in this process: kernels are compiled, files are mapped"""
+    """a first computation in this process, which compiles kernels and maps files"""
     ENDPOINT = "endpoint"
-    """a judge behind HTTP, which is down or limits the rate"""
+    """an HTTP judge that is down or rate-limited"""
     LEDGER = "ledger"
     """the server's answer"""
     WEIGHTS = "weights"
     QUARANTINE = "quarantine"
     """a version with the right digest, after one with a wrong digest"""
     DISK = "disk"
-    """a checkpoint to be written"""
+    """the write of a checkpoint"""
     DRAINING = "draining"
     STOPPED = "stopped"
 
 
 UNUSABLE_IN_A_ROW = "unusable_in_a_row"
-"""Counter of the learner: groups that were dropped one after another with nothing to learn from."""
+"""Counter of the learner: consecutive groups that were dropped because there was nothing to learn."""
 
 MAY_HOLD = frozenset({WaitingFor.CREDIT, WaitingFor.WEIGHTS, WaitingFor.STOPPED})
-"""Waits in which a worker may hold work without progress: others end these waits,
-with deadlines."""
+"""Waits in which a worker may hold work without progress, since others end these waits, with deadlines."""
 
 
 MAX_NAMED_LINKS = 8
-"""Links that a heartbeat reports singly at each end; the others are one sum, of constant size."""
+"""Links that a heartbeat reports individually at each end; the others are summed up."""
 MAX_LINK_NAME_CHARS = 32
-"""Limit of each worker's name in a link's name."""
+"""Longest part of a worker's name in a link's name."""
 MAX_DETAIL_CHARS = 240
 MAX_REACHING = 16
-"""Generators that ``reaching_generators`` returns."""
+"""Most generators that ``reaching_generators`` returns."""
 MAX_FAILURES = 32
-"""Newest failures that a registry keeps."""
+"""Failures that a registry keeps, the newest ones."""
 OTHER_LINKS = "(others)"
-"""Name of the peers in the sum of other links."""
+"""Name for the peers of links that are summed up."""
 
 
 class LinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One link as its owner counts it, or the sum of several."""
+    """One link, or the sum of several, as counted at one end."""
 
     name: str
-    """``generator-0>reward-0``, as ``link_name`` makes it; ``generator-0>reward`` for messages that
-    no link has taken yet"""
+    """from ``link_name``, such as ``generator-0>reward-0``; ``generator-0>reward`` for messages that no link
+    has taken yet"""
     sent: int = 0
     received: int = 0
     """by the receiver's mailbox"""
     done: int = 0
-    """worked on to the end by the receiver, with a result or without"""
+    """finished by the receiver, with or without a result"""
     refused: int = 0
     gaps: int = 0
     produced: int = 0
-    """handed to the sender for any worker of a role: only in the row of the role"""
+    """handed to the sender for any worker of a role; only in the role's row"""
     stored: int = 0
     """results of the receiver that the ledger has: the acknowledgement"""
     open: int = 0
-    """at the sender, produced and waiting for a link; at the receiver, received and not ended"""
+    """at the sender, waiting for a link; at the receiver, received but not finished"""
     oldest_age_s: float = 0.0
-    """of the open ones, by the owner's monotonic clock"""
+    """of the open messages, by the reporter's monotonic clock"""
 
 
 def link_name(sender: str, receiver: str) -> str:
-    """Return a link's name, the same at both ends."""
     return f"{sender[:MAX_LINK_NAME_CHARS]}>{receiver[:MAX_LINK_NAME_CHARS]}"
 
 
@@ -103,8 +100,8 @@ def unreached_workers(words: str) -> set[str]:
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's state, written every second or two by its heartbeat thread.
 
-    The main loop counts ``progress``, so that a live heartbeat thread cannot hide a dead loop.
-    Clocks of two hosts may differ: its times are compared only with one another."""
+    The main loop counts ``progress``, so that a live heartbeat thread cannot hide a dead loop. Clocks of two
+    hosts may differ, so its times are only compared with each other."""
 
     who: Incarnation
     pid: int
@@ -115,160 +112,156 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: int
     """Productive turns of the main loop, and finished computations; only grows."""
     progress_at_s: float
-    """Time when ``progress`` last grew."""
+    """When ``progress`` last grew."""
     waiting_for: WaitingFor
     detail: str = ""
-    """In words: ``reward-0 has no room``."""
+    """For people, such as ``reward-0 has no room``."""
     policy_version: int = -1
-    """The version that this worker serves or has published; -1 for none."""
+    """The version that this worker serves or has published; -1 if none."""
     rss_bytes: int = 0
     counters: dict[str, float] = {}
     """Role-specific, documented in each role's module."""
     links: tuple[LinkReport, ...] = ()
     turns: int = 0
-    """Turns of the main loop, idle ones too; 0: not reported."""
+    """Turns of the main loop, including idle ones; 0 if not reported."""
     turned_at_s: float = 0.0
-    """Time when ``turns`` last grew."""
+    """When ``turns`` last grew."""
     held: int = 0
-    """Work taken and not finished: trajectories, chunks, units. It must make progress."""
+    """Work taken but not finished: trajectories, chunks, units. It must make progress."""
     begun: int = 0
-    """Starts of work after idleness; the idle time does not count as time on the work."""
+    """How often work started after idle time, which does not count as time spent on the work."""
     moved_at_s: float = 0.0
-    """Time when work last moved or began; 0: not reported."""
+    """When work last progressed or began; 0 if not reported."""
     work: WorkReport = WorkReport()
-    """Work inside the present computation or wait."""
+    """Work within the current computation or wait."""
     storing: WorkReport = WorkReport()
-    """Work inside the present write to the disk."""
+    """Work within the current write to the disk."""
     unreached: str = ""
-    """Unreachable endpoints, in words; empty for none. ``unreached_workers`` reads it."""
+    """Unreachable endpoints, for people; may be empty. ``unreached_workers`` parses it."""
     refused: str = ""
-    """Last refusal of its disk, in words; empty without one."""
+    """Why the disk last refused a write, for people; may be empty."""
     silent_s: float = 0.0
-    """Set by the registry when it is read: seconds since its arrival, by the registry's clock."""
+    """Set by the registry on reading: seconds since the heartbeat arrived, by the registry's clock."""
     clock_ahead_s: float = 0.0
-    """Set by the registry: the worker's clock less the registry's, at its arrival."""
+    """Set by the registry: the worker's clock minus the registry's, at arrival."""
     vitals: Vitals | None = None
     """Measurements of its process and host; None from a worker of an earlier version."""
     settings: SettingsTaken = SettingsTaken()
     """Which change of the run's settings it has applied."""
     not_committed: str = ""
-    """The last optimiser step that was refused twice, in words, for some seconds; empty without
-    one."""
+    """The last optimiser step that was refused twice, for people; shown for some seconds, otherwise empty."""
     check: CheckDigests = CheckDigests()
     """The newest answer to a self-check of the fleet."""
 
     @property
     def reaches_scorers(self) -> bool:
-        """Whether this is a generator with weights that names no scorer as unreachable."""
+        """Whether this is a generator with weights that can reach all scorers."""
         unreached = unreached_workers(self.unreached) - {Role.LEARNER}
         return self.who.role is Role.GENERATOR and self.policy_version >= 0 and not unreached
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker that ended by its own error, as it reports at its departure."""
+    """Why a worker ended by its own error, reported when it departs."""
 
     who: Incarnation
     error: str
-    """Class of the error."""
+    """The error's class."""
     message: str
-    """Its sentence, in at most ``MAX_DETAIL_CHARS``."""
+    """The error's text, at most ``MAX_DETAIL_CHARS``."""
     ago_s: float = 0.0
-    """Set by the registry when it is read: seconds since the departure, by the registry's clock."""
+    """Set by the registry on reading: seconds since the departure, by the registry's clock."""
 
 
 class RunState(StrEnum):
-    """State of the whole run."""
-
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
-    """A person has requested drain and end."""
+    """A person asked the run to drain and end."""
     FINISHED = "finished"
-    """The learner has all its updates; workers drain and end."""
+    """The learner has made all its updates; workers drain and end."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """The run's state, and a sentence about it."""
+    """The run's state, with a sentence about it."""
 
     state: RunState
     detail: str = ""
     supervisor: int = 0
-    """Process id of the supervisor that the state is of: the one that runs it, or is asked to stop; 0
-    where that is not said."""
+    """Process id of the supervisor that runs it, or is asked to stop; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An operator's request that one worker finishes or gives back what it holds, and leaves."""
+    """An operator's request that one worker finishes or gives back its work, and leaves."""
 
     worker: str
     epoch: int
-    """Its newest incarnation then; newer ones are not meant."""
+    """Its newest incarnation at that time; later ones are not affected."""
     is_replaced: bool = False
-    """Whether a fresh one is started in its place."""
+    """Whether a new worker is started in its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """One worker, or all of one joined host, that is not started until it is readmitted."""
+    """A worker, or all workers of a joined host, that are not started until readmitted."""
 
     worker: str = ""
-    """Empty for a host."""
+    """Empty if it is a host."""
     host: str = ""
-    """Empty for a worker."""
+    """Empty if it is a worker."""
     reason: str = ""
     by: str = ""
     """``supervisor``, or an operator's user and host."""
     at_s: float = 0.0
     """Seconds since 1970."""
     is_counted: bool = False
-    """Whether its role has one worker fewer for it."""
+    """Whether its role has one worker fewer because of it."""
 
     @property
     def name(self) -> str:
-        """The worker, or the host."""
+        """The worker or the host."""
         return self.worker or self.host
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Desired number of workers by role."""
+    """The desired fleet: number of workers by role, and exceptions."""
 
     counts: dict[Role, int] = field(default_factory=dict[Role, int])
     is_by_hand: bool = False
-    """Whether the number of generators was set by hand, and does not follow demand."""
+    """Whether the number of generators was set by hand, instead of following demand."""
     demand: str = ""
-    """Why there are so many generators, where their number follows demand."""
+    """Why there are this many generators, if their number follows demand."""
     drains: tuple[Drain, ...] = ()
-    """Of single workers (``pipeline.supervisor.fleet_edits``)."""
+    """Drains of single workers (``pipeline.supervisor.fleet_edits``)."""
     evictions: tuple[Eviction, ...] = ()
-    """Of workers and joined hosts (``pipeline.supervisor.fleet_edits``)."""
+    """Evicted workers and joined hosts (``pipeline.supervisor.fleet_edits``)."""
     check: int = 0
-    """Number of the newest self-check of the fleet; 0 for none."""
+    """Number of the newest self-check of the fleet; 0 if there was none."""
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Workers that drain and are not replaced, and evicted ones."""
+        """Evicted workers, and those that drain without replacement."""
         return frozenset(drain.worker for drain in self.drains if not drain.is_replaced) | self.evicted
 
     @property
     def evicted(self) -> frozenset[str]:
-        """Evicted workers; those of evicted hosts apart."""
+        """Evicted workers, except those of evicted hosts."""
         return frozenset(one.worker for one in self.evictions if one.worker)
 
     def eviction_of(self, worker: str, host: str) -> Eviction | None:
-        """Return the eviction of a worker on a host, or of all of that host; None without one."""
+        """Return the eviction of a worker on a host, or of that whole host; None if there is none."""
         named = {(worker, ""), ("", host)} - {("", "")}
         return next((one for one in self.evictions if (one.worker, one.host) in named), None)
 
 
 class Topic(StrEnum):
-    """Subject of news."""
+    """What a notification is about."""
 
     ENDPOINTS = "endpoints"
-    """a mailbox was opened, or its worker was fenced, has departed, fell silent or is back"""
+    """a mailbox was opened, or its worker was fenced, departed, fell silent or came back"""
     RUN = "run"
     """the run's state, its settings, or the desired fleet"""
     WEIGHTS = "weights"
@@ -276,27 +269,26 @@ class Topic(StrEnum):
 
 
 class FleetSummary(NamedTuple):
-    """The fleet at a heartbeat's arrival."""
+    """The fleet when a heartbeat arrived."""
 
     num_workers: int = 0
-    """That have not departed."""
+    """Workers that have not departed."""
     num_silent: int = 0
-    """Of them with a mailbox, and without a sign of life for ``UNLISTED_AFTER_S``."""
+    """Those of them that have a mailbox but gave no sign of life for ``UNLISTED_AFTER_S``."""
     num_connects: int = 0
-    """Of the writer. A change of it means: perhaps another server."""
+    """Connects of the writer; when it changes, this may be another server."""
     at_s: float = 0.0
-    """The server's time, seconds since 1970; 0: unknown."""
+    """The server's time, seconds since 1970; 0 if unknown."""
 
 
 class Registry(Protocol):
-    """The fleet's registry. Every call but ``news`` returns at once.
+    """The fleet's registry. Every call except ``notifications`` returns at once.
 
-    All calls raise LedgerUnavailable when no server answers. Entries that cannot be read are left
-    out of their answers."""
+    All calls raise LedgerUnavailable when no server answers. Unreadable entries are left out of answers."""
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Entries that this reader could not read at their last reading, with the reason."""
+        """Entries that could not be read last time, with the reason."""
         ...
 
     async def register(self, role: Role, worker: str) -> Incarnation:
@@ -304,11 +296,11 @@ class Registry(Protocol):
         ...
 
     async def fence(self, worker: str) -> int:
-        """Fence the present incarnation of a worker; return the new epoch."""
+        """Fence a worker's current incarnation; return the new epoch."""
         ...
 
     async def epoch(self, worker: str) -> int:
-        """Return the newest epoch of a worker; 0 for one that never registered."""
+        """Return a worker's newest epoch; 0 if it never registered."""
         ...
 
     async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
@@ -316,44 +308,44 @@ class Registry(Protocol):
         ...
 
     async def endpoints(self, role: Role, *, silent: bool = False) -> dict[str, tuple[str, str]]:
-        """Return worker -> (endpoint, public CURVE key or "") of a role.
+        """Return worker -> (endpoint, public CURVE key or "") for a role.
 
-        These are workers with recent heartbeats or a recent registration, which have not departed.
-        With ``silent`` also those without recent heartbeats: they may come back."""
+        Includes workers that have not departed and recently registered or sent a heartbeat. ``silent`` also
+        includes those without recent heartbeats, which may come back."""
         ...
 
     async def depart(self, who: Incarnation, failure: FailureReport | None = None) -> None:
-        """Remove endpoint and heartbeat. ``failure``: the error that ends the worker; None after a
-        drain. Of a fenced incarnation nothing is removed or kept."""
+        """Remove endpoint and heartbeat. ``failure`` is the error that ends the worker; None after a drain.
+        Does nothing for a fenced incarnation."""
         ...
 
     async def failures(self) -> list[FailureReport]:
-        """Return the newest failures, at most ``MAX_FAILURES``, the newest first."""
+        """Return the newest failures first, at most ``MAX_FAILURES``."""
         ...
 
     async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
         """Return the last heartbeat of every worker that has not departed, by name.
 
         Args:
-            role: of this role only; others are not read.
-            below_version: with a role, those at a lower policy version, or at none (-1)."""
+            role: Only this role; others are not read.
+            below_version: With a role, only workers at a lower policy version, or at none (-1)."""
         ...
 
     async def heartbeats_of(self, workers: Collection[str]) -> list[Heartbeat]:
-        """Return the last heartbeats of these workers, of those that have not departed, by name."""
+        """Return the last heartbeats of those of these workers that have not departed, by name."""
         ...
 
     async def reaching_generators(self) -> dict[str, float]:
-        """Return generators whose last heartbeat has ``reaches_scorers``, at most 16 of them, with
-        the seconds since that heartbeat."""
+        """Return at most ``MAX_REACHING`` generators whose last heartbeat has ``reaches_scorers``, with the
+        seconds since then."""
         ...
 
     async def set_fleet(self, fleet: Fleet) -> None:
-        """Set the desired number of workers by role."""
+        """Set the desired fleet."""
         ...
 
     async def replace_fleet(self, present: Fleet | None, wanted: Fleet) -> bool:
-        """Set the desired fleet if it is still ``present``; None: if none is set. Return whether."""
+        """Set the desired fleet if it is still ``present`` (None: not set); return whether it was."""
         ...
 
     async def fleet(self) -> Fleet | None:
@@ -361,12 +353,11 @@ class Registry(Protocol):
         ...
 
     async def add_settings_change(self, change: SettingsChange) -> bool:
-        """Append a change of the run's settings, if its number follows the last one's; return
-        whether."""
+        """Append a change of the run's settings if its number follows the last one's; return whether it does."""
         ...
 
     async def settings_changes(self) -> list[SettingsChange]:
-        """Return all changes of the run's settings, in their order."""
+        """Return all changes of the run's settings, in order."""
         ...
 
     async def last_settings_change(self) -> SettingsChange | None:
@@ -376,37 +367,32 @@ class Registry(Protocol):
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
         """Publish a version; a repeat changes nothing.
 
-        Raises ValueError for one that is not newer than the published one. Raises Fenced."""
+        Raises ValueError if it is not newer than the published one. Raises Fenced."""
         ...
 
-    async def weights(self) -> WeightsAnnouncement | None:
-        """Return the newest published version."""
-        ...
+    async def weights(self) -> WeightsAnnouncement | None: ...
 
     async def announce_relay(self, who: Incarnation, relay: RelayAnnouncement) -> RelayPlace:
-        """Publish, or keep published, that this worker serves versions; return its place.
+        """Announce, or keep announced, that this worker serves versions; return its place.
 
-        A relay keeps its place in the order while its worker gives signs of life. Raises Fenced."""
+        A relay keeps its place while its worker gives signs of life. Raises Fenced."""
         ...
 
     async def relays(self, who: Incarnation, positions: Sequence[int]) -> list[RelayAnnouncement]:
-        """Return the live relays among these places, in the order of ``positions``.
+        """Return the live relays at these places, in the order of ``positions``.
 
-        Only relays that came before ``who`` are returned, so that relays never wait for one another
-        in a circle. Relays whose worker is silent, or was fenced, are forgotten."""
+        Only relays that arrived before ``who`` are returned, so that relays never wait for each other in a
+        circle. Relays whose worker is silent or was fenced are removed."""
         ...
 
     async def check_entries(self) -> Mapping[str, str]:
-        """Read every entry that a worker may write; return those that cannot be read, with the
-        reason."""
+        """Read every entry that a worker may write; return the unreadable ones, with the reason."""
         ...
 
-    async def set_run_status(self, status: RunStatus) -> None:
-        """Set the run's state."""
-        ...
+    async def set_run_status(self, status: RunStatus) -> None: ...
 
     async def replace_run_status(self, present: RunStatus, wanted: RunStatus) -> bool:
-        """Set the run's state if ``run_status`` is still ``present``; return whether."""
+        """Set the run's state if ``run_status`` is still ``present``; return whether it was."""
         ...
 
     async def run_status(self) -> RunStatus:
@@ -414,29 +400,28 @@ class Registry(Protocol):
         ...
 
     async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
-        """Wait for changes of the topics in ``seen``, at most ``timeout_s``.
+        """Wait up to ``timeout_s`` for changes of the topics in ``seen``.
 
         Args:
-            seen: topic -> cursor of an earlier call; "" at first.
-            timeout_s: also longer than the client's limit for an answer.
+            seen: Topic -> cursor of an earlier call; "" at first.
+            timeout_s: May be longer than the client's limit for an answer.
 
-        Return the changed topics, each with a cursor to pass as ``seen`` next time. The change can
-        be read by then. Changes between two calls are returned by the second, several of a topic as
-        one. Silence is noticed at the end of a call. A server that has lost its last writes returns
-        the topics that they were of."""
+        Returns the changed topics, each with a cursor to pass as ``seen`` next time; by then the changes can
+        be read. Changes between two calls are returned by the second call, once per topic. Silent workers are
+        noticed at the end of a call. A server that lost its last writes returns the topics affected."""
         ...
 
     def look_again(self) -> None:
-        """End a present wait of ``notifications`` soon: the server may be another one."""
+        """End a wait of ``notifications`` soon, since this may be another server."""
         ...
 
     async def aclose(self) -> None:
-        """Release connections. Repeated calls do nothing."""
+        """Close the connections. Repeated calls do nothing."""
         ...
 
 
 class HeartbeatWriter(Protocol):
-    """The blocking side, for the heartbeat thread alone."""
+    """The blocking interface, for the heartbeat thread only."""
 
     @property
     def fleet(self) -> FleetSummary:
@@ -447,13 +432,11 @@ class HeartbeatWriter(Protocol):
         """Write a heartbeat; return False when the incarnation is fenced."""
         ...
 
-    def close(self) -> None:
-        """Release the connection."""
-        ...
+    def close(self) -> None: ...
 
 
 def is_wanted(beat: Heartbeat, role: Role | None, below_version: int | None) -> bool:
-    """Return whether ``heartbeats`` returns this one for its arguments."""
+    """Return whether ``heartbeats`` with these arguments returns this heartbeat."""
     is_below = below_version is None or beat.policy_version < below_version
     return role is None or (beat.who.role is role and is_below)
 

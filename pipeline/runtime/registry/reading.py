@@ -1,7 +1,6 @@
-"""Reads entries of the registry's server, which any worker's token may write.
+"""Reads the registry's entries, which any worker's token may write.
 
-What cannot be read is dropped, logged once and named; the other entries are read. One bad value
-must not end its reader."""
+Unreadable entries are skipped, logged once and named, so that one bad value does not stop its reader."""
 
 from __future__ import annotations
 
@@ -20,39 +19,39 @@ from protocol.printable import printable_line
 T = TypeVar("T")
 
 MAX_NAMED: Final = 256
-"""Dropped entries that are named; more are counted alone."""
+"""Skipped entries that are named; further ones are only counted."""
 _MAX_NAME_CHARS = 80
 _MAX_WHY_CHARS = 200
 _MAX_INTEGER: Final = 1 << 63
 _MAX_EPOCH_DIGITS: Final = 15
 """As in ``epochs.lua``."""
 _LATEST_S: Final = 1e11
-"""A time beyond this, or before 1970, is invalid."""
+"""Times beyond this, or before 1970, are invalid."""
 _LONG_NUMBER: Final = re.compile(rb"\d{19}")
 
 log = structlog.get_logger(__name__)
 
 
 class EntryReader:
-    """Decodes entries, and remembers those that it had to drop."""
+    """Decodes entries, and remembers those that it had to skip."""
 
     def __init__(self) -> None:
         self._unreadable: dict[str, str] = {}
         self.num_dropped = 0
-        """Entries that could not be read, each counted once until it could be read again."""
+        """Unreadable entries, each counted once until it is readable again."""
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Entries that could not be read at their last reading, with the reason."""
+        """Entries that could not be read last time, with the reason."""
         return self._unreadable
 
     def value(self, key: str, name: bytes | str, blob: bytes, decoder: msgspec.json.Decoder[T]) -> T | None:
-        """Return an entry's value; None when it cannot be read. ``name``: its worker, or ""."""
+        """Return an entry's value; None when it is unreadable. ``name`` is its worker's, or ""."""
         try:
             found = decoder.decode(blob)
             if _LONG_NUMBER.search(blob):
                 _check_numbers(msgspec.to_builtins(found))
-        # RecursionError: brackets in brackets
+        # RecursionError: deeply nested brackets
         except (ValueError, RecursionError) as error:
             self.drop(key, name, str(error))
             return None
@@ -60,7 +59,7 @@ class EntryReader:
         return found
 
     def heartbeat(self, name: bytes, blob: bytes, decoder: msgspec.json.Decoder[Heartbeat]) -> Heartbeat | None:
-        """Return a worker's heartbeat; None when it cannot be read, or is another worker's."""
+        """Return a worker's heartbeat; None when it is unreadable or another worker's."""
         beat = self.value("heartbeats", name, blob, decoder)
         if beat is None:
             return None
@@ -76,7 +75,7 @@ class EntryReader:
         return beat
 
     def name(self, key: str, name: bytes) -> str | None:
-        """Return a worker's name; None for bytes that are no text."""
+        """Return a worker's name; None if the bytes are not text."""
         try:
             return name.decode()
         except UnicodeDecodeError as error:
@@ -84,23 +83,23 @@ class EntryReader:
             return None
 
     def arrival(self, name: bytes, at: object) -> float | None:
-        """Return a time of arrival in seconds since 1970; None for an invalid one."""
+        """Return a time of arrival in seconds since 1970; None if it is invalid."""
         seconds = float(at) if isinstance(at, (bytes, str, float, int)) else math.nan
         if not math.isfinite(seconds) or not 0.0 <= seconds < _LATEST_S:
-            self.drop("seen", name, f"{seconds} is no time")
+            self.drop("seen", name, f"{seconds} is not a time")
             return None
         return seconds
 
     def epoch(self, name: bytes | str, found: bytes) -> int:
-        """Return a worker's epoch; 0 for an invalid one."""
+        """Return a worker's epoch; 0 if it is invalid."""
         if found.isdigit() and len(found) <= _MAX_EPOCH_DIGITS:
             self._readable("epochs", name)
             return int(found)
-        self.drop("epochs", name, f"{found[:40]!r} is no epoch")
+        self.drop("epochs", name, f"{found[:40]!r} is not an epoch")
         return 0
 
     def drop(self, key: str, name: bytes | str, why: str) -> None:
-        """Record an entry that cannot be read."""
+        """Record an unreadable entry."""
         entry = _entry(key, name)
         if entry in self._unreadable:
             return
@@ -139,7 +138,7 @@ _fleet_fields = msgspec.json.Decoder(dict[str, int | str])
 
 
 def encoded(fleet: Fleet) -> bytes:
-    """Return a fleet as one object: its counts by role, and its other fields."""
+    """Encode a fleet as one JSON object: its counts by role, and its other fields."""
     more = ({_BY_HAND: 1} if fleet.is_by_hand else {}) | ({_DEMAND: fleet.demand} if fleet.demand else {})
     if fleet.drains:
         more |= {_DRAINS: " ".join(f"{one.worker}#{one.epoch}{'+' * one.is_replaced}" for one in fleet.drains)}
@@ -151,7 +150,7 @@ def encoded(fleet: Fleet) -> bytes:
 
 
 def decoded(blob: bytes) -> Fleet:
-    """Return the fleet that ``encoded`` wrote."""
+    """Decode a fleet from ``encoded``."""
     found = _fleet_fields.decode(blob)
     by_hand, demand = bool(found.pop(_BY_HAND, 0)), str(found.pop(_DEMAND, ""))
     drains = tuple(map(_drain, str(found.pop(_DRAINS, "")).split()))

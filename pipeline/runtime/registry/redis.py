@@ -1,20 +1,20 @@
-"""The registry in Redis, next to the ledger. ``pipeline.ledger.redis.keys`` has its keys.
+"""The registry in Redis, next to the ledger. ``pipeline.ledger.redis.keys`` lists its keys.
 
-News is a stream of one entry for each topic. One connection of each worker waits for it (XREAD
-BLOCK). The script that makes a change also writes its news. A wait without news, or whose
-connection is lost, ends with a look at where the topics stand. So subscribers need not look
-themselves. A heartbeat's answer has the number of silent mailboxes.
+Notifications are a stream of one entry for each topic. One connection per worker waits for them (XREAD
+BLOCK); the script that makes a change also writes its notification. A wait that ends without one, or whose
+connection is lost, reads the topics' positions, so subscribers need not poll. The answer to a heartbeat has
+the number of silent mailboxes.
 
-No call's cost grows with the number of workers, but ``heartbeats`` of all. Mailboxes, and all
-heartbeats, are read as changes. An index by role and policy version answers who lags. The server
-notes each heartbeat's time of arrival, so clocks of two hosts are never compared.
+No call's cost grows with the number of workers, except that of ``heartbeats`` for all. Mailboxes, and all
+heartbeats, are read incrementally, and an index by role and policy version tells who lags. The server records
+when each heartbeat arrived, so clocks of two hosts are never compared.
 
-Writes that belong together are one Lua script (``scripts/``). It compares the epoch, so a fenced
-incarnation changes nothing, however late its request arrives. All scripts work at the server's
-memory limit. Values are JSON, readable in ``redis-cli``.
+Writes that belong together are one Lua script (``scripts/``). It checks the epoch, so a fenced incarnation
+changes nothing, however late its request arrives. All scripts work at the server's memory limit. Values are
+JSON, readable in ``redis-cli``.
 
-Any worker's token may write most of these keys. What cannot be read there is dropped and named
-(``reading``), and a key of another type is removed (``mend.lua``)."""
+Any worker's token may write most of these keys. Unreadable values are skipped and named (``reading``), and a
+key of the wrong type is removed (``mend.lua``)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _statuses = msgspec.json.Decoder(_Status)
 
 
 class RedisRegistry:
-    """A Registry in Redis >= 6.2 or Valkey."""
+    """A Registry in Redis 6.2 or later, or Valkey."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class RedisRegistry:
         unlisted_after_s: float = UNLISTED_AFTER_S,
         connection: PipelinedConnection | None = None,
     ) -> None:
-        """``connection``: for all calls but the wait for news; a new one by default."""
+        """``connection`` is for all calls except ``notifications``; by default a new one."""
         self._client = client
         self._connection = connection or PipelinedConnection(client)
         self._listening = PipelinedConnection(client)
-        """A separate connection, since a wait for news would hold up other calls."""
+        """A separate connection, since waiting for notifications would block other calls."""
         self._keys = keys_of(run)
         self._unlisted_after_s = unlisted_after_s
         self._mailboxes: dict[str, _Endpoint] = {}
@@ -104,42 +104,36 @@ class RedisRegistry:
         self._known = self._known_on = 0
         self._silent: set[str] = set()
         self._beats: dict[bytes, tuple[Any, Heartbeat]] = {}
-        """All heartbeats at the last reading of all, with the times of their arrival."""
+        """All heartbeats as of the last complete reading, with their times of arrival."""
         self._num_reads = 0
         self._reading = asyncio.Lock()
         self._entries = EntryReader()
         self._status = RunStatus(RunState.RUNNING)
-        """The last known one, for a time in which it cannot be read."""
+        """The last known one, for when it cannot be read."""
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Entries that could not be read at their last reading, with the reason."""
         return self._entries.unreadable
 
     async def register(self, role: Role, worker: str) -> Incarnation:
-        """Return a new incarnation with the next epoch."""
         return Incarnation(role=role, worker=worker, epoch=await self._raise_epoch(worker, begins=True))
 
     async def fence(self, worker: str) -> int:
-        """Fence the present incarnation; return the new epoch."""
         return await self._raise_epoch(worker, begins=False)
 
     async def epoch(self, worker: str) -> int:
-        """Return the newest epoch; 0 for an unknown worker."""
         return self._entries.epoch(worker, await self._command("HGET", self._keys["epochs"], worker) or b"0")
 
     async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
-        """Set a mailbox's address. Raises Fenced."""
         entry = msgspec.json.encode(_Endpoint(who.role, endpoint, public_key))
         newest = await self._run("set_endpoint", worker=who.worker, epoch=who.epoch, endpoint=entry)
         check_newest(who, newest)
 
     async def endpoints(self, role: Role, *, silent: bool = False) -> dict[str, tuple[str, str]]:
-        """Return the endpoints of a role's recently live workers; with ``silent`` all of them."""
         num_begun = self._num_reads
         async with self._reading:
             if self._num_reads == num_begun:
-                # the senders to all roles are woken together, and share one read
+                # the senders to all roles wake up together and share one read
                 await asyncio.sleep(0)
                 self._num_reads += 1
                 self._silent = await self._read_mailboxes()
@@ -150,35 +144,31 @@ class RedisRegistry:
         }
 
     async def depart(self, who: Incarnation, failure: FailureReport | None = None) -> None:
-        """Remove endpoint and heartbeat, unless a newer incarnation exists; keep a failure."""
         said = b"" if failure is None else msgspec.json.encode(failure)
         await self._run("depart", worker=who.worker, epoch=who.epoch, failure=said, max_failures=MAX_FAILURES)
 
     async def failures(self) -> list[FailureReport]:
-        """Return the newest failures, the newest first."""
         asked = ("ZREVRANGE", self._keys["failures"], 0, MAX_FAILURES - 1, "WITHSCORES")
         now, kept = await self._commands("failures", [("TIME",), asked])
         found = [(self._entries.value("failures", "", blob, _failures), at) for blob, at in _pairs(kept).items()]
         return [_aged(failure, _seconds(now), at) for failure, at in found if failure is not None]
 
     async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
-        """Return the last heartbeats, by name."""
         if role is None:
             beats = await self._read_all()
         else:
             least = standing(role, -1)
             most = standing(role, (NO_BOUND if below_version is None else below_version) - 1)
             beats = await self._read_some(await self._command("ZRANGEBYSCORE", self._keys["versions"], least, most))
-        # one may have beaten again since the index was read
+        # a worker may have sent another heartbeat since the index was read
         return sorted((b for b in beats if is_wanted(b, role, below_version)), key=lambda beat: beat.who.worker)
 
     async def heartbeats_of(self, workers: Collection[str]) -> list[Heartbeat]:
-        """Return the last heartbeats of these workers, by name."""
         beats = await self._read_some([worker.encode() for worker in workers])
         return sorted(beats, key=lambda beat: beat.who.worker)
 
     async def _read_all(self) -> list[Heartbeat]:
-        """Read the heartbeats that came since the last reading of all; the others are known."""
+        """Read the heartbeats that arrived since the last complete reading; the others are known."""
         now, seen = await self._commands("heartbeats", [("TIME",), ("ZRANGE", self._keys["seen"], 0, -1, "WITHSCORES")])
         arrived, known = _pairs(seen), self._beats
         names = [name for name, at in arrived.items() if name not in known or known[name][0] != at]
@@ -190,7 +180,6 @@ class RedisRegistry:
         return self._aged_beats([beat for _, beat in self._beats.values()], arrived, _seconds(now))
 
     async def _read_some(self, names: Sequence[bytes]) -> list[Heartbeat]:
-        """Read the heartbeats of these workers."""
         if not names:
             return []
         asked = [("HMGET", self._keys["heartbeats"], *names), ("ZMSCORE", self._keys["seen"], *names)]
@@ -203,8 +192,8 @@ class RedisRegistry:
         return None if blob is None else self._entries.heartbeat(name, blob, _heartbeats)
 
     def _aged_beats(self, beats: list[Heartbeat], arrived: Mapping[bytes, Any], now_s: float) -> list[Heartbeat]:
-        """Return heartbeats with their age; ``now_s`` is the server's time of the reading, in
-        seconds. One without a time of arrival has just been removed."""
+        """Add the age to heartbeats; ``now_s`` is the server's time of the reading, in seconds. One without a
+        time of arrival has just been removed."""
         found: list[Heartbeat] = []
         for beat in beats:
             name = beat.who.worker.encode()
@@ -216,7 +205,6 @@ class RedisRegistry:
         return found
 
     async def reaching_generators(self) -> dict[str, float]:
-        """Return some that reach scorers, and the seconds since their last heartbeats."""
         names: list[bytes] = await self._command("SRANDMEMBER", self._keys["reaching"], MAX_REACHING)
         if not names:
             return {}
@@ -229,19 +217,16 @@ class RedisRegistry:
         return found
 
     async def set_fleet(self, fleet: Fleet) -> None:
-        """Set the desired fleet."""
         await self._run("set_fleet", wanted=encoded(fleet), present=b"", is_any=True)
 
     async def replace_fleet(self, present: Fleet | None, wanted: Fleet) -> bool:
-        """Set the desired fleet if it is still ``present``; None: if none is set, or none that can be
-        read."""
+        """An unreadable fleet counts as not set."""
         blob = await self._command("GET", self._keys["fleet"]) if present is None else encoded(present)
         if present is None and self._fleet(blob) is not None:
             return False
         return bool(await self._run("set_fleet", wanted=encoded(wanted), present=blob or b"", is_any=False))
 
     async def fleet(self) -> Fleet | None:
-        """Return the desired fleet."""
         return self._fleet(await self._command("GET", self._keys["fleet"]))
 
     def _fleet(self, blob: bytes | None) -> Fleet | None:
@@ -249,23 +234,20 @@ class RedisRegistry:
             return None
         try:
             return decoded(blob)
-        # one that a token wrote, on a server that does not tell reads from writes
+        # written with a token, on a server that does not distinguish reads from writes
         except (ValueError, TypeError, RecursionError) as error:
             self._entries.drop("fleet", "", str(error))
             return None
 
     async def add_settings_change(self, change: SettingsChange) -> bool:
-        """Append a change of the settings, if it is the next one."""
         blob = msgspec.json.encode(change)
         return bool(await self._run("add_settings_change", change=blob, number=change.number))
 
     async def settings_changes(self) -> list[SettingsChange]:
-        """Return all changes of the settings."""
         found: list[bytes] = await self._command("LRANGE", self._keys["settings_changes"], 0, -1)
         return self._all_of("settings_changes", found, _changes)
 
     async def last_settings_change(self) -> SettingsChange | None:
-        """Return the last change of the settings."""
         blob = await self._command("LINDEX", self._keys["settings_changes"], -1)
         if blob is None:
             return None
@@ -275,7 +257,6 @@ class RedisRegistry:
         return last
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
-        """Publish a version; a repeat changes nothing. Raises ValueError and Fenced."""
         newest, published, is_done = await self._run(
             "announce_weights",
             worker=who.worker,
@@ -288,19 +269,16 @@ class RedisRegistry:
             check_grows(weights, published)
 
     async def weights(self) -> WeightsAnnouncement | None:
-        """Return the newest published version."""
         blob = await self._command("GET", self._keys["weights"])
         return None if blob is None else self._entries.value("weights", "", blob, _announcements)
 
     async def announce_relay(self, who: Incarnation, relay: RelayAnnouncement) -> RelayPlace:
-        """Publish a relay; return its place. Raises Fenced."""
         entry = msgspec.json.encode(relay)
         newest, position, count = await self._run("announce_relay", worker=who.worker, epoch=who.epoch, relay=entry)
         check_newest(who, newest)
         return RelayPlace(position, count)
 
     async def relays(self, who: Incarnation, positions: Sequence[int]) -> list[RelayAnnouncement]:
-        """Return the live relays among these places; forget the others."""
         if not positions:
             return []
         wanted = " ".join(str(position) for position in positions if position >= 0)
@@ -310,12 +288,10 @@ class RedisRegistry:
         return self._all_of("relays", entries, _relays)
 
     async def set_run_status(self, status: RunStatus) -> None:
-        """Set the run's state."""
         await self._run("set_run_status", status=_packed(status), present=b"", is_any=True)
         self._status = status
 
     async def replace_run_status(self, present: RunStatus, wanted: RunStatus) -> bool:
-        """Set the run's state if it is still ``present``."""
         blob = await self._command("GET", self._keys["run_status"])
         if self._status_of(blob) != present:
             return False
@@ -325,7 +301,7 @@ class RedisRegistry:
         return is_set
 
     async def run_status(self) -> RunStatus:
-        """Return the run's state; while it cannot be read, the last known one."""
+        """While it cannot be read, return the last known state."""
         return self._status_of(await self._command("GET", self._keys["run_status"]))
 
     def _status_of(self, blob: bytes | None) -> RunStatus:
@@ -337,9 +313,8 @@ class RedisRegistry:
         return self._status
 
     async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
-        """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed."""
         topics = {self._keys[NEWS[topic]].encode(): topic for topic in seen}
-        # 0 would be for ever
+        # 0 would mean forever
         milliseconds = max(1, round(1000.0 * timeout_s))
         known = {topic: cursor.partition(" ")[::2] for topic, cursor in seen.items()}
         since = [known[topic][0] or "0" for topic in topics.values()]
@@ -357,7 +332,6 @@ class RedisRegistry:
         return {topic: cursors[topic] for topic in seen if cursors[topic] != " ".join(known[topic])}
 
     async def check_entries(self) -> Mapping[str, str]:
-        """Read every entry that a worker may write; return ``unreadable``."""
         checked = ("epochs", "endpoints", "relays")
         asked = [(command, self._keys[key]) for key in checked for command in ("HKEYS", "HVALS")]
         found = iter(await self._commands("check_entries", asked))
@@ -366,7 +340,7 @@ class RedisRegistry:
                 if key == "epochs":
                     self._entries.epoch(name, blob)
                 elif self._entries.name(key, name) is not None:
-                    # a relay's begins with its epoch
+                    # a relay's value begins with its epoch
                     value = blob.partition(b" ")[2] if key == "relays" else blob
                     self._entries.value(key, name, value, _DECODERS[key])
         await self.failures()
@@ -374,15 +348,13 @@ class RedisRegistry:
         return self.unreadable
 
     def look_again(self) -> None:
-        """End a present wait for news."""
         self._listening.give_up("the server may be another one")
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
-        """Have ``tell`` called with why calls are repeated, in words, and with "" afterwards."""
+        """Have ``tell`` called with the reason for each retry, for people, and with "" when they end."""
         self._connection.on_trouble = tell
 
     async def aclose(self) -> None:
-        """Close the client."""
         await self._connection.aclose()
         await self._listening.aclose()
         await self._client.aclose()
@@ -398,7 +370,7 @@ class RedisRegistry:
             return await self._mending(lambda: self._connection.ask_all(commands))
 
     async def _mending(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask; where a key is of another type than the registry's, remove it and ask again."""
+        """Call ``ask``; if a key has the wrong type, remove it and call again."""
         try:
             return await ask()
         except ResponseError as error:
@@ -416,11 +388,11 @@ class RedisRegistry:
         return [value for value in found if value is not None]
 
     async def _read_mailboxes(self) -> set[str]:
-        """Read the mailboxes' changes since the last read; return the silent workers."""
+        """Read the changes of mailboxes since the last read; return the silent workers."""
         while True:
             known = self._known if self._known_on == self._connection.num_connects else 0
             last, silent, *flat = await self._run("live_endpoints", known=known, silent_after=self._unlisted_after_s)
-            # On a new connection there may be another server, with other numbers.
+            # a new connection may lead to another server, with other numbers
             if not known or self._known_on == self._connection.num_connects:
                 break
         before = self._mailboxes
@@ -431,7 +403,7 @@ class RedisRegistry:
             worker = self._entries.name("endpoints", name)
             if worker is None:
                 continue
-            # An unreadable entry changes nothing about a mailbox that is known.
+            # an unreadable entry does not change a known mailbox
             found = (self._entries.value("endpoints", name, entry, _endpoints) or before.get(worker)) if entry else None
             self._mailboxes.pop(worker, None)
             if found is not None:
@@ -444,7 +416,7 @@ class RedisRegistry:
 
 
 def _pairs(found: Sequence[Any]) -> dict[bytes, bytes]:
-    """Return members and scores: pairs by RESP 3, one list by RESP 2."""
+    """Return members and scores: pairs in RESP 3, a flat list in RESP 2."""
     is_flat = not found or not isinstance(found[0], list)
     return dict(zip(found[::2], found[1::2], strict=True) if is_flat else found)
 
@@ -458,5 +430,5 @@ def _aged(failure: FailureReport, now_s: float, at: bytes) -> FailureReport:
 
 
 def _seconds(answer: Sequence[bytes]) -> float:
-    """Return TIME's answer in seconds since 1970."""
+    """Convert TIME's answer to seconds since 1970."""
     return int(answer[0]) + int(answer[1]) / 1e6

@@ -1,4 +1,4 @@
-"""Writes heartbeats into the registry in Redis, for the thread that beats."""
+"""Writes heartbeats to the registry in Redis, for the heartbeat thread."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from pipeline.runtime.registry.scripts import SCRIPTS
 from protocol.ids import Incarnation, Role
 
 _INDEX_EVERY = 16
-"""Heartbeats between two that repeat what the indexes have, against their loss."""
+"""After this many heartbeats, the index entries are written again in case they were lost."""
 _KEEP_EVERY = 4
-"""Heartbeats between two that are written to the append-only file, and sent to replicas.
+"""Every so many heartbeats, one is written to the append-only file and sent to replicas.
 
-A server that was restarted, or replica that becomes the master, has mailboxes' times of these. With
-one every eight seconds none of a live worker is older than ``UNLISTED_AFTER_S``."""
+A restarted server, or a replica that becomes the master, has the mailboxes' times of these. With one every
+eight seconds, none of a live worker is older than ``UNLISTED_AFTER_S``."""
 
 
 class RedisHeartbeatWriter:
-    """The blocking side, with its own event loop and connection, for one
-    thread at a time."""
+    """A blocking writer with its own event loop and connection, for one thread at a time."""
 
     def __init__(
         self, url: str, run: str, *, timeout_s: float = 2.0, unlisted_after_s: float = UNLISTED_AFTER_S
@@ -38,19 +37,18 @@ class RedisHeartbeatWriter:
         self._client = connect(url, timeout_s=timeout_s, patience_s=timeout_s)
         self._connection = PipelinedConnection(self._client)
         self._indexed: tuple[Incarnation, int, bool, int] | None = None
-        """The indexes' entries of a worker, and the number of connects at their writing."""
+        """A worker's index entries, and the number of connects when they were written."""
         self._until_indexed = 0
         self._fleet = FleetSummary()
 
     @property
     def fleet(self) -> FleetSummary:
-        """The fleet as of the last heartbeat."""
         return self._fleet
 
     def beat(self, heartbeat: Heartbeat) -> bool:
         """Write a heartbeat; return False when fenced.
 
-        Raises LedgerUnavailable, after ``timeout_s`` at most."""
+        Raises LedgerUnavailable, after at most ``timeout_s``."""
         return self._runner.run(self.send(heartbeat))
 
     async def send(self, heartbeat: Heartbeat) -> bool:
@@ -76,7 +74,7 @@ class RedisHeartbeatWriter:
                 if "WRONGTYPE" not in str(error) or not await mend(self._connection, self._keys):
                     raise
                 counts = await SCRIPTS.run(self._connection, "beat", self._keys, arguments)
-        # With another number of connects, another server may lack them.
+        # after another connect, this may be another server, which lacks them
         self._indexed = who, place, reaches, before if is_known else self._connection.num_connects
         self._until_indexed = self._until_indexed - 1 if is_known else _INDEX_EVERY
         if not counts:
@@ -85,7 +83,6 @@ class RedisHeartbeatWriter:
         return True
 
     def close(self) -> None:
-        """Release the connection."""
         with self._runner:
             self._runner.run(self._close())
 

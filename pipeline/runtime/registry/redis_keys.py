@@ -23,29 +23,28 @@ TYPES: Final = {
     "reaching": "set",
     "settings_changes": "list",
 }
-"""The registry's keys by their names in the scripts' headers, with their types in the server."""
+"""The registry's keys by their names in the scripts' headers, with their Redis types."""
 _RANKS: Final = {role: rank for rank, role in enumerate(Role)}
 _ROLE_SPAN: Final = 1 << 40
-"""Between two roles; above every policy version."""
+"""Distance between two roles; larger than every policy version."""
 NO_BOUND: Final = _ROLE_SPAN - 1
 
 log = structlog.get_logger(__name__)
 
 
 def standing(role: Role, policy_version: int) -> int:
-    """Return role and policy version as one number: a role's workers are a range of it."""
+    """Return role and policy version as one number, so that a role's workers are a range."""
     return _RANKS[role] * _ROLE_SPAN + policy_version + 1
 
 
 def keys_of(run: str) -> dict[str, str]:
-    """Return the registry's keys of one run, as the scripts' headers name them."""
+    """Return a run's registry keys by their names in the scripts' headers."""
     news = {NEWS[topic]: keys.notifications(run, topic) for topic in Topic}
     return {name: getattr(keys, name)(run) for name in TYPES if name not in news} | news
 
 
 async def mend(connection: PipelinedConnection, of_run: Mapping[str, str]) -> list[str]:
-    """Remove the registry's keys that are of another type than theirs, as far as this user may;
-    return their names."""
+    """Remove registry keys that have the wrong type, as far as this user may; return their names."""
     removed: list[str] = []
     for name, kind in TYPES.items():
         arguments = {"wanted": kind}

@@ -1,7 +1,7 @@
 """A change of a running run's settings, and a worker's answer to it.
 
-Changes are numbered from 1 and never removed. The last one holds until the next. A rollback is a
-change too: it restores the values from before the changes that it undoes."""
+Changes are numbered from 1 and never removed. The last one applies until the next. A rollback is a change
+too: it restores the values from before the changes that it undoes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import msgspec
 
 
 class SettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One change. Keys are ``section.key``, values are in TOML."""
+    """One change. Keys are ``section.key``, values are TOML."""
 
     number: int
     sets: dict[str, str]
-    """Its settings, with their new values."""
+    """The changed settings with their new values."""
     former: dict[str, str]
-    """The values before it, of the same keys."""
+    """Their values before this change."""
     holds: dict[str, str]
-    """All settings that this change and earlier ones have set, with their values from now on."""
+    """All settings changed by this and earlier changes, with their values from now on."""
     by: str
     """An operator's user and host, or ``supervisor``."""
     at_s: float
     """Seconds since 1970, by the clock of the host that made it."""
     reason: str = ""
     undoes: int = 0
-    """Number of the first change that this one rolls back; 0 for none."""
+    """Number of the first change that this one rolls back; 0 if none."""
     is_lazy: bool = False
-    """Whether workers take it, a version of code, when they restart anyway."""
+    """Whether workers apply it, a version of code, when they restart anyway."""
     is_settled: bool = False
-    """In the run's folder alone: whether this version of code has proved good."""
+    """Only in the run's folder: whether this version of code has proved good."""
     undone: tuple[int, ...] = ()
-    """Numbers of all changes that this one rolls back. Empty in a rollback of an earlier release,
-    which rolls back ``undoes`` and all after it."""
+    """Numbers of all changes that this one rolls back. Empty in a rollback by an earlier release, which rolls
+    back ``undoes`` and all after it."""
 
     def rolls_back(self, number: int) -> bool:
-        """Return whether this is a rollback of the change of that number."""
+        """Return whether this rolls back the change with that number."""
         if self.undone:
             return number in self.undone
         return 0 < self.undoes <= number < self.number
@@ -48,21 +48,21 @@ class SettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SettingsTaken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker's report of changes, in its heartbeat."""
+    """A worker's report about changes, in its heartbeat."""
 
     number: int = 0
-    """The last change that the worker has applied; 0: none."""
+    """The last change that it has applied; 0 if none."""
     first_update: int = 0
-    """The learner's: the first update that it made, or will make, with it."""
+    """For the learner: the first update that it made, or will make, with the change."""
     failed: int = 0
-    """Number of the first change that the worker has given up, since its first work failed; the
-    learner then continues with the former values. It stays until the change is rolled back."""
+    """Number of the first change that the worker gave up because its first work failed; the learner continues
+    with the former values. Stays until the change is rolled back."""
     failed_to: int = 0
-    """Number of the last one that failed with it; 0: it alone."""
+    """Number of the last change that failed with it; 0 if it failed alone."""
     why: str = ""
-    """Why it failed, in at most ``contract.MAX_DETAIL_CHARS``."""
+    """Why it failed, at most ``contract.MAX_DETAIL_CHARS``."""
     code: dict[str, str] = {}
-    """Versions of code that this process runs, by their setting (``pipeline.config.operations``)."""
+    """Versions of code that this process runs, by setting (``pipeline.config.operations``)."""
 
 
 def after(
@@ -76,7 +76,7 @@ def after(
     undone: Sequence[int] = (),
     is_lazy: bool = False,
 ) -> SettingsChange:
-    """Return the change that follows ``last``. ``undone``: numbers of those that it rolls back."""
+    """Return the change that follows ``last``. ``undone`` are the numbers of changes that it rolls back."""
     holds = {**(last.holds if last else {}), **sets}
     number = last.number + 1 if last else 1
     return SettingsChange(
@@ -86,7 +86,7 @@ def after(
 
 
 def standing(changes: Sequence[SettingsChange]) -> list[SettingsChange]:
-    """Return the changes that are not rolled back, and no rollbacks, in their order."""
+    """Return the changes in effect, in order: neither rolled back nor rollbacks themselves."""
     found: list[SettingsChange] = []
     for change in changes:
         if change.undoes:
@@ -97,8 +97,8 @@ def standing(changes: Sequence[SettingsChange]) -> list[SettingsChange]:
 
 
 def without(changes: Sequence[SettingsChange], undone: Sequence[SettingsChange]) -> dict[str, str]:
-    """Return the settings of ``undone`` as the other changes that stand have set them, else as they
-    were before all changes. ``changes``: all of the run."""
+    """Return what the settings of ``undone`` would be without these changes: as set by the other changes in
+    effect, otherwise as before all changes. ``changes`` are all changes of the run."""
     gone = {change.number for change in undone}
     start = {key: value for change in reversed(changes) for key, value in change.former.items()}
     held = {
@@ -110,8 +110,8 @@ def without(changes: Sequence[SettingsChange], undone: Sequence[SettingsChange])
 def undoing(
     changes: Sequence[SettingsChange], undone: Sequence[SettingsChange], *, by: str, at_s: float, reason: str = ""
 ) -> SettingsChange:
-    """Return the change that follows all ``changes`` of a run and rolls ``undone`` back. All others
-    stand, those after it too."""
+    """Return the change that follows all ``changes`` of a run and rolls back ``undone``. All others stay in
+    effect, including later ones."""
     sets = without(changes, undone)
     former = {key: changes[-1].holds[key] for key in sets}
     numbers = [change.number for change in undone]

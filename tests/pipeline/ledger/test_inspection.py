@@ -265,7 +265,7 @@ SHORT, LONG = [90, 110] * MIN_RESPONSES, [140, 160] * MIN_RESPONSES
 
 def test_a_drop_that_favours_short_answers_is_warned_of_with_its_standard_error():
     warning = favours_short(row("stale", LONG), row("", SHORT), 1)
-    assert "dropping as stale favours short answers: 200 dropped responses have 150.0 tokens in the mean" in warning
+    assert "dropping as stale favours short answers: 200 dropped responses have 150.0 tokens on average" in warning
     # two samples of 200 with a deviation of 10: the root of 2 * 100 / 199 is 1.0
     assert "200 trained ones 100.0; that is 50.0 (standard error at most 1.0) more" in warning
     assert DropsView(row("", SHORT), (row("stale", LONG),), 1).warnings == (warning,)

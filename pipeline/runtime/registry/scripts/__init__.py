@@ -1,4 +1,4 @@
-"""The registry's changes, one script each (``pipeline.ledger.redis.lua``)."""
+"""The registry's transitions, one script each (``pipeline.ledger.redis.lua``)."""
 
 from __future__ import annotations
 
