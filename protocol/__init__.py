@@ -1,12 +1,12 @@
 """The messages between Headrace's processes, and how they travel.
 
-    ids, trajectory, messages     the nouns, and every message made of them
-    arrays, codec                 messages to bytes and back, checked; limits and validate are its checks
+    ids, trajectory, messages     data types, and the messages made of them
+    arrays, codec                 encode and decode messages, with the checks in limits and validate
     peek                          any message as readable text, even one that cannot be decoded
     channel                       the contract of mailboxes and links
     zeromq                        its implementation, and the only importer of pyzmq
     endpoints                     addresses, parsed and checked
     errors                        every error that one part may raise for another to handle
 
-Nothing here imports torch, Redis, ``pipeline`` or ``workers``. The wire is specified in
-``protocol/README.md``."""
+Nothing here imports torch, Redis, ``pipeline`` or ``workers``. ``protocol/README.md`` specifies the wire
+format."""

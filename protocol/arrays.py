@@ -1,8 +1,8 @@
-"""Arrays on the wire: their bytes, little-endian, under a field name that ends in their dtype.
+"""Arrays on the wire: their little-endian bytes, under a field name that ends in the dtype.
 
-The decoder reads the dtype from the field's type. Readers without a schema read it from the name:
-``{"tokens:<i4": b"..."}``. Every array has one dimension, so no shape and no length travels that
-could be wrong."""
+The decoder knows the dtype from the field's type. Readers without a schema take it from the name:
+``{"tokens:<i4": b"..."}``. Every array has one dimension, so neither shape nor length is transmitted, and
+they cannot be wrong."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-# by name: saves an attribute lookup for each array
+# imported by name to save an attribute lookup per array
 from numpy import frombuffer
 from numpy.typing import NDArray
 
 Buffer: TypeAlias = bytes | memoryview
-"""A received frame. A memoryview must hold single bytes, so that ``len`` counts them."""
+"""A received frame. A memoryview must have single-byte items, so that ``len`` counts bytes."""
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
 
     class _AnyArray(type):
-        """Accepts every numpy array as an instance: the type only carries the dtype."""
+        """Makes every numpy array an instance: the type only carries the dtype."""
 
         __instancecheck__ = np.ndarray.__instancecheck__
 
@@ -52,7 +52,7 @@ else:
 
 
 pack_array = np.ndarray.tobytes
-"""Return an array's bytes in C order, of a strided one too. Raises TypeError for a non-array."""
+"""Return an array's bytes in C order, even if it is strided. Raises TypeError for a non-array."""
 
 
 def pack_large_array(array: Any) -> memoryview:
@@ -65,5 +65,5 @@ def pack_large_array(array: Any) -> memoryview:
 def unpack_array(declared: Any, wire: Any) -> NDArray[Any]:
     """Return a read-only vector over received bytes; ``declared`` is one of the vector types.
 
-    Raises TypeError for anything but bytes, ValueError for a part of an element."""
+    Raises TypeError for anything but bytes, ValueError for an incomplete element."""
     return frombuffer(wire, declared.dtype) if wire != b"" else declared.empty

@@ -1,9 +1,9 @@
 """The contract of mailboxes and links between actors, on one host and across hosts.
 
-A *mailbox* belongs to the worker that reads it. A *link* goes from one sender to one mailbox and
-counts its messages. ``protocol.zeromq`` has both.
+A *mailbox* belongs to the worker that reads it. A *link* goes from one sender to one mailbox and counts its
+messages. ``protocol.zeromq`` implements both.
 
-A link is fast and may lose any message when a process dies. The ledger holds all that must last."""
+A link is fast, but may lose messages when a process dies. Everything that must last is in the ledger."""
 
 from __future__ import annotations
 
@@ -17,64 +17,60 @@ from protocol.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
-    """Counters of one link, as its owner sees them. They only grow."""
+    """Counters of one link, as seen at one end. They only grow."""
 
     peer: str
-    """The other side: a worker name, or an endpoint before the peer's first message."""
+    """The other end: a worker name, or an endpoint before the peer's first message."""
     num_messages: int = 0
-    """Sent (at a sender) or received and decoded (at a mailbox)."""
+    """At a sender: sent. At a mailbox: received and decoded."""
     num_bytes: int = 0
     num_refused: int = 0
-    """At a mailbox: unreadable messages. At a sender: deliveries given up at the deadline."""
+    """At a mailbox: unreadable messages. At a sender: messages given up at the deadline."""
     num_gaps: int = 0
     """At a mailbox: sequence numbers that never arrived. Always 0 at a sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message out of a mailbox, with its sender."""
+    """A message from a mailbox, with its sender."""
 
     message: Message
     sender: str
     sequence: int
     sent_s: float
-    """Sender's wall-clock time in seconds since 1970."""
+    """Sender's wall-clock time, seconds since 1970."""
     trace: str = ""
-    """Context of the span that made the message; empty without one. Unverified."""
+    """Context of the span that made the message; may be empty. Unverified."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
-    """One request out of a responder, to be answered once."""
+    """A request received by a responder, to be answered once."""
 
     message: Message
     sender: str
     sequence: int
     route: bytes
-    """The way back, for the responder alone."""
+    """The way back, only for the responder."""
 
 
 class Sender(Protocol):
     """The sending end of one link."""
 
     @property
-    def endpoint(self) -> str:
-        """Address of the mailbox."""
-        ...
+    def endpoint(self) -> str: ...
 
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
-        """Pass the message to the link; wait at most ``timeout_s`` for room: the back-pressure.
+        """Pass the message to the link, waiting at most ``timeout_s`` for room (the back-pressure).
 
-        Returns False when there was no room in time: the mailbox is full or gone. Raises
-        ChannelClosed after ``close``."""
+        Returns False when there was no room in time, since the mailbox is full or gone. Raises ChannelClosed
+        after ``close``."""
         ...
 
-    def stats(self) -> LinkStats:
-        """Return this link's counters."""
-        ...
+    def stats(self) -> LinkStats: ...
 
     def unreached_s(self) -> float:
-        """Return for how long the mailbox has been unreachable, in seconds; 0 while reachable."""
+        """Return for how many seconds the mailbox has been unreachable; 0 while it is reachable."""
         ...
 
     def close(self) -> None:
@@ -82,22 +78,22 @@ class Sender(Protocol):
 
 
 class Mailbox(Protocol):
-    """The receiving end: one per worker."""
+    """The receiving end; one per worker."""
 
     @property
     def endpoint(self) -> str:
-        """Address for senders; a mailbox bound to port 0 reports its real port."""
+        """Address for senders. A mailbox bound to port 0 reports its real port."""
         ...
 
     async def receive(self, *, timeout_s: float) -> Delivery | None:
-        """Return the next readable message, or None when none came within ``timeout_s``.
+        """Return the next readable message, or None if none arrived within ``timeout_s``.
 
-        An unreadable message is counted in ``stats`` under the peer's name, logged and dropped.
-        Cancelling this call loses no message. Raises ChannelClosed after ``close``."""
+        Unreadable messages are counted in ``stats`` under the peer's name, logged and dropped. Cancelling
+        this call loses no message. Raises ChannelClosed after ``close``."""
         ...
 
     def stats(self) -> list[LinkStats]:
-        """Return counters by sender."""
+        """Return the counters by sender."""
         ...
 
     def close(self) -> None:
@@ -105,17 +101,17 @@ class Mailbox(Protocol):
 
 
 class Requester(Protocol):
-    """Sends requests to one responder, and waits for answers. Weights between hosts use it."""
+    """Sends requests to one responder and waits for the answers. Used for weights between hosts."""
 
     async def request(self, message: Message, *, timeout_s: float, unreached_s: float | None = None) -> Message:
         """Return the answer. Raises DeadlineExceeded, ChannelClosed, or a WireError.
 
-        Several requests may be under way at once, and are answered in any order.
-        ``unreached_s``: DeadlineExceeded, too, once the responder has been unreachable so long."""
+        Several requests may be in flight at once, and are answered in any order. Also raises DeadlineExceeded
+        once the responder has been unreachable for ``unreached_s``."""
         ...
 
     def unreached_s(self) -> float:
-        """Return for how long the responder has been unreachable, in seconds; 0 while reachable."""
+        """Return for how many seconds the responder has been unreachable; 0 while it is reachable."""
         ...
 
     def close(self) -> None:
@@ -126,22 +122,20 @@ class Responder(Protocol):
     """Answers requesters."""
 
     @property
-    def endpoint(self) -> str:
-        """Address for requesters."""
-        ...
+    def endpoint(self) -> str: ...
 
     async def next_request(self, *, timeout_s: float) -> ReceivedRequest | None:
-        """Return the next readable request; None when none came in time. An unreadable request is
-        counted and dropped. Raises ChannelClosed."""
+        """Return the next readable request; None if none arrived in time. Unreadable requests are counted and
+        dropped. Raises ChannelClosed."""
         ...
 
     def reply(self, request: ReceivedRequest, answer: Message) -> None:
-        """Answer a request, now or later, in any order; an answer without a reader is dropped."""
+        """Answer a request, now or later, in any order. An answer that nobody reads is dropped."""
         ...
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
-        """Answer the next request with ``handler``; False when none came in time. An unreadable
-        request is counted and dropped."""
+        """Answer the next request with ``handler``; return False if none arrived in time. Unreadable requests
+        are counted and dropped."""
         ...
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""From messages to bytes and back: typed MessagePack, checked before, while and after decoding.
+"""Encodes and decodes messages: typed MessagePack, checked before, during and after decoding.
 
-Received frames may hold any bytes. Decoding returns a message whose every field has its declared
-type, or raises a WireError and nothing else.
+Received frames may contain any bytes. Decoding returns a message whose fields all have their declared types,
+or raises a WireError and nothing else.
 
-On a link a message is two frames: envelope and body, MessagePack maps with named fields. In the
-ledger it is one blob: a map of version, type and checksum, with the body nested in it. The plain
-``msgpack`` package reads both, as ``protocol.peek`` does. Specification: ``protocol/README.md``."""
+On a link, a message is two frames: envelope and body, MessagePack maps with named fields. In the ledger it is
+one blob: a map of version, type and checksum, with the body nested in it. The plain ``msgpack`` package reads
+both, as ``protocol.peek`` does. Specification: ``protocol/README.md``."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from protocol.validate import check_consistency, check_vectors
 T = TypeVar("T")
 
 MAX_BLOB_BYTES = 512 * 1024 * 1024
-"""Redis's limit of a value."""
+"""Redis's limit for a value."""
 MAX_TOLD_CHARS = 300
-"""Of the decoder's own error, which quotes the unexpected value."""
+"""How much of the decoder's error, which quotes the unexpected value, is repeated."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,9 +49,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str
     """Tag of the body's type."""
     sender: str
-    """Name of the worker that sent it."""
     sequence: int
-    """Position on this link, from 0, without holes."""
+    """Position on this link, from 0, without gaps."""
     checksum: int
     """xxh3-64 of the body."""
     sent_s: float
@@ -61,27 +60,27 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):
-    """The one-piece form, for the ledger."""
+    """The single-piece form, for the ledger."""
 
     version: int
     type: str
     checksum: int
     """As in Envelope."""
     body: msgspec.Raw
-    """The body itself, nested, so that one pass of any MessagePack reader shows all of it."""
+    """The body, nested, so that any MessagePack reader shows all of it in one pass."""
 
 
 class _VersionOnly(msgspec.Struct):
-    """The common part of all versions of envelope and blob."""
+    """What all versions of envelope and blob have in common."""
 
     version: int
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """The sender and sequence that an unreadable message names. Unverified."""
+    """The sender and sequence named by an unreadable message. Unverified."""
 
     sender: str = ""
-    """Empty when it cannot be read."""
+    """Empty if unreadable."""
     sequence: int = -1
 
 
@@ -109,19 +108,19 @@ _MESSAGE_DECODERS: _Decoders = {tag: _DECODERS[tag] for tag in _MESSAGE_TAGS.val
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A message's encoded body, made once for all its links and the ledger."""
+    """A message's body, encoded once for all its links and the ledger."""
 
     tag: str
     body: bytes
     checksum: int
     apart: memoryview | None = None
-    """Bytes of a frame of their own, behind the body."""
+    """Bytes of a separate frame after the body."""
     trace: str = ""
     """For the envelope of each link."""
 
 
 def encode_once(message: Message) -> Encoded:
-    """Return the body of ``message``, checked. Raises as ``encode`` does."""
+    """Check and encode the body of ``message``. Raises like ``encode``."""
     tag = _MESSAGE_TAGS.get(type(message))
     if tag is None:
         raise UnknownMessage(
@@ -137,9 +136,9 @@ def encode_once(message: Message) -> Encoded:
 
 
 def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: float) -> list[Buffer]:
-    """Return the frames of ``message``: envelope, body, and the bytes that travel apart.
+    """Return the frames of ``message``: envelope, body, and bytes that travel in a separate frame.
 
-    Raises MalformedMessage for contradicting fields, and for values that cannot be encoded."""
+    Raises MalformedMessage for contradictory fields, and for values that cannot be encoded."""
     encoded = message if isinstance(message, Encoded) else encode_once(message)
     envelope = Envelope(
         version=SCHEMA_VERSION,
@@ -157,7 +156,7 @@ def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: fl
 def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelope]:
     """Return the message in ``frames`` and its envelope. Its arrays are read-only.
 
-    Raises a WireError, and nothing else, for any content."""
+    Whatever the content, raises only WireErrors."""
     if not NUM_FRAMES <= len(frames) <= MAX_FRAMES:
         raise MalformedMessage(f"message of {len(frames)} frames, expected {NUM_FRAMES}: envelope and body")
     head, body, *apart = frames
@@ -170,7 +169,7 @@ def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelo
 
 
 def read_envelope(frame: Buffer) -> Envelope:
-    """Return frame 0. Raises UnknownVersion, MalformedMessage."""
+    """Decode frame 0. Raises UnknownVersion, MalformedMessage."""
     if len(frame) > MAX_ENVELOPE_BYTES:
         raise MalformedMessage(f"envelope of {len(frame)} bytes, at most {MAX_ENVELOPE_BYTES} are read")
     try:
@@ -186,7 +185,7 @@ def read_envelope(frame: Buffer) -> Envelope:
 
 
 def read_claims(frames: Sequence[Buffer]) -> Claims:
-    """Return the sender that an unreadable message names. Never raises."""
+    """Return the sender named by an unreadable message. Never raises."""
     if not frames or len(frames[0]) > MAX_ENVELOPE_BYTES:
         return Claims()
     try:
@@ -196,9 +195,9 @@ def read_claims(frames: Sequence[Buffer]) -> Claims:
 
 
 def to_blob(obj: Storable | Encoded) -> bytes:
-    """Return ``obj``, a message or a score, as one blob for the ledger.
+    """Encode a message or score as one blob for the ledger.
 
-    Raises MalformedMessage as ``encode`` does."""
+    Raises MalformedMessage like ``encode``."""
     if isinstance(obj, Encoded):
         tag, body, checksum = obj.tag, obj.body, obj.checksum
     else:
@@ -211,9 +210,9 @@ def to_blob(obj: Storable | Encoded) -> bytes:
 
 
 def from_blob(data: Buffer, type_: type[T]) -> T:
-    """Return the object that ``to_blob`` encoded. ``type_`` is a message or score type, or a union.
+    """Decode the object encoded by ``to_blob``. ``type_`` is a message or score type, or a union.
 
-    Raises a WireError: UnknownMessage when the blob holds another type."""
+    Raises a WireError: UnknownMessage when the blob contains another type."""
     check_size(len(data), MAX_BLOB_BYTES)
     try:
         blob = _decode_blob(data)
@@ -227,17 +226,17 @@ def from_blob(data: Buffer, type_: type[T]) -> T:
 
 @cache
 def _decoders_of(type_: Any) -> _Decoders:
-    """Return the decoders of a type or a union of types, by tag."""
+    """Return the decoders of a type, or of a union of types, by tag."""
     wanted = get_args(type_) or (type_,)
     return {tag: _DECODERS[tag] for cls, tag in _TAGS.items() if cls in wanted}
 
 
 def _encode_body(obj: Storable) -> bytes:
-    """Check ``obj``, then return its bytes."""
+    """Check ``obj`` and return its bytes."""
     check_vectors(obj)
     check_consistency(obj)
     if isinstance(obj, RewardScore) and obj.guidance is None:
-        # the codec leaves out what is unset
+        # unset fields are left out
         obj = msgspec.structs.replace(obj, guidance=msgspec.UNSET)
     try:
         body = _encode_large(obj) if obj.__class__ in _LARGE else _encode(obj)
@@ -248,13 +247,13 @@ def _encode_body(obj: Storable) -> bytes:
         and len(body) > FREE_BODY_BYTES
         and (obj.prompt.extra or len(body) > MAX_TEXT_BYTES)
     ):
-        # every receiver would refuse it; without extra columns a body holds few values
+        # every receiver would refuse this; without extra columns a body has few values
         check_values(memoryview(body))
     return body
 
 
 def _decode_body(tag: str, decoders: _Decoders, body: Buffer | msgspec.Raw, checksum: int) -> Any:
-    """Check, decode, check again. The cheapest check comes first."""
+    """Check, decode, and check again. The cheapest check comes first."""
     computed = xxh3_64_intdigest(body)
     if computed != checksum:
         raise ChecksumMismatch(
@@ -276,13 +275,13 @@ def _decode_body(tag: str, decoders: _Decoders, body: Buffer | msgspec.Raw, chec
 
 
 def _put_together(message: Message, apart: Sequence[Buffer]) -> WeightsPart:
-    """Return a part with the data that travelled apart. Raises MalformedMessage."""
+    """Return a part with the data from a separate frame. Raises MalformedMessage."""
     if not isinstance(message, WeightsPart):
         raise MalformedMessage(f"message of {MAX_FRAMES} frames, expected {NUM_FRAMES}: envelope and body")
     num_apart = sum(map(len, apart))
     if message.data.size or message.apart != num_apart or not apart:
         raise MalformedMessage(
-            f"a part with {message.data.size} bytes in its body and {num_apart} in a frame of their own, expected 0 and "
+            f"a part with {message.data.size} bytes in its body and {num_apart} in a separate frame, expected 0 and "
             f"{message.apart}"
         )
     whole = msgspec.structs.replace(message, data=np.frombuffer(apart[0], np.uint8))
@@ -291,7 +290,7 @@ def _put_together(message: Message, apart: Sequence[Buffer]) -> WeightsPart:
 
 
 def _told(error: Exception) -> str:
-    """Return an error's text, cut, since it may quote text of any length from the message."""
+    """Return an error's text, shortened, since it may quote any amount of the message."""
     return str(error)[:MAX_TOLD_CHARS]
 
 
@@ -303,5 +302,5 @@ def _refuse_other_version(data: Buffer) -> None:
         return
     if version != SCHEMA_VERSION:
         raise UnknownVersion(
-            f"message of schema version {version}, this worker reads {SCHEMA_VERSION}; run the same release everywhere"
+            f"message of schema version {version}, this worker reads {SCHEMA_VERSION}; run the same release on all hosts"
         )

@@ -1,7 +1,7 @@
-"""Addresses of mailboxes: ``ipc://`` on one host, ``tcp://`` across hosts; parsed, checked, made.
+"""Addresses of mailboxes: ``ipc://`` on one host, ``tcp://`` across hosts.
 
-An ipc endpoint is a socket file, and access to its folder is permission to send. So the folder has
-mode 0700. Its path has at most 107 bytes: the kernel cuts longer ones."""
+An ipc endpoint is a socket file, and access to its folder is permission to send; so the folder has mode 0700.
+Its path has at most 107 bytes, since the kernel truncates longer ones."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from protocol.ids import Incarnation
 from protocol.private import ensure_private_folder
 
 MAX_IPC_PATH_BYTES = 107
-"""``sun_path`` of a Unix socket address without its closing zero (Linux; unix(7))."""
+"""Size of ``sun_path`` in a Unix socket address, without the final zero (Linux; unix(7))."""
 _WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104 -- recognised, in order to be replaced
 _TCP = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]/]+)):(?P<port>\d{1,5}|\*)(?:-(?P<last>\d{1,5}))?")
 
 
 class WireSettings(Protocol):
-    """The configuration's settings of addresses."""
+    """The configured settings for addresses."""
 
     @property
     def transport(self) -> Literal["ipc", "tcp"]:
@@ -40,7 +40,7 @@ class WireSettings(Protocol):
 
     @property
     def ports(self) -> str | None:
-        """Ports to bind, as FIRST-LAST; None: any free port."""
+        """Ports to bind, as FIRST-LAST; None for any free port."""
         ...
 
 
@@ -48,8 +48,8 @@ class WireSettings(Protocol):
 class Endpoint:
     """A parsed address; ``str()`` returns its text.
 
-    Example: ``Endpoint.parse("tcp://10.0.0.7:5555")`` is
-    ``Endpoint(scheme="tcp", host="10.0.0.7", port=5555)``."""
+    Example: ``Endpoint.parse("tcp://10.0.0.7:5555")`` is ``Endpoint(scheme="tcp", host="10.0.0.7",
+    port=5555)``."""
 
     scheme: Literal["ipc", "tcp"]
     path: str = ""
@@ -57,13 +57,13 @@ class Endpoint:
     host: str = ""
     """Without brackets, for tcp."""
     port: int = 0
-    """0: any free port."""
+    """0 means any free port."""
     last_port: int = 0
-    """Of a range to listen on: any free port from ``port`` to this one. 0: ``port`` alone."""
+    """End of a range to listen on, from ``port``; 0 means only ``port``."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``ipc:///path`` or ``tcp://host:port``. Raises ConfigError."""
+        """Parse ``ipc:///path`` or ``tcp://host:port``. Raises ConfigError."""
         scheme, separator, rest = text.partition("://")
         if not separator or scheme not in ("ipc", "tcp"):
             raise ConfigError(
@@ -99,28 +99,27 @@ class Endpoint:
 
     @property
     def reachable(self) -> Self:
-        """This address for other hosts: a wildcard becomes this host's own address."""
+        """This address for other hosts: a wildcard is replaced by this host's own address."""
         if self.scheme == "tcp" and self.host in _WILDCARDS:
             return replace(self, host=own_address())
         return self
 
     def told(self, instead: str | None) -> str:
-        """Return a tcp address's host for other hosts: ``instead``, if it is set.
+        """Return the host to tell other hosts for this tcp address: ``instead``, if it is set.
 
-        Raises ConfigError when that host means loopback, unless this address is a loopback address.
-        """
+        Raises ConfigError if that means loopback, unless this address is a loopback address."""
         host = instead or self.reachable.host
         if not self.is_local and is_loopback(host):
             raise ConfigError(
-                f"wire.host is {self.host}, and other hosts would receive {host}, which means loopback here: expected an "
-                f"address that they can connect to. Set wire.advertise_host, or {ADVERTISE_HOST} on this host, to its name or "
-                "address elsewhere. For a run on one host set wire.host to 127.0.0.1"
+                f"wire.host is {self.host}, and other hosts would be told {host}, which means loopback here: expected an "
+                f"address that they can connect to. Set wire.advertise_host, or {ADVERTISE_HOST} on this host, to the name or "
+                "address that other hosts use. For a run on one host set wire.host to 127.0.0.1"
             )
         return host
 
     @property
     def candidates(self) -> list[Self]:
-        """Numeric addresses to bind, in order, each with one port."""
+        """Numeric addresses to try to bind, in order, each with one port."""
         if self.scheme == "ipc":
             return [self]
         host = numeric(self.host)
@@ -131,7 +130,7 @@ class Endpoint:
 def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str:
     """Return the address for a worker's mailbox: its own socket file, or a port of ``wire.host``.
 
-    The file's name holds the epoch, so that a frozen older incarnation does not block a new one."""
+    The file's name contains the epoch, so that a frozen older incarnation does not block a new one."""
     if wire.transport == "tcp":
         first, _, last = (wire.ports or "0").partition("-")
         return str(Endpoint("tcp", host=wire.host, port=int(first), last_port=int(last or first)))
@@ -139,7 +138,7 @@ def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str
 
 
 def run_tag(run_dir: Path) -> str:
-    """Return the prefix of a run's private folders outside its own: user, and hash of its path."""
+    """Return the name prefix of a run's private folders outside its own: user, and hash of the run's path."""
     return f"headrace-{os.getuid()}-{hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]}"
 
 
@@ -149,7 +148,7 @@ def socket_folders(run_dir: Path) -> tuple[Path, Path]:
 
 
 def ipc_endpoint(run_dir: Path, name: str) -> str:
-    """Return an ipc endpoint in a private folder: the run's, or a temporary one for a long path."""
+    """Return an ipc endpoint in a private folder: the run's, or a temporary one if that path is too long."""
     folder, short_folder = socket_folders(run_dir)
     if len(os.fsencode(folder / f"{name}.sock")) > MAX_IPC_PATH_BYTES:
         folder = short_folder
@@ -163,6 +162,6 @@ def _checked_path(path: str, text: str) -> str:
         raise ConfigError(f"ipc endpoint {text!r} needs an absolute path: ipc:///folder/name.sock")
     if num_bytes > MAX_IPC_PATH_BYTES:
         raise ConfigError(
-            f"socket path {path} has {num_bytes} bytes, the system takes at most {MAX_IPC_PATH_BYTES}; use a shorter run.dir"
+            f"socket path {path} has {num_bytes} bytes, the system allows at most {MAX_IPC_PATH_BYTES}; use a shorter run.dir"
         )
     return path

@@ -1,7 +1,7 @@
 """The error tree of Headrace: every exception that one part may raise for another to handle.
 
-Each class also inherits the standard error that it refines. A message has what failed, the value
-got, the value expected, and the remedy."""
+Each class also inherits the standard error that it refines. A message says what failed, the value found, the
+value expected, and what to do."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class MalformedMessage(WireError, ValueError):
 
 
 class UnknownVersion(WireError, ValueError):
-    """The message was written by another schema version."""
+    """The message was written with another schema version."""
 
 
 class UnknownMessage(WireError, ValueError):
-    """The message type is not one that this receiver knows."""
+    """This receiver does not know the message type."""
 
 
 class ChecksumMismatch(WireError, ValueError):
@@ -39,7 +39,7 @@ class ChecksumMismatch(WireError, ValueError):
 
 
 class MessageTooLarge(WireError, ValueError):
-    """The message is over the size limit and was refused before decoding."""
+    """The message exceeds the size limit and was refused before decoding."""
 
 
 class PeerRefused(WireError, PermissionError):
@@ -63,15 +63,15 @@ class LedgerUnavailable(LedgerError, ConnectionError):
 
 
 class LedgerDiskFailed(LedgerUnavailable):
-    """The ledger's append-only file cannot be written; as a rule the disk is full."""
+    """The ledger's append-only file cannot be written, usually because the disk is full."""
 
 
 class LedgerRefused(LedgerError, PermissionError):
-    """The ledger server refuses the name or password. A repeat would be refused too."""
+    """The ledger server refuses the user name or password. Retrying is useless."""
 
 
 class LedgerFull(LedgerError, MemoryError):
-    """The ledger lacks memory and refuses writes. Admission must stop until it shrinks."""
+    """The ledger is out of memory and refuses writes. Admission must stop until it shrinks."""
 
 
 class LedgerMismatch(LedgerError, ValueError):
@@ -95,24 +95,24 @@ class WeightsDamaged(WeightsRejected):
 
 
 class Diverged(EngineError, FloatingPointError):
-    """Optimiser steps, or published weights' logits, are not finite. A restart cannot help."""
+    """Optimiser steps, or the logits of published weights, are not finite. A restart cannot help."""
 
 
 class StepDiffered(EngineError):
-    """An optimiser step had another result when it was made again: the machine is not sound."""
+    """Repeating an optimiser step gave another result, so the machine cannot be trusted."""
 
 
 class EngineDied(EngineError):
-    """An engine's process or device has ended, failed or hangs. Its work continues elsewhere."""
+    """An engine's process or device has ended, failed or hung. Its work continues elsewhere."""
 
 
 class ParityFailed(EngineError):
-    """After a weight update an engine's log-probs differ from the learner's: it must not sample."""
+    """After a weight update an engine's log-probs differ from the learner's, so it must not sample."""
 
 
 class StorageFailed(HeadraceError, OSError):
-    """The disk refused to hold a checkpoint; the one before is untouched."""
+    """A checkpoint could not be written to the disk; the previous one is untouched."""
 
 
 class StoreUnavailable(HeadraceError, ConnectionError):
-    """An object store does not answer. A later try may succeed; nothing of the run waits for it."""
+    """An object store does not answer. A later try may succeed; the run does not wait for it."""

@@ -1,13 +1,13 @@
-"""The entry to every process of Headrace: its packages are imported from the folder of this file.
+"""The entry point of every Headrace process: imports its packages from the distribution of this file.
 
-``pipeline``, ``protocol`` and ``workers`` are common names. A folder of the user may have one of
-them and stand on PYTHONPATH, which Python searches before what is installed. A process that starts
-here takes these three names from its own distribution. All other imports follow the path as ever.
+``pipeline``, ``protocol`` and ``workers`` are common names, and a folder of the user's with such a name may be
+on PYTHONPATH, which Python searches before installed packages. A process that starts here takes these three
+from its own distribution. All other imports work as usual.
 
     python -P .../protocol/headrace.py MODULE ARGUMENT ...    how one process starts another
     headrace ARGUMENT ...                                     see pipeline/cli/headrace/__init__.py
 
-Only the standard library is imported at its top."""
+Only the standard library is imported at the top of this file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HERE: Final = Path(__file__).absolute()
 
 
 class _OwnPackages:
-    """A finder that knows the distribution's own packages by name: they are beside this one."""
+    """Finds the distribution's own packages, which are next to this one, by name."""
 
     _root: ClassVar = [str(_HERE.parents[1])]
 
@@ -32,18 +32,16 @@ class _OwnPackages:
     def find_spec(
         cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a package of ours is; None for any other module."""
         return PathFinder.find_spec(name, cls._root, target) if name in PACKAGES else None
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command line of a process that calls ``main`` of a module, or of a package's
-    ``__main__``."""
+    """Return the command line of a process that calls ``main`` of a module, or of a package's ``__main__``."""
     return [sys.executable, "-P", str(_HERE), module, *arguments]
 
 
 def of_root(words: Sequence[str], root: Path) -> list[str]:
-    """Return a command line of ``command`` whose process takes our packages from ``root``."""
+    """Return a command line from ``command`` whose process takes our packages from ``root``."""
     entry = str(root / "protocol" / _HERE.name)
     return [entry if word == str(_HERE) else word for word in words]
 
@@ -68,7 +66,7 @@ def run(words: Sequence[str]) -> NoReturn:
     sys.exit(found.main())
 
 
-# the second: a process that multiprocessing spawns from one of these
+# __mp_main__: a process that multiprocessing spawns from one of these
 if __name__ in ("__main__", "__mp_main__"):
     keep_own()
 if __name__ == "__main__":

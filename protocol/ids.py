@@ -1,16 +1,16 @@
 """Names of roles, incarnations, trajectories and chunks.
 
-Ids are short, sortable by eye and the same in messages, ledger keys, logs and commands.
+Ids are short, easy to sort by eye, and the same in messages, ledger keys, logs and commands.
 
     t.12.3      trajectory: training lane, group 12, member 3
     t.12.3.0    its first chunk
     e4.7.0      evaluation number 4, prompt 7, sample 0
 
-A group's number is its place in the order of admission. It is also its place in the prompt stream,
-until a dead letter's prompt is admitted again (``Lease.prompt``).
+A group's number is its position in the order of admission, and also in the prompt stream until a dead
+letter's prompt is admitted again (``Lease.prompt``).
 
-Ids become parts of ledger keys and file names. So the form of every received id is checked: a lane
-is ``t`` or ``e`` and a number, and numbers fit the ledger's arithmetic."""
+Ids become parts of ledger keys and file names, so every received id is checked: a lane is ``t`` or ``e`` and a
+number, and numbers fit the ledger's arithmetic."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ _WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Role(StrEnum):
-    """The role of a process."""
-
     GENERATOR = "generator"
     REWARD = "reward"
     REFERENCE = "reference"
@@ -41,14 +39,14 @@ class Role(StrEnum):
 
 
 ELASTIC_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
-"""Roles of which a run has any number of workers, while it goes on; the others have one."""
+"""Roles of which a running run may have any number of workers; the others have one."""
 
 
 class Incarnation(msgspec.Struct, frozen=True):
     """One life of one worker. The registry assigns its epoch, which only grows.
 
-    A write with an older epoch than the registry's for that worker has no effect.
-    Example: ``Incarnation(role=Role.GENERATOR, worker="generator-0", epoch=7)``."""
+    A write with an older epoch than the registry's for that worker has no effect. Example:
+    ``Incarnation(role=Role.GENERATOR, worker="generator-0", epoch=7)``."""
 
     role: Role
     worker: str
@@ -59,7 +57,7 @@ class Incarnation(msgspec.Struct, frozen=True):
 
 
 class TrajectoryId(msgspec.Struct, frozen=True, order=True):
-    """A trajectory: lane, group (place in admission order), member (0 .. group size - 1)."""
+    """A trajectory: lane, group (position in admission order), member (0 .. group size - 1)."""
 
     lane: str
     group: int
@@ -70,12 +68,12 @@ class TrajectoryId(msgspec.Struct, frozen=True, order=True):
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether this trajectory is evaluated and never trained on."""
+        """Whether this trajectory is evaluated, never trained on."""
         return self.lane != TRAIN_LANE
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``t.12.3``. Raises ValueError when the text is not a trajectory id."""
+        """Parse ``t.12.3``. Raises ValueError when the text is not a trajectory id."""
         found = _TRAJECTORY.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r} is not a trajectory id; expected LANE.GROUP.MEMBER, for example t.12.3")
@@ -93,7 +91,7 @@ class ChunkId(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``t.12.3.0``. Raises ValueError when the text is not a chunk id."""
+        """Parse ``t.12.3.0``. Raises ValueError when the text is not a chunk id."""
         trajectory, _, index = text.rpartition(".")
         if not (index.isascii() and index.isdecimal() and len(index) <= 15):
             raise ValueError(f"{text!r} is not a chunk id; expected LANE.GROUP.MEMBER.CHUNK, for example t.12.3.0")
@@ -101,7 +99,7 @@ class ChunkId(msgspec.Struct, frozen=True, order=True):
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether a ledger can have made this id, which may come from any peer."""
+        """Whether a ledger could have made this id, which may come from any peer."""
         trajectory = self.trajectory
         lane = trajectory.lane
         return (
@@ -113,5 +111,5 @@ class ChunkId(msgspec.Struct, frozen=True, order=True):
 
 
 def is_worker_name(name: str) -> bool:
-    """Return whether ``name`` may become part of file names, ledger keys and log lines."""
+    """Return whether ``name`` is safe in file names, ledger keys and log lines."""
     return _WORKER.fullmatch(name) is not None

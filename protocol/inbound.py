@@ -1,7 +1,6 @@
 """A receiver's counters of its peers: messages received, never arrived, and refused.
 
-A message that cannot be read is counted under the peer's name, logged (``protocol.log_limiter``) and
-dropped."""
+An unreadable message is counted under the peer's name, logged (``protocol.log_limiter``) and dropped."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from protocol.log_limiter import LogLimiter
 from protocol.messages import Message
 
 MAX_PEERS = 1024
-"""Peers counted by name. Later ones are counted together: invented names fill no memory."""
+"""Peers counted by name. Later ones are counted together, so that invented names don't fill memory."""
 MAX_NAME_CHARS = 80
 MAX_GAPS = 2**53
-"""The count stops here: a peer may claim any sequence number, and counters travel as JSON."""
+"""The count stops here, since a peer may claim any sequence number, and counters travel as JSON."""
 OTHERS = "(others)"
 UNNAMED = "(unnamed)"
 
@@ -40,7 +39,7 @@ class _Peer:
 
 
 class Inbound:
-    """Reads frames and counts them, for one receiver."""
+    """Decodes and counts frames, for one receiver."""
 
     def __init__(self, endpoint: str, *, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._endpoint = endpoint
@@ -55,8 +54,8 @@ class Inbound:
         address: Callable[[], str] = lambda: "",
         check: Callable[[str], None] | None = None,
     ) -> Delivery | None:
-        """Return the message, or None when it was refused. ``address`` names an unnamed peer.
-        ``check``: as in ``open``."""
+        """Return the message, or None when it was refused. ``address`` names an unnamed peer; ``check`` is as
+        in ``open``."""
         opened = self.open(frames, address=address, check=check)
         if opened is None:
             return None
@@ -68,12 +67,12 @@ class Inbound:
     ) -> tuple[Message, Envelope] | None:
         """Return message and envelope, or None when the message was refused.
 
-        ``check`` gets the address first, and raises WireError for a peer that is not permitted."""
+        ``check`` is called first with the address, and raises WireError for a peer that is not permitted."""
         if check is not None:
             try:
                 check(address())
             except WireError as error:
-                # Its own words would have counted it under a permitted peer's name.
+                # by the name in its envelope it might count as a permitted peer
                 self.refuse(address() or UNNAMED, error)
                 return None
         try:
@@ -89,7 +88,7 @@ class Inbound:
         return message, envelope
 
     def refuse(self, name: str, error: WireError, *, sequence: int = -1) -> None:
-        """Count an unreadable message, and log it unless this peer's last was just logged."""
+        """Count an unreadable message, and log it unless this peer was logged recently."""
         name = name[:MAX_NAME_CHARS]
         peer = self._peer(name)
         peer.num_refused += 1
@@ -126,7 +125,7 @@ class Inbound:
 
 
 def _follow(peer: _Peer, sequence: int) -> None:
-    """Count the missing numbers before this one. A smaller number means a restarted sender."""
+    """Count the numbers missing before this one. A smaller number means a restarted sender."""
     if peer.expected is not None and sequence > peer.expected:
         peer.num_gaps = min(peer.num_gaps + sequence - peer.expected, MAX_GAPS)
     peer.expected = sequence + 1

@@ -1,7 +1,7 @@
-"""Limits how often one complaint is logged: once a minute a peer, and ten peers a kind.
+"""Limits how often a complaint is logged: once a minute per peer, and for ten peers per kind.
 
-So hostile peers fill no disk and no memory, however many names or keys they invent. Kinds are the
-program's own words, never a peer's."""
+So hostile peers cannot fill disk or memory, however many names or keys they invent. Kinds are the program's
+own words, never a peer's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 LOG_EVERY_S = 60.0
 MAX_LOGGED = 10
-"""Peers logged for one kind in that time. The next line has the number of the others."""
+"""Peers logged for one kind in that time. The next line gives the number of the others."""
 
 
 @dataclass(slots=True)
@@ -22,14 +22,15 @@ class _Kind:
 
 
 class LogLimiter:
-    """The times of logged complaints. Used by one thread."""
+    """Decides which complaints are logged. Used by one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kinds: dict[str, _Kind] = {}
 
     def due(self, who: str, kind: str) -> int | None:
-        """Return how many of this kind were not logged since the last line; None: do not log."""
+        """Return how many of this kind were suppressed since the last line; None if this one is not to be
+        logged."""
         now = self._clock()
         known = self._kinds.setdefault(kind, _Kind(now))
         if now - known.began_s >= LOG_EVERY_S:

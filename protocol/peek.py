@@ -1,7 +1,7 @@
-"""Any message as readable text, with nothing but the plain ``msgpack`` package.
+"""Shows any message as readable text, using only the plain ``msgpack`` package.
 
-It reads frames and blobs of any version and type, truncated ones too. It knows no message type, so
-no type can be unknown to it."""
+Reads frames and blobs of any version and type, even truncated ones. It knows no message types, so none can be
+unknown to it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from protocol.printable import json_safe
 
 _unpackb: Callable[..., Any] = msgpack.unpackb  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
 MAX_SHOWN = 8
-"""Elements of an array that are shown from its start."""
+"""Elements shown from the start of an array."""
 MAX_SHOWN_CHARS = 100_000
-"""Of a text."""
+"""Characters shown of a text."""
 _DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 _FORMATS: dict[str, str] = {dtype: code for dtype, code in zip(_DTYPES, "?bBhHiIqQefd", strict=True)}  # noqa: C416
-"""Wire dtype -> format of the ``struct`` module."""
+"""Wire dtype -> format character of the ``struct`` module."""
 
 
 def peek(frames: Sequence[Buffer]) -> dict[str, Any]:
     """Return envelope and body as plain data; arrays as dtype, size and their first elements.
 
-    One frame is read as a blob. An unreadable part is shown as
-    ``{"unreadable": reason, "hex": first bytes}``. Adds ``checksum_ok``. Never raises."""
+    A single frame is read as a blob. Unreadable parts are shown as ``{"unreadable": reason, "hex": first
+    bytes}``. Adds ``checksum_ok``. Never raises."""
     if not frames:
         return {"unreadable": "no frames"}
     if len(frames) == 1:
@@ -69,7 +69,7 @@ def _unpack(data: bytes) -> Any:
 def _pairs(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     """Return a map with text keys.
 
-    A key that is a map or list is named by its kind. Nested ``repr`` doubles backslashes at each
+    Keys that are maps or lists are named by their type, since nested ``repr`` doubles backslashes at each
     level: a thousand bytes would take gigabytes."""
     return {key if isinstance(key, str) else _key(key): value for key, value in pairs}
 
@@ -81,7 +81,7 @@ def _key(key: object) -> str:
 
 
 def _plain(value: Any, key: str = "", depth: int = 0) -> Any:
-    """Return plain data: arrays described, other bytes as hex, deep nesting cut."""
+    """Return plain data: arrays described, other bytes as hex, deep nesting cut off."""
     if depth > 64:
         return "..."
     if isinstance(value, dict):

@@ -1,9 +1,8 @@
 """Makes text from data files, models and peers safe to show.
 
-The result moves no cursor, changes no colour, answers no terminal query and does not run backwards.
-Visible text, line breaks and tabs stay. Python's escapes replace control characters, with ESC and
-the one-character CSI of C1. They replace marks of text direction, the two Unicode line separators,
-and half surrogate pairs."""
+The result cannot move the cursor, change colours, query the terminal or reverse text direction. Visible text,
+line breaks and tabs stay. Replaced by Python escapes: control characters, including ESC and the one-character
+CSI of C1, marks of text direction, the two Unicode line separators, and lone surrogates."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ _UNSAFE_LINE = re.compile(rf"[\x00-\x1f{_ACTS}]")
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with everything that acts on a terminal escaped. Line breaks stay."""
+    """Escape everything in ``text`` that acts on a terminal. Line breaks stay."""
     return _UNSAFE.sub(_escape, text)
 
 
 def printable_line(text: str) -> str:
-    """Return ``text`` as one line: line breaks and tabs are escaped too."""
+    """Like ``printable``, as one line: line breaks and tabs are escaped too."""
     return _UNSAFE_LINE.sub(_escape, text)
 
 
 def json_safe(document: str) -> str:
-    """Return an equal JSON document that acts on no terminal."""
+    """Return an equivalent JSON document without anything that acts on a terminal."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 

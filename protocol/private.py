@@ -1,6 +1,6 @@
-"""Folders that only their owner may enter: the one check of them, for the wire and for the rest.
+"""Folders that only their owner may enter: the only check of this, for the wire and everything else.
 
-A socket's folder has a name that can be guessed: another user may have made it, or a link."""
+The name of a socket's folder is predictable, so another user may have created it, or a link."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from protocol.errors import ConfigError
 
 OTHERS = 0o077
-"""Rights of group and others."""
+"""Permission bits of group and others."""
 
 
 def is_ours(found: os.stat_result, closed: int = OTHERS) -> bool:
-    """Return whether a folder belongs to this user, and gives others none of the rights ``closed``.
+    """Return whether a folder belongs to this user and gives others none of the permissions ``closed``.
 
-    ``found``: by ``lstat``, where a link to a folder is not to be taken for one."""
+    Use ``lstat`` for ``found`` where a link to a folder must not be taken for one."""
     is_folder = stat.S_ISDIR(found.st_mode)
     return is_folder and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & closed
 
@@ -31,12 +31,12 @@ def is_private_folder(folder: Path) -> bool:
 
 
 def ensure_private_folder(folder: Path) -> None:
-    """Make ``folder`` with mode 0700, or check that it is ours alone. Raises ConfigError."""
+    """Create ``folder`` with mode 0700, or check that only we may enter it. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise ConfigError(f"folder {folder} cannot be made: {error.strerror}; choose another run.dir") from error
+        raise ConfigError(f"folder {folder} cannot be created: {error.strerror}; choose another run.dir") from error
     if not is_ours(found):
         raise ConfigError(
             f"folder {folder} has mode {stat.S_IMODE(found.st_mode):04o} and owner {found.st_uid}; expected a "

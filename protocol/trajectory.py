@@ -1,8 +1,8 @@
-"""The nouns of the data path: the generator's chunks and the scorers' additions.
+"""Data types of the data path: generators' chunks and what scorers add to them.
 
-A prompt with all that is sampled after it is a *trajectory*. It is cut into *chunks*, each at most
-one window long; a chunk is sent and stored at once. Within a chunk, a run of tokens that one policy
-version sampled is a *segment*."""
+A prompt with everything sampled after it is a *trajectory*. It is cut into *chunks*, each at most one window
+long, which are sent and stored as soon as they are sampled. Within a chunk, a run of tokens sampled by one
+policy version is a *segment*."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class FinishReason(StrEnum):
     """Why a chunk ends."""
 
     STOP = "stop"
-    """A stop token was sampled, or a stop string is complete; the trajectory is finished."""
+    """A stop token was sampled or a stop string completed; the trajectory is finished."""
     LENGTH = "length"
     """The response reached its limit; the trajectory is finished."""
     WINDOW = "window"
-    """The window is full or the generator drains; the trajectory continues in the next chunk."""
+    """The window is full or the generator is draining; the trajectory continues in the next chunk."""
     ABORT = "abort"
-    """The engine gave the trajectory up; another generator continues it. Never scored."""
+    """The engine gave up the trajectory; another generator continues it. Never scored."""
 
     @property
     def is_final(self) -> bool:
@@ -34,23 +34,23 @@ class FinishReason(StrEnum):
 
 
 class Field(StrEnum):
-    """A scorer's addition to a chunk. Each is written once; a repeat changes nothing."""
+    """What a scorer adds to a chunk. Each field is written once; a repeat changes nothing."""
 
     REWARD = "reward"
     REFERENCE = "reference"
     VALUE = "value"
     GUIDANCE = "guidance"
-    """On final chunks of training alone, after their reward, which has the texts for it."""
+    """Only on final chunks of training, after their reward, which has the texts for it."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a prompt file, tokenised.
+    """A tokenised line of a prompt file.
 
     Example: ``Prompt(prompt_id="train:17", tokens=array([5, 9]), text="2+3=", answer="5",
     verifier="arithmetic")``."""
 
     prompt_id: str
-    """Source and line, stable over a run: ``train:17``."""
+    """Source and line, stable over a run, such as ``train:17``."""
     tokens: Int32Vector = msgspec.field(name="tokens:<i4")
     """int32 [prompt tokens]"""
     text: str
@@ -58,11 +58,11 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     verifier: str
     """Name in the verifier registry, or a configured ``package.module:function``."""
     extra: dict[str, Any] = {}
-    """Every further column of the data file, passed to the verifier unchanged."""
+    """All further columns of the data file, passed to the verifier unchanged."""
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A run of consecutive response tokens that one policy version sampled."""
+    """A run of consecutive response tokens sampled by one policy version."""
 
     policy_version: int
     num_tokens: int
@@ -73,41 +73,38 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
 
     id: ChunkId
     prompt: Prompt
-    """``prompt.tokens`` starts the context."""
+    """The context starts with ``prompt.tokens``."""
     context_tokens: Int32Vector = msgspec.field(name="context_tokens:<i4")
-    """int32 [earlier response tokens]: those of the chunks before this one, without the prompt."""
+    """int32 [earlier response tokens]: those of the previous chunks, without the prompt."""
     tokens: Int32Vector = msgspec.field(name="tokens:<i4")
-    """int32 [tokens of this chunk], with the stop token, or all of that which completes a stop
-    string."""
+    """int32 [tokens of this chunk], including the stop token, or everything that completes a stop string."""
     behavior_logprobs: Float32Vector = msgspec.field(name="behavior_logprobs:<f4")
     """float32 [tokens of this chunk]: log-probability under the distribution sampled from."""
     segments: tuple[Segment, ...]
     """In order; their lengths sum to ``tokens.size``."""
     finish_reason: FinishReason
     response_text: str | None = None
-    """The whole response decoded without special tokens, up to the end of its stop string; present
-    on final chunks only."""
+    """The whole response decoded without special tokens, up to the end of its stop string; only on final
+    chunks."""
     worker: str = ""
-    """Incarnation that sampled it, for people: ``generator-0#3``."""
+    """Incarnation that sampled it, for people, such as ``generator-0#3``."""
     created_s: float = 0.0
-    """Wall-clock time at which the chunk was cut, in seconds since 1970."""
+    """Wall-clock time when the chunk was cut, seconds since 1970."""
     raw_text: str | msgspec.UnsetType = msgspec.UNSET
-    """The response with its special tokens, without the end token that ended it; not in the bytes
-    where it is the same as ``response_text``."""
+    """The response with its special tokens, without the final end token; left out of the bytes when it equals
+    ``response_text``."""
 
     @property
     def written_text(self) -> str | None:
-        """The whole response as it was written, special tokens included; on final chunks only."""
+        """The whole response as written, including special tokens; only on final chunks."""
         return self.response_text if isinstance(self.raw_text, msgspec.UnsetType) else self.raw_text
 
     @property
     def trajectory(self) -> TrajectoryId:
-        """The trajectory that this chunk belongs to."""
         return self.id.trajectory
 
     @property
     def num_tokens(self) -> int:
-        """Tokens sampled in this chunk."""
         return int(self.tokens.size)
 
     @property
@@ -122,22 +119,20 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
 
     @property
     def oldest_version(self) -> int:
-        """Smallest policy version among this chunk's tokens."""
         return min(s.policy_version for s in self.segments)
 
     @property
     def newest_version(self) -> int:
-        """Largest policy version among this chunk's tokens."""
         return max(s.policy_version for s in self.segments)
 
 
 class Guidance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Texts on one response: what is right, and what is wrong with it.
+    """Texts about one response: what is right, and what is wrong with it.
 
     Example: ``Guidance(gold_text="13", judge_text="step 3 says 14, should be 13")``."""
 
     gold_text: str = ""
-    """The answer, or the worked solution where the data has one."""
+    """The answer, or the worked solution if the data has one."""
     judge_text: str = ""
     """The judgment: what is wrong, quoting the wrong step. Empty for a right response."""
     absent: str = ""
@@ -145,29 +140,29 @@ class Guidance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RewardScore(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
-    """The reward worker's addition to the final chunk of a trajectory."""
+    """What the reward worker adds to the final chunk of a trajectory."""
 
     reward: float
-    """The learner maximises it: correctness plus shaping."""
+    """What the learner maximises: correctness plus shaping."""
     accuracy: float
-    """Raw correctness in [0, 1], before any shaping; dynamic sampling filters by this."""
+    """Raw correctness in [0, 1], before any shaping; dynamic sampling filters by it."""
     parts: dict[str, float] = {}
-    """Named summands of the reward, for metrics: ``{"correct": 1.0, "overlong": -0.25}``."""
+    """Named summands of the reward, for metrics, such as ``{"correct": 1.0, "overlong": -0.25}``."""
     masked: bool = False
     """Over-long filtering: the response counts in its group's mean and std, but has no loss."""
     guidance: Guidance | None = None
-    """None, which is left out of the bytes, in evaluation and in a run without guidance."""
+    """None, and left out of the bytes, in evaluation and in runs without guidance."""
 
 
 class ReferenceScore(msgspec.Struct, frozen=True, kw_only=True, tag="reference"):
-    """The reference worker's addition to a chunk."""
+    """What the reference worker adds to a chunk."""
 
     logprobs: Float32Vector = msgspec.field(name="logprobs:<f4")
     """float32 [tokens of the chunk] under the frozen reference policy."""
 
 
 class ValueScore(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
-    """The value worker's addition to a chunk."""
+    """What the value worker adds to a chunk."""
 
     values: Float32Vector = msgspec.field(name="values:<f4")
     """float32 [tokens of the chunk]: value of the state before each token."""
@@ -176,27 +171,25 @@ class ValueScore(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
 
 
 class GuidanceScore(msgspec.Struct, frozen=True, kw_only=True, tag="guidance"):
-    """The reference worker's addition to the final chunk of a trajectory, over its whole response.
+    """What the reference worker adds to the final chunk of a trajectory, for its whole response.
 
-    Both log-probs are the frozen reference policy's, of the response tokens as they were sampled.
-    """
+    Both log-probs are the frozen reference policy's, of the response tokens as they were sampled."""
 
     standard_logprobs: Float32Vector = msgspec.field(name="standard_logprobs:<f4")
     """float32 [response tokens of the trajectory] after the prompt with the gold text; or empty."""
     judge_logprobs: Float32Vector = msgspec.field(name="judge_logprobs:<f4")
-    """float32 [response tokens of the trajectory] after the prompt with the judgment; empty for a
-    right response, and without a judgment."""
+    """float32 [response tokens of the trajectory] after the prompt with the judgment; empty for a right
+    response, and without a judgment."""
     guide_version: str
     """Digest of templates, model and tokenizer."""
     absent: str = ""
-    """Why log-probs are missing that the response should have."""
+    """Why log-probs that the response should have are missing."""
 
 
 Score = RewardScore | ReferenceScore | ValueScore | GuidanceScore
 
 
 def field_of(score: Score) -> Field:
-    """Return the ledger field that a score fills."""
     if isinstance(score, RewardScore):
         return Field.REWARD
     if isinstance(score, ReferenceScore):

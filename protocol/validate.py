@@ -1,6 +1,6 @@
-"""Rules between the fields of a message, beyond their types.
+"""Rules about the fields of a message, beyond their types.
 
-The checks read sizes and dtypes only, never every element: they cost a third of a microsecond."""
+The checks read sizes and dtypes but never all elements; they take a third of a microsecond."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from protocol.trajectory import GuidanceScore, ReferenceScore, Score, Trajectory
 
 
 def check_vectors(obj: Message | Score) -> None:
-    """Raise MalformedMessage when an array of ``obj`` has another dtype or is not a vector.
+    """Raise MalformedMessage when an array of ``obj`` has a wrong dtype or is not a vector.
 
-    For messages to send: the decoder makes only such vectors."""
+    For messages to send, since the decoder only makes such vectors."""
     if isinstance(obj, TrajectoryChunk):
         prompt, context, tokens, logprobs = obj.prompt.tokens, obj.context_tokens, obj.tokens, obj.behavior_logprobs
         if (
@@ -60,7 +60,7 @@ def check_consistency(obj: Message | Score) -> None:
             )
     elif isinstance(obj, WeightsPart) and obj.data.size and obj.apart not in (0, obj.data.size):
         raise MalformedMessage(
-            f"weights part of {obj.data.size} bytes, of which {obj.apart} travel apart; expected all"
+            f"weights part of {obj.data.size} bytes, of which {obj.apart} are in a separate frame; expected all"
         )
     elif isinstance(obj, WeightsPart | FilePart) and not 0 <= obj.offset <= obj.total_bytes - obj.data.size:
         what = "weights" if isinstance(obj, WeightsPart) else "file"
@@ -94,13 +94,13 @@ def _check_chunk(chunk: TrajectoryChunk) -> None:
     for segment in chunk.segments:
         length = segment.num_tokens
         if length <= 0:
-            raise MalformedMessage(f"a segment of {length} tokens; a segment holds at least one")
+            raise MalformedMessage(f"a segment of {length} tokens; expected at least one")
         total += length
     if total != num_tokens:
         raise MalformedMessage(f"segments sum to {total} tokens, but the chunk has {num_tokens}")
     if not chunk.id.is_well_formed:
         raise MalformedMessage(
-            f"chunk id {str(chunk.id)[:60]!r} is not one that a ledger makes; expected one like t.12.3.0"
+            f"chunk id {str(chunk.id)[:60]!r} is not one that a ledger makes; expected one such as t.12.3.0"
         )
     extra = chunk.prompt.extra
     if extra:
@@ -111,7 +111,7 @@ def _check_plain(name: str, value: dict[str, Any]) -> None:
     """Refuse nesting over MAX_DEPTH, and arrays, in the only field without a declared type."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        # by identity: a container held twice must not double at each level
+        # by identity, so that a container referenced twice does not double at each level
         inner: dict[int, Any] = {}
         for container in level:
             items = cast("dict[Any, Any]", container).values() if isinstance(container, dict) else container
@@ -120,8 +120,8 @@ def _check_plain(name: str, value: dict[str, Any]) -> None:
                     if item:
                         inner[id(cast("object", item))] = item
                 elif isinstance(item, np.ndarray):
-                    raise MalformedMessage(f"{name} holds an array, which cannot be encoded there; use a list")
+                    raise MalformedMessage(f"{name} contains an array, which cannot be encoded there; use a list")
         if not inner:
             return
         level = list(inner.values())
-    raise MalformedMessage(f"{name} nests more than {MAX_DEPTH} levels deep; send it flatter")
+    raise MalformedMessage(f"{name} is nested more than {MAX_DEPTH} levels deep; flatten it")

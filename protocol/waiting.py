@@ -1,7 +1,7 @@
 """Waiting with a deadline, where cancelling loses nothing.
 
-A future carries no item. A woken waiter checks its condition and takes items in the step in which
-it returns. So no cancelled waiter ever owns a message."""
+A future carries no item. A woken waiter checks its condition and takes items in the same step in which it
+returns, so a cancelled waiter never owns a message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import asyncio
 
 
 class Waiters:
-    """Tasks that wait for a condition, which each checks for itself."""
+    """Tasks that wait for a condition, which each of them checks."""
 
     def __init__(self) -> None:
         self._futures: set[asyncio.Future[None]] = set()

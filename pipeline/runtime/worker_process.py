@@ -1,17 +1,17 @@
 """Runs an actor as a process: from the run's folder to an exit code.
 
-*Consumes* an actor's class, the run's folder, a worker's name. *Produces* a registered worker with
-heartbeats and a log, and an exit code. *Waits for* the ledger at the start, within an outage's
-limit. Then it waits for the actor, signals, the run's status, and the report of a fencing.
+*Consumes* an actor's class, the run's folder and a worker's name. *Produces* a registered worker with
+heartbeats and a log, and an exit code. *Waits for* the ledger at the start, up to the limit of an outage; then
+for the actor, signals, the run's status and news that it is fenced.
 
-One TaskGroup holds the actor's own tasks and these:
+One TaskGroup has the actor's own tasks and these:
 
 * *life*: the actor's setup, run, drain and teardown
 * *stop watch*: raises when the stop is immediate, the drain overdue or the incarnation fenced
-* *run watch*: begins a drain when the run is over
+* *run watch*: starts a drain when the run is over
 * *links*, *flow* and *news*: read the links' counters, record messages, read the registry's changes
 
-A worker goes on without its supervisor. The next one adopts it (``pipeline.process.records``)."""
+A worker goes on without its supervisor; the next one adopts it (``pipeline.process.records``)."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made:
     """Run one worker until it ends, and return its exit code (``pipeline.process.exit_codes``).
 
     Args:
-        load: Returns the actor's class; called once threads are limited, so it may import anything.
+        load: Returns the actor's class. Called after threads are limited, so it may import anything.
         run_dir: The run's folder, with its resolved configuration and its ledger's address.
-        worker: Name in the fleet. An older process of this name is fenced from now on.
+        worker: Name in the fleet. An older process with this name is fenced from now on.
         made: Parts that this process made as a standby."""
     run_dir = run_dir.absolute()
     keep_private()
-    # Before any import of a numeric library.
+    # before any import of a numeric library
     limit_threads(1)
     life = LifeRecord(run_dir, worker)
     try:
         if not is_worker_name(worker):
             raise ConfigError(
-                f"--name {worker!r:.80} cannot name a worker; expected letters, digits, '.', '_' and '-', such as "
+                f"--name {worker!r:.80} is not a valid worker name; expected letters, digits, '.', '_' and '-', such as "
                 "generator-2"
             )
         config = read_resolved(run_dir)
@@ -107,7 +107,7 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made:
     if made is not None and not made.fits(config):
         log.logger.warning("standby_not_used", reason="the settings have changed since")
         made.release()
-    # Garbage collection skips the modules: with torch it would stop everything for 0.1 s each time.
+    # exclude modules from garbage collection, which with torch would pause everything for 0.1 s each time
     gc.freeze()
     host = WorkerProcess(
         actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered, prepared=made
@@ -121,14 +121,14 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made:
         log.flush()
         life.ended(code, host.error, host.delivered)
     if host.is_computing:
-        # The interpreter would wait for the compute thread, which cannot be stopped.
+        # the interpreter would wait for the compute thread, which cannot be stopped
         os._exit(code)
     log.close()
     return code
 
 
 def _stack_dump(run_dir: Path, worker: str, log: WorkerLog) -> StackDump | None:
-    """Return the writer of this process's stacks; None where no file can be written."""
+    """Return the writer of this process's stacks; None if no file can be written."""
     try:
         return StackDump(run_dir, worker)
     except OSError as error:
@@ -171,7 +171,7 @@ class WorkerProcess:
         self._watches: list[asyncio.Task[None]] = []
         self._first_error = FirstError()
         self.error: BaseException | None = None
-        """The error that ended it, if one did."""
+        """The error that ended the process, if any."""
 
     @property
     def delivered(self) -> int:
@@ -180,11 +180,10 @@ class WorkerProcess:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the actor's compute thread is still inside a function."""
+        """Whether the actor's compute thread is still running a function."""
         return self._context is not None and self._context.is_computing
 
     async def run(self) -> ExitCode:
-        """Run the worker once, and return its exit code."""
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self._on_signal, number)
@@ -195,7 +194,7 @@ class WorkerProcess:
         except BaseExceptionGroup as group:
             return self._explain(group)
         finally:
-            # A late request must not turn a good end into a death by signal.
+            # a late signal must not turn a clean end into a death by signal
             signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
         counters = dict(self._context.counters) if self._context else {}
         self._log.info("worker_ended", reason=self._lifecycle.reason, code=self._lifecycle.code.name, counters=counters)
@@ -258,7 +257,7 @@ class WorkerProcess:
                 watch.cancel()
 
     async def _register(self) -> Incarnation:
-        """Return this incarnation, after an outage within its limit; the outage is logged once."""
+        """Register this incarnation, waiting out an outage up to its limit. The outage is logged once."""
         client = connect_worker(self._config, self._run_dir, self._url, self._worker)
         registry = RedisRegistry(client, self._config.run.name)
         reported: list[str] = []
@@ -322,7 +321,7 @@ class WorkerProcess:
         loop, limits = asyncio.get_running_loop(), self._config.supervisor
 
         def on_loop(function: Callable[..., None], *arguments: object) -> None:
-            # A RuntimeError means that the loop has ended.
+            # a RuntimeError means that the loop has ended
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(function, *arguments)
 
@@ -350,7 +349,7 @@ class WorkerProcess:
         )
 
     async def _depart(self, registry: Registry, who: Incarnation) -> None:
-        """Leave the registry, with the error that ended the worker, so that its place is free at once."""
+        """Leave the registry, so that the worker's place is free at once; report the error that ended it."""
         try:
             async with asyncio.timeout(self._at_most(_DEPART_S)):
                 await registry.depart(who, self._first_error.report(who))
@@ -358,14 +357,14 @@ class WorkerProcess:
             self._log.warning("departure_not_registered", reason=str(error))
 
     def _at_most(self, seconds: float) -> float:
-        """Return the limit of a step of the end: short when the stop is immediate."""
+        """Return the time limit of an ending step: short when the stop is immediate."""
         return min(seconds, _IMMEDIATE_S) if self._lifecycle.is_immediate else seconds
 
     # -- stopping ----------------------------------------------------------------------------------
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number is signal.SIGHUP and self._lifecycle.num_signals:
-            # Shell and kernel both send it when a terminal closes: it is no second request.
+            # shell and kernel both send it when a terminal closes, so it is not a second request
             return
         self._lifecycle = self._lifecycle.signal(self._clock.monotonic(), number.name)
         self._begin_drain()
@@ -409,7 +408,7 @@ class WorkerProcess:
         changed = ctx.notifications.subscribe(Topic.RUN)
         while True:
             changed.clear()
-            # A ledger that is away shows in the actor's own calls.
+            # the actor's own calls notice that the ledger is down
             with contextlib.suppress(LedgerError):
                 status = await ctx.registry.run_status()
                 if status.state in _ENDED and not ctx.draining.is_set():
@@ -429,7 +428,7 @@ class WorkerProcess:
         self._watches.append(tasks.create_task(self._first_error.record_from(coroutine), name=name))
 
     def _explain(self, group: BaseExceptionGroup[BaseException]) -> ExitCode:
-        """Log why the worker ended: an expected error in a sentence, another with its traceback."""
+        """Log why the worker ended: an expected error as a sentence, others with their traceback."""
         self.error = group
         code = exit_code_of(group)
         if code is ExitCode.FAILURE:
@@ -441,7 +440,7 @@ class WorkerProcess:
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """Return the exceptions of a group and its inner groups; of a single exception, itself."""
+    """Return the exceptions of a group and its nested groups, or the single exception."""
     if isinstance(error, BaseExceptionGroup):
         members: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return [leaf for member in members for leaf in leaves(member)]

@@ -1,28 +1,18 @@
-"""Opens a worker's ledger connection, transport, flow records and host figures at its start.
-
-A worker whose host has no room for a flow ring works without one, and logs the reason."""
+"""Opens a worker's ledger connection, transport, flow records and host figures when it starts."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pipeline.ledger.address import read_address
-from pipeline.ledger.redis.client import connect
-from pipeline.ledger.server.disk import disk_trouble
-
-if TYPE_CHECKING:
-    import redis.asyncio
-
-    from pipeline.config.schema import RunConfig
-
-
-import os
 
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.address import read_address
+from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.server.disk import disk_trouble
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.flow_ring import FlowRingWriter, flow_folder
 from pipeline.runtime.host_watch import HostWatch
@@ -32,13 +22,16 @@ from protocol.hosts import advertised
 from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
 
+if TYPE_CHECKING:
+    import redis.asyncio
+
 
 def connect_worker(config: RunConfig, run_dir: Path, url: str, worker: str) -> redis.asyncio.Redis:
-    """Return a client with the configured limits of an outage and of a full disk."""
+    """Return a client with the configured limits for an outage and for a full disk."""
     settings = config.ledger
     address = read_address(run_dir)
     folder = run_dir / "ledger"
-    # The folder is absent on other hosts.
+    # the folder does not exist on other hosts
     is_seen = address is not None and address.is_embedded and folder.is_dir()
     return connect(
         url,
@@ -50,8 +43,7 @@ def connect_worker(config: RunConfig, run_dir: Path, url: str, worker: str) -> r
 
 
 def open_ring(config: RunConfig, run_dir: Path, who: Incarnation, log: FilteringBoundLogger) -> FlowRingWriter | None:
-    """Return the worker's ring; None where ``supervisor.flow_records`` is off or there is no
-    room."""
+    """Return the worker's flow ring; None if ``supervisor.flow_records`` is off or there is no room."""
     if not config.supervisor.flow_records:
         return None
     try:
@@ -62,24 +54,24 @@ def open_ring(config: RunConfig, run_dir: Path, who: Incarnation, log: Filtering
 
 
 def begin_vitals(ctx: ActorContext, ledger: RedisLedger) -> HostWatch:
-    """Have heartbeats report the host and the ledger's answers; return the watch to stop at the
-    end."""
+    """Have heartbeats report the host's figures and the ledger's response times. Returns the watch, to be
+    stopped at the end."""
     uses_gpu = ctx.who.role is not Role.REWARD or ctx.config.reward.model is not None
     watch = HostWatch(ctx.run_dir, uses_gpu=uses_gpu)
     signs = ctx.worker_state.signs
     signs.ledger, signs.host = ledger.connection, watch.latest
-    # A loop that is blocked from its first turn on lags, too.
+    # a loop that is blocked from its first turn on lags too
     signs.lag.expect(0.0)
     watch.start()
     return watch
 
 
 def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
-    """Return the source of a worker's mailboxes and links, as ``[wire]`` sets it."""
+    """Return a worker's transport, according to ``[wire]``."""
     wire = config.wire
     keys = CurveKeys.load_or_create(run_dir / "keys") if wire.transport == "tcp" else None
     max_bytes = wire.max_message_mb << 20
-    # weights between hosts are more than one thread encrypts
+    # one thread cannot encrypt weights between hosts fast enough
     is_heavy = keys is not None and who.role in (Role.LEARNER, Role.GENERATOR)
     num_io_threads = min(config.weights.num_connections, os.cpu_count() or 1) if is_heavy else 1
     return ZmqTransport(
@@ -93,11 +85,10 @@ def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTra
 
 
 async def hear_settings(ctx: ActorContext, *, is_taken: bool) -> None:
-    """Offer the last change of the run's settings. ``is_taken``: the worker applies it now; else
-    its actor takes it where the change may have its effect.
+    """Offer the last change of the run's settings to the actor; with ``is_taken``, apply it now.
 
-    A worker that has given changes up is offered none until they are rolled back. The last one may
-    hold their values, and the worker's report must not be lost."""
+    A worker that gave up changes is offered none until they are rolled back: the last change may contain
+    their values, and the worker's report must not be lost."""
     change = await ctx.registry.last_settings_change()
     if change is None:
         return

@@ -1,8 +1,7 @@
 """The state that heartbeats report.
 
-The main loop's thread alone writes it, and the heartbeat thread alone reads it. Every read is of
-one reference or one dict copy, which the interpreter makes whole. If the loop is dead, ``progress``
-stands still in every heartbeat."""
+Only the main loop's thread writes it, and only the heartbeat thread reads it. Each read is one reference or
+one dict copy, which is atomic in the interpreter. If the loop is dead, ``progress`` no longer grows."""
 
 from __future__ import annotations
 
@@ -36,34 +35,28 @@ from pipeline.runtime.registry.entries import CheckDigests, Vitals
 from pipeline.runtime.registry.settings_change import SettingsTaken
 from protocol.ids import Incarnation
 
-# Takes a worker's vitals for its heartbeats.
-#
-# The main loop writes at its ticks, twice a second. The heartbeat thread takes the vitals. Each value
-# is one reference, which the interpreter makes whole; the loop's lag has a lock, since both write
-# it.
-
 ERROR_COUNTERS: Final = ("failed", "refused_steps", "failed_checkpoints")
 """Counters of heartbeats that count failed pieces of work."""
 _RETRIES_END: Final = ":retries"
-"""Of an endpoint's counter."""
+"""Suffix of an endpoint's counter."""
 
 
 class Answering(Protocol):
-    """A connection that measures its server's answers."""
+    """A connection that measures its server's response time."""
 
     @property
     def rtt_s(self) -> float:
-        """Return the moving mean of an answer's time, or the age of an older open call."""
+        """Moving average of the response time, or the age of an older open call."""
         ...
 
     @property
     def num_repeats(self) -> int:
-        """Return how many calls were repeated."""
+        """Number of repeated calls."""
         ...
 
 
 class LoopLag:
-    """The delay of a timer on the main loop."""
+    """Measures how late a timer on the main loop fires. Both threads write it, under a lock."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -72,7 +65,7 @@ class LoopLag:
         self._due_s: float | None = None
 
     def expect(self, after_s: float) -> None:
-        """Expect the loop's next turn after so many seconds."""
+        """Expect the loop's next turn in ``after_s`` seconds."""
         with self._lock:
             self._due_s = self._monotonic() + after_s
 
@@ -84,7 +77,7 @@ class LoopLag:
                 self._due_s = None
 
     def take_worst_s(self) -> float:
-        """Return the longest delay since the last call, in seconds; a present one counts too."""
+        """Return the longest delay since the last call in seconds, including a current one."""
         with self._lock:
             worst_s, self._worst_s = self._worst_s, 0.0
             if self._due_s is not None:
@@ -93,17 +86,17 @@ class LoopLag:
 
 
 class VitalSigns:
-    """A worker's vitals, as far as they are known.
+    """A worker's vitals. The main loop updates them twice a second; the heartbeat thread collects them.
 
     Attributes:
-        lag: the main loop's delay.
-        host: returns the latest figures of the host.
-        ledger: the connection to the ledger's server; None before there is one.
-        begun_s: when the oldest work that is held began, by the monotonic clock; None for none.
-        input_depth, output_depth: as in ``Vitals``."""
+        lag: The main loop's delay.
+        host: Returns the latest figures of the host.
+        ledger: The connection to the ledger's server; None before it exists.
+        begun_s: When the oldest work held began, by the monotonic clock; None if none is held.
+        input_depth, output_depth: As in ``Vitals``."""
 
     def __init__(self, clock: Clock, work: Meter, cpu_s: Callable[[], float] = time.process_time) -> None:
-        """``work``: the meter of the main loop's work. ``cpu_s``: processor seconds so far."""
+        """``work`` is the meter of the main loop's work. ``cpu_s`` returns the processor seconds used so far."""
         self._clock, self._work, self._cpu_s = clock, work, cpu_s
         self.lag = LoopLag(clock.monotonic)
         self.host: Callable[[], HostState] = HostState
@@ -112,11 +105,10 @@ class VitalSigns:
         self.input_depth: int | None = None
         self.output_depth: int | None = None
         self.refused = 0
-        """Messages that mailboxes refused."""
         self._taken_s, self._spent_s = clock.monotonic(), cpu_s()
 
     def collect(self, counters: Mapping[str, float], *, held: int) -> Vitals:
-        """Return the vitals since the last call; called from the heartbeat thread alone."""
+        """Return the vitals since the last call. Called only from the heartbeat thread."""
         now_s, begun_s, host, ledger = self._clock.monotonic(), self.begun_s, self.host(), self.ledger
         share = host.disk_free_share
         return Vitals(
@@ -147,7 +139,7 @@ class VitalSigns:
 
 
 def earliest(times_s: Iterable[float | None]) -> float | None:
-    """Return the earliest of these times; None without one."""
+    """Return the earliest of these times; None if there is none."""
     return min((at_s for at_s in times_s if at_s is not None), default=None)
 
 
@@ -156,7 +148,7 @@ def _retries(counters: Mapping[str, float]) -> int:
 
 
 def _rounded(sums: ServiceSums) -> ServiceSums:
-    """Return the sums to the millisecond: a heartbeat is short."""
+    """Round the sums to milliseconds, to keep heartbeats short."""
     return ServiceSums(sums.pieces, round(sums.seconds, 3), int(sums.size))
 
 
@@ -168,7 +160,7 @@ _TOLD_S = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wait:
-    """A wait of the loop. Compared by identity, so that a wait ends only itself."""
+    """A wait of the loop. Compared by identity, so that a wait only ends itself."""
 
     kind: WaitingFor
     detail: str
@@ -188,7 +180,7 @@ class WorkerState:
         self.settings = SettingsTaken()
         self.check = CheckDigests()
         self.on_news: Callable[[], None] = lambda: None
-        """Called on the loop when the policy version or the settings change: others wait for it."""
+        """Called on the loop when the policy version or the settings change, for which others wait."""
         self._clock = clock
         self._started_s = clock.time()
         self._progress = 0
@@ -197,13 +189,13 @@ class WorkerState:
         self._turned_at_s = self._started_s
         self._wait = _Wait(WaitingFor.STARTING, "")
         self._entered_s = clock.monotonic()
-        """Since when the loop has been at waits of the present kind."""
+        """Since when the loop has been at waits of the current kind."""
         self._trouble = ""
         self.work, self.storing = Meter(clock.monotonic), Meter(clock.monotonic)
         self.signs = VitalSigns(clock, self.work)
         self._begun = 0
         self._not_committed = "", 0.0
-        """With the time until which heartbeats have it."""
+        """With the time until which heartbeats report it."""
         self._moved_s = clock.monotonic()
         self._host = socket.gethostname()
 
@@ -215,13 +207,12 @@ class WorkerState:
         self._turn()
 
     def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
-        """Report the loop's wait from now on; an idle loop repeats it at every turn."""
+        """Report what the loop now waits for; an idle loop repeats this at every turn."""
         self._enter(_Wait(kind, detail))
 
     @contextmanager
     def waiting(self, kind: WaitingFor, detail: str = "") -> Generator[None]:
-        """Report a wait for the length of the block; then the earlier one, unless it
-        has changed."""
+        """Report a wait for the duration of the block; then the previous wait again, unless it has changed."""
         previous, mine = self._wait, _Wait(kind, detail)
         self._enter(mine)
         try:
@@ -234,7 +225,7 @@ class WorkerState:
 
     @property
     def held(self) -> int:
-        """Pieces of work taken and not finished."""
+        """Pieces of work taken but not finished."""
         return self._held
 
     @held.setter
@@ -243,7 +234,7 @@ class WorkerState:
         self._note_begin(was_waiting)
 
     def ledger_trouble(self, words: str) -> None:
-        """Report why ledger calls are repeated, or "" at the end; that time counts as progress."""
+        """Report why ledger calls are being repeated, or "" when that ends. Such time counts as progress."""
         if self._trouble and not words:
             self._progress_at_s, self._moved_s = self._clock.time(), self._clock.monotonic()
         self._trouble = words
@@ -251,27 +242,26 @@ class WorkerState:
 
     @property
     def moved_s(self) -> float:
-        """Time of the last progress or begin of work, by the monotonic clock. While the loop is at
-        work, its waits since then are left out."""
+        """When work last progressed or began, by the monotonic clock. While the loop is at work, its waits
+        since then are left out."""
         return max(self._moved_s, self.work.moved_s, self.storing.moved_s)
 
     @property
     def num_progress(self) -> int:
-        """Productive turns so far."""
         return self._progress
 
     def report_not_committed(self, words: str) -> None:
-        """Report an optimiser step that was refused twice, in words, for some seconds."""
+        """Report for some seconds an optimiser step that was refused twice."""
         self._not_committed = words[:MAX_DETAIL_CHARS], self._clock.monotonic() + _TOLD_S
         self.on_news()
 
     def set_links(self, links: tuple[LinkReport, ...]) -> None:
-        """Set the links' reports; their ages grow until the next ones."""
+        """Set the links' reports; their ages keep growing until the next call."""
         self._links = links, self._clock.monotonic()
 
     @property
     def links(self) -> tuple[LinkReport, ...]:
-        """The links' reports, with the ages of now."""
+        """The links' reports, with their current ages."""
         links, at_s = self._links
         since_s = self._clock.monotonic() - at_s
         return tuple(
@@ -281,18 +271,18 @@ class WorkerState:
 
     @property
     def kind(self) -> WaitingFor:
-        """The present wait."""
+        """What the loop now waits for."""
         return self._wait.kind
 
     @property
     def detail(self) -> str:
-        """The present wait in words."""
+        """The same for people."""
         return self._wait.detail
 
     def heartbeat(self) -> Heartbeat:
-        """Return the present state; called from the heartbeat thread."""
+        """Return the current state. Called from the heartbeat thread."""
         wait = _Wait(WaitingFor.LEDGER, self._trouble) if self._trouble else self._wait
-        # JSON has no word for a number that is not finite: a reader would refuse the heartbeat
+        # JSON has no representation of non-finite numbers, so readers would refuse the heartbeat
         counters = {name: value for name, value in self.counters.copy().items() if math.isfinite(value)}
         held = self.held
         return Heartbeat(
@@ -326,7 +316,7 @@ class WorkerState:
 
     @property
     def _is_waiting(self) -> bool:
-        """Whether it may stay where it is for ever: it has no work, or others end the wait."""
+        """Whether it may stay in this wait forever: it has no work, or others end the wait."""
         return self._wait.kind not in _AT_WORK and (not self._held or self._wait.kind in MAY_HOLD)
 
     def _enter(self, wait: _Wait) -> None:
@@ -334,7 +324,7 @@ class WorkerState:
         self._wait = wait
         if wait.kind is not before:
             if before not in _AT_WORK:
-                # the work stood before the wait for as long as it has stood now
+                # after the wait, the work counts as idle for as long as before it
                 self._moved_s = min(now_s, self.moved_s + now_s - max(self._entered_s, self.moved_s))
             self._entered_s = now_s
         self._note_begin(was_waiting)
@@ -351,7 +341,7 @@ class WorkerState:
 
 
 def resident_bytes() -> int:
-    """Return this process's resident memory in bytes; its peak where that is unknown."""
+    """Return this process's resident memory in bytes; its peak if the current size is unknown."""
     try:
         return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -1,9 +1,8 @@
-"""CURVE keys: this host's pair, and a verdict on every tcp client, given on a separate thread.
+"""CURVE keys: this host's pair, and an authenticator for tcp clients on a separate thread.
 
-The folder holds ``<host>.secret`` (mode 0600, never leaves the host) and one ``<name>.pub`` for
-every permitted peer. To permit a host, copy its ``.pub`` there; to refuse it, remove the file. The
-folder is listed again for every new connection, and a file that has changed is read again. Hosts
-that share one folder permit each other."""
+The folder contains ``<host>.secret`` (mode 0600, never leaves the host) and one ``<name>.pub`` for every
+permitted peer. To permit a host, copy its ``.pub`` there; to refuse it, remove the file. The folder is listed
+for every new connection, and changed files are read again. Hosts that share a folder permit each other."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from protocol.private import ensure_private_folder
 
 DOMAIN = "headrace"
 _SETTLED_NS = 2_000_000_000
-"""A file that looks unchanged, and is older than this, is unchanged."""
+"""A file that looks unchanged and is older than this is unchanged."""
 _KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 _log = structlog.get_logger("headrace.wire")
@@ -45,13 +44,13 @@ class CurveKeys:
     _read: dict[str, tuple[tuple[int, ...], str]] = field(
         default_factory=dict[str, tuple[tuple[int, ...], str]], init=False, repr=False, compare=False
     )
-    """File name -> inode, size and times of the file that was read, and the key in it."""
+    """File name -> inode, size and times of the file as read, and its key."""
 
     @classmethod
     def load_or_create(cls, folder: Path) -> Self:
-        """Return this host's keys from ``folder``, made once on first use by any process.
+        """Return this host's keys from ``folder``, created when any process first uses it.
 
-        Raises ConfigError when a key file is damaged or other users may read it."""
+        Raises ConfigError when a key file is damaged or readable by other users."""
         ensure_private_folder(folder)
         name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "host"
         path = folder / f"{name}.secret"
@@ -61,11 +60,11 @@ class CurveKeys:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             raise ConfigError(
-                f"key file {path} has mode {mode:04o}, so others may read it; chmod 600 {path}, or make new keys"
+                f"key file {path} has mode {mode:04o}, so others may read it; chmod 600 {path}, or create new keys"
             )
         lines = path.read_bytes().split()
         if len(lines) != 2 or not all(_KEY.fullmatch(line) for line in lines) or zmq.curve_public(lines[1]) != lines[0]:
-            raise ConfigError(f"key file {path} is damaged; remove it and {name}.pub, and new keys are made")
+            raise ConfigError(f"key file {path} is damaged; remove it and {name}.pub, and new keys are created")
         _create_once(folder / f"{name}.pub", lines[0] + b"\n")
         return cls(folder, lines[0].decode("ascii"), lines[1])
 
@@ -75,14 +74,13 @@ class CurveKeys:
         with os.scandir(self.folder) as entries:
             names = sorted(entry.name for entry in entries if entry.name.endswith(".pub"))
         found = {key: name.removesuffix(".pub") for name in names if (key := self._key(name, now_ns))}
-        # callers are on several threads
+        # called from several threads
         for gone in set(self._read) - set(names):
             self._read.pop(gone, None)
         return found
 
     def _key(self, name: str, now_ns: int) -> str:
-        """Return the key in a file; empty for none. A file that has not changed is not read
-        again."""
+        """Return the key in a file; empty if there is none. Unchanged files are not read again."""
         path = self.folder / name
         try:
             found = path.stat()
@@ -92,24 +90,24 @@ class CurveKeys:
                 return known[1]
             content = path.read_bytes().strip()
         except OSError as error:
-            # called at every connection, so its warnings are limited too
+            # called at every connection, so its warnings are limited
             if _of_files.due(name, "unreadable") is not None:
                 _log.warning("key file cannot be read", path=str(path), reason=error.strerror)
             return ""
         key = content.decode("ascii") if _KEY.fullmatch(content) else ""
         if not key and _of_files.due(name, "no key") is not None:
-            _log.warning("key file holds no public key", path=str(path))
-        # another write within the clock's tick would look the same
+            _log.warning("key file contains no public key", path=str(path))
+        # another write within one clock tick would look the same
         if now_ns - found.st_ctime_ns > _SETTLED_NS:
             self._read[name] = stamp, key
         return key
 
     def permits_name(self, name: str) -> bool:
-        """Return whether the folder has a key file of this name now."""
+        """Return whether the folder now has a key file with this name."""
         return (self.folder / f"{name}.pub").is_file()
 
     def serve(self, raw: zmq.Socket[bytes]) -> None:
-        """Make a binding socket require a permitted key of every client."""
+        """Make a binding socket require a permitted key from every client."""
         raw.setsockopt(zmq.CURVE_SERVER, 1)
         raw.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
         raw.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
@@ -140,7 +138,6 @@ class KeyAuthenticator(ThreadAuthenticator):
         self.start()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a client's public key (Z85) is permitted."""
         name = key.decode("ascii")
         if name in self._keys.allowed():
             return True
@@ -156,18 +153,17 @@ class KeyAuthenticator(ThreadAuthenticator):
         return False
 
     def curve_user_id(self, client_public_key: bytes) -> str:
-        """Return the name of the client's key file."""
         key = z85.encode(client_public_key).decode("ascii")
         return self._keys.allowed().get(key, key)
 
 
 def is_public_key(text: str) -> bool:
-    """Return whether ``text`` is a public CURVE key of 40 characters (Z85)."""
+    """Return whether ``text`` is a public CURVE key: 40 characters, Z85."""
     return _KEY.fullmatch(text.encode()) is not None
 
 
 def _create_once(path: Path, data: bytes) -> None:
-    """Write ``path`` whole, unless another process already has."""
+    """Write ``path`` atomically, unless another process already has."""
     if path.exists():
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -177,7 +173,7 @@ def _create_once(path: Path, data: bytes) -> None:
     try:
         os.link(partial, path)
     except FileExistsError:
-        # another process was first; its keys are ours
+        # another process was first; use its keys
         pass
     finally:
         partial.unlink()

@@ -1,15 +1,14 @@
-"""What libzmq's events of a socket say: whether a peer is reachable, and which connections were refused.
+"""Reads libzmq's socket events: whether a peer is reachable, and which connections were refused.
 
-libzmq raises no error for an unreachable peer, such as a name of another machine or a firewall: it
-keeps trying. A link that never connects looks like a full mailbox. So does a link with a pulled
-cable: its connection stays open for a quarter of an hour. Only the kernel notices the missing
-acknowledgements. A peer's kernel acknowledges all data, probes of a full mailbox, and keep-alives,
-even if its process is busy or frozen. ``TCP_USER_TIMEOUT`` would also cut off full mailboxes:
-https://www.rfc-editor.org/rfc/rfc5482.
+libzmq raises no error for an unreachable peer, such as a wrong host name or a firewall; it keeps trying. A
+link that never connects looks like a full mailbox. So does a link whose cable was pulled: its connection
+stays open for a quarter of an hour, and only the kernel notices the missing acknowledgements. A peer's kernel
+acknowledges all data, probes of a full mailbox, and keep-alives, even if its process is busy or frozen.
+``TCP_USER_TIMEOUT`` would also cut off full mailboxes: https://www.rfc-editor.org/rfc/rfc5482.
 
-Refused connections lack CURVE, have an unknown key, or expect another server's key. libzmq refuses
-them during the handshake, so no mailbox receives a message of theirs. A connection that libzmq has
-accepted stays open when its key is removed; ``RefusedConnections.check`` refuses its messages."""
+Refused connections lack CURVE, have an unknown key, or expect another server's key. libzmq refuses them
+during the handshake, so no mailbox receives their messages. An accepted connection stays open when its key is
+removed; ``RefusedConnections.check`` refuses its messages."""
 
 from __future__ import annotations
 
@@ -37,19 +36,19 @@ _DOWN = int(zmq.EVENT_DISCONNECTED)
 _MAX_EVENTS = 1000
 """Events read at once; libzmq drops unread events."""
 _CUT_AFTER = 2
-"""Transmissions in a row without acknowledgement: one may be under way, or lost by chance."""
+"""Consecutive transmissions without acknowledgement; a single one may be in flight, or lost by chance."""
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
-"""Only Linux has it."""
+"""Exists only on Linux."""
 _HEAD = struct.Struct("4B")
 """State, congestion state, retransmissions, probes: start of ``struct tcp_info`` (linux/tcp.h)."""
 _numbers = itertools.count()
 STRANGERS = "(refused keys)"
-"""The peer name of refused connections."""
+"""Peer name for refused connections."""
 
 _REASONS = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not in the folder of keys",
-    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "it holds no key, or takes this worker for the owner of another key",
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "it speaks no CURVE, or ended the handshake",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "it has no key, or expects another key of this worker",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "it does not use CURVE, or ended the handshake",
 }
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -64,9 +63,9 @@ _log = structlog.get_logger("headrace.wire")
 
 
 def num_unanswered(descriptor: int) -> int:
-    """Return the peer's unacknowledged transmissions in a row; 0 where unknown.
+    """Return the number of consecutive transmissions that the peer has not acknowledged; 0 if unknown.
 
-    The descriptor stays open. A closed one, or one of no TCP connection, gives 0."""
+    The descriptor stays open. One that is closed, or not of a TCP connection, gives 0."""
     if _TCP_INFO is None or descriptor < 0:
         return 0
     try:
@@ -80,7 +79,7 @@ def num_unanswered(descriptor: int) -> int:
 
 
 class HandshakeWatch:
-    """Watches the peer of one connecting socket. Make it before the socket connects."""
+    """Watches the peer of one connecting socket. Create it before the socket connects."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class HandshakeWatch:
         clock: Callable[[], float] = time.monotonic,
         unanswered: Callable[[int], int] = num_unanswered,
     ) -> None:
-        """``unanswered``: a connection's descriptor -> transmissions in a row without answer."""
+        """``unanswered`` maps a connection's descriptor to its consecutive unacknowledged transmissions."""
         address = f"inproc://headrace-handshakes-{next(_numbers)}"
         raw.monitor(address, _CONNECTED | _UP | _DOWN)
         self._events = context.socket(zmq.PAIR)
@@ -103,7 +102,7 @@ class HandshakeWatch:
         self._unanswered_since: float | None = None
 
     def down_s(self) -> float:
-        """Return for how long the peer has been unreachable, in seconds; 0 while reachable."""
+        """Return for how many seconds the peer has been unreachable; 0 while it is reachable."""
         self._read_events()
         if self._down_since is not None:
             return self._clock() - self._down_since
@@ -134,7 +133,6 @@ class HandshakeWatch:
 
     @property
     def is_closed(self) -> bool:
-        """Whether ``close`` was called."""
         return self._events.closed
 
     def close(self) -> None:
@@ -143,8 +141,8 @@ class HandshakeWatch:
 
 
 class RefusedConnections:
-    """Counts refused connections of one socket, from before it is bound until it is closed, and logs
-    one a minute and reason. Refuses messages of peers whose keys were removed.
+    """Counts refused connections of one socket, from before it is bound until it is closed, and logs one a
+    minute per reason. Also refuses messages of peers whose keys were removed.
 
     A thread waits for the socket's events, and ends with the socket or the context."""
 
@@ -160,7 +158,7 @@ class RefusedConnections:
         address = f"inproc://headrace-refused-{next(_numbers)}"
         self.num_refused = 0
         raw.monitor(address, _EVENTS)
-        # A destroyed context closes the sockets that it made, from another thread: not this one.
+        # a shadow context: destroying a context closes its sockets from another thread, and must not close this one
         own: zmq.Context[zmq.Socket[bytes]] = zmq.Context(shadow=context.underlying)
         events = own.socket(zmq.PAIR)
         events.setsockopt(zmq.LINGER, 0)
@@ -169,9 +167,9 @@ class RefusedConnections:
         self._thread.start()
 
     def check(self, name: str) -> None:
-        """Look whether a peer's key is still permitted, five times a second at most.
+        """Check whether a peer's key is still permitted, at most five times a second.
 
-        ``name``: of its key file, as the authenticator gave it. Raises PeerRefused."""
+        ``name`` is that of its key file, from the authenticator. Raises PeerRefused."""
         now = self._clock()
         is_permitted, until = self._looked.get(name, (False, 0.0))
         if now >= until:
@@ -185,7 +183,7 @@ class RefusedConnections:
             )
 
     def stats(self) -> list[LinkStats]:
-        """Return the refused connections as counters of one more peer; empty without any."""
+        """Return the refused connections as counters of one more peer; empty if there are none."""
         return [LinkStats(STRANGERS, 0, 0, self.num_refused)] if self.num_refused else []
 
     def join(self) -> None:
@@ -194,14 +192,13 @@ class RefusedConnections:
 
     def _watch(self, events: zmq.Socket[bytes]) -> None:
         log_limiter = LogLimiter()
-        # A slow machine may not have ended the socket by then.
+        # on a slow machine the socket may not be closed yet
         with events, contextlib.suppress(zmq.ContextTerminated):
             while True:
                 event = recv_monitor_message(events)
                 kind = int(event["event"])
                 reason = _REASONS.get(kind)
-                if reason is None:
-                    # the socket is closed
+                if reason is None:  # the socket is closed
                     return
                 self.num_refused += 1
                 num_silent = log_limiter.due("", reason)

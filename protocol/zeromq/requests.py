@@ -1,7 +1,7 @@
-"""Requests and answers: DEALER and ROUTER, for weights between hosts.
+"""Requests and answers over DEALER and ROUTER, for weights between hosts.
 
-An answer carries its request's sequence number. So several requests may be under way at once. A
-late answer, to a request that was given up, is never taken for the answer to another one."""
+An answer carries its request's sequence number, so several requests may be in flight at once, and a late
+answer to an abandoned request is never taken for another's."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from protocol.zeromq.monitor import HandshakeWatch, RefusedConnections
 from protocol.zeromq.sockets import POLLOUT, AsyncSocket
 
 _LOOK_S = 0.25
-"""Between two looks at the connection while an answer is awaited."""
+"""Interval at which the connection is checked while an answer is awaited."""
 
 _log = structlog.get_logger("headrace.wire")
 
 
 class _Asked:
-    """A request under way."""
+    """A request in flight."""
 
     def __init__(self) -> None:
         self.answer: Message | WireError | None = None
@@ -40,7 +40,7 @@ class _Asked:
 
 
 class ZmqRequester:
-    """Sends requests to one responder. Made by ``ZmqTransport.requester``."""
+    """Sends requests to one responder. Created by ``ZmqTransport.requester``."""
 
     def __init__(
         self,
@@ -60,14 +60,13 @@ class ZmqRequester:
         self._sequence = 0
         self._under_way: dict[int, _Asked] = {}
         """Requests by their sequence numbers."""
-        # more answers than this would find no room at the responder, which drops them
+        # the responder would have no room for more answers, and drop them
         self._room = asyncio.Semaphore(max_under_way)
         self._is_reading = False
         self._looked_s = -_LOOK_S
         self._down_s = 0.0
 
     async def request(self, message: Message, *, timeout_s: float, unreached_s: float | None = None) -> Message:
-        """As ``Requester.request``."""
         deadline = time.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s), self._room:
@@ -87,7 +86,7 @@ class ZmqRequester:
             return await self._answer(asked, sequence, deadline, unreached_s)
         finally:
             del self._under_way[sequence]
-            # it may have been given up when it was to read
+            # this request may have been chosen to read just as it was abandoned
             if not self._is_reading:
                 self._let_another_read()
 
@@ -98,7 +97,7 @@ class ZmqRequester:
                 return
 
     async def _answer(self, asked: _Asked, sequence: int, deadline: float, unreached_s: float | None) -> Message:
-        """Return a request's answer. One request at a time reads, for all that are under way."""
+        """Return a request's answer. One request at a time reads, for all that are in flight."""
         while asked.answer is None:
             if self._is_reading:
                 await asked.waiters.wait(self._next_look_s(deadline, unreached_s))
@@ -118,14 +117,14 @@ class ZmqRequester:
 
     def _let_another_read(self) -> None:
         for other in self._under_way.values():
-            # one that still sends reads by itself
+            # a request that is still sending will read by itself
             if other.answer is None and other.waiters:
                 other.waiters.wake()
                 return
 
     def _note(self, frames: Sequence[Buffer], reader: int) -> None:
-        """Note an answer for its request. An unreadable answer that names none is the reader's; one
-        to a request that was given up is dropped."""
+        """Assign an answer to its request. An unreadable answer without a number goes to the reader; one to
+        an abandoned request is dropped."""
         try:
             answer, envelope = decode(frames, max_bytes=self._max_bytes)
             sequence = envelope.sequence
@@ -139,8 +138,8 @@ class ZmqRequester:
             asked.waiters.wake()
 
     def _next_look_s(self, deadline: float, unreached_s: float | None) -> float:
-        """Return how long to wait before the next look at the connection. Raises TimeoutError at
-        the deadline, DeadlineExceeded for a responder that is unreachable for too long."""
+        """Return how long to wait before checking the connection again. Raises TimeoutError at the deadline,
+        DeadlineExceeded when the responder has been unreachable for too long."""
         now = time.monotonic()
         left_s = deadline - now
         if left_s <= 0.0:
@@ -156,18 +155,17 @@ class ZmqRequester:
         return min(left_s, _LOOK_S)
 
     def unreached_s(self) -> float:
-        """As ``Requester.unreached_s``. Always 0 on one host, where the socket file is enough."""
+        """Always 0 on one host, where the socket file is enough."""
         return 0.0 if self._watch is None else self._watch.down_s()
 
     def close(self) -> None:
-        """Close at once. Repeated calls do nothing."""
         self._socket.close()
         if self._watch is not None:
             self._watch.close()
 
 
 class ZmqResponder:
-    """Answers requesters. Made by ``ZmqTransport.responder``."""
+    """Answers requesters. Created by ``ZmqTransport.responder``."""
 
     def __init__(
         self,
@@ -188,7 +186,6 @@ class ZmqResponder:
         self._inbound = Inbound(endpoint, max_bytes=max_message_bytes)
 
     async def next_request(self, *, timeout_s: float) -> ReceivedRequest | None:
-        """As ``Responder.next_request``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:
@@ -200,7 +197,6 @@ class ZmqResponder:
         return None
 
     def reply(self, request: ReceivedRequest, answer: Message) -> None:
-        """As ``Responder.reply``."""
         frames = encode(answer, sender=self._sender, sequence=request.sequence, sent_s=time.time())
         check_size(sum(map(len, frames)), self._max_bytes)
         try:
@@ -211,10 +207,10 @@ class ZmqResponder:
             sent = False
         peer = request.sender[:MAX_NAME_CHARS]
         if not sent and (num_silent := self._log_limiter.due(peer, "dropped")) is not None:
-            _log.warning("answer dropped, its requester is gone or reads nothing", peer=peer, num_not_logged=num_silent)
+            _log.warning("answer dropped: its requester is gone or does not read", peer=peer, num_not_logged=num_silent)
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
-        """As ``Responder.serve_one``. Raises the handler's error; its requester gets no answer."""
+        """Raises the handler's error; the requester then gets no answer."""
         request = await self.next_request(timeout_s=timeout_s)
         if request is None:
             return False
@@ -226,5 +222,4 @@ class ZmqResponder:
         return self._inbound.stats() + (self._refused.stats() if self._refused else [])
 
     def close(self) -> None:
-        """Close at once. Repeated calls do nothing."""
         self._socket.close()

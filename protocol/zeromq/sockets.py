@@ -1,9 +1,8 @@
-"""A ZeroMQ socket in asyncio: options, binding, and waiting without losing a message.
+"""A ZeroMQ socket in asyncio: options, binding, and waiting without losing messages.
 
-No ``recv`` is ever pending, so none is cancelled. A task waits until the socket is ready, then
-reads without blocking and without another await. libzmq's descriptor is edge-triggered. So
-``ready`` reads EVENTS before each wait and after each wake, and every operation wakes the other
-waiters."""
+No ``recv`` is ever pending, so none is cancelled. A task waits until the socket is ready, then reads without
+blocking and without another await. libzmq's descriptor is edge-triggered, so ``ready`` reads EVENTS before
+each wait and after each wake, and every operation wakes the other waiters."""
 
 from __future__ import annotations
 
@@ -26,43 +25,40 @@ from protocol.waiting import Waiters
 
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 3000
-"""Of requests: a frozen peer is cut off after this. ZeroMQ's own threads answer heartbeats, so a
-busy interpreter does not look frozen.
+"""For requests: a frozen peer is cut off after this. ZeroMQ's own threads answer heartbeats, so a busy
+interpreter does not look frozen.
 
-Links to mailboxes have none. A full mailbox stops reading its connection, heartbeats too, and would
-be cut off for being slow. Measured: 16 of 24 messages lost in seven seconds of back-pressure. A
-frozen reader is found by its silence in the registry, a lost host by ``protocol.zeromq.monitor``."""
+Links to mailboxes have no heartbeats. A full mailbox stops reading its connection, including heartbeats, and
+would be cut off for being slow: in a measurement, 16 of 24 messages were lost in seven seconds of
+back-pressure. A frozen reader is noticed by its silence in the registry, a lost host by
+``protocol.zeromq.monitor``."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 3, 1, 20
-"""An idle link to a host that is gone is known after four seconds, and given up after 23."""
+"""An idle link to a lost host is noticed after four seconds, and given up after 23."""
 HANDSHAKE_TIMEOUT_MS = 5000
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 TCP_BUFFER_BYTES = 256 * 1024
-"""Of links: the system's own buffers hid 20,000 small messages from the high-water mark, as
-measured. Requests have the system's, which grow with the distance: few of them wait at once."""
+"""For links: in a measurement, the system's own buffers hid 20,000 small messages from the high-water mark.
+Requests use the system's buffers, which grow with the distance, since few of them wait at once."""
 ZERO_COPY_BYTES = 65536
-"""Received frames from this size up are read in place; copying is cheaper below. As in pyzmq."""
+"""Received frames from this size on are read in place; below it, copying is cheaper. As in pyzmq."""
 TURNS_PER_YIELD = 32
-"""After this many reads of a ready socket, other tasks run."""
+"""After this many reads of a ready socket, other tasks get a turn."""
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
-"""Plain numbers: each use of a pyzmq flag costs a microsecond."""
+"""Plain numbers, since each use of a pyzmq flag costs a microsecond."""
 _LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 @dataclass(frozen=True, slots=True)
 class SocketLimits:
-    """Limits of every socket of a transport."""
-
     high_water_mark: int
-    """Messages queued for a peer, at each end."""
+    """Messages queued per peer, at each end."""
     max_message_bytes: int
-    """Of one message. The socket also disconnects a peer that sends a larger frame."""
+    """Per message. The socket also disconnects a peer that sends a larger frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
-    """One received message."""
-
     frames: list[Buffer]
     address: Callable[[], str]
     """Returns the sender's name or address, as far as known."""
@@ -88,7 +84,7 @@ class AsyncSocket:
             zmq.IPV6: int(ipv6),
         }
         if kind in (zmq.PUSH, zmq.DEALER):
-            # queue nothing for a peer that is not there
+            # queue nothing for an absent peer
             options |= {zmq.IMMEDIATE: 1, zmq.RECONNECT_IVL: RECONNECT_MS, zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MS}
         if kind in (zmq.PUSH, zmq.PULL):
             options |= {zmq.SNDBUF: TCP_BUFFER_BYTES, zmq.RCVBUF: TCP_BUFFER_BYTES}
@@ -105,12 +101,11 @@ class AsyncSocket:
 
     @property
     def raw(self) -> zmq.Socket[bytes]:
-        """The pyzmq socket, to set keys on."""
         return self._socket
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called, here or by the context."""
+        """Whether it was closed, here or by the context."""
         return self._socket.closed
 
     def bind(self, endpoint: Endpoint) -> Endpoint:
@@ -123,7 +118,7 @@ class AsyncSocket:
             self.close()
             if error.errno == errno.EADDRINUSE:
                 raise ConfigError(
-                    f"{endpoint} is in use by another process; stop it, or use port 0 for any free port, or more of them "
+                    f"{endpoint} is in use by another process; stop that, use port 0 for any free port, or allow more ports "
                     "(wire.ports)"
                 ) from error
             raise ConfigError(
@@ -147,7 +142,7 @@ class AsyncSocket:
         self._socket.bind(str(candidates[-1]))
 
     def connect(self, endpoint: Endpoint) -> None:
-        """Connect, now or once the peer listens. Raises ConfigError."""
+        """Connect, now or when the peer listens. Raises ConfigError."""
         try:
             self._socket.connect(str(endpoint))
         except zmq.ZMQError as error:
@@ -155,7 +150,7 @@ class AsyncSocket:
             raise ConfigError(f"cannot connect to {endpoint}: {error.strerror}; check the address") from error
 
     async def ready(self, event: int, *, timeout_s: float) -> bool:
-        """Wait until ``event`` (POLLIN or POLLOUT) holds; False after ``timeout_s``.
+        """Wait until ``event`` (POLLIN or POLLOUT) holds; return False after ``timeout_s``.
 
         No other task uses the socket before the caller's next await. Raises ChannelClosed."""
         deadline = time.monotonic() + timeout_s
@@ -175,13 +170,13 @@ class AsyncSocket:
     async def take(self, *, timeout_s: float) -> ReceivedMessage | None:
         """Wait for a message and read it; None after ``timeout_s``. Raises ChannelClosed.
 
-        There is no await between reading and returning: a cancelled call has read nothing."""
+        There is no await between reading and returning, so a cancelled call has read nothing."""
         deadline = time.monotonic() + timeout_s
         while await self.ready(POLLIN, timeout_s=deadline - time.monotonic()):
             try:
                 first = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                # POLLIN is a hint: seen on a new CURVE connection with a large message
+                # POLLIN is only a hint: this happens on a new CURVE connection with a large message
                 await asyncio.sleep(0)
                 continue
             return self._read_rest(first)
@@ -192,17 +187,17 @@ class AsyncSocket:
         part = first
         while part.more:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
-            # a ROUTER's route is one more; one frame over the limit is enough for the refusal
+            # a ROUTER adds a route frame; one frame over the limit is enough to refuse the message
             if len(frames) <= MAX_FRAMES + 1:
                 frames.append(part.bytes if len(part) < ZERO_COPY_BYTES else part.buffer)
         self._waiters.wake()
         return ReceivedMessage(frames, lambda: _address(first))
 
     def put(self, frames: Sequence[Buffer]) -> bool:
-        """Send one message without blocking; False when there is no room for it.
+        """Send one message without blocking; return False when there is no room for it.
 
-        If a connection dies between two frames of a message, libzmq drops the rest. That rest is
-        then flushed, so that the next message starts at its first frame."""
+        If a connection dies between two frames of a message, libzmq drops the rest. That rest is then
+        flushed, so that the next message starts at its first frame."""
         last = len(frames) - 1
         for index, frame in enumerate(frames):
             try:
@@ -235,7 +230,7 @@ class AsyncSocket:
 
 
 def _take_socket_file(path: Path) -> None:
-    """Remove a dead socket file. Raises ConfigError for a live one: libzmq would replace it."""
+    """Remove a dead socket file. Raises ConfigError for a live one, which libzmq would replace."""
     ensure_private_folder(path.parent)
     if not path.exists():
         return
@@ -245,16 +240,16 @@ def _take_socket_file(path: Path) -> None:
         except OSError:
             path.unlink(missing_ok=True)
             return
-    raise ConfigError(f"ipc://{path} is in use by another process; stop it, or use another name")
+    raise ConfigError(f"ipc://{path} is in use by another process; stop that, or use another name")
 
 
 def _address(frame: zmq.Frame) -> str:
-    """Return the authenticated name or the network address of a frame's sender, as far as known."""
+    """Return the authenticated name or network address of a frame's sender, as far as known."""
     for name in ("User-Id", "Peer-Address"):
         try:
             value = frame.get(name)
         except zmq.ZMQError:
-            # this connection lacks the property
+            # this connection does not have the property
             continue
         if value:
             return str(value)

@@ -1,10 +1,10 @@
 """One worker's ZeroMQ context, limits and keys, and the sockets made with them.
 
-On one host, ipc sockets in a private folder need no keys. Over tcp every connection is CURVE, and
-keys name both ends. Without keys, tcp works on the loopback interface alone.
+On one host, ipc sockets in a private folder need no keys. Over tcp every connection uses CURVE, and keys
+identify both ends. Without keys, tcp only works on the loopback interface.
 
-A link (PUSH to a mailbox's PULL) holds at most a high-water mark of messages at each end, besides
-the system's socket buffers. When all of that is full, ``send`` waits: the back-pressure."""
+A link (PUSH to a mailbox's PULL) holds at most a high-water mark of messages at each end, plus the system's
+socket buffers. When all of that is full, ``send`` waits: that is the back-pressure."""
 
 from __future__ import annotations
 
@@ -41,10 +41,13 @@ class ZmqTransport:
         advertise_host: str | None = None,
         num_io_threads: int = 1,
     ) -> None:
-        """``high_water_mark``: messages a link holds at each end. ``max_message_bytes``: limit of a
-        message. ``keys``: for tcp; None limits tcp to loopback. ``advertise_host``: address for
-        other hosts, in place of the bound one. ``num_io_threads``: they share the connections, and
-        encrypt."""
+        """Args:
+        sender: The worker's name in messages.
+        high_water_mark: Messages that a link holds at each end.
+        max_message_bytes: Limit of a message.
+        keys: For tcp; None limits tcp to loopback.
+        advertise_host: Address for other hosts, instead of the bound one.
+        num_io_threads: Threads that share the connections, and encrypt."""
         self.sender_name = sender
         self._limits = SocketLimits(high_water_mark, max_message_bytes)
         self._keys = keys
@@ -66,23 +69,22 @@ class ZmqTransport:
         return ZmqMailbox(socket, endpoint=bound, max_message_bytes=self._limits.max_message_bytes, refused=refused)
 
     def peers(self) -> dict[str, str] | None:
-        """Return public key -> name of each permitted peer, as the folder is now; None without
-        keys."""
+        """Return public key -> name of each permitted peer, as the folder is now; None without keys."""
         return None if self._keys is None else self._keys.allowed()
 
     def sender(self, endpoint: str, *, server_key: str = "") -> ZmqSender:
-        """Connect a link; ``server_key`` is the owner's public key, for tcp. Raises ConfigError."""
+        """Connect a link; for tcp, ``server_key`` is the owner's public key. Raises ConfigError."""
         socket, watch = self._connect(zmq.PUSH, endpoint, server_key)
         return ZmqSender(socket, endpoint, self.sender_name, self._limits.max_message_bytes, watch)
 
     def responder(self, endpoint: str) -> ZmqResponder:
-        """Bind a responder. Raises ConfigError as ``mailbox`` does."""
+        """Bind a responder. Raises ConfigError like ``mailbox``."""
         socket, bound, refused = self._bind(zmq.ROUTER, endpoint)
         limit = self._limits.max_message_bytes
         return ZmqResponder(socket, endpoint=bound, sender=self.sender_name, max_message_bytes=limit, refused=refused)
 
     def requester(self, endpoint: str, *, server_key: str = "") -> ZmqRequester:
-        """Connect to a responder. Raises ConfigError as ``sender`` does."""
+        """Connect to a responder. Raises ConfigError like ``sender``."""
         socket, watch = self._connect(zmq.DEALER, endpoint, server_key)
         limits = self._limits
         return ZmqRequester(
@@ -90,7 +92,7 @@ class ZmqTransport:
         )
 
     def close(self) -> None:
-        """Close all that was opened; waiting tasks get ChannelClosed. Repeated calls do nothing."""
+        """Close everything; waiting tasks get ChannelClosed. Repeated calls do nothing."""
         for socket in self._sockets:
             socket.close()
         self._sockets.clear()
@@ -133,7 +135,7 @@ class ZmqTransport:
         return socket, str(bound), refused
 
     def _connect(self, kind: int, text: str, server_key: str) -> tuple[AsyncSocket, HandshakeWatch | None]:
-        """Connect a socket; over tcp its handshakes are watched."""
+        """Connect a socket; over tcp, watch its handshakes."""
         endpoint = Endpoint.parse(text)
         secure = self._is_secure(endpoint)
         if secure and not server_key:
@@ -155,7 +157,7 @@ class ZmqTransport:
         return socket, watch
 
     def _is_secure(self, endpoint: Endpoint) -> bool:
-        """Return whether the endpoint uses CURVE. Raises ConfigError for plain remote tcp."""
+        """Return whether the endpoint uses CURVE. Raises ConfigError for unencrypted remote tcp."""
         if endpoint.scheme == "ipc":
             return False
         if self._keys is None and not endpoint.is_local:
@@ -166,7 +168,7 @@ class ZmqTransport:
 
 
 class ZmqSender:
-    """The sending end of one link. Made by ``ZmqTransport.sender``."""
+    """The sending end of one link. Created by ``ZmqTransport.sender``."""
 
     def __init__(
         self,
@@ -186,7 +188,7 @@ class ZmqSender:
         self._num_refused = 0
 
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
-        """As ``Sender.send``. Raises MessageTooLarge or MalformedMessage for a bad message too."""
+        """Also raises MessageTooLarge or MalformedMessage for a bad message."""
         deadline = time.monotonic() + timeout_s
         while await self._socket.ready(POLLOUT, timeout_s=deadline - time.monotonic()):
             frames = encode(message, sender=self._sender, sequence=self._sequence, sent_s=time.time())
@@ -200,22 +202,20 @@ class ZmqSender:
         return False
 
     def stats(self) -> LinkStats:
-        """Return this link's counters."""
         return LinkStats(self.endpoint, self._sequence, self._num_bytes, self._num_refused)
 
     def unreached_s(self) -> float:
-        """As ``Sender.unreached_s``. Always 0 on one host, where the socket file is enough."""
+        """Always 0 on one host, where the socket file is enough."""
         return 0.0 if self._watch is None else self._watch.down_s()
 
     def close(self) -> None:
-        """Close at once, without lingering. Repeated calls do nothing."""
         self._socket.close()
         if self._watch is not None:
             self._watch.close()
 
 
 class ZmqMailbox:
-    """The receiving end. Made by ``ZmqTransport.mailbox``."""
+    """The receiving end. Created by ``ZmqTransport.mailbox``."""
 
     def __init__(
         self, socket: AsyncSocket, *, endpoint: str, max_message_bytes: int, refused: RefusedConnections | None = None
@@ -227,7 +227,6 @@ class ZmqMailbox:
         self._inbound = Inbound(endpoint, max_bytes=max_message_bytes)
 
     async def receive(self, *, timeout_s: float) -> Delivery | None:
-        """As ``Mailbox.receive``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:
@@ -241,5 +240,4 @@ class ZmqMailbox:
         return self._inbound.stats() + (self._refused.stats() if self._refused else [])
 
     def close(self) -> None:
-        """Close at once. Repeated calls do nothing."""
         self._socket.close()

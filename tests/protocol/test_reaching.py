@@ -93,7 +93,7 @@ def test_a_name_that_means_loopback_is_never_told_to_other_hosts(
         with pytest.raises(ConfigError, match="which means loopback here"):
             Endpoint("tcp", host=host).told(instead)
     for bind in (transport.mailbox, transport.responder):
-        with pytest.raises(ConfigError, match=r"wire\.host is debian, and other hosts would receive debian"):
+        with pytest.raises(ConfigError, match=r"wire\.host is debian, and other hosts would be told debian"):
             bind("tcp://debian:0")
     assert [Endpoint("tcp", host=host).told(None) for host in ("127.0.0.1", "::1", "localhost", "four")] == [
         "127.0.0.1", "::1", "localhost", "four",

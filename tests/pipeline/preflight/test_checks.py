@@ -106,7 +106,7 @@ def test_a_name_that_means_loopback_here_is_refused_unless_others_are_told_anoth
     named = ("wire.transport=tcp", "wire.host=debian")
     with pytest.raises(ConfigError, match=r"wire.host is debian, .* means loopback here.*wire\.advertise_host"):
         preflight(op_config(tmp_path, *named))
-    with pytest.raises(ConfigError, match="other hosts would receive debian"):
+    with pytest.raises(ConfigError, match="other hosts would be told debian"):
         preflight(op_config(tmp_path, "wire.transport=tcp", "wire.host=0.0.0.0", "wire.advertise_host=debian"))
     preflight(op_config(tmp_path, *named, "wire.advertise_host=10.0.0.7"))
     preflight(op_config(tmp_path, "wire.transport=tcp", "wire.host=localhost"))

@@ -1,10 +1,10 @@
--- announce_relay.lua: note that a worker serves weights, and return its place, unless a
--- newer incarnation of the worker exists.
+-- announce_relay.lua: record that a worker serves weights, and return its place, unless a newer
+-- incarnation of the worker exists.
 --
 -- Uses     epochs
 -- KEYS[1]  epochs       hash     worker -> newest epoch
--- KEYS[2]  relays       hash     worker -> epoch, a blank, and its announcement
--- KEYS[3]  relay_order  zset     relays in the order in which they came
+-- KEYS[2]  relays       hash     worker -> epoch, a space, and its announcement
+-- KEYS[3]  relay_order  zset     relays in order of arrival
 -- ARGV[1]  worker       text
 -- ARGV[2]  epoch        integer  of the caller
 -- ARGV[3]  relay        bytes    JSON

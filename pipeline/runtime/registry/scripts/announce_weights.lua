@@ -9,8 +9,8 @@
 -- ARGV[2]  epoch         integer  of the caller
 -- ARGV[3]  version       integer
 -- ARGV[4]  announcement  bytes    JSON
--- Returns  { newest epoch of the caller's worker, version that was published before (-1: none), 1
---          when this one is now }
+-- Returns  { newest epoch of the caller's worker, version published before (-1 if none), 1 when this
+--          one is now published }
 
 local epochs, weights, weights_news = KEYS[1], KEYS[2], KEYS[3]
 local worker, epoch, version, announcement = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -23,7 +23,7 @@ if present then
   before = type(number) == 'number' and number or -1
 end
 if newest == epoch and present == announcement then
-  return { tonumber(newest) or 0, before, 1 } -- a repeat, because the first answer was lost
+  return { tonumber(newest) or 0, before, 1 } -- a repeat, since the first answer was lost
 end
 if newest ~= epoch or tonumber(version) <= before then
   return { tonumber(newest) or 0, before, 0 }

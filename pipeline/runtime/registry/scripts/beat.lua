@@ -2,23 +2,23 @@
 --
 -- KEYS[1]  epochs        hash      worker -> newest epoch
 -- KEYS[2]  heartbeats    hash      worker -> its last heartbeat
--- KEYS[3]  seen          zset      worker by the server's time of its last sign of life
+-- KEYS[3]  seen          zset      worker by the server's time at its last sign of life
 -- KEYS[4]  versions      zset      worker by role and policy version
 -- KEYS[5]  reaching      set       generators that reach their scorers
 -- KEYS[6]  mailboxes     zset      worker with a mailbox by the time of its last sign of life
 -- ARGV[1]  worker        text
 -- ARGV[2]  epoch         integer   of the incarnation that beats
 -- ARGV[3]  heartbeat     bytes     JSON
--- ARGV[4]  standing      integer?  role and policy version as one number; none: as in the last heartbeat
--- ARGV[5]  reaches       flag      a generator that reaches its scorers; read with a standing
+-- ARGV[4]  standing      integer?  role and policy version as one number; empty if unchanged
+-- ARGV[5]  reaches       flag      a generator that reaches its scorers; used with a standing
 -- ARGV[6]  listens       flag      of a role with a mailbox
--- ARGV[7]  kept          flag      in the append-only file, and at replicas; else in memory alone
+-- ARGV[7]  kept          flag      written to the append-only file and replicas; otherwise only to memory
 -- ARGV[8]  silent_after  number    seconds after which a silent mailbox is left out
--- Returns  { number of workers, of them with a silent mailbox, the server's time in microseconds },
+-- Returns  { number of workers, number with a silent mailbox, the server's time in microseconds },
 --          or {} when the incarnation is fenced and nothing was written
 --
--- A thousand workers call this hundreds of times a second. So most heartbeats are not kept: the
--- next one comes soon, also to a server that began anew.
+-- A thousand workers call this hundreds of times a second, so most heartbeats are not kept: the next one
+-- comes soon, even to a server that started afresh.
 
 local epochs, heartbeats, seen, versions = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local reaching, mailboxes = KEYS[5], KEYS[6]
@@ -33,7 +33,7 @@ end
 local time = redis.call('TIME')
 local written = redis.pcall('HSET', heartbeats, worker, heartbeat)
 if type(written) == 'table' then
-  -- A removal, here of nothing, lets a server at its memory limit take the rest (see register.lua).
+  -- a removal, even of nothing, lets a server at its memory limit accept the rest (see register.lua)
   redis.call('HDEL', heartbeats, '')
   redis.call('HSET', heartbeats, worker, heartbeat)
 end

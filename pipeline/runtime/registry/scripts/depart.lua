@@ -1,5 +1,5 @@
--- depart.lua: forget a worker that leaves; nothing when a newer incarnation of it exists. Its
--- epoch stays, and the error that ended it, if one did.
+-- depart.lua: remove a worker that leaves, unless a newer incarnation of it exists. Its epoch is kept,
+-- and the error that ended it, if any.
 --
 -- Uses     mailboxes
 -- KEYS[1]  epochs            hash     worker -> newest epoch
@@ -16,7 +16,7 @@
 -- ARGV[2]  epoch             integer  of the caller
 -- ARGV[3]  failure           bytes    the error as JSON; empty after a drain
 -- ARGV[4]  max_failures      integer  of which the newest are kept
--- Returns  1 when it was forgotten, else 0
+-- Returns  1 when it was removed, else 0
 
 local epochs, endpoints, heartbeats, seen, versions = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local reaching, endpoint_changes, endpoint_news, mailboxes = KEYS[6], KEYS[7], KEYS[8], KEYS[9]

@@ -1,12 +1,12 @@
--- live_relays.lua: read the relays at some places of their order, of those that came before the
--- caller. Forget those whose worker gave no sign of life lately, or was replaced.
+-- live_relays.lua: read the relays at some places, among those that arrived before the caller. Remove
+-- those whose worker has been silent or was replaced.
 --
 -- KEYS[1]  epochs        hash     worker -> newest epoch
 -- KEYS[2]  seen          zset     worker by the server's time of its last sign of life
--- KEYS[3]  relays        hash     worker -> epoch, a blank, and its announcement
--- KEYS[4]  relay_order   zset     relays in the order in which they came
+-- KEYS[3]  relays        hash     worker -> epoch, a space, and its announcement
+-- KEYS[4]  relay_order   zset     relays in order of arrival
 -- ARGV[1]  worker        text     of the caller
--- ARGV[2]  positions     text     from 0, with blanks between
+-- ARGV[2]  positions     text     from 0, separated by spaces
 -- ARGV[3]  silent_after  number?  seconds after which a silent worker is left out
 -- Returns  the announcements, in the order of positions
 

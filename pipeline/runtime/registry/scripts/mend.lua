@@ -1,13 +1,12 @@
--- mend.lua: remove a key that is of another type than the registry's, since nothing could be read
--- from it or written to it.
+-- mend.lua: remove a key that has the wrong type, since nothing could be read from it or written to it.
 --
 -- Uses     epochs
 -- KEYS[1]  any     string  the key, of whatever type
--- ARGV[1]  wanted  text  that it must have
+-- ARGV[1]  wanted  text  the type that it must have
 -- Returns  1 when it was removed, else 0
 --
--- With the epochs all workers are fenced. The next epoch of each is above the time, and so above
--- every one that was counted: see register.lua.
+-- If it has the epochs, all workers are fenced. The next epoch of each is derived from the time, and so
+-- above all earlier ones; see register.lua.
 
 local any, wanted = KEYS[1], ARGV[1]
 local found = redis.call('TYPE', any)

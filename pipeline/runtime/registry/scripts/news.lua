@@ -1,4 +1,4 @@
--- news.lua: read where each topic stands, for a reader without news for a while.
+-- news.lua: read each topic's position, for a reader that has had no news for a while.
 --
 -- Uses     silent
 -- KEYS[1]  mailboxes      zset    worker with a mailbox by the time of its last sign of life

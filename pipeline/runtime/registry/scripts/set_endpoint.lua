@@ -1,4 +1,4 @@
--- set_endpoint.lua: note where a worker's mailbox listens, unless a newer incarnation of the worker
+-- set_endpoint.lua: record where a worker's mailbox listens, unless a newer incarnation of the worker
 -- exists.
 --
 -- Uses     epochs mailboxes
@@ -10,7 +10,7 @@
 -- ARGV[1]  worker            text
 -- ARGV[2]  epoch             integer  of the caller
 -- ARGV[3]  endpoint          bytes    role, endpoint and public key, JSON
--- Returns  the newest epoch; the write was made when it is the caller's
+-- Returns  the newest epoch; the endpoint was set if that is the caller's
 
 local epochs, endpoints, endpoint_changes, endpoint_news = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mailboxes = KEYS[5]

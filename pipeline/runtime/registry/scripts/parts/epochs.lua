@@ -1,7 +1,7 @@
--- epochs.lua: a worker's newest epoch. Any worker's token may write what stands there.
+-- epochs.lua: a worker's newest epoch. Any worker's token may write to this key.
 
--- Return it as text: '0' for an unknown worker, '' for what is no epoch. Its incarnations are
--- fenced; the next one gets epoch_by_time, which is above every epoch that was counted.
+-- Return it as text: '0' for an unknown worker, '' if it is not an epoch. Then its incarnations are
+-- fenced, and the next one gets epoch_by_time, which is above all earlier epochs.
 local function newest_epoch(epochs, worker)
   local found = redis.call('HGET', epochs, worker)
   if not found then return '0' end

@@ -1,4 +1,4 @@
--- mailboxes.lua: number the changes of mailboxes, so that a reader gets those since its last read.
+-- mailboxes.lua: numbers the changes of mailboxes, so that a reader gets those since its last read.
 --
 -- Uses     telling
 
@@ -7,9 +7,9 @@ local function last_change(endpoint_changes)
   return tonumber(redis.call('ZREVRANGE', endpoint_changes, 0, 0, 'WITHSCORES')[2] or 0)
 end
 
--- Note a change of a worker's mailbox, and write its news.
+-- Record a change of a worker's mailbox, and write its notification.
 local function note_change(endpoint_changes, endpoint_news, worker)
-  -- a number that no count reaches, and above which a count would not grow
+  -- remove numbers that no count reaches, since counting up from them would not work
   redis.call('ZREMRANGEBYSCORE', endpoint_changes, '4503599627370496', '+inf')
   redis.call('ZADD', endpoint_changes, last_change(endpoint_changes) + 1, worker)
   tell(endpoint_news, 'worker', worker)
