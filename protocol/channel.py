@@ -32,8 +32,6 @@ class LinkStats:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message from a mailbox, with its sender."""
-
     message: Message
     sender: str
     sequence: int
@@ -119,8 +117,6 @@ class Requester(Protocol):
 
 
 class Responder(Protocol):
-    """Answers requesters."""
-
     @property
     def endpoint(self) -> str: ...
 

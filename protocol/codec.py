@@ -65,7 +65,6 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     type: str
     checksum: int
-    """As in Envelope."""
     body: msgspec.Raw
     """The body, nested, so that any MessagePack reader shows all of it in one pass."""
 
@@ -116,7 +115,7 @@ class Encoded:
     apart: memoryview | None = None
     """Bytes of a separate frame after the body."""
     trace: str = ""
-    """For the envelope of each link."""
+    """Span context, for the envelope of each link."""
 
 
 def encode_once(message: Message) -> Encoded:
@@ -226,13 +225,11 @@ def from_blob(data: Buffer, type_: type[T]) -> T:
 
 @cache
 def _decoders_of(type_: Any) -> _Decoders:
-    """Return the decoders of a type, or of a union of types, by tag."""
     wanted = get_args(type_) or (type_,)
     return {tag: _DECODERS[tag] for cls, tag in _TAGS.items() if cls in wanted}
 
 
 def _encode_body(obj: Storable) -> bytes:
-    """Check ``obj`` and return its bytes."""
     check_vectors(obj)
     check_consistency(obj)
     if isinstance(obj, RewardScore) and obj.guidance is None:

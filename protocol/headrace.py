@@ -53,7 +53,6 @@ def keep_own() -> None:
 
 
 def main() -> None:
-    """Run the command line."""
     importlib.import_module("pipeline.cli").main()
 
 

@@ -30,13 +30,11 @@ class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Includes the password; ``pipeline.ledger.redis.client`` lists the schemes."""
     is_embedded: bool = False
     socket: str = ""
-    """Path of the embedded server's Unix socket."""
     pid: int = 0
     """Pid of the embedded server when it started; 0 before that. ``process`` identifies it reliably."""
     process: ProcessIdentity | None = None
     """The same process, safe against pid reuse; None in files of earlier releases."""
     server: str = ""
-    """Path of the embedded server's executable."""
     server_version: str = ""
 
     def __repr__(self) -> str:

@@ -83,8 +83,6 @@ class WaitedUnit:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An incarnation that holds trajectories."""
-
     who: str
     num_trajectories: int
     num_evaluation: int
@@ -95,8 +93,6 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What the next update waits for, at one moment."""
-
     unit: Unit
     group_size: int
     eta: int
@@ -126,9 +122,7 @@ class StoredChunk:
 
     chunk: str
     num_tokens: int
-    """Response tokens so far."""
     age_s: float
-    """Seconds since it was written."""
     is_final: bool
     """Whether the response ends with it."""
     fields: tuple[Field, ...]
@@ -137,8 +131,6 @@ class StoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """How much work was requeued."""
-
     num_opened: int = 0
     """Trajectories that are open for lease again."""
     num_due: int = 0

@@ -259,9 +259,7 @@ class Ledger(Protocol):
         may be as old as the walk took."""
         ...
 
-    async def queues(self) -> list[QueueStat]:
-        """Return the depth, limit, oldest age and consumer of every ledger queue."""
-        ...
+    async def queues(self) -> list[QueueStat]: ...
 
     async def peek(self, key: str) -> list[bytes]:
         """Return a chunk's bytes, then those of its scores, for ``headrace ledger peek``; empty if unknown."""

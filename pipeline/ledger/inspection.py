@@ -66,8 +66,6 @@ _STALENESS = ":staleness:"
 
 @dataclass(frozen=True, slots=True)
 class OpenGroup:
-    """A group with incomplete members."""
-
     number: int
     prompt: int
     """Position of its prompt in the stream."""
@@ -80,7 +78,7 @@ class OpenGroup:
     judged_by: str
     """The scorer that is judging the whole group; empty if none is."""
     waited: tuple[WaitedTrajectory, ...]
-    """The other members."""
+    """The incomplete members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,6 @@ class GroupsView:
     num_running: int
     """Units that have credit but are not ready."""
     groups: tuple[OpenGroup, ...]
-    """The oldest open groups, in order of admission."""
 
 
 def waits_for(waited: WaitedTrajectory, judged_by: str = "") -> str:
@@ -120,7 +117,7 @@ class StalenessView:
     num_unbegun: int
     """Running units without a holder and without tokens."""
     claimed: Mapping[int, int]
-    """Counts at most ``MAX_CLAIMED`` units."""
+    """For at most ``MAX_CLAIMED`` units."""
     num_claimed: int
     trained: Mapping[int, int]
     dropped: Mapping[str, Mapping[int, int]]
@@ -134,7 +131,6 @@ class ResponseTally:
     num_responses: int = 0
     num_tokens: int = 0
     sum_squares: int = 0
-    """Sum of their squared lengths."""
     num_judged: int = 0
     """Responses whose group had a score."""
     sum_difficulty: int = 0
@@ -265,13 +261,9 @@ class LedgerInspection(Protocol):
         """Return the oldest open groups: members done, who has the others, what each waits for, since when."""
         ...
 
-    async def versions(self) -> StalenessView:
-        """Return the staleness of ready, running, claimed, trained and dropped work."""
-        ...
+    async def versions(self) -> StalenessView: ...
 
-    async def drops(self) -> DropsView:
-        """Return dropped work by reason, with trained work for comparison."""
-        ...
+    async def drops(self) -> DropsView: ...
 
     async def life(self, trajectory: TrajectoryId) -> TrajectoryLife | UnknownTrajectory:
         """Return the history of a trajectory that is in the ledger or among the newest that left it."""

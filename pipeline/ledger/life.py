@@ -37,16 +37,12 @@ _VERSIONS: Final = re.compile(r"(?: \d+)*$")
 
 @dataclass(frozen=True, slots=True)
 class LeaseEvent:
-    """The lease of a trajectory by an incarnation."""
-
     who: str
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreEvent:
-    """The write of a field by a scorer."""
-
     field: Field
     who: str
     at_s: float
@@ -57,8 +53,6 @@ class ScoreEvent:
 
 @dataclass(frozen=True, slots=True)
 class UnitEnd:
-    """How a unit left the ledger."""
-
     at_s: float
     reason: str
     """Why it was dropped; empty when it was trained on."""
@@ -145,7 +139,6 @@ class UnknownTrajectory:
 
 
 def life_from(packed: str) -> TrajectoryLife:
-    """Parse the packed form of a life."""
     first, *rows = packed.split("\n")
     name, state, admitted, prompt, tokens, ready, claimed, num_leases, num_chunks, end, *leases = first.split("\t")
     return TrajectoryLife(

@@ -44,7 +44,6 @@ def read_overdue(field: Field, blobs: Sequence[bytes]) -> list[ScoredChunk]:
 
 
 def read_shown(kind: str, blob: bytes, reward: bytes) -> ShownResponse:
-    """Decode a response that is kept for people to read."""
     return ShownResponse(kind, read_chunk(blob), from_blob(reward, RewardScore))
 
 

@@ -120,7 +120,7 @@ class Restart:
     """Weights that a learner published when it started (``pipeline.ledger.version_history``)."""
 
     policy_version: int
-    """Their new number, above all earlier ones."""
+    """Their new number, higher than all earlier ones."""
     num_updates: int
 
 
@@ -196,7 +196,6 @@ class Lease:
 
     trajectory: TrajectoryId
     next_index: int
-    """Index of the chunk to write next."""
     prompt: int
     """The prompt's position in its stream or evaluation set. It may differ from the group's number, since a
     dead letter's prompt may be admitted again."""
@@ -235,8 +234,6 @@ class ChunkWrite:
 
 @dataclass(frozen=True, slots=True)
 class ScoredChunk:
-    """A chunk with its scores."""
-
     chunk: TrajectoryChunk
     scores: dict[Field, Score]
 
@@ -282,8 +279,6 @@ class Claim:
 
 
 class ClaimWait(StrEnum):
-    """Why ``claim`` returned no claim."""
-
     NOT_ENOUGH = "not_enough"
     """Too few fresh ready units for an update; more are on the way."""
     LATE_WORK = "late_work"
@@ -361,7 +356,6 @@ class DeadLetter:
     """The missing field, or ``learner``."""
     worker: str
     error: str
-    """The last traceback."""
     num_attempts: int
     at_s: float
     prompt: int

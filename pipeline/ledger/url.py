@@ -75,7 +75,6 @@ def refuse_plaintext(url: str, permit: str) -> None:
 
 
 def is_hidden(url: str) -> bool:
-    """Return whether ``hide_password`` has masked this URL."""
     return f"//{MASK}@" in url or f"password={MASK}" in url
 
 

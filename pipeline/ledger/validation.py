@@ -57,7 +57,6 @@ def parse_chunk(text: str) -> ChunkId | None:
 
 
 def claim_gone(claim: Claim) -> LedgerError:
-    """Return the error for a claim that is not in the ledger."""
     return LedgerError(
         f"claim {claim.claim_id} of {len(claim.units)} units is not in the ledger: it was settled, returned by a newer "
         "learner, or cancelled; claim again"

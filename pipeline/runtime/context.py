@@ -56,9 +56,7 @@ class Transport(Protocol):
 
     def mailbox(self, endpoint: str) -> Mailbox: ...
 
-    def sender(self, endpoint: str, *, server_key: str = "") -> Sender:
-        """Connect to a mailbox."""
-        ...
+    def sender(self, endpoint: str, *, server_key: str = "") -> Sender: ...
 
     def responder(self, endpoint: str) -> Responder: ...
 
@@ -176,7 +174,6 @@ class ActorContext:
             self.log.info("first_work_done")
 
     def progress(self, n: int = 1) -> None:
-        """Count ``n`` productive turns of the main loop."""
         self.worker_state.progress(n)
 
     @property
@@ -201,7 +198,6 @@ class ActorContext:
         self.worker_state.waiting_for(WaitingFor.STARTING, what)
 
     def waiting(self, kind: WaitingFor, detail: str = "") -> AbstractContextManager[None]:
-        """Report a wait for the duration of a ``with`` block."""
         return self.worker_state.waiting(kind, detail)
 
     @property
@@ -211,7 +207,6 @@ class ActorContext:
 
     @property
     def storing(self) -> Meter:
-        """Meter of writes to the disk."""
         return self.worker_state.storing
 
     def report_unreached(self, of: str, words: str) -> None:

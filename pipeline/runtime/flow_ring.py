@@ -71,8 +71,6 @@ _READ_SLOTS: Final = 256
 
 
 class SlotForm(IntEnum):
-    """The kind of record in a slot."""
-
     COMPLETION = 1
     STATE = 2
 
@@ -152,7 +150,6 @@ class RingSlice:
     data: bytes
     """64 bytes each."""
     names: Mapping[int, str]
-    """Names of their links, by index."""
 
     def records(self) -> Iterator[FlowRecord]:
         for at in range(8, len(self.data), _SLOT_BYTES):
@@ -171,8 +168,6 @@ class RingSlice:
 
 @dataclass(frozen=True, slots=True)
 class RingHead:
-    """Who writes a ring."""
-
     worker: str
     epoch: int
     pid: int
@@ -191,7 +186,6 @@ def flow_folder(run_dir: Path) -> Path:
 
 
 def key_of(name: str) -> int:
-    """Return the hash of a chunk's name, as used in records."""
     return xxhash.xxh3_64_intdigest(name.encode())
 
 
@@ -291,7 +285,7 @@ class FlowRingReader:
         self.path = path
         self.num_read = self.num_overwritten = self.num_damaged = 0
         self.head: RingHead | None = None
-        """Of the newest incarnation read so far; None before the first."""
+        """Header of the newest incarnation read so far; None before the first."""
         self._fd: int | None = None
         self._file = (0, 0)
         self._refused = (0, 0)
@@ -364,7 +358,6 @@ class FlowRingReader:
                 yield RingSlice(slots, self._names)
 
     def _miss(self, fd: int, numbers: AbstractSet[int]) -> None:
-        """Count records whose slots are incomplete."""
         # the writer has reached these slots again, or is filling one right now
         written = self._written(fd)
         overwritten = sum(written >= number + NUM_SLOTS for number in numbers)

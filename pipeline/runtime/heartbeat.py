@@ -67,7 +67,6 @@ class HeartbeatThread:
         self._woken.set()
 
     def stop(self, *, timeout_s: float = 5.0) -> None:
-        """Stop writing, and wait for a write in progress."""
         self._stopped.set()
         self._woken.set()
         if self._thread.is_alive():

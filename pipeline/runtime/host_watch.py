@@ -150,7 +150,6 @@ class HostWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop reading. Returns at once."""
         self._stopped.set()
 
     def latest(self) -> HostState:

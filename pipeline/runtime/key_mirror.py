@@ -96,8 +96,6 @@ def _file_name(key: PermittedKey) -> str:
 
 
 class KeyMirror:
-    """Mirrors the ledger's keys into one host's folder."""
-
     def __init__(self, permitted: PermittedKeys, keys: CurveKeys, token: str) -> None:
         self._permitted, self._keys, self._token = permitted, keys, token
         self._published: dict[str, str] | None = None

@@ -52,7 +52,6 @@ class Lifecycle:
     num_signals: int = 0
 
     def ready(self) -> Lifecycle:
-        """Record the end of setup."""
         return replace(self, phase=LifecyclePhase.RUNNING) if self.phase is LifecyclePhase.STARTING else self
 
     def stop(self, now_s: float, reason: str, *, code: ExitCode = ExitCode.OK) -> Lifecycle:
@@ -88,11 +87,9 @@ class Lifecycle:
 
     @property
     def is_immediate(self) -> bool:
-        """Whether to end without further draining."""
         return self.num_signals >= 2 and self.phase is not LifecyclePhase.STOPPED
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether the drain has passed its deadline."""
         return self.is_draining and self.deadline_s is not None and now_s >= self.deadline_s
 
 
@@ -118,7 +115,6 @@ class FirstError:
             raise
 
     async def record_from(self, coroutine: Coroutine[None, None, None]) -> None:
-        """Await a coroutine, and record its error."""
         with self.recording():
             await coroutine
 

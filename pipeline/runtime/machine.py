@@ -13,8 +13,6 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Resources shared by this user's processes."""
-
     num_cores: int
     memory_bytes: int
 

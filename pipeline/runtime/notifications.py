@@ -26,8 +26,6 @@ _AGAIN_S: Final = 1.0
 
 
 class Notifications:
-    """The subscriptions of one process."""
-
     def __init__(self, registry: Registry, clock: Clock) -> None:
         self._registry = registry
         self._clock = clock

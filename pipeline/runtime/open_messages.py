@@ -168,8 +168,6 @@ class Outbox:
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of one sender's messages."""
-
     link: str
     received: int = 0
     done: int = 0
@@ -190,8 +188,6 @@ class _Open:
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums for one link's report."""
-
     received: int = 0
     refused: int = 0
     gaps: int = 0
@@ -335,7 +331,7 @@ class Inbox:
 
 
 _OVERDUE = _Counts("")
-"""Counts of work from the ledger."""
+"""Counts for work that came from the ledger."""
 
 
 def _report(name: str, sums: _Sums, now_s: float) -> LinkReport:

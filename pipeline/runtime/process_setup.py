@@ -77,7 +77,6 @@ def limit_threads(num_threads: int) -> None:
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
-    """Return the environment that limits a child process's numeric threads."""
     values: dict[str, str] = {name: str(num_threads) for name in _VARIABLES}
     # idle threads sleep instead of spinning
     values["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -84,7 +84,6 @@ def missing_package() -> str:
 
 
 def check_tracing(settings: TracingSection) -> None:
-    """Raise ConfigError when tracing is on but a package is missing."""
     if settings.otlp is not None and (command := missing_package()):
         raise ConfigError(f"tracing.otlp needs OpenTelemetry on every host: {command}, or leave tracing.otlp out")
 

@@ -175,12 +175,10 @@ class WorkerProcess:
 
     @property
     def delivered(self) -> int:
-        """Finished pieces of the actor's work."""
         return 0 if self._context is None else self._context.delivered
 
     @property
     def is_computing(self) -> bool:
-        """Whether the actor's compute thread is still running a function."""
         return self._context is not None and self._context.is_computing
 
     async def run(self) -> ExitCode:

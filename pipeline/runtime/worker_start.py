@@ -67,7 +67,6 @@ def begin_vitals(ctx: ActorContext, ledger: RedisLedger) -> HostWatch:
 
 
 def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
-    """Return a worker's transport, according to ``[wire]``."""
     wire = config.wire
     keys = CurveKeys.load_or_create(run_dir / "keys") if wire.transport == "tcp" else None
     max_bytes = wire.max_message_mb << 20

@@ -50,9 +50,7 @@ class Answering(Protocol):
         ...
 
     @property
-    def num_repeats(self) -> int:
-        """Number of repeated calls."""
-        ...
+    def num_repeats(self) -> int: ...
 
 
 class LoopLag:
@@ -70,7 +68,6 @@ class LoopLag:
             self._due_s = self._monotonic() + after_s
 
     def woke(self) -> None:
-        """Record the expected turn."""
         with self._lock:
             if self._due_s is not None:
                 self._worst_s = max(self._worst_s, self._monotonic() - self._due_s)
@@ -139,7 +136,6 @@ class VitalSigns:
 
 
 def earliest(times_s: Iterable[float | None]) -> float | None:
-    """Return the earliest of these times; None if there is none."""
     return min((at_s for at_s in times_s if at_s is not None), default=None)
 
 
@@ -195,12 +191,11 @@ class WorkerState:
         self.signs = VitalSigns(clock, self.work)
         self._begun = 0
         self._not_committed = "", 0.0
-        """With the time until which heartbeats report it."""
+        """The text, and until when heartbeats report it."""
         self._moved_s = clock.monotonic()
         self._host = socket.gethostname()
 
     def progress(self, n: int = 1) -> None:
-        """Count ``n`` productive turns of the main loop."""
         self._progress += n
         self._progress_at_s = self._clock.time()
         self._moved_s = self._clock.monotonic()
@@ -271,12 +266,11 @@ class WorkerState:
 
     @property
     def kind(self) -> WaitingFor:
-        """What the loop now waits for."""
         return self._wait.kind
 
     @property
     def detail(self) -> str:
-        """The same for people."""
+        """Describes the current wait, for people."""
         return self._wait.detail
 
     def heartbeat(self) -> Heartbeat:

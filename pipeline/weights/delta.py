@@ -48,7 +48,6 @@ class Prelude(msgspec.Struct, frozen=True, kw_only=True):
     stride: int
     """Number of planes: the bytes of a number."""
     base_head_bytes: int
-    """Offset of the base's body."""
     head: bytes
     """All bytes before the result's body."""
     tail: bytes

@@ -112,7 +112,6 @@ class HostFolder:
         return segment.path
 
     def discard(self, segment: SharedFile) -> None:
-        """Discard a file that was not named."""
         self._origin.pop(segment.path).discard(segment)
 
     def close(self) -> None:

@@ -64,11 +64,10 @@ class PartialVersion:
         self._present = np.zeros(self.num_parts, np.bool_)
         self._missing = deque(range(self.num_parts))
         self._awaited: dict[int, _Changes] = {}
-        """By part; each wakes only its own requests."""
+        """Waiting requests by part, so that a part wakes only its own."""
 
     @property
     def num_present(self) -> int:
-        """Number of verified parts."""
         return int(self._present.sum())
 
     @property
@@ -96,7 +95,6 @@ class PartialVersion:
         return True
 
     def expect(self, digests: PartDigests) -> None:
-        """Set the digests of all parts."""
         self.digests = digests
         self._tell(_DIGESTS)
 
@@ -179,7 +177,6 @@ class Relay:
         return holding is not None and holding.wanted.digest == wanted.digest
 
     def drop(self, holding: PartialVersion) -> None:
-        """Stop serving a version."""
         self._holdings = {kind: other for kind, other in self._holdings.items() if other is not holding}
 
     def answer_now(self, request: Message) -> WeightsPart | None:

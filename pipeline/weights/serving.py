@@ -28,9 +28,7 @@ class WeightsAnswers(Protocol):
         """Return the answer; None when it takes time. Raises UnknownMessage."""
         ...
 
-    async def answer_later(self, request: Message) -> Message:
-        """Return an answer that takes time."""
-        ...
+    async def answer_later(self, request: Message) -> Message: ...
 
 
 async def serve_weights(responder: Responder, answers: WeightsAnswers, clock: Clock, log: FilteringBoundLogger) -> None:

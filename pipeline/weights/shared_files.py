@@ -33,8 +33,6 @@ _MAX_CACHED = 4
 
 @dataclass(slots=True)
 class SharedFile:
-    """A file being written."""
-
     path: Path
     fd: int
     data: np.ndarray
@@ -103,7 +101,6 @@ class SharedFileWriter:
         os.close(segment.fd)
 
     def discard(self, segment: SharedFile) -> None:
-        """Delete a file that was not published."""
         _remove(segment)
 
     def close(self) -> None:
@@ -115,8 +112,6 @@ class SharedFileWriter:
 
 @dataclass(slots=True)
 class MappedFile:
-    """A reader's view of a file."""
-
     path: Path
     fd: int
     data: np.ndarray

@@ -57,8 +57,6 @@ def weight_folders(run_dir: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """A version stored on this host."""
-
     policy_version: int
     segment: SharedFile
     digest: str
@@ -148,7 +146,6 @@ class WeightsStore:
         return self._writer.take(num_bytes)
 
     def announcement(self, stored: StoredWeights, *, endpoint: str) -> WeightsAnnouncement:
-        """Return the announcement of a stored version and its base."""
         base = None if stored.policy_version == BASE_VERSION else self._held.get(BASE_VERSION)
         return WeightsAnnouncement(
             policy_version=stored.policy_version,
@@ -255,7 +252,6 @@ def range_of(request: WeightsRequest, data: np.ndarray, *, base: int, max_bytes:
 
 
 def nothing(request: WeightsRequest, *, is_coming: bool = False) -> WeightsPart:
-    """Return an answer without data."""
     return WeightsPart(
         version=request.version, offset=0, total_bytes=0, data=np.empty(0, np.uint8), is_coming=is_coming
     )

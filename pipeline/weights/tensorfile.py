@@ -53,8 +53,6 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A tensor in a file."""
-
     spec: TensorSpec
     start: int
     """Offset of its first byte in the file."""

@@ -45,8 +45,6 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class WeightsSource:
-    """Where a version can be fetched."""
-
     worker: str
     endpoint: str
     public_key: str = ""

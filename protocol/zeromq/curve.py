@@ -103,7 +103,6 @@ class CurveKeys:
         return key
 
     def permits_name(self, name: str) -> bool:
-        """Return whether the folder now has a key file with this name."""
         return (self.folder / f"{name}.pub").is_file()
 
     def serve(self, raw: zmq.Socket[bytes]) -> None:

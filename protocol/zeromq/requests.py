@@ -31,8 +31,6 @@ _log = structlog.get_logger("headrace.wire")
 
 
 class _Asked:
-    """A request in flight."""
-
     def __init__(self) -> None:
         self.answer: Message | WireError | None = None
         self.waiters = Waiters()
@@ -59,7 +57,6 @@ class ZmqRequester:
         self._max_bytes = max_message_bytes
         self._sequence = 0
         self._under_way: dict[int, _Asked] = {}
-        """Requests by their sequence numbers."""
         # the responder would have no room for more answers, and drop them
         self._room = asyncio.Semaphore(max_under_way)
         self._is_reading = False

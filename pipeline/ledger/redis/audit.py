@@ -28,8 +28,7 @@ Ask = Callable[[Command], Awaitable[Any]]
 
 
 class Server(Protocol):
-    async def ask(self, script: str, **arguments: object) -> Any:
-        """Run a script without an incarnation."""
+    async def ask(self, script: str, **arguments: object) -> Any: ...
 
 
 async def audit(server: Server, lane: FinishedLane, *, most: int = MOST) -> Audit:

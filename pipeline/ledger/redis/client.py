@@ -206,7 +206,6 @@ def _database_of(pool: Any) -> int:
 
 
 def is_of_cluster(client: redis.asyncio.Redis) -> bool:
-    """Return whether the client connects to a Redis Cluster."""
     return issubclass(cast("Any", client.connection_pool).connection_class, _Node)
 
 

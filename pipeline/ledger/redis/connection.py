@@ -46,7 +46,6 @@ REFUSED_PATIENCE_S: Final = 10.0
 """How long a refused token that was accepted before is retried: a supervisor recreates its user after a
 restart or failover, and a rotated token file takes time to arrive."""
 _RTT_WEIGHT: Final = 0.1
-"""Weight of the newest answer in the moving average."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
@@ -65,7 +64,6 @@ class PipelinedConnection:
         self.num_connects = 0
         """When it changes, this may be another server, or one that has lost its last writes."""
         self.num_repeats = 0
-        """Number of retries of all calls."""
         self.on_trouble: Callable[[str], None] = lambda _: None
         """Called with the reason for each retry, for people; with "" when none is going on any more."""
         self._connection: OwnConnection | None = None

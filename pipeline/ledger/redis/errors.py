@@ -22,7 +22,6 @@ NOT_NOW: Final = (
 """Errors of a server that cannot serve right now: a replica, or a cluster slot that is migrating."""
 
 RAISED: Final = (exceptions.RedisError, OSError)
-"""Everything that the Redis client raises."""
 _FORBIDDEN: Final = re.compile(r"NOPERM|ACL failure|can't run this command|can't access at least one of the keys")
 
 

@@ -51,7 +51,7 @@ class JoinBoard:
         return [(entry_id, fields[1]) for entry_id, fields in found]
 
     async def received(self, ids: Sequence[bytes]) -> None:
-        """Delete entries that are safe in the run's folder."""
+        """Delete entries that were saved in the run's folder."""
         with ledger_faults("home XDEL"):
             await self._connection.ask("XDEL", self._home, *ids)
 

@@ -49,8 +49,6 @@ return reply
 
 
 class ArgumentForm(StrEnum):
-    """The types of script arguments."""
-
     TEXT = "text"
     BYTES = "bytes"
     INTEGER = "integer"

@@ -50,8 +50,6 @@ _log = structlog.get_logger(__name__)
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A token as stored in the ledger."""
-
     role: Role
     digest: str
     """SHA-256 of the secret, in hex."""
@@ -59,7 +57,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     rotated_s: float = 0.0
     """0 before the first rotation."""
     old_digest: str = ""
-    """That of the secret before the last rotation."""
+    """Digest of the secret before the last rotation."""
     old_until_s: float = 0.0
     """Until when the old secret is accepted, by the server's clock."""
 
@@ -294,7 +292,7 @@ class _Users:
         self._connection = connection
         self._run, self._database = run, database
         self.prefix = self._name("")
-        """Of user names; the token's id follows."""
+        """Prefix of these users' names, before the token's id."""
         self._commands: tuple[str, ...] | None = None
         self._tells_reads = self._tells_databases = True
         self.applied: set[str] = set()

@@ -69,7 +69,6 @@ def queues_from(reply: Sequence[Sequence[Any]]) -> list[QueueStat]:
 
 
 def waited_from(row: Sequence[Any]) -> WaitedTrajectory:
-    """Decode an incomplete trajectory from ``lacking.lua``."""
     name, place, holder, chunks, tokens, since, lacks = row
     missing = tuple(
         Lack(Field(field.decode()), number, chunk.decode(), float(age), float(overdue), failures)
@@ -91,13 +90,11 @@ def letter_from(packed: bytes) -> DeadLetter | None:
 
 
 def finished_from(kept: Mapping[bytes, bytes]) -> FinishedTrajectory:
-    """Decode a ``{run}:finished:<id>`` hash."""
     values = (kept[b"value:%d" % index] for index in range(int(kept[b"num_chunks"])))
     return read_finished(kept[b"final"], kept[b"reward"], values)
 
 
 def sample_from(name: bytes, text: bytes) -> EvaluationSample:
-    """Decode a scored evaluation response from its field and value in the hash."""
     prompt, sample = name.split(b".")
     accuracy, reward, tokens, oldest, newest = text.split()
     spent = (int(tokens), int(oldest), int(newest))

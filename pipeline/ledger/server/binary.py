@@ -69,7 +69,6 @@ def passed_over(chosen: Path) -> list[str]:
 
 
 def log_choice(chosen: Path) -> None:
-    """Log which program serves the ledger, and those on PATH that are too old."""
     log.info("ledger_server_chosen", program=str(chosen))
     for server in passed_over(chosen):
         wanted = ".".join(map(str, RECENT_VERSION))

@@ -22,7 +22,6 @@ from pipeline.ledger.server.lock import no_server
 from protocol.errors import ConfigError
 
 MAX_COPY_BYTES = 4 << 30
-"""Largest append-only file that is copied."""
 _SPARE_BYTES = 64 << 20
 _STOP_S = 2.0
 _PREFIX = "headrace-look-"
@@ -159,7 +158,6 @@ class _Signals:
 
     @contextmanager
     def shielded(self) -> Generator[None]:
-        """Delay a signal until the end of this block."""
         heard = self._number
         self._is_shielded = True
         try:

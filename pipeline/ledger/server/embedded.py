@@ -158,7 +158,6 @@ class EmbeddedServer:
 
     @property
     def folder(self) -> Path:
-        """The folder of its append-only file."""
         return self._folder
 
     @property
@@ -424,7 +423,6 @@ class EmbeddedServer:
         return ended
 
     def _remove_socket(self) -> None:
-        """Remove a dead server's socket, and the private folder made for it."""
         address = self._server.known()
         if address is None or not address.socket:
             return

@@ -164,8 +164,6 @@ def _replies(connection: socket.socket, deadline: float) -> tuple[Any, Any]:
 
 
 class ServerAction(StrEnum):
-    """What to do with a server."""
-
     LEAVE = "leave"
     START = "start"
     """It is dead: restart it."""
@@ -176,7 +174,7 @@ class ServerAction(StrEnum):
 
 
 class ServerWatch:
-    """Judges one server from its probes."""
+    """Decides from probes what to do with one server."""
 
     def __init__(self, *, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -214,7 +212,6 @@ class ServerWatch:
         return ServerAction.END_SCRIPT if is_stuck else ServerAction.LEAVE
 
     def begin_again(self, now_s: float) -> None:
-        """Record that the server was just started."""
         self._num_gone, self._loaded_bytes, self._heard_s, self._rests_since_s = 0, -1, now_s, None
         self._busy_since_s = None
 

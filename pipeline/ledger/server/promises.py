@@ -38,9 +38,9 @@ class ServerPromises:
     flushes: str | None
     """``appendfsync``: always, everysec or no."""
     max_clients: int | None = None
-    """How many connections it accepts."""
+    """Connections that it accepts."""
     num_clients: int = 0
-    """How many connections it has."""
+    """Connections that it has."""
 
 
 async def read_promises(client: redis.asyncio.Redis, doing: str) -> ServerPromises:

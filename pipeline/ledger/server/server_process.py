@@ -42,7 +42,7 @@ class ServerHandle:
         self.folder = self._run_dir / "ledger"
         self.configuration = self.folder / "server.conf"
         self.address: LedgerAddress | None = None
-        """As last read or written."""
+        """The address as last read or written."""
         self.started: subprocess.Popen[bytes] | None = None
         """The process, if it is a child of this one."""
 

@@ -112,7 +112,6 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: int
     """Productive turns of the main loop, and finished computations; only grows."""
     progress_at_s: float
-    """When ``progress`` last grew."""
     waiting_for: WaitingFor
     detail: str = ""
     """For people, such as ``reward-0 has no room``."""
@@ -125,7 +124,6 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turns: int = 0
     """Turns of the main loop, including idle ones; 0 if not reported."""
     turned_at_s: float = 0.0
-    """When ``turns`` last grew."""
     held: int = 0
     """Work taken but not finished: trajectories, chunks, units. It must make progress."""
     begun: int = 0
@@ -165,7 +163,6 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     who: Incarnation
     error: str
-    """The error's class."""
     message: str
     """The error's text, at most ``MAX_DETAIL_CHARS``."""
     ago_s: float = 0.0
@@ -221,7 +218,6 @@ class Eviction:
 
     @property
     def name(self) -> str:
-        """The worker or the host."""
         return self.worker or self.host
 
 
@@ -258,8 +254,6 @@ class Fleet:
 
 
 class Topic(StrEnum):
-    """What a notification is about."""
-
     ENDPOINTS = "endpoints"
     """a mailbox was opened, or its worker was fenced, departed, fell silent or came back"""
     RUN = "run"
@@ -340,9 +334,7 @@ class Registry(Protocol):
         seconds since then."""
         ...
 
-    async def set_fleet(self, fleet: Fleet) -> None:
-        """Set the desired fleet."""
-        ...
+    async def set_fleet(self, fleet: Fleet) -> None: ...
 
     async def replace_fleet(self, present: Fleet | None, wanted: Fleet) -> bool:
         """Set the desired fleet if it is still ``present`` (None: not set); return whether it was."""
@@ -424,9 +416,7 @@ class HeartbeatWriter(Protocol):
     """The blocking interface, for the heartbeat thread only."""
 
     @property
-    def fleet(self) -> FleetSummary:
-        """The fleet as of the last heartbeat."""
-        ...
+    def fleet(self) -> FleetSummary: ...
 
     def beat(self, heartbeat: Heartbeat) -> bool:
         """Write a heartbeat; return False when the incarnation is fenced."""

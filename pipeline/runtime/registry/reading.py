@@ -42,7 +42,6 @@ class EntryReader:
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Entries that could not be read last time, with the reason."""
         return self._unreadable
 
     def value(self, key: str, name: bytes | str, blob: bytes, decoder: msgspec.json.Decoder[T]) -> T | None:
@@ -99,7 +98,6 @@ class EntryReader:
         return 0
 
     def drop(self, key: str, name: bytes | str, why: str) -> None:
-        """Record an unreadable entry."""
         entry = _entry(key, name)
         if entry in self._unreadable:
             return
@@ -150,7 +148,6 @@ def encoded(fleet: Fleet) -> bytes:
 
 
 def decoded(blob: bytes) -> Fleet:
-    """Decode a fleet from ``encoded``."""
     found = _fleet_fields.decode(blob)
     by_hand, demand = bool(found.pop(_BY_HAND, 0)), str(found.pop(_DEMAND, ""))
     drains = tuple(map(_drain, str(found.pop(_DRAINS, "")).split()))

@@ -52,7 +52,7 @@ from pipeline.runtime.registry.settings_change import SettingsChange
 from protocol.ids import Incarnation, Role
 
 _TOLD = (Topic.ENDPOINTS, Topic.RUN, Topic.WEIGHTS)
-"""In the order of ``news.lua``'s answer."""
+"""Topics in the order of ``news.lua``'s answer."""
 _heartbeats = msgspec.json.Decoder(Heartbeat)
 _changes = msgspec.json.Decoder(SettingsChange)
 _failures = msgspec.json.Decoder(FailureReport)
@@ -383,7 +383,6 @@ class RedisRegistry:
         return await ask()
 
     def _all_of(self, key: str, blobs: Sequence[bytes], decoder: msgspec.json.Decoder[T]) -> list[T]:
-        """Return the values that can be read."""
         found = [self._entries.value(key, "", blob, decoder) for blob in blobs]
         return [value for value in found if value is not None]
 

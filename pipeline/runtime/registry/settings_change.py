@@ -43,7 +43,6 @@ class SettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def is_code(self) -> bool:
-        """Whether it sets a version of code."""
         return any(key.startswith("code.") for key in self.sets)
 
 
