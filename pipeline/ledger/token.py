@@ -79,7 +79,7 @@ def read_token(path: Path) -> Token:
         raise ConfigError(
             f"token file {path} has mode {mode:04o}, so others may read it; expected 0600: chmod 600 {path} (or owned by root, "
             "mode 0440 and one of our groups, as kubelet mounts a Secret with fsGroup). If others may have read it, `headrace "
-            "tokens rotate` replaces its secret"
+            "fleet tokens rotate` replaces its secret"
         )
     try:
         token = msgspec.json.decode(data, type=Token)

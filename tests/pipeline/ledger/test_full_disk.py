@@ -78,7 +78,7 @@ async def test_calls_wait_for_room_and_the_server_is_not_taken_for_dead(small_di
     with suppress(OSError):
         ballast.write_bytes(bytes(8 << 20))
     try:
-        with pytest.raises(LedgerDiskFailed, match="Make room on the disk"):
+        with pytest.raises(LedgerDiskFailed, match="Free space on its disk"):
             async with asyncio.timeout(20.0):
                 while True:
                     await hasty.set_run_status(RunStatus(RunState.RUNNING, "x" * 5000))

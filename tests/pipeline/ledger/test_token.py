@@ -72,7 +72,7 @@ def test_a_mounted_secret_is_read_by_its_group_and_no_other_file_is(
     if is_read:
         assert read_token(path) == TOKEN
         return
-    with pytest.raises(ConfigError, match="or root's, with mode 0440 and a group of ours"):
+    with pytest.raises(ConfigError, match="owned by root, mode 0440 and one of our groups"):
         read_token(path)
 
 

@@ -72,7 +72,7 @@ def test_a_password_that_is_refused_at_the_start_ends_it_at_once(tmp_path: Path)
     write_address(run.run_dir, LedgerAddress(url=f"unix://:wrong@{locked.socket}"))
     try:
         # an outage is waited for, and for minutes
-        with pytest.raises(LedgerRefused, match=r"refused the password.*Put that into ledger\.url or REDIS_URL"):
+        with pytest.raises(LedgerRefused, match=r"refused the password.*Put it into ledger\.url or REDIS_URL"):
             run.until_end()
     finally:
         locked.stop()

@@ -156,7 +156,7 @@ async def test_a_version_that_is_forgotten_while_it_travels_is_given_up(tmp_path
 
         host.change = forget
         announced = world.announced(world.publish(3))
-        with pytest.raises(FileNotFoundError, match="take the newest announcement"):
+        with pytest.raises(FileNotFoundError, match="use the newest announcement"):
             await host.fetch(announced, world.source)
         assert named(tmp_path) == []
 

@@ -126,7 +126,7 @@ async def test_a_password_that_the_sentinels_refuse_ends_a_call_at_once_with_a_s
         client = connect(f"redis+sentinel://:pw@{places}/ledger{option}", patience_s=60.0)
         try:
             began = time.monotonic()
-            with pytest.raises(LedgerRefused, match=r"the Sentinels refused their password.*Put sentinel_password="):
+            with pytest.raises(LedgerRefused, match=r"the Sentinels refused the password.*Put sentinel_password="):
                 await RedisLedger(client, "test").totals()
             assert time.monotonic() - began < 30.0, "nothing of it is asked again"
         finally:

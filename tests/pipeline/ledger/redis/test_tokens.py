@@ -155,7 +155,7 @@ async def test_only_a_learners_token_publishes_weights_and_ends_the_run(role: Ro
         if role is Role.LEARNER:
             await call()
         else:
-            with pytest.raises(LedgerRefused, match="of this role"):
+            with pytest.raises(LedgerRefused, match="of this run and role"):
                 await call()
     with pytest.raises(LedgerRefused):
         await registry.set_fleet(Fleet({}))

@@ -406,7 +406,7 @@ def test_a_server_of_another_user_is_never_doubled(
 
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "kill", refused)
-        with pytest.raises(LedgerUnavailable, match=rf"process {pid} serves .* another user's"):
+        with pytest.raises(LedgerUnavailable, match=rf"process {pid} serves .* belongs to another user"):
             make(tmp_path).start(timeout_s=0.2)
     assert appending(tmp_path) == [pid]
 
@@ -425,7 +425,7 @@ def test_a_start_removes_nothing_that_it_does_not_own(server: EmbeddedServer, tm
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(place))
         other.listen()
-        with pytest.raises(LedgerUnavailable, match="a process listens on"):
+        with pytest.raises(LedgerUnavailable, match="recorded server listens on"):
             server.start()
     assert server.start() is False, "the other is gone, and what it left is a dead socket of ours"
 
