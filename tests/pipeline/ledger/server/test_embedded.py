@@ -215,7 +215,7 @@ def test_a_folder_without_a_ledger_is_a_sentence(tmp_path: Path):
 def test_a_run_of_an_earlier_release_over_several_servers_is_refused_and_not_read_by_a_part(tmp_path: Path) -> None:
     former = {"url": "redis://:s3cr3t@a:6379/0", "shards": ["redis://:s3cr3t@b:6379/0"]}
     (tmp_path / "ledger.json").write_text(json.dumps(former))
-    with pytest.raises(ConfigError, match="names 2 servers, .*this release supports one server") as caught:
+    with pytest.raises(ConfigError, match=r"names 2 servers, .*this release supports one server") as caught:
         read_ledger_url(tmp_path)
     assert "s3cr3t" not in str(caught.value)
     (tmp_path / "ledger.json").write_text(json.dumps(former | {"shards": []}))
