@@ -81,7 +81,7 @@ def test_two_joins_on_one_host_have_folders_and_workers_of_their_own(tmp_path: P
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises((ConfigError, click.ClickException), match="cannot be made"):
+    with pytest.raises((ConfigError, click.ClickException), match="cannot be created"):
         claimed_folder(tmp_path / "file", "demo", Role.GENERATOR).__enter__()
 
 
