@@ -208,6 +208,17 @@ class Objective:
         return self.kl_coefficient > 0.0
 
     @property
+    def reads_rows(self) -> bool:
+        """Whether a token's loss may depend on other tokens of its row: ``token_loss`` is then given
+        whole rows only. A surrogate of one's own may read anything of the row."""
+        return (
+            self.surrogate not in (Surrogate.CLIP, Surrogate.CISPO, Surrogate.NLL)
+            or self.importance_level is not ImportanceLevel.TOKEN
+            or (self.rejection is not Rejection.NONE and self.rejection_level is not RejectionLevel.TOKEN)
+            or self.mixes_guidance
+        )
+
+    @property
     def needs_entropy(self) -> bool:
         return self.entropy_coefficient != 0.0
 

@@ -44,9 +44,8 @@ STANDBYS = "standbys"
 LEARNER_STANDBY = "learner's standby"
 _BY = {STANDBYS: "fleet.standby", LEARNER_STANDBY: "fleet.standby_learner"}
 _FP32 = 4
-_MAX_LOGITS = 1 << 26
-"""Most logits alive at once (``workers.engines.model.packed``); they take three times as many
-numbers."""
+_HEAD_BYTES = 768 << 20
+"""Of logits alive at once, and of what is made of them (``workers.engines.model.head``)."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked only how much room it has
 
 
@@ -188,7 +187,7 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
     if not on_cpu:
         return Need(name, copied, stepped)
     tokens = tokens_at_once(section.micro_batch_tokens, on_cpu=True)
-    logits = 0 if is_value else 3 * min(_MAX_LOGITS, tokens * shape.vocabulary) * _FP32
+    logits = 0 if is_value else min(_HEAD_BYTES, 3 * tokens * shape.vocabulary * _FP32)
     parts = {
         "weights": weights,
         "gradients": trained,

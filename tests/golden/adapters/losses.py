@@ -27,7 +27,7 @@ from pipeline.algorithms.objective import (
 from protocol.trajectory import RewardScore
 from tests.golden.adapters.batch import Rows, gradient
 from tests.golden.adapters.ledger import capacity, in_memory
-from workers.engines.model.packed import Entropy, score_logits
+from workers.engines.model.head import Entropy, score_logits
 
 Case = Mapping[str, Any]
 Metrics = dict[str, Tensor]

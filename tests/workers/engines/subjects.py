@@ -24,6 +24,7 @@ from pipeline.config.training import DeepSpeedSection
 from pipeline.training.live_states import StateLoan
 from protocol.errors import ConfigError
 from tests.workers.engines.tiny import ARCHITECTURES
+from workers.engines.model.head import HEAD_BYTES
 from workers.engines.model.loading import load_value_model, value_head
 from workers.engines.model.optimizer import OptimizerSettings, freeze
 from workers.engines.training.policy_gradient import ForwardSettings
@@ -58,6 +59,7 @@ class Settings:
     micro_batch_tokens: int = 128
     gradient_checkpointing: bool = False
     autocast: torch.dtype | None = None
+    head_bytes: int = HEAD_BYTES
     optimizer_name: str = "adamw-fused"
     freeze: Sequence[str] = ()
     lora_rank: int = 0
@@ -73,7 +75,7 @@ class Settings:
 
     @property
     def forward(self) -> ForwardSettings:
-        return ForwardSettings(self.temperature, self.micro_batch_tokens, self.autocast)
+        return ForwardSettings(self.temperature, self.micro_batch_tokens, self.autocast, self.head_bytes)
 
     @property
     def optimizer(self) -> OptimizerSettings:

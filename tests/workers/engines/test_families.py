@@ -49,7 +49,7 @@ def test_a_familys_logprobs_and_gradients_are_those_of_transformers(family: str)
     sequences = ragged(np.random.default_rng(0), 6, longest=40)
     batch = PackedTokens.of([tokens for tokens, _ in sequences], [num for _, num in sequences], CPU)
     # in parts, and whole
-    found = score_packed(model, batch, 0.7, max_logits=7 * 64).logprobs
+    found = score_packed(model, batch, 0.7, head_bytes=7 * 3 * 4 * 64).logprobs
     expected = torch.cat([plain_logprobs(truth, tokens, num, 0.7) for tokens, num in sequences])
     torch.testing.assert_close(score_packed(model, batch, 0.7).logprobs, found, atol=1e-5, rtol=0)
     torch.testing.assert_close(found, expected.to(found.dtype), atol=1e-5, rtol=0)

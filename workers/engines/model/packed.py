@@ -4,28 +4,27 @@ without padding.
 All sequences are laid end to end in one row ``[1, N]`` whose position ids restart with each
 sequence (``workers.engines.model.attention`` keeps them apart). A prefix that a sequence shares
 with the previous one, such as the prompt of a group, is in the row once, except on CUDA, whose
-kernel needs whole sequences. Logits are computed only where a response token is predicted. With a
-large vocabulary they are computed a few rows at a time and recomputed for the gradient, so at most
-``MAX_LOGITS`` logits are in memory, whatever the batch."""
+kernel needs whole sequences. Logits are computed only where a response token is predicted, a few
+rows at a time (``workers.engines.model.head``), so they take at most ``HEAD_BYTES`` of memory,
+whatever the batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.algorithms.batching import PackedBatch
 from pipeline.preflight.engines import KNOWN
 from protocol.errors import EngineError
 from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout, lay
+from workers.engines.model.head import HEAD_BYTES, Entropy, cut_parts, loss_in_parts, rows_at_once, score_logits
 from workers.engines.model.layers import count_layers, count_part
 from workers.engines.model.trial import (
     attend_eagerly,
@@ -68,21 +67,8 @@ def memory_errors(micro_batch_tokens: int, advice: str) -> Iterator[None]:
         ) from error
 
 
-MAX_LOGITS = 1 << 26
-"""Most logits in memory at once: 64 Mi, or 256 MiB in fp32 (447 tokens for a vocabulary of
-150,000)."""
-
 _Scores: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 _PACKING = "headrace_packing"
-
-
-class Entropy(Enum):
-    """Whether and how the entropy of the next-token distribution is computed."""
-
-    NONE = "none"
-    MEASURE = "measure"
-    """Without a gradient."""
-    DIFFERENTIATE = "differentiate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +137,10 @@ class TokenScores:
     """[M], or None when not requested"""
     states: torch.Tensor | None = None
     """[M, hidden]: the last hidden states that predict them, detached; or None"""
+
+
+PartLoss: TypeAlias = Callable[[TokenScores, slice], torch.Tensor]
+"""Returns the loss, a scalar, of the scored tokens in a slice of them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,30 +219,29 @@ def score_packed(
     batch: PackedTokens,
     temperature: float = 1.0,
     entropy: Entropy = Entropy.NONE,
-    max_logits: int = MAX_LOGITS,
+    head_bytes: int = HEAD_BYTES,
     *,
     keep_states: bool = False,
 ) -> TokenScores:
     """Compute the log-prob of every scored token, differentiable when gradients are enabled.
 
     ``model`` must have been through :func:`prepare_packed`. Logits are divided by ``temperature``;
-    with the sampling temperature these are the sampler's log-probs. Batches with more than
-    ``max_logits`` logits are computed in parts. ``keep_states`` also returns hidden states, and
-    raises EngineError for a model that changes them before its head."""
+    with the sampling temperature these are the sampler's log-probs. Logits that take more than
+    ``head_bytes`` are computed in parts and recomputed for the gradient; :func:`loss_packed` avoids
+    that. ``keep_states`` also returns hidden states, and raises EngineError for a model that changes
+    them before its head."""
     packing = packing_of(model)
     if keep_states and not packing.is_head_last:
         raise EngineError(
             f"{type(model).__name__} changes its hidden states before its head, so guidance.clusters cannot use them; "
             "turn clusters off, or choose another model (Qwen2, Qwen3 and Llama work)"
         )
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    rows = max(1, max_logits // vocabulary)
-    num_scored = batch.targets.numel()
     if packing.unpacked_because and not packing.is_head_last:
         logits = _each_bucket(batch, lambda tokens: model(input_ids=tokens, use_cache=False)[0])
         logits = logits.index_select(0, batch.positions)
         return TokenScores(*score_logits(logits, batch.targets, temperature, entropy))
-    if not keep_states and not packing.unpacked_because and (num_scored <= rows or not packing.is_head_last):
+    fits = batch.targets.numel() <= _rows_at_once(model, head_bytes)
+    if not keep_states and not packing.unpacked_because and (fits or not packing.is_head_last):
         output = model(
             input_ids=batch.tokens.unsqueeze(0),
             position_ids=batch.layout.position_ids.unsqueeze(0),
@@ -261,27 +250,87 @@ def score_packed(
             packed_layout=batch.layout,
         )
         return TokenScores(*score_logits(output.logits.squeeze(0), batch.targets, temperature, entropy))
-    hidden = hidden_packed(model, batch)
+    hidden = hidden_packed(model, batch).index_select(0, batch.positions)
+    scores = _score_states(model, hidden, batch.targets, temperature, entropy, head_bytes)
+    return TokenScores(*scores, hidden.detach() if keep_states else None)
+
+
+def loss_packed(
+    model: PreTrainedModel,
+    batch: PackedTokens,
+    loss: PartLoss,
+    temperature: float = 1.0,
+    entropy: Entropy = Entropy.NONE,
+    head_bytes: int = HEAD_BYTES,
+    *,
+    row_ids: np.ndarray,
+    keep_rows: bool,
+    keep_states: bool = False,
+) -> torch.Tensor:
+    """Compute the sum of ``loss`` over parts of the scored tokens, a scalar to differentiate.
+
+    Logits are computed once, and their gradient with them. The exceptions, computed as by
+    :func:`score_packed`: a sequence that ``keep_rows`` keeps in one part although its logits take
+    more than ``head_bytes``, a model that changes its hidden states before its head, and ZeRO-3.
+    ``row_ids`` [M] are the scored tokens' sequences, ascending. Other arguments and errors are
+    those of :func:`score_packed`."""
+    packing = packing_of(model)
+    parts = cut_parts(row_ids, _rows_at_once(model, head_bytes), keep_rows=keep_rows)
+    if len(parts) == 1 or not packing.is_head_last or _is_released(_head(model)):
+        everything = slice(0, batch.targets.numel())
+        return loss(score_packed(model, batch, temperature, entropy, head_bytes, keep_states=keep_states), everything)
+
+    def of_part(states: torch.Tensor, part: slice) -> torch.Tensor:
+        scores = _score_states(model, states, batch.targets[part], temperature, entropy, head_bytes)
+        return loss(TokenScores(*scores, states.detach() if keep_states else None), part)
+
+    states = hidden_packed(model, batch).index_select(0, batch.positions)
+    return loss_in_parts(_head(model), states, parts, of_part)
+
+
+def _rows_at_once(model: PreTrainedModel, head_bytes: int) -> int:
+    return rows_at_once(int(model.config.get_text_config().vocab_size), model.dtype, head_bytes)
+
+
+def _head(model: PreTrainedModel) -> torch.nn.Module:
     head = model.get_output_embeddings()
     assert head is not None, "a causal language model has a head"
+    return head
+
+
+def _is_released(head: torch.nn.Module) -> bool:
+    """Whether the head's parameters are whole during its call alone, so that no gradient is made
+    after it: DeepSpeed's ZeRO-3 marks such parameters."""
+    return any(hasattr(parameter, "ds_id") for parameter in head.parameters())
+
+
+def _score_states(
+    model: PreTrainedModel,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    entropy: Entropy,
+    head_bytes: int,
+) -> _Scores:
+    head, rows = _head(model), _rows_at_once(model, head_bytes)
 
     def score_part(states: torch.Tensor, targets: torch.Tensor) -> _Scores:
         return score_logits(head(states), targets, temperature, entropy)
 
+    if targets.numel() <= rows:
+        return score_part(hidden, targets)
     logprobs: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
-    for positions, targets in zip(batch.positions.split(rows), batch.targets.split(rows), strict=True):
-        states = hidden.index_select(0, positions)
+    for states, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
         if torch.is_grad_enabled():
-            part = cast("_Scores", checkpoint(score_part, states, targets, use_reentrant=False))
+            part = cast("_Scores", checkpoint(score_part, states, wanted, use_reentrant=False))
         else:
-            part = score_part(states, targets)
+            part = score_part(states, wanted)
         count_part(part[0], 0.0)
         logprobs.append(part[0])
         if part[1] is not None:
             entropies.append(part[1])
-    states = hidden.detach().index_select(0, batch.positions) if keep_states else None
-    return TokenScores(torch.cat(logprobs), torch.cat(entropies) if entropies else None, states)
+    return torch.cat(logprobs), torch.cat(entropies) if entropies else None
 
 
 def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
@@ -316,19 +365,3 @@ def _each_bucket(batch: PackedTokens, compute: Callable[[torch.Tensor], torch.Te
         # some models have no layers with progress marks
         count_part(made[-1], 0.0)
     return torch.cat(made).index_select(0, layout.scatter)
-
-
-def score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy) -> _Scores:
-    """Return log-probs of ``targets`` [M], and their entropies in nats [M] if requested.
-
-    ``logits`` are [M, vocabulary], before division by ``temperature``."""
-    if logits.dtype != torch.float64:
-        logits = logits.float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    logprobs = -cross_entropy(logits, targets, reduction="none")
-    if entropy is Entropy.NONE:
-        return logprobs, None
-    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy is Entropy.DIFFERENTIATE):
-        everything = torch.log_softmax(logits, dim=-1)
-        return logprobs, -(everything.exp() * everything).sum(dim=-1)

@@ -21,7 +21,17 @@ from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.surrogate import GuidedLogprobs
 from pipeline.process import work
 from protocol.errors import EngineError
-from workers.engines.model.packed import Backward, Entropy, PackedTokens, Plan, TokenScores, score_packed, share_of_plan
+from workers.engines.model.head import HEAD_BYTES, Entropy
+from workers.engines.model.packed import (
+    Backward,
+    PackedTokens,
+    PartLoss,
+    Plan,
+    TokenScores,
+    loss_packed,
+    score_packed,
+    share_of_plan,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,6 +49,8 @@ class ForwardSettings:
     """Prompt and response tokens per forward pass; a longer sample gets a pass to itself."""
     autocast: torch.dtype | None = None
     """Compute type where it is safe; None for the type of the weights."""
+    head_bytes: int = HEAD_BYTES
+    """Most memory of logits, and of the numbers derived from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,19 @@ class BatchSums:
     """[3]: maxima of the policy ratio, of the log-perplexity gap and of its negative."""
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """A loss of scored tokens, and what it needs to know of them."""
+
+    of_part: PartLoss
+    row_ids: np.ndarray
+    """int64 [M]: the sample of each scored token, ascending."""
+    keep_rows: bool
+    """Whether it must see all tokens of a sample at once."""
+    entropy: Entropy = Entropy.NONE
+    keep_states: bool = False
+
+
 class PackedPolicy(torch.nn.Module):
     """A language model whose ``forward`` scores packed tokens, so that module wrappers see one
     call."""
@@ -71,17 +96,26 @@ class PackedPolicy(torch.nn.Module):
         self.model = model
         self._settings = settings
 
-    def forward(
-        self, batch: PackedTokens, entropy: Entropy, keep_states: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return log-probs [M], entropies [M] or None, and hidden states [M, hidden] or None of the
-        scored tokens."""
+    def forward(self, batch: PackedTokens, loss: PolicyLoss | None = None) -> torch.Tensor:
+        """Return the log-probs [M] of the scored tokens; with a ``loss`` its sum over them."""
+        settings = self._settings
         context: AbstractContextManager[object] = nullcontext()
-        if self._settings.autocast is not None:
-            context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
+        if settings.autocast is not None:
+            context = torch.autocast(batch.tokens.device.type, dtype=settings.autocast)
         with context:
-            scores = score_packed(self.model, batch, self._settings.temperature, entropy, keep_states=keep_states)
-        return scores.logprobs, scores.entropy, scores.states
+            if loss is None:
+                return score_packed(self.model, batch, settings.temperature, head_bytes=settings.head_bytes).logprobs
+            return loss_packed(
+                self.model,
+                batch,
+                loss.of_part,
+                settings.temperature,
+                loss.entropy,
+                settings.head_bytes,
+                row_ids=loss.row_ids,
+                keep_rows=loss.keep_rows,
+                keep_states=loss.keep_states,
+            )
 
 
 @torch.no_grad()
@@ -94,7 +128,7 @@ def sample_logprobs(
     for indices in plan:
         with work.part(share_of_plan(plan, indices, lengths)):
             batch = _pack(samples, indices)
-            logprobs, *_ = policy(PackedTokens.from_batch(batch, device), Entropy.NONE)
+            logprobs = policy(PackedTokens.from_batch(batch, device))
         results |= zip(indices, batch.split(logprobs.to("cpu", torch.float32).numpy()), strict=False)
     return results
 
@@ -138,7 +172,7 @@ def accumulate_gradient(
         loss_scale: multiplies only the gradient; the number of ranks where a backend averages gradients over them."""
     weights = objective.token_weights(samples)
     has_imitation = objective.imitation_coefficient > 0.0
-    imitation = objective.imitation_weights(samples) if has_imitation else []
+    imitation = objective.imitation_weights(samples) if has_imitation else None
     entropy = Entropy.DIFFERENTIATE if objective.needs_entropy else Entropy.MEASURE
     sums: dict[str, torch.Tensor] = {}
     largest = torch.full((3,), -torch.inf, dtype=torch.float64, device=device)
@@ -147,18 +181,22 @@ def accumulate_gradient(
     for number, indices in enumerate(plan, start=1):
         with work.part(share_of_plan(plan, indices, lengths)):
             batch = _pack(samples, indices)
-            scores = TokenScores(*policy(PackedTokens.from_batch(batch, device), entropy, objective.needs_states))
-            losses, metrics = _token_loss(objective, batch, scores, mean)
-            rows = _row_metrics(batch, metrics)
             counts = float(bool(indices))
             chosen = indices or [_shortest(samples)]
-            weight = counts * torch.from_numpy(np.concatenate([weights[index] for index in chosen])).to(losses)
-            loss = (losses * weight).sum()
-            if has_imitation:
-                nll = imitation_loss(scores.logprobs, torch.from_numpy(batch.nll_mask).to(losses.device))
-                weight = counts * torch.from_numpy(np.concatenate([imitation[index] for index in chosen])).to(losses)
-                loss = loss + (nll * weight).sum()
-                metrics["nll"] = nll.detach()
+            losses = _MicroBatchLoss(
+                objective,
+                batch,
+                device,
+                mean,
+                counts * np.concatenate([weights[index] for index in chosen]),
+                None if imitation is None else counts * np.concatenate([imitation[index] for index in chosen]),
+            )
+            loss = policy(
+                PackedTokens.from_batch(batch, device),
+                PolicyLoss(losses.of_part, batch.row_ids, objective.reads_rows, entropy, objective.needs_states),
+            )
+            metrics = losses.metrics()
+            rows = _row_metrics(batch, metrics)
             for name, values in {**metrics, **rows, "loss": loss.detach()}.items():
                 total = counts * values.double().sum()
                 sums[name] = sums[name] + total if name in sums else total
@@ -200,33 +238,75 @@ def _shortest(samples: Sequence[TrainingSample]) -> int:
     return min(range(len(samples)), key=lambda index: samples[index].tokens.size)
 
 
-def _token_loss(
-    objective: Objective, batch: PackedBatch, scores: TokenScores, mean: float
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    device = scores.logprobs.device
+class _MicroBatchLoss:
+    """The loss of a micro-batch's scored tokens, part by part, and the metrics of each token."""
 
-    def on_device(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
+    def __init__(
+        self,
+        objective: Objective,
+        batch: PackedBatch,
+        device: torch.device,
+        mean: float,
+        weights: np.ndarray,
+        imitation: np.ndarray | None,
+    ) -> None:
+        """``weights`` and ``imitation`` are factors of the token losses [M]; the second is None
+        without an imitation term. ``mean`` divides importance weights."""
+        self._objective, self._mean = objective, mean
+        self._row_ids = batch.row_ids
+        columns = {
+            "weights": weights,
+            "imitation": imitation,
+            "nll_mask": batch.nll_mask,
+            "old": batch.old_logprobs,
+            "behavior": batch.behavior_logprobs,
+            "reference": batch.reference_logprobs,
+            "advantages": batch.advantages,
+            "mask": batch.loss_mask,
+            "row_ids": batch.row_ids,
+            "versions": batch.versions,
+            "standard": batch.standard_logprobs,
+            "judge": batch.judge_logprobs,
+            "has_standard": batch.has_standard,
+            "has_judge": batch.has_judge,
+        }
+        self._columns = {name: torch.from_numpy(v).to(device) for name, v in columns.items() if v is not None}
+        self._found: list[dict[str, torch.Tensor]] = []
 
-    guided = None
-    if batch.standard_logprobs is not None:
-        columns = (batch.standard_logprobs, batch.judge_logprobs, batch.has_standard, batch.has_judge)
-        guided = GuidedLogprobs(*(on_device(column) for column in columns if column is not None), states=scores.states)
-    return token_loss(
-        objective,
-        logprobs=scores.logprobs,
-        old_logprobs=scores.logprobs.detach() if batch.old_logprobs is None else on_device(batch.old_logprobs),
-        behavior_logprobs=on_device(batch.behavior_logprobs),
-        reference_logprobs=None if batch.reference_logprobs is None else on_device(batch.reference_logprobs),
-        entropy=scores.entropy,
-        advantages=on_device(batch.advantages),
-        mask=on_device(batch.loss_mask),
-        row_ids=on_device(batch.row_ids),
-        num_rows=batch.num_rows,
-        versions=on_device(batch.versions),
-        mean_weight=mean,
-        guided=guided,
-    )
+    def metrics(self) -> dict[str, torch.Tensor]:
+        """Return the metrics of each token [M], of all parts so far."""
+        return {name: torch.cat([found[name] for found in self._found]) for name in self._found[0]}
+
+    def of_part(self, scores: TokenScores, part: slice) -> torch.Tensor:
+        """Return the loss of a slice of the scored tokens, a scalar."""
+        column = {name: values[part] for name, values in self._columns.items()}
+        first, last = int(self._row_ids[part.start]), int(self._row_ids[part.stop - 1])
+        guided = None
+        if "standard" in column:
+            of_passes = (column[name] for name in ("standard", "judge", "has_standard", "has_judge"))
+            guided = GuidedLogprobs(*of_passes, states=scores.states)
+        losses, metrics = token_loss(
+            self._objective,
+            logprobs=scores.logprobs,
+            old_logprobs=column.get("old", scores.logprobs.detach()),
+            behavior_logprobs=column["behavior"],
+            reference_logprobs=column.get("reference"),
+            entropy=scores.entropy,
+            advantages=column["advantages"],
+            mask=column["mask"],
+            row_ids=column["row_ids"] - first,
+            num_rows=last - first + 1,
+            versions=column["versions"],
+            mean_weight=self._mean,
+            guided=guided,
+        )
+        loss = (losses * column["weights"].to(losses)).sum()
+        if "imitation" in column:
+            nll = imitation_loss(scores.logprobs, column["nll_mask"])
+            loss = loss + (nll * column["imitation"].to(losses)).sum()
+            metrics["nll"] = nll.detach()
+        self._found.append(metrics)
+        return loss
 
 
 def _row_metrics(batch: PackedBatch, metrics: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

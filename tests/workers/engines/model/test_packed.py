@@ -18,9 +18,12 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from protocol.errors import EngineError
 from tests.workers.engines.tiny import ARCHITECTURES, VOCABULARY, plain_logprobs, ragged, tiny_model
 from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout, packed_attention
-from workers.engines.model.packed import MAX_LOGITS, Entropy, PackedTokens, prepare_packed, score_packed
+from workers.engines.model.head import HEAD_BYTES, Entropy
+from workers.engines.model.packed import PackedTokens, prepare_packed, score_packed
 
 CPU = torch.device("cpu")
+SEVEN_TOKENS = 7 * 3 * 4 * VOCABULARY
+"""Of a float32 model; three or four of a float64 one."""
 
 
 def packed_batch(seed: int = 0, num: int = 12) -> tuple[list[tuple[np.ndarray, int]], PackedTokens]:
@@ -28,28 +31,28 @@ def packed_batch(seed: int = 0, num: int = 12) -> tuple[list[tuple[np.ndarray, i
     return sequences, PackedTokens.of([s for s, _ in sequences], [n for _, n in sequences], CPU)
 
 
-@pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
+@pytest.mark.parametrize("head_bytes", [HEAD_BYTES, SEVEN_TOKENS], ids=["whole", "in parts"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_packed_logprobs_equal_those_of_each_sequence_alone(architecture: str, max_logits: int) -> None:
+def test_packed_logprobs_equal_those_of_each_sequence_alone(architecture: str, head_bytes: int) -> None:
     plain = tiny_model(architecture)
     packed = prepare_packed(copy.deepcopy(plain))
     sequences, batch = packed_batch()
     with torch.no_grad():
-        scores = score_packed(packed, batch, 0.7, max_logits=max_logits)
+        scores = score_packed(packed, batch, 0.7, head_bytes=head_bytes)
         expected = torch.cat([plain_logprobs(plain, tokens, num, 0.7) for tokens, num in sequences])
     assert plain.config._attn_implementation != PACKED_ATTENTION
     assert expected.std() > 0.5, "weights so small that every token is as likely would hide a mistake"
     torch.testing.assert_close(scores.logprobs, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
+@pytest.mark.parametrize("head_bytes", [HEAD_BYTES, SEVEN_TOKENS], ids=["whole", "in parts"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_packed_gradients_equal_those_of_each_sequence_alone(architecture: str, max_logits: int) -> None:
+def test_packed_gradients_equal_those_of_each_sequence_alone(architecture: str, head_bytes: int) -> None:
     plain = tiny_model(architecture, torch.float64)
     packed = prepare_packed(copy.deepcopy(plain))
     sequences, batch = packed_batch()
     weights = torch.randn(batch.targets.numel(), dtype=torch.float64)
-    (score_packed(packed, batch, 0.7, max_logits=max_logits).logprobs * weights).sum().backward()
+    (score_packed(packed, batch, 0.7, head_bytes=head_bytes).logprobs * weights).sum().backward()
     (torch.cat([plain_logprobs(plain, tokens, num, 0.7) for tokens, num in sequences]) * weights).sum().backward()
     for (name, got), expected in zip(packed.named_parameters(), plain.parameters(), strict=True):
         assert expected.grad is not None and expected.grad.abs().max() > 0, name
@@ -73,16 +76,16 @@ def group_batch(seed: int = 0) -> tuple[list[tuple[np.ndarray, int]], PackedToke
     return sequences, PackedTokens.of([tokens for tokens, _ in sequences], [num for _, num in sequences], CPU)
 
 
-@pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
+@pytest.mark.parametrize("head_bytes", [HEAD_BYTES, SEVEN_TOKENS], ids=["whole", "in parts"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_a_group_has_in_common_is_computed_once_and_gives_the_same_numbers(
-    architecture: str, max_logits: int
+    architecture: str, head_bytes: int
 ) -> None:
     plain = tiny_model(architecture, torch.float64)
     packed = prepare_packed(copy.deepcopy(plain))
     sequences, batch = group_batch()
     assert batch.tokens.numel() == batch.layout.num_tokens == (40 + 6 + 1 + 25) + (3 + 25)
-    got = score_packed(packed, batch, 0.7, max_logits=max_logits).logprobs
+    got = score_packed(packed, batch, 0.7, head_bytes=head_bytes).logprobs
     expected = torch.cat([plain_logprobs(plain, tokens, num, 0.7) for tokens, num in sequences])
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
     weights = torch.linspace(-1.0, 1.0, expected.numel(), dtype=torch.float64)
@@ -101,12 +104,12 @@ def test_sequences_that_share_more_than_they_have_are_refused(shared: tuple[int,
         PackedLayout.of([3, 5], CPU, shared)
 
 
-@pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
-def test_hidden_states_are_those_that_predict_each_scored_token(max_logits: int) -> None:
+@pytest.mark.parametrize("head_bytes", [HEAD_BYTES, SEVEN_TOKENS], ids=["whole", "in parts"])
+def test_hidden_states_are_those_that_predict_each_scored_token(head_bytes: int) -> None:
     plain = tiny_model()
     packed = prepare_packed(copy.deepcopy(plain))
     sequences, batch = packed_batch()
-    scores = score_packed(packed, batch, 0.7, max_logits=max_logits, keep_states=True)
+    scores = score_packed(packed, batch, 0.7, head_bytes=head_bytes, keep_states=True)
     with torch.no_grad():
         whole = [
             plain(input_ids=torch.from_numpy(tokens)[None].long(), output_hidden_states=True).hidden_states[-1][0]
@@ -115,7 +118,7 @@ def test_hidden_states_are_those_that_predict_each_scored_token(max_logits: int)
     expected = torch.cat([states[-num - 1 : -1] for states, (_, num) in zip(whole, sequences, strict=True)])
     assert scores.states is not None and not scores.states.requires_grad
     torch.testing.assert_close(scores.states, expected, atol=1e-5, rtol=0)
-    without = score_packed(packed, batch, 0.7, max_logits=max_logits)
+    without = score_packed(packed, batch, 0.7, head_bytes=head_bytes)
     assert without.states is None
     torch.testing.assert_close(scores.logprobs, without.logprobs, atol=1e-6, rtol=0)
 
@@ -153,15 +156,15 @@ def test_a_model_that_scales_its_logits_is_scored_through_its_own_forward() -> N
     packed = prepare_packed(copy.deepcopy(plain))
     sequences, batch = packed_batch()
     with torch.no_grad():
-        got = score_packed(packed, batch, max_logits=VOCABULARY).logprobs
+        got = score_packed(packed, batch, head_bytes=1).logprobs
         expected = torch.cat([plain_logprobs(plain, tokens, num, 1.0) for tokens, num in sequences])
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
     with pytest.raises(EngineError, match=r"GraniteForCausalLM changes its hidden states.*turn clusters off"):
         score_packed(packed, batch, keep_states=True)
 
 
-@pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
-def test_entropy_is_that_of_the_tempered_distribution(max_logits: int) -> None:
+@pytest.mark.parametrize("head_bytes", [HEAD_BYTES, SEVEN_TOKENS], ids=["whole", "in parts"])
+def test_entropy_is_that_of_the_tempered_distribution(head_bytes: int) -> None:
     model = prepare_packed(tiny_model(dtype=torch.float64))
     _, batch = packed_batch()
     with torch.no_grad():
@@ -172,8 +175,8 @@ def test_entropy_is_that_of_the_tempered_distribution(max_logits: int) -> None:
             use_cache=False,
         ).logits[0, batch.positions]
         expected = torch.distributions.Categorical(logits=logits / 0.7).entropy()
-    measured = score_packed(model, batch, 0.7, Entropy.MEASURE, max_logits).entropy
-    followed = score_packed(model, batch, 0.7, Entropy.DIFFERENTIATE, max_logits).entropy
+    measured = score_packed(model, batch, 0.7, Entropy.MEASURE, head_bytes).entropy
+    followed = score_packed(model, batch, 0.7, Entropy.DIFFERENTIATE, head_bytes).entropy
     assert measured is not None and followed is not None
     torch.testing.assert_close(measured, expected, atol=1e-10, rtol=0)
     torch.testing.assert_close(followed, expected, atol=1e-10, rtol=0)
