@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -63,7 +63,9 @@ class Adapted(torch.nn.Module):
 
 def adapted() -> PreTrainedModel:
     model = tiny_model("llama", torch.float64, tie_word_embeddings=False)
-    model.set_output_embeddings(Adapted(model.get_output_embeddings(), 64))
+    head = model.get_output_embeddings()
+    assert head is not None
+    model.set_output_embeddings(Adapted(head, 64))
     return model
 
 
@@ -122,6 +124,7 @@ def test_the_logits_are_made_once_and_their_softmax_is_taken_once(entropy: Entro
     row_ids, batch = packed_batch()
     calls: list[int] = []
     head = model.get_output_embeddings()
+    assert head is not None
     head.register_forward_hook(lambda *_: calls.append(1))
     with Operations() as operations:
         loss_packed(
@@ -159,7 +162,7 @@ def test_the_gradient_of_log_probs_and_entropies_is_the_true_one(temperature: fl
     logits = (3.0 * torch.randn(5, 11, dtype=torch.float64)).requires_grad_()
     targets = torch.tensor([0, 10, 3, 3, 7])
     assert torch.autograd.gradcheck(
-        lambda z: score_logits(z, targets, temperature, Entropy.DIFFERENTIATE), (logits,), atol=1e-8
+        lambda z: cast("Any", score_logits(z, targets, temperature, Entropy.DIFFERENTIATE)), (logits,), atol=1e-8
     )
     expected = torch.log_softmax(logits / temperature, -1)
     logprobs, entropies = score_logits(logits, targets, temperature, Entropy.MEASURE)
