@@ -82,8 +82,9 @@ def preflight(config: RunConfig, *, plain: bool = False) -> Preflight:
 
 
 def diagnose(config: RunConfig) -> list[CheckFinding]:
-    """Run the checks of ``preflight``, continue after failures, and return all findings."""
-    subject = _Subject(config)
+    """Run the checks of ``preflight``, continue after failures, and return all findings. Engines make their
+    trials again, also those that passed before."""
+    subject = _Subject(config, asks_again=True)
     found: list[CheckFinding] = []
     with progress("checking", total=len(CHECKS), unit="checks") as bar:
         for check in CHECKS:
@@ -105,8 +106,10 @@ def _name(check: Callable[[_Subject], list[CheckFinding]]) -> str:
 class _Subject:
     """A configuration, with the files that several checks need, each read once."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, asks_again: bool = False) -> None:
         self.config = config
+        self.asks_again = asks_again
+        """Repeat the engines' trials that passed before (``passed``)."""
         self._failed: DataError | ConfigError | None = None
 
     @cached_property
@@ -214,7 +217,7 @@ def _tracing(subject: _Subject) -> list[CheckFinding]:
 
 
 def _engines(subject: _Subject) -> list[CheckFinding]:
-    return [fine("engines", line) for line in check_engines(subject.config)]
+    return [fine("engines", line) for line in check_engines(subject.config, asks_again=subject.asks_again)]
 
 
 def _reward_model(subject: _Subject) -> list[CheckFinding]:
@@ -238,7 +241,7 @@ def _vllm(subject: _Subject) -> list[CheckFinding]:
     if config.scores_with_vllm:
         lines.append(check_vllm_reference(config, read_model_config(config.reference_model)))
     if lines:
-        ask_vllm(config)
+        ask_vllm(config, asks_again=subject.asks_again)
     return [fine("vllm", line) for line in lines]
 
 

@@ -13,6 +13,7 @@ from pipeline.config.import_path import is_import_path
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.ask import ask
 from pipeline.preflight.model_folder import read_model_config
+from pipeline.preflight.passed import PassedCheck
 from protocol.errors import ConfigError
 
 KNOWN = frozenset({"gemma", "llama", "mistral", "qwen2", "qwen3"})
@@ -22,13 +23,17 @@ _ASK_S = 300.0
 """Longest wait for the trial passes, which take some seconds, mostly torch's import."""
 
 
-def check_engines(config: RunConfig) -> list[str]:
-    """Return sentences about the trial passes, if any were needed. Raises ConfigError if a device
-    is absent, or an engine cannot compute a model of the run."""
+def check_engines(config: RunConfig, *, asks_again: bool = False) -> list[str]:
+    """Return sentences about the trial passes, if any were needed. ``asks_again`` repeats passes that
+    succeeded before. Raises ConfigError if a device is absent, or an engine cannot compute a model of
+    the run."""
     _check_own(config)
     names = _uncertain(config)
     if not names:
         return []
+    passed = PassedCheck("workers.engines.check", config)
+    if not asks_again and (notes := passed.notes()) is not None:
+        return _findings(names, notes)
     try:
         answer = ask("workers.engines.check", config, timeout_s=_ASK_S)
     except TimeoutError as error:
@@ -36,8 +41,15 @@ def check_engines(config: RunConfig) -> list[str]:
         raise ConfigError(f"{late}; try again when the machine is less busy") from None
     if answer.refusal is not None:
         raise ConfigError(answer.refusal)
-    notes = [f"engines: {note}" for note in answer.notes.splitlines()]
-    return [f"engines: {', '.join(names)} can be computed here (trial pass)", *notes]
+    passed.remember(answer.notes)
+    return _findings(names, answer.notes)
+
+
+def _findings(names: list[str], notes: str) -> list[str]:
+    return [
+        f"engines: {', '.join(names)} can be computed here (trial pass)",
+        *(f"engines: {note}" for note in notes.splitlines()),
+    ]
 
 
 def _check_own(config: RunConfig) -> None:

@@ -16,6 +16,7 @@ from pipeline.preflight.ask import ask
 from pipeline.preflight.guidance import longest_scored
 from pipeline.preflight.model_folder import weight_bytes
 from pipeline.preflight.packages import declared, fits, installed, span
+from pipeline.preflight.passed import PassedCheck
 from protocol.errors import ConfigError
 
 MIN_CPU_HEAD_DIM = 32
@@ -111,8 +112,12 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
     return f"vllm as reference: {name} {version} ({'CPU' if on_cpu else 'GPU'})"
 
 
-def ask_vllm(config: RunConfig) -> None:
-    """Run vLLM's own checks of model and arguments. Raises ConfigError with its reason."""
+def ask_vllm(config: RunConfig, *, asks_again: bool = False) -> None:
+    """Run vLLM's own checks of model and arguments, unless they passed before or ``asks_again``. Raises
+    ConfigError with vLLM's reason."""
+    passed = PassedCheck("workers.engines.generation.vllm.check", config)
+    if not asks_again and passed.notes() is not None:
+        return
     try:
         reason = ask("workers.engines.generation.vllm.check", config, timeout_s=ASK_S).refusal
     except TimeoutError:
@@ -125,6 +130,7 @@ def ask_vllm(config: RunConfig) -> None:
             f"vLLM cannot serve {config.model.path} with these settings: {reason}\nchange the model or [generation.vllm], or "
             "set generation.engine to local"
         )
+    passed.remember("")
 
 
 @dataclass(frozen=True, slots=True)

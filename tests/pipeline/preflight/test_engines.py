@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer, Olmo2MLP
 
+from pipeline.config.schema import RunConfig
+from pipeline.preflight.ask import CheckReport
 from pipeline.preflight.checks import preflight
 from pipeline.preflight.engines import KNOWN, check_engines
 from pipeline.preflight.model_folder import longest_context
@@ -171,3 +173,66 @@ def test_cuda_that_is_asked_for_and_not_there_is_refused_by_its_setting(tmp_path
 def test_models_of_known_types_on_auto_devices_cost_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.preflight.engines.ask", lambda *_, **__: pytest.fail("a process was started"))
     assert check_engines(op_config(tmp_path)) == []
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked in a process of its own; the answer is that all is well."""
+    modules: list[str] = []
+
+    def ask(module: str, *_: object, **__: object) -> CheckReport:
+        modules.append(module)
+        return CheckReport(None, "gpt2 computes a row at a time")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("pipeline.preflight.engines.ask", ask)
+    return modules
+
+
+def uncertain(folder: Path, *settings: str) -> RunConfig:
+    """A run whose model only a trial shows to be computable."""
+    path = folder / "gpt2"
+    if not path.exists():
+        shutil.copytree(MODEL, path)
+        shape: dict[str, Any] = {"n_layer": 1, "n_embd": 8, "n_head": 1}
+        AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt2"](**shape)).save_pretrained(path)
+    return op_config(folder, f"model.path={path}", *settings)
+
+
+def test_a_trial_that_passed_is_not_made_again_and_its_notes_stay(tmp_path: Path, asked: list[str]) -> None:
+    first = check_engines(uncertain(tmp_path))
+    assert first[1] == "engines: gpt2 computes a row at a time"
+    assert check_engines(uncertain(tmp_path, "run.name=another", "run.seed=7")) == first
+    assert len(asked) == 1
+    check_engines(uncertain(tmp_path), asks_again=True)
+    assert len(asked) == 2, "doctor asks anyway"
+
+
+@pytest.mark.parametrize("changed", ["setting", "model", "version", "environment"])
+def test_a_trial_is_made_again_when_its_answer_may_be_another(
+    tmp_path: Path, asked: list[str], changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_engines(uncertain(tmp_path))
+    match changed:
+        case "model":
+            file = tmp_path / "gpt2" / "config.json"
+            file.write_text(file.read_text() + "\n")
+        case "version":
+            monkeypatch.setattr("pipeline.preflight.passed.installed", lambda _: "99.0")
+        case "environment":
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check_engines(uncertain(tmp_path, *(["generation.num_slots=3"] if changed == "setting" else [])))
+    assert len(asked) == 2
+
+
+def test_a_refusal_and_a_trial_of_ones_own_code_are_never_remembered(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "algorithm.surrogate=tests.pipeline.algorithms.own:surrogate"
+    for _ in range(2):
+        check_engines(uncertain(tmp_path, own))
+    assert len(asked) == 2
+    monkeypatch.setattr("pipeline.preflight.engines.ask", lambda *_, **__: CheckReport("no such layer", ""))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no such layer"):
+            check_engines(uncertain(tmp_path))
