@@ -79,7 +79,7 @@ class Claims(msgspec.Struct, frozen=True):
     """The sender and sequence named by an unreadable message. Unverified."""
 
     sender: str = ""
-    """Empty if unreadable."""
+    """Name of the sender; empty if unreadable."""
     sequence: int = -1
 
 
@@ -113,7 +113,7 @@ class Encoded:
     body: bytes
     checksum: int
     apart: memoryview | None = None
-    """Bytes of a separate frame after the body."""
+    """Bytes of a separate frame after the body; None if there is none."""
     trace: str = ""
     """Span context, for the envelope of each link."""
 

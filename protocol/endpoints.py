@@ -55,9 +55,9 @@ class Endpoint:
     path: str = ""
     """Socket file, for ipc."""
     host: str = ""
-    """Without brackets, for tcp."""
+    """Host without brackets, for tcp."""
     port: int = 0
-    """0 means any free port."""
+    """Port number; 0 means any free port."""
     last_port: int = 0
     """End of a range to listen on, from ``port``; 0 means only ``port``."""
 

@@ -18,7 +18,7 @@ class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_req
     """Requests a range of a published weight file, or of a delta, from the learner or a relay."""
 
     version: int
-    """0 or more, or BASE_VERSION."""
+    """Policy version, 0 or more, or BASE_VERSION."""
     offset: int
     """First byte wanted."""
     max_bytes: int
@@ -56,7 +56,7 @@ class FileRequest(msgspec.Struct, frozen=True, kw_only=True, tag="file_request",
     """Requests a range of a file in the run's manifest, from the run's host."""
 
     digest: str
-    """As in the manifest: ``sha256:hex``."""
+    """The file's digest as in the manifest: ``sha256:hex``."""
     offset: int
     """First byte wanted."""
     max_bytes: int

@@ -21,7 +21,7 @@ _unpackb: Callable[..., Any] = msgpack.unpackb  # pyright: ignore[reportUnknownM
 MAX_SHOWN = 8
 """Elements shown from the start of an array."""
 MAX_SHOWN_CHARS = 100_000
-"""Characters shown of a text."""
+"""Characters shown from the start of a text."""
 _DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 _FORMATS: dict[str, str] = {dtype: code for dtype, code in zip(_DTYPES, "?bBhHiIqQefd", strict=True)}  # noqa: C416
 """Wire dtype -> format character of the ``struct`` module."""

@@ -81,7 +81,7 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     behavior_logprobs: Float32Vector = msgspec.field(name="behavior_logprobs:<f4")
     """float32 [tokens of this chunk]: log-probability under the distribution sampled from."""
     segments: tuple[Segment, ...]
-    """In order; their lengths sum to ``tokens.size``."""
+    """Segments in order; their lengths sum to ``tokens.size``."""
     finish_reason: FinishReason
     response_text: str | None = None
     """The whole response decoded without special tokens, up to the end of its stop string; only on final

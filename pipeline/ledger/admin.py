@@ -46,9 +46,9 @@ class Lack:
     chunk: str
     """The first of these chunks."""
     age_s: float
-    """Since it was written; for guidance, since its reward was written."""
+    """Seconds since the chunk was written; for guidance, since its reward was written."""
     overdue_s: float
-    """Since its deadline; negative before it."""
+    """Seconds since the deadline; negative before it."""
     num_failures: int
     """How often a scorer failed on it."""
 

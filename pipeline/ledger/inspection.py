@@ -121,7 +121,7 @@ class StalenessView:
     num_claimed: int
     trained: Mapping[int, int]
     dropped: Mapping[str, Mapping[int, int]]
-    """By reason; leaves out units without tokens."""
+    """Dropped units by reason, without those that had no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +139,12 @@ class ResponseTally:
 
     @property
     def mean_length(self) -> float | None:
-        """In tokens; None without responses."""
+        """Mean length in tokens; None without responses."""
         return self.num_tokens / self.num_responses if self.num_responses else None
 
     @property
     def mean_difficulty(self) -> float | None:
-        """From 0 to 1; None without judged responses."""
+        """Mean difficulty from 0 to 1; None without judged responses."""
         return self.sum_difficulty / MILLION / self.num_judged if self.num_judged else None
 
     def squared_error(self, group_size: int) -> float:

@@ -47,7 +47,7 @@ class ScoreEvent:
     who: str
     at_s: float
     accuracy: float | None
-    """Rewards only, like ``reward``; otherwise None."""
+    """Set for rewards only, like ``reward``."""
     reward: float | None
 
 
@@ -59,7 +59,7 @@ class UnitEnd:
     num_updates: int
     """Updates in the weights from which its staleness counts."""
     staleness: int | None
-    """In versions; None without tokens."""
+    """Staleness in versions; None without tokens."""
 
     @property
     def update(self) -> int | None:
@@ -101,7 +101,7 @@ class TrajectoryLife:
     claimed_s: float | None
     num_leases: int
     leases: tuple[LeaseEvent, ...]
-    """The most recent ones."""
+    """The most recent leases."""
     num_chunks: int
     chunks: tuple[ChunkLife, ...]
     end: UnitEnd | None

@@ -173,7 +173,7 @@ class ShownResponse:
     kind: str
     """``evaluation``, or why its group was dropped."""
     chunk: TrajectoryChunk
-    """The final one, which has the text."""
+    """The final chunk, which has the text."""
     reward: RewardScore
 
 
@@ -245,8 +245,8 @@ class ClaimedUnit:
     name: str
     """Group number, trajectory id or chunk id, as text."""
     trajectories: tuple[tuple[ScoredChunk, ...], ...]
-    """By member, then by chunk index; a single chunk when that is the unit. A group member whose final chunk
-    has no reward never got a verdict."""
+    """Chunks by member, then by chunk index; a single chunk when that is the unit. A group member whose final
+    chunk has no reward never got a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class FinishedTrajectory:
     """The final chunk; its context and tokens are the whole response."""
     reward: RewardScore
     values: tuple[ValueScore, ...]
-    """By chunk; together one value per response token."""
+    """Values by chunk; together one per response token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +380,7 @@ class Pause:
     by: str
     """The operator, as ``user@host``."""
     reason: str = ""
-    """In the operator's words; may be empty."""
+    """The operator's reason; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +395,7 @@ class Totals:
     num_running: int
     num_groups_admitted: int
     num_groups_dropped: dict[str, int]
-    """By reason."""
+    """Dropped groups by reason."""
     num_tokens_generated: int
     num_tokens_trained: int
     is_closed: bool

@@ -70,7 +70,7 @@ class WorkInHand:
     begun_s: float | None = None
     """When it took the oldest work that it still holds, by ``Clock.monotonic``; None if it holds none."""
     input_depth: int | None = None
-    """As in ``Vitals``; None if unknown."""
+    """Like ``Vitals.input_depth``; None if unknown."""
     output_depth: int | None = None
 
 

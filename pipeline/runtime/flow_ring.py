@@ -79,11 +79,11 @@ class MessageOutcome(IntEnum):
     """How a message left one end of a link."""
 
     SENT = 1
-    """A link took it."""
+    """A link took the message."""
     GIVEN_UP = 2
     """No link took it in time; the ledger's overdue index will hand it out."""
     STORED = 3
-    """The ledger has its result."""
+    """The ledger has the message's result."""
     UNSTORED = 4
     """It was handled without a result: failed, unwanted or postponed."""
 
@@ -103,20 +103,20 @@ class Completion(NamedTuple):
     """The end of one message at one end of its link."""
 
     at_s: float
-    """By the writer's monotonic clock."""
+    """Time of the end, by the writer's monotonic clock."""
     link: str
-    """From ``link_name``; empty for work without a link."""
+    """Name from ``link_name``; empty for work without a link."""
     outcome: MessageOutcome
     key: int
     """``key_of`` the chunk's name, the same at both ends."""
     size: int
     """Expected work in tokens."""
     waited_s: float
-    """At the sender: for a link with room. At the receiver: until its work began."""
+    """Wait for a link with room (at the sender), or until the work began (at the receiver)."""
     service_s: float
     """Duration of the work itself; 0 at the sender."""
     storing_s: float
-    """From the end of the work to the ledger's answer."""
+    """Time from the end of the work to the ledger's answer."""
     policy_version: int
 
 
@@ -125,10 +125,10 @@ class LinkState(NamedTuple):
 
     at_s: float
     link: str
-    """Empty for the worker itself."""
+    """Name of the link; empty for the worker itself."""
     end: LinkSide
     counts: tuple[int, int, int]
-    """As in ``LinkSide``."""
+    """Three counts, whose meaning is in ``LinkSide``."""
     num_open: int
     """Messages that this end has and has not passed on."""
     oldest_age_s: float
@@ -148,7 +148,7 @@ class RingSlice:
     """Complete slots of one incarnation, in order."""
 
     data: bytes
-    """64 bytes each."""
+    """Slots of 64 bytes each."""
     names: Mapping[int, str]
 
     def records(self) -> Iterator[FlowRecord]:

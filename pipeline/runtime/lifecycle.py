@@ -42,7 +42,7 @@ class Lifecycle:
     """Limit of a whole drain."""
     phase: LifecyclePhase = LifecyclePhase.STARTING
     deadline_s: float | None = None
-    """By the caller's monotonic clock; set while draining."""
+    """When the drain must end, by the caller's monotonic clock; set while draining."""
     ceiling_s: float = math.inf
     """Latest possible deadline."""
     reason: str = ""

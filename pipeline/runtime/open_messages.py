@@ -179,7 +179,7 @@ class _Open:
     """A received message that has not ended."""
 
     counts: _Counts | None
-    """None for work that came from the ledger."""
+    """The sender's counts; None for work that came from the ledger."""
     parcel: Parcel
     taken_s: float
     begun_s: float | None = None

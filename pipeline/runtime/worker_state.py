@@ -185,7 +185,7 @@ class WorkerState:
         self._turned_at_s = self._started_s
         self._wait = _Wait(WaitingFor.STARTING, "")
         self._entered_s = clock.monotonic()
-        """Since when the loop has been at waits of the current kind."""
+        """When the loop's current series of waits of one kind began."""
         self._trouble = ""
         self.work, self.storing = Meter(clock.monotonic), Meter(clock.monotonic)
         self.signs = VitalSigns(clock, self.work)

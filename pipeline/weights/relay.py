@@ -32,7 +32,7 @@ _DIGESTS = -1
 MAX_WIDTH = 8
 """Most hosts that fetch from one source."""
 _HOP_PARTS = 2
-"""Delay of a level that passes parts on, in parts: the part itself, and a request."""
+"""Delay of a level that passes parts on, in times of a part: the part itself, and a request."""
 
 
 class _Changes:

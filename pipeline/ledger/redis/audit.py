@@ -22,7 +22,7 @@ _MAX_AGAIN: Final = 500
 """Trajectories that one call reads again; the rest of its time goes to the walk."""
 _MAX_WALKS: Final = 3
 _STATES: Final = (b"open", b"leased", b"finished", b"ready", b"claimed")
-"""From the least advanced on. A group is in the state of its least advanced member."""
+"""In order, from the least advanced. A group is in the state of its least advanced member."""
 
 Ask = Callable[[Command], Awaitable[Any]]
 
@@ -80,7 +80,7 @@ class Walk:
     def __init__(self, lane: FinishedLane, *, most: int = MOST) -> None:
         self._lane, self._most = lane, most
         self._rows: dict[bytes, tuple[bytes, bytes, tuple[Any, ...]]] = {}
-        """By trajectory: its state, its state for the value worker, and its tokens by state."""
+        """State, state for the value worker, and tokens by state of each trajectory."""
         self._again: dict[bytes, None] = {}
         """Trajectories to read again, in order."""
 

@@ -35,7 +35,7 @@ T = TypeVar("T")
 Command: TypeAlias = Sequence[str | bytes | float]
 
 MAX_UNANSWERED: Final = 64
-"""Per connection; bounds the buffers of both sides."""
+"""Most unanswered commands per connection; bounds the buffers of both sides."""
 _JOINED_BYTES = 1 << 16
 """Pieces up to this many bytes are joined into one write. A longer piece is not copied."""
 _READ_BYTES = 1 << 18
@@ -67,7 +67,7 @@ class PipelinedConnection:
         self.on_trouble: Callable[[str], None] = lambda _: None
         """Called with the reason for each retry, for people; with "" when none is going on any more."""
         self._connection: OwnConnection | None = None
-        """From the client's pool, in use until the end; closing the client closes it."""
+        """A connection from the client's pool, in use until the end; closing the client closes it."""
         self._stream: _Stream | None = None
         self._connecting: asyncio.Future[Exception | None] | None = None
         """Set while a caller connects; its result is the failure, if any."""

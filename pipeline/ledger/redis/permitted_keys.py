@@ -19,11 +19,11 @@ from pipeline.ledger.redis.errors import ledger_faults
 OF_RUN: Final = "run"
 """Takes the place of a token id, for the keys of the run's host."""
 OF_OWNER: Final = "owner"
-"""Likewise, for hosts that joined with the run's password."""
+"""Takes the place of a token id, for hosts that joined with the run's password."""
 REVOKED: Final = "revoked"
 """Announces a revoked token; all other news is about keys."""
 MAX_KEYS: Final = 4096
-"""Per token. A token with more keys permits none."""
+"""Most keys of one token. A token with more permits none."""
 FORGOTTEN_AFTER_S: Final = 3600.0
 REPEAT_EVERY_S: Final = 600.0
 

@@ -59,7 +59,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     old_digest: str = ""
     """Digest of the secret before the last rotation."""
     old_until_s: float = 0.0
-    """Until when the old secret is accepted, by the server's clock."""
+    """When the old secret expires, by the server's clock."""
 
     def digests(self, now_s: float) -> tuple[str, ...]:
         """Return the digests of the secrets accepted at ``now_s``."""

@@ -73,7 +73,7 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has taken yet"""
     sent: int = 0
     received: int = 0
-    """by the receiver's mailbox"""
+    """received by the receiver's mailbox"""
     done: int = 0
     """finished by the receiver, with or without a result"""
     refused: int = 0
@@ -85,7 +85,7 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     open: int = 0
     """at the sender, waiting for a link; at the receiver, received but not finished"""
     oldest_age_s: float = 0.0
-    """of the open messages, by the reporter's monotonic clock"""
+    """age of the oldest open message, by the reporter's monotonic clock"""
 
 
 def link_name(sender: str, receiver: str) -> str:
@@ -114,12 +114,12 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress_at_s: float
     waiting_for: WaitingFor
     detail: str = ""
-    """For people, such as ``reward-0 has no room``."""
+    """Text for people, such as ``reward-0 has no room``."""
     policy_version: int = -1
     """The version that this worker serves or has published; -1 if none."""
     rss_bytes: int = 0
     counters: dict[str, float] = {}
-    """Role-specific, documented in each role's module."""
+    """Role-specific counters, documented in each role's module."""
     links: tuple[LinkReport, ...] = ()
     turns: int = 0
     """Turns of the main loop, including idle ones; 0 if not reported."""

@@ -43,9 +43,9 @@ class RelayPlace(NamedTuple):
     """A relay's place in order of arrival. Lower places only change when a relay leaves."""
 
     position: int
-    """From 0."""
+    """Position in order of arrival, from 0."""
     num_relays: int
-    """Total, including this one."""
+    """Number of relays, including this one."""
 
 
 class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

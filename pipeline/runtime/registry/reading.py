@@ -24,7 +24,7 @@ _MAX_NAME_CHARS = 80
 _MAX_WHY_CHARS = 200
 _MAX_INTEGER: Final = 1 << 63
 _MAX_EPOCH_DIGITS: Final = 15
-"""As in ``epochs.lua``."""
+"""Most digits of a valid epoch, as in ``epochs.lua``."""
 _LATEST_S: Final = 1e11
 """Times beyond this, or before 1970, are invalid."""
 _LONG_NUMBER: Final = re.compile(rb"\d{19}")

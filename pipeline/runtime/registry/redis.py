@@ -109,7 +109,7 @@ class RedisRegistry:
         self._reading = asyncio.Lock()
         self._entries = EntryReader()
         self._status = RunStatus(RunState.RUNNING)
-        """The last known one, for when it cannot be read."""
+        """The last known run status, for when it cannot be read."""
 
     @property
     def unreadable(self) -> Mapping[str, str]:
