@@ -104,7 +104,7 @@ def _line(one: CheckFinding) -> list[str]:
 
 
 def _paragraph(one: CheckFinding, width: int) -> list[str]:
-    """Return level and check in a margin, and beside it found, expected and the next step."""
+    """Return a finding as lines, with level and check in a margin."""
     parts = [one.found.removeprefix(f"{one.check}: ")]
     parts += [f"expected: {one.expected}"] if one.expected else []
     parts += [f"→ {one.do}"] if one.do else []

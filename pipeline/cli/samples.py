@@ -1,5 +1,5 @@
 """``headrace samples`` shows prompts with responses, rewards and verdicts, from ``samples.jsonl``;
-``headrace ledger trajectory`` shows the life of one trajectory, with its text where it was kept."""
+``headrace ledger trajectory`` shows the life of one trajectory, with its text if it was kept."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _NEW_RUN: Final = "start a new run"
 _FIXED: Final[Mapping[str, str]] = {
     "run.name": f"the ledger's keys and the run's folder have this name; {_NEW_RUN}",
     "run.seed": f"every sampled token depends on it; {_NEW_RUN}",
-    "run.dir": "the run's folder is there; move it after `headrace down`",
+    "run.dir": "the run's folder is there already; move it after `headrace down`",
     "model": f"the run's weights belong to this model; {_NEW_RUN}",
     "data": f"trajectory names depend on the order of these prompts; {_NEW_RUN}",
     "generation.temperature": (

@@ -1,9 +1,9 @@
-"""Reads TOML files, the environment and ``--set`` into one frozen RunConfig, and writes it beside
-the run.
+"""Reads TOML files, the environment and ``--set`` into one frozen RunConfig, and writes it into the
+run's folder.
 
 A ConfigError names the key, where it was set, the nearest valid key, and the expected value.
-Relative paths start at the folder in which the command runs; the resolved file holds absolute ones.
-"""
+Relative paths start at the folder in which the command runs; the resolved file holds absolute
+ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Settings as they are shown: without passwords, keys and tokens.
 
-``without_secrets`` alone hides them, for ``headrace config show``, reports, comparisons, model
-cards and sinks. A run's own files keep the tables for other libraries unmasked, since engines read
-them from there."""
+Only ``without_secrets`` hides them, for ``headrace config show``, reports, comparisons, model cards
+and sinks. A run's own files keep the tables for other libraries unmasked, since engines read them
+from there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS: Final = (
     "authorization", "cookie",
 )  # fmt: skip
 _ENDS: Final = (*_WORDS, "key")
-"""Settings whose names end so are hidden, also in tables that are passed to other libraries."""
+"""A setting whose name ends with one of these is hidden, also in tables for other libraries."""
 _ASSIGNED: Final = re.compile(
     rf"(?i)((?:[\w-]*(?:{'|'.join(_WORDS)})|[\w-]*[_-]key)\s*=\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&'\"]+)"
 )

@@ -1,7 +1,8 @@
 """A few settings of a run, read without the schema, whose import takes 0.2 s.
 
-The resolved configuration beside the run holds every setting and was checked when written. A file
-of an older version may lack a setting: it is read with the schema, which has the defaults."""
+The resolved configuration in the run's folder holds every setting and was checked when written. A
+file of an older version may lack a setting; then it is read with the schema, which has the
+defaults."""
 
 from __future__ import annotations
 

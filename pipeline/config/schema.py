@@ -328,7 +328,7 @@ class RunConfig(Section):
             )
         if lower is not None and algorithm.rejection not in ("ratio", "k1"):
             raise ValueError(
-                f"algorithm.rejection_lower is {lower}, but {algorithm.rejection} is never below 0, where the policies agree; "
+                f"algorithm.rejection_lower is {lower}, but {algorithm.rejection} is 0 if the policies agree, and never less; "
                 "leave rejection_lower out, or set rejection to ratio or k1"
             )
         if lower is not None and lower >= upper:

@@ -89,7 +89,7 @@ _RULES = (
     _Rule(
         "guidance.loss_scale guidance.nll_coefficient guidance.max_flagged_share guidance.unflagged_power guidance.clusters",
         lambda c: c.algorithm.guidance == "mix",
-        "algorithm.guidance mix scales advantages alone",
+        "algorithm.guidance mix only scales advantages",
     ),
     _Rule(
         "guidance.max_flagged_share",
@@ -126,7 +126,7 @@ _RULES = (
     _Rule(
         "evaluation.patience evaluation.keep_best evaluation.main",
         lambda c: c.evaluation.every_updates == 0,
-        "evaluation.every_updates is 0, so there is none while the run trains",
+        "evaluation.every_updates is 0, so the run does not evaluate while it trains",
     ),
     _Rule(
         "engines.settings",

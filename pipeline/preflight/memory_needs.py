@@ -7,8 +7,8 @@
     reference    P weights + the activations of one layer
     /dev/shm     (weights.keep + 1) P published, once a host
                  + the learner's weights and optimiser twice, and a value worker's twice,
-                   for snapshots, where they fit or must be
-    standby      P weights of each model that it prepares, idle; left out where they do not fit
+                   for snapshots, if they fit or are required
+    standby      P weights of each model that it prepares, idle; left out if they do not fit
     ledger       ledger.max_memory_mb
 
 P is the number of weights, tied ones once. Activations are those of a decoder layer without

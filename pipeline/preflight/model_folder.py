@@ -107,7 +107,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if any((folder / name).is_file() for name in _PICKLED):
         raise DataError(
             f"{folder} has no weights in safetensors format, only pickled ones, which are not read since reading them may run "
-            "code; save the model again with save_pretrained, where you trust it"
+            "code; if you trust the model, save it again with save_pretrained"
         )
     raise DataError(f"{folder} has no weights: neither {_SINGLE} nor {_SHARDED}; download the model again")
 

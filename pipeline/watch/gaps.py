@@ -50,8 +50,8 @@ class Gaps:
             return _UNKNOWN_S
         return _edge(int(np.flatnonzero(counts >= 0.5)[-1]))
 
-    def keep(self, roles: Sequence[str]) -> None:
-        """Forget all roles but these."""
+    def keep_roles(self, roles: Sequence[str]) -> None:
+        """Forget all other roles."""
         self._counts = {role: counts for role, counts in self._counts.items() if role in roles}
 
 
@@ -86,7 +86,7 @@ class Stillness:
         who holds work. A worker without work is idle, which is not standing still."""
         state = self._state
         state.align(("",), frame.workers)
-        self._gaps.keep(frame.roles)
+        self._gaps.keep_roles(frame.roles)
         moved_at_s, seen_at_s = state["moved_at_s"][0], state["seen_at_s"][0]
         unseen_s = frame.time_s - seen_at_s
         usual_s = medians(np.where(known, unseen_s, np.nan).astype(np.float32))

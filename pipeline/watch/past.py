@@ -244,7 +244,7 @@ class Readings:
         self.usual_gap_s = 1.0
         """Typical time between two samples of a worker."""
 
-    def take(
+    def update(
         self, time_s: float, metrics: tuple[str, ...], workers: tuple[str, ...], values: Floats
     ) -> tuple[Floats, list[int]]:
         """Return comparable values [metrics, workers], and the metrics whose nature has changed,

@@ -53,7 +53,7 @@ class Rules:
         self._workers = frame.workers
         self._held.align(_KINDS, frame.workers)
         self._own.align(("",), frame.workers)
-        self.ceased.keep(frame.roles)
+        self.ceased.keep_roles(frame.roles)
         step_s = frame.time_s - self._time_s
         self._time_s = frame.time_s
         step_s = min(step_s, self.tuning.max_step_s) if step_s > 0 else 0.0

@@ -292,7 +292,7 @@ class Similarity:
         self.past.state.align(metrics, workers)
         for view in (self.fast, self.slow):
             view.align(metrics, workers, groups)
-        value, changed = self._readings.take(time_s, metrics, workers, values)
+        value, changed = self._readings.update(time_s, metrics, workers, values)
         for at in changed:
             for one in (state, self.past.state, self.fast, self.slow):
                 one.reset(at)

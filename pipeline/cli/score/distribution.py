@@ -120,7 +120,7 @@ class ScoreTally:
         self._judgments: list[str] = []
         self._reasons: list[str] = []
 
-    def score(self, response: Response, score: RewardScore, *, judged: bool = True) -> None:
+    def add_score(self, response: Response, score: RewardScore, *, judged: bool = True) -> None:
         """Count a scored response. One that was not ``judged`` in time is wrong."""
         self._num_not_judged += not judged
         self._accuracies.append(score.accuracy)
@@ -132,19 +132,19 @@ class ScoreTally:
         if self._by is not None:
             self._group(response).append(score.accuracy)
 
-    def failure(self, line: int, response: Response, failure: VerifierFailure) -> None:
+    def add_failure(self, line: int, response: Response, failure: VerifierFailure) -> None:
         self._failures[str(failure.kind)] += 1
         if len(self._failure_examples) < _MAX_EXAMPLES:
             self._failure_examples.append(f"{self._path}:{line}: {failure.error.strip()[-_MAX_CHARS:]}")
         if self._by is not None:
             self._group(response).append(None)
 
-    def bad_line(self, line: int, problem: str) -> None:
+    def add_bad_line(self, line: int, problem: str) -> None:
         self._num_bad_lines += 1
         if len(self._bad_lines) < _MAX_EXAMPLES:
             self._bad_lines.append(f"{self._path}:{line}: {problem[:_MAX_CHARS]}")
 
-    def judgment(self, line: int, guidance: Guidance) -> None:
+    def add_judgment(self, line: int, guidance: Guidance) -> None:
         """Count the judgment of a response, or its absence. A right response has neither."""
         self._num_judgments += bool(guidance.judge_text)
         if guidance.absent:

@@ -203,7 +203,7 @@ class _Job:
                 results = zip(outcomes, scores, guidance, strict=True)
                 for row, found in zip(batch, read, strict=True):
                     if isinstance(found, str):
-                        self.tally.bad_line(row.line, found)
+                        self.tally.add_bad_line(row.line, found)
                         self._write({"line": row.line, "unreadable": found})
                     else:
                         self._judged(row.line, found, *next(results))
@@ -261,16 +261,16 @@ class _Job:
     ) -> None:
         if isinstance(outcome, VerifierFailure) or score is None:
             assert isinstance(outcome, VerifierFailure)
-            self.tally.failure(line, response, outcome)
+            self.tally.add_failure(line, response, outcome)
             verdict: dict[str, Any] = {"failure": outcome.kind, "error": outcome.error}
         else:
-            self.tally.score(response, score, judged=outcome.judged)
+            self.tally.add_score(response, score, judged=outcome.judged)
             if outcome.judged:
                 self.rates.add(response, score.accuracy)
             found = {name: getattr(score, name) for name in ("accuracy", "reward", "parts", "masked")}
             verdict = {**found, "judged": outcome.judged, "reason": outcome.reason}
         if guidance is not None:
-            self.tally.judgment(line, guidance)
+            self.tally.add_judgment(line, guidance)
             texts = {"judgment": guidance.judge_text, "judgment_absent": guidance.absent}
             verdict |= {name: text for name, text in texts.items() if text}
         self._write({"line": line, "verifier": response.verifier, **verdict})

@@ -65,7 +65,7 @@ def run_file(tmp_path: Path) -> Path:
         (["algorithm.rejection=k3"], "nothing would be rejected", "Set it, for example"),
         (
             ["algorithm.rejection=k2", "algorithm.rejection_upper=1", "algorithm.rejection_lower=0.1"],
-            "never below 0",
+            "and never less",
             "set rejection to ratio or k1",
         ),
         (
