@@ -105,8 +105,6 @@ class Worker:
     """While draining: its deadline."""
     ceiling_s: float = math.inf
     """While draining: the latest that progress may move the deadline to."""
-    num_restarts: int = 0
-    """Over the whole run, for display."""
     is_given_up: bool = False
     """Failed too often, or beyond repair; the run goes on without it."""
     is_being_replaced: bool = False
@@ -331,7 +329,6 @@ class FleetPlan:
         factor = min(2 ** (max(len(recent), len(fruitless)) - 1), _MAX_BACKOFF_FACTOR)
         worker.phase = WorkerPhase.BACKOFF
         worker.start_at_s = now_s + factor * self._settings.backoff_s
-        worker.num_restarts += 1
 
     def _fail(self, worker: Worker, exit_code: int, reason: str, *, is_its_own: bool = True) -> None:
         worker.phase = WorkerPhase.ENDED

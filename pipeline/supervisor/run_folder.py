@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _PROBE_S = 0.5
 """A command that reads who holds the lock holds it for an instant itself."""
+_SERVER_LOCK_S = 30.0
 LOCK_NAME = "supervisor.lock"
 
 
@@ -87,14 +88,14 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def server_lock(run_dir: Path, *, timeout_s: float = 30.0, given_up: threading.Event | None = None) -> Iterator[None]:
+def server_lock(run_dir: Path, *, given_up: threading.Event | None = None) -> Iterator[None]:
     """Hold the right to start or stop the run's embedded server, so that two servers never share a
     file.
 
     Raises ConfigError at the deadline, and Interrupted once ``given_up`` is set."""
     with (run_dir / "ledger.lock").open("a+") as file:
-        if not _lock(file, timeout_s=timeout_s, given_up=given_up):
-            late = f"another command still reads {run_dir} after {timeout_s:g} s"
+        if not _lock(file, timeout_s=_SERVER_LOCK_S, given_up=given_up):
+            late = f"another command still reads {run_dir} after {_SERVER_LOCK_S:g} s"
             raise ConfigError(f"{late}; try again when it has ended")
         yield
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -39,8 +39,8 @@ _AT_RESUME = "given to `headrace up --resume`"
 
 
 class SettingsKeeper:
-    def __init__(self, config: RunConfig, run_dir: Path, now_s: Callable[[], float] = time.time) -> None:
-        self._config, self._path, self._now_s = config, run_dir / CHANGES_NAME, now_s
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self._config, self._path = config, run_dir / CHANGES_NAME
         self._number = 0
         """The last change in the file."""
         self._settled: frozenset[int] = frozenset()
@@ -61,7 +61,7 @@ class SettingsKeeper:
         sets = {key: value for key, value in given.items() if value != holds[key]}
         if last is not None and sets:
             former = {key: last.holds[key] for key in sets}
-            change = after(last, sets, former, by=_BY, at_s=self._now_s(), reason=_AT_RESUME)
+            change = after(last, sets, former, by=_BY, at_s=time.time(), reason=_AT_RESUME)
             if not await registry.add_settings_change(change):
                 log.warning("settings_kept", why="an operator changed settings during the start", not_set=sets)
         await self._write(await registry.settings_changes())
@@ -139,7 +139,7 @@ class SettingsKeeper:
         ]
         if not failed:
             return
-        undone = undoing(changes, failed, by=beat.who.worker, at_s=self._now_s(), reason=taken.why)
+        undone = undoing(changes, failed, by=beat.who.worker, at_s=time.time(), reason=taken.why)
         if await registry.add_settings_change(undone):
             log.error("settings_rolled_back", number=failed[0].number, back_to=undone.sets, reason=undone.reason)
 

@@ -43,13 +43,13 @@ class CodeVersion(msgspec.Struct, frozen=True):
         return f"{self.version} (sources {self.digest})"
 
 
-def own_version(root: Path = _ROOT) -> CodeVersion:
-    """Return the version of the running Headrace. ``root`` holds its packages."""
+def own_version() -> CodeVersion:
+    """Return the version of the running Headrace."""
     try:
         version = metadata.version("headrace")
     except metadata.PackageNotFoundError:
         version = "of a source tree"
-    return CodeVersion(version, digest_of(root, *PACKAGES)[:_NUM_DIGITS])
+    return CodeVersion(version, digest_of(_ROOT, *PACKAGES)[:_NUM_DIGITS])
 
 
 def check_same(theirs: CodeVersion, ours: CodeVersion) -> None:

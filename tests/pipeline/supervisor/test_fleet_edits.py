@@ -239,7 +239,7 @@ def test_a_drained_worker_leaves_a_replaced_one_comes_anew_and_no_budget_is_char
             assert {worker.name for worker in run.supervisor._plan.workers} == {
                 *("learner", "reward-0", "generator-1", "generator-2")
             }
-            assert all(worker.num_restarts == 0 for worker in run.supervisor._plan.workers)
+            assert not any(worker.failures for worker in run.supervisor._plan.workers)
             run.interrupt(snapshot)
 
     run.when_live(begin, num_workers=5)
