@@ -88,8 +88,8 @@ class DataSection(Section):
         return self.curriculum != "none" or self.min_difficulty is not None or self.max_difficulty is not None
 
     def set_of(self, prompt_id: str) -> DataSetSection | None:
-        """Return the training set of a prompt, whose id begins with the set's name; None without
-        sets."""
+        """Return the training set that a prompt belongs to, since its id begins with the set's
+        name; None without sets."""
         return next((one for one in self.sets if prompt_id.startswith(f"{one.name}/")), None)
 
     @model_validator(mode="after")

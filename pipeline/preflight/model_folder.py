@@ -40,8 +40,8 @@ def read_model_config(folder: Path, *, with_weights: bool = True) -> dict[str, A
 
 
 def longest_context(config: dict[str, Any]) -> tuple[int | None, str]:
-    """Return the most tokens of a sequence whose log-probs do not depend on what else is in the
-    batch, and the reason in words; None for no limit.
+    """Return the length, in tokens, up to which a sequence's log-probs do not depend on what else
+    is in the batch, and the reason in words; None for no limit.
 
     Some models change the rotary positions of all tokens once a sequence in the batch is longer
     than those in pre-training."""

@@ -32,7 +32,7 @@ _FEWEST_OTHERS = 3
 
 
 class Floors:
-    """Properties of a frame's metrics as columns [metrics, 1], and the indices of some kinds of
+    """What is known about each metric of a frame, as columns [metrics, 1] and as indices of
     metrics."""
 
     def __init__(self, metrics: list[Metric], tuning: Tuning) -> None:

@@ -45,7 +45,7 @@ class Suspect:
 
 
 class Evidence:
-    """Evidence of every metric and worker on one time scale."""
+    """Accumulates the evidence against each worker on each metric, in one view."""
 
     def __init__(
         self, tuning: Tuning, thresholds: Thresholds, limit: float, persistence_s: float, delay_s: float

@@ -40,7 +40,7 @@ SHIPPED: Final = Path(__file__).parent / "thresholds.json"
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The tail of healthy workers' largest strengths."""
+    """Exponential tail of the largest strengths of healthy workers."""
 
     start: float
     slope: float
@@ -56,7 +56,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Tails by the fleet size that they were fitted for."""
+    """The tails of several fleet sizes, from which a fleet's limits follow."""
 
     tails: Mapping[int, Tail]
 
