@@ -74,10 +74,8 @@ def work(arguments: list[str] | None = None, prepared: PreparedParts | None = No
 
 
 def main() -> NoReturn:
-    """Run one worker, and end the process with its exit code.
-
-    Everything is closed by then. Tearing down the interpreter and torch would take seconds, more on
-    a busy host, and is skipped."""
+    """Run one worker, and end the process with its exit code. Everything is closed by then. Tearing
+    down the interpreter and torch would take seconds, more on a busy host, and is skipped."""
     finish(work())
 
 

@@ -53,19 +53,15 @@ _IDLE_S."""
 
 
 class CheckpointTimes:
-    """Decides when so much would be lost with this process that a checkpoint is due.
-
-    Pure: time is an argument, monotonic, in seconds."""
+    """Decides when a checkpoint is due. Pure: times are arguments, monotonic, in seconds."""
 
     def __init__(self, now_s: float, *, has_checkpoint: bool, is_on_disk: bool) -> None:
         """``is_on_disk`` is False after a restart from a snapshot; a checkpoint is then due."""
         self.has_checkpoint = has_checkpoint
-        """Whether there is a checkpoint to fall back to."""
         self._is_on_disk = is_on_disk
         self._begun_s = now_s
 
     def began(self, now_s: float) -> None:
-        """Record the start of a checkpoint."""
         self._is_on_disk, self._begun_s = True, now_s
 
     def is_due(
@@ -85,13 +81,10 @@ class CheckpointTimes:
 
 
 def is_idle_due(idle_s: float, *, last_s: float) -> bool:
-    """Return whether a learner without work for ``idle_s`` writes a checkpoint."""
     return idle_s >= max(_IDLE_S, _IDLE_COST * last_s)
 
 
 class CheckpointWriter:
-    """Writes one worker's checkpoints, one at a time."""
-
     def __init__(
         self,
         ctx: ActorContext,
@@ -99,7 +92,6 @@ class CheckpointWriter:
         *,
         free_bytes: Callable[[], int] = lambda: room_here(this_machine()).free,
     ) -> None:
-        """``free_bytes`` returns the memory that is available now."""
         self._free_bytes = free_bytes
         self._ctx = ctx
         self._folder = folder
@@ -122,10 +114,8 @@ class CheckpointWriter:
         state: dict[str, Any],
         settle: Callable[[], Awaitable[None]],
     ) -> None:
-        """Take a snapshot and start writing it; the caller continues.
-
-        ``settle`` is called once it is on disk. No other checkpoint may be in progress: see
-        :meth:`wait`."""
+        """Take a snapshot and start writing it; the caller continues. ``settle`` is called once it
+        is on disk. No other checkpoint may be in progress: see :meth:`wait`."""
         started_s = self._ctx.clock.monotonic()
         before = resident_bytes()
         save = await self._ctx.compute(snapshot)
@@ -136,7 +126,6 @@ class CheckpointWriter:
             await self.wait()
 
     async def wait(self) -> None:
-        """Wait until no checkpoint is being written."""
         while self._task is not None and not self._task.done():
             self._ctx.waiting_for(WaitingFor.DISK, "the last checkpoint to be written")
             await wait({self._task}, timeout=_LOOK_S)

@@ -116,9 +116,7 @@ def _tried_value(config: RunConfig) -> ValueEngine:
 
 
 def try_generation(engine: GenerationEngine, config: RunConfig) -> None:
-    """Sample two tokens with the engine's current weights.
-
-    Raises EngineError when none arrive or their log-probs are not finite."""
+    """Sample two tokens. Raises EngineError when none arrive or their log-probs are not finite."""
     if config.generation.has_own_engine or not config.has_sampling:
         return
     request = WindowRequest(
@@ -149,6 +147,5 @@ def _scored() -> ScoringRequest:
 
 
 def check_finite(what: str, values: np.ndarray) -> None:
-    """Raise EngineError unless all ``values``, which ``what`` computed, are finite."""
     if not np.isfinite(values).all():
         raise EngineError(f"{what} computes numbers that are not finite: {values.tolist()}")

@@ -49,8 +49,6 @@ _MAX_NAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class Remade:
-    """One repeated update."""
-
     update: int
     policy_version: int
     num_samples: int
@@ -60,7 +58,6 @@ class Remade:
     """None if the learner ended before the update was made."""
     recorded_grad_norms: tuple[float, ...] | None
     differing: tuple[str, ...]
-    """Names of tensors that differ."""
     num_tensors: int
 
 
@@ -76,24 +73,19 @@ class Report:
 
     @property
     def num_equal(self) -> int:
-        """Number of updates that came out the same."""
         return sum(one.recorded_losses is not None and not one.differing for one in self.remade)
 
     @property
     def first_difference(self) -> Remade | None:
-        """The first update that came out differently."""
         return next((one for one in self.remade if one.differing), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Which updates to repeat, and how."""
-
     run_dir: Path
     after: int | None = None
     """Start as late as possible at or before this version."""
     until: int | None = None
-    """Last version to make."""
     what_if: tuple[str, ...] = ()
     """``section.key=value``, overriding the run's settings."""
     check: bool = True
@@ -104,7 +96,6 @@ class Request:
 
 class Replay:
     def __init__(self, request: Request, tell: Callable[[str], None]) -> None:
-        """``tell`` receives lines of progress for people."""
         self._request = request
         self._tell = tell
         self._checkpoints = request.run_dir / "checkpoints"
@@ -201,16 +192,13 @@ class Replay:
         return backend
 
     def _limits(self, batch: Batch) -> StepLimits | None:
-        """Return the logged limits of an update's steps.
-
-        None if ``--what-if`` sets others, which follow from the steps made here."""
+        """Return the logged limits, or None if ``--what-if`` sets others."""
         if any(setting.startswith("learner.spike_factor") for setting in self._request.what_if):
             return None
         return StepLimits(batch.loss_limit, batch.grad_norm_limit)
 
     def _config_of(self, start: Start, changed: Mapping[str, str]) -> RunConfig:
-        """Return an update's settings: the learner's at its start, later changes, and ``--what-if``
-        on top."""
+        """Return the learner's settings at its start, with later changes and ``--what-if`` on top."""
         given = [f"{key}={value}" for key, value in changed.items()]
         return parse_config(start.config, f"the configuration of {start.learner}", [*given, *self._request.what_if])
 

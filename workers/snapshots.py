@@ -45,8 +45,6 @@ _FAILURES = (OSError, MemoryError, RuntimeError)
 
 
 class SnapshotWriter:
-    """Takes one worker's snapshots, one at a time."""
-
     def __init__(
         self,
         ctx: ActorContext,
@@ -55,9 +53,7 @@ class SnapshotWriter:
         gathered_ranks: int = 1,
         room: Callable[[], Room] = lambda: room_here(this_machine()),
     ) -> None:
-        """``gathered_ranks`` is the number of ranks whose state a snapshot must gather; 1 if none.
-
-        ``room`` returns the memory that is available now."""
+        """``gathered_ranks`` is the number of ranks whose state a snapshot must gather; 1 if none."""
         self._ctx = ctx
         self._folder = folder
         self._gathered_ranks = gathered_ranks
@@ -173,8 +169,6 @@ Missing = Callable[[tuple[str, ...]], Awaitable[tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class RestoredSnapshot:
-    """A snapshot that the worker has restored."""
-
     snapshot: StateSnapshot
     settled: tuple[str, ...]
     """Claims of the newest checkpoint, whose writer may have died before it settled them."""
@@ -223,9 +217,7 @@ async def restore_snapshot(
 
 
 def why_not(snapshot: StateSnapshot, on_disk: list[Checkpoint], gone: tuple[str, ...], *, counted: str) -> str:
-    """Return why a worker must not restore a snapshot, or "".
-
-    ``gone`` are its claims that the ledger does not have."""
+    """Return why a snapshot must not be restored, or ""; ``gone`` are claims that the ledger lacks."""
     newest = on_disk[-1] if on_disk else None
     if newest and snapshot.manifest.num_updates < int(newest.state.get(counted, 0)):
         return f"it is older than {newest.path.name}"

@@ -66,8 +66,6 @@ def main() -> NoReturn:
 
 
 class StandbyProcess:
-    """One standby, from its parts to its order."""
-
     def __init__(self, run_dir: Path, name: str, roles: tuple[Role, ...]) -> None:
         self._run_dir, self._name, self._roles = run_dir, name, roles
         self._began_s = time.monotonic()
@@ -83,10 +81,7 @@ class StandbyProcess:
         self._is_ordered = asyncio.Event()
 
     async def wait(self) -> StandbyOrder:
-        """Make the parts and follow the weights until the order arrives.
-
-        Ends this process and its children if the supervisor has ended. Raises, in a group, what
-        making a part raises, WeightsDamaged and EngineError."""
+        """Make the parts and follow the weights until the order arrives or the supervisor ends."""
         url = read_ledger_url(self._run_dir)
         client = connect_worker(self._config, self._run_dir, url, self._name)
         registry = RedisRegistry(client, self._config.run.name)
@@ -100,7 +95,6 @@ class StandbyProcess:
         return order
 
     async def _look(self) -> StandbyOrder:
-        """Poll for the order, and report."""
         next_report_s = 0.0
         while True:
             if os.getppid() != self._parent:
@@ -119,7 +113,6 @@ class StandbyProcess:
         worker.finish(0)
 
     async def _get_ready(self, registry: Registry) -> None:
-        """Make the parts, then load each newer version of the weights until there is an order."""
         with listening(self._meter):
             await asyncio.to_thread(self._make_parts)
             while self._weights is not None and not self._is_ordered.is_set():
@@ -146,8 +139,7 @@ class StandbyProcess:
     async def _follow(self, registry: Registry, weights: FollowedWeights) -> None:
         """Load the newest version, and try the engine with the first one.
 
-        A version whose file was replaced while it was read is skipped. Raises WeightsDamaged and
-        EngineError; this process is then useless."""
+        Raises WeightsDamaged and EngineError, after which this process is useless."""
         try:
             newest = await registry.weights()
             if newest is None:
@@ -163,7 +155,6 @@ class StandbyProcess:
             sys.stdout.write(f"{self._name}: the weights are not read: {error}\n")
 
     def _take(self, weights: FollowedWeights, newest: WeightsAnnouncement) -> bool:
-        """Load this version if it is newer; return whether the engine has it or a newer one."""
         from workers.preparation import try_generation
 
         has_it = weights.follow(newest)
@@ -191,7 +182,6 @@ class StandbyProcess:
             sys.stdout.write(f"{self._name}: not reported: {error}\n")
 
     def become(self, order: StandbyOrder) -> NoReturn:
-        """Become the ordered worker, and end with its exit code."""
         from workers.preparation import give_threads
 
         role = Role(order.role)

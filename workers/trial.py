@@ -38,7 +38,6 @@ _STEPS = 64
 
 
 def try_here(config: RunConfig, *, num_prompts: int, num_samples: int) -> Trial:
-    """Sample and judge in this process."""
     tokenizer = load_text_tokenizer(config.model.path)
     source = PromptSource(config, tokenizer)
     chunks = sample(

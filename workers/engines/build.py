@@ -68,8 +68,6 @@ def start_weights(config: RunConfig) -> Mapping[str, Any]:
 
 
 def build_scoring_engine(config: RunConfig) -> ScoringEngine:
-    """Build the reference's engine on ``model.reference_path``, or the start model if that is not
-    set."""
     match config.reference.backend:
         case "torch":
             from workers.engines.scoring.torch import build_scoring
@@ -120,9 +118,8 @@ def build_value_engine(config: RunConfig) -> ValueEngine:
 
 
 def _make_own(setting: str, path: str, config: RunConfig) -> Any:
-    """Call the function at an import path with the configuration, and return its result.
-
-    Raises ConfigError if there is no such function."""
+    """Call the function at an import path with the configuration. Raises ConfigError if there is
+    none."""
     make = import_own(setting, path)
     if not callable(make):
         raise ConfigError(

@@ -158,8 +158,7 @@ def _check_model(path: Path, what: str) -> str | None:
 
 
 def without_weights(config: PretrainedConfig, what: str) -> PreTrainedModel:
-    """Build a model of ``config`` on torch's meta device. Raises EngineError if there is no such
-    model."""
+    """Build a model of ``config`` on torch's meta device."""
     from transformers import AutoModelForCausalLM
 
     from workers.engines.model.loading import critic_class

@@ -53,7 +53,6 @@ class _Comparison:
         self.truth, self._gradient, self.speed = self._pass(self._plain)
 
     def learner(self) -> PartReport:
-        """Compare the log-probs and gradients of the learner's computation."""
         packing = packing_of(prepare_packed(self._model))
         reason = packing.unpacked_because
         found, gradient, speed = self._pass(lambda: score_packed(self._model, self.batch).logprobs)
@@ -150,7 +149,6 @@ def _engine(model: PreTrainedModel) -> tuple[PartReport, float]:
 
 @torch.no_grad()
 def _critic(path: Path, device: torch.device, comparison: _Comparison) -> PartReport:
-    """Compare the values of a new critic with a random head."""
     critic = load_value_model(path, torch.float32, device)
     torch.manual_seed(0)
     head = value_head(critic)
@@ -164,10 +162,8 @@ def _critic(path: Path, device: torch.device, comparison: _Comparison) -> PartRe
 
 
 def compare(path: Path, device_name: str) -> ModelReport:
-    """Compare every engine on the model in ``path``.
-
-    Raises DataError or ConfigError when it cannot be loaded, EngineError when its own forward pass
-    fails."""
+    """Compare every engine on the model in ``path``. Raises DataError or ConfigError when it cannot
+    be loaded, EngineError when its own forward pass fails."""
     device = resolve_device(device_name)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else room_here(this_machine()).free
     # the policy, and the critic after it

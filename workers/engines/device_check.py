@@ -23,14 +23,13 @@ Result = list[torch.Tensor]
 
 
 def numbers() -> Result:
-    """Return the model's weights and input, float64 on the CPU."""
     draw = torch.Generator().manual_seed(20_25)
     shapes = [(_LENGTH, _WIDTH), *[(_WIDTH, _WIDTH)] * 5, (_WORDS, _WIDTH)]
     return [torch.randn(shape, generator=draw, dtype=torch.float64) / math.sqrt(_WIDTH) for shape in shapes]
 
 
 def one_pass(given: Result) -> Result:
-    """Return the loss and its gradients for all inputs, on their device and in their type."""
+    """Return the loss and its gradients for all inputs."""
     leaves = [one.detach().clone().requires_grad_() for one in given]
     x, query, key, value, gate, up, head = leaves
     scores = (x @ query) @ (x @ key).T / math.sqrt(_WIDTH)
@@ -41,7 +40,6 @@ def one_pass(given: Result) -> Result:
 
 
 def check(device: str, *, passes: Callable[[Result], Result] = one_pass, num_passes: int = NUM_PASSES) -> CheckedDevice:
-    """Check one device; ``passes`` computes the model."""
     exact = one_pass(numbers())
     given = [one.to(torch.float32).to(device) for one in numbers()]
     first = [one.cpu() for one in passes(given)]

@@ -73,7 +73,6 @@ class ChunkWriter:
         return any(sender.is_cut_off for sender in self._senders)
 
     async def pass_on(self, window: SampledWindow) -> None:
-        """Queue a window that the engine returned; waits while the queue is full."""
         while self._windows.full():
             self.report_wait()
             await self._ctx.clock.sleep(_POLL_S)
@@ -81,19 +80,16 @@ class ChunkWriter:
         self._windows.put_nowait(window)
 
     async def join(self) -> None:
-        """Wait until every queued window is written."""
         await self._windows.join()
 
     def report_wait(self) -> None:
-        """Report that the engine waits for chunks to be written, and why."""
         if self._store_trouble:
             self._ctx.waiting_for(WaitingFor.LEDGER, self._store_trouble)
         else:
             self._ctx.waiting_for(WaitingFor.ROOM, "its chunks to be written")
 
     async def write(self, window: SampledWindow) -> None:
-        """Write a SAMPLED window to the ledger and send it; then extend its trajectory or let go of
-        it."""
+        """Write a SAMPLED window to the ledger and send it."""
         ctx, writing = self._ctx, self._held.start_writing(window.trajectory)
         if window.finish_reason is FinishReason.ABORT:
             self._ctx.count("refused_tokens", window.tokens.size)
@@ -131,8 +127,7 @@ class ChunkWriter:
             self._held.leave(writing)
 
     async def let_go(self, held: Held) -> None:
-        """Release a trajectory that cannot continue here to other generators; it never counts as
-        wrong."""
+        """Release a trajectory to other generators; it never counts as wrong."""
         if self._held.leave(held):
             await self._ctx.ledger.give_back(self._ctx.who, (held.trajectory,))
 
@@ -146,8 +141,7 @@ class ChunkWriter:
             self._ctx.progress()
 
     async def _store(self, chunk: TrajectoryChunk, encoded: Encoded) -> ChunkWrite:
-        """Write the chunk, retrying while the ledger is unreachable or full, so that nothing is
-        lost."""
+        """Write the chunk, retrying while the ledger is unreachable or full."""
 
         def on_wait(error: Exception) -> None:
             if not self._store_trouble:

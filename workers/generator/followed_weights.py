@@ -84,7 +84,6 @@ class VersionFollower:
         return self._newest > self._engine.policy_version
 
     async def take_first(self) -> None:
-        """Wait for a version and serve it."""
         while self._engine.policy_version < 0 and not self._ctx.draining.is_set():
             self._ctx.waiting_for(WaitingFor.WEIGHTS, "the learner's first version")
             await self.poll()
@@ -94,7 +93,6 @@ class VersionFollower:
                 await self._wait()
 
     async def watch(self) -> None:
-        """Poll for newer versions until the worker drains."""
         while not self._ctx.draining.is_set():
             await self.poll()
             await self._wait()
@@ -115,8 +113,7 @@ class VersionFollower:
         if counts:
             self._ctx.progress()
 
-    def close(self) -> None:
-        """Nothing to close."""
+    def close(self) -> None: ...
 
     async def _wait(self) -> None:
         settings = self._ctx.config.weights

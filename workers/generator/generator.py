@@ -59,10 +59,8 @@ _LOOK_EVERY_S = 1.0
 
 
 class Backoff:
-    """The pause before the next request to the ledger.
-
-    It doubles after each refusal, because a waiting fleet would otherwise ask too often, and a
-    notification resets it."""
+    """The pause before the next request to the ledger. It doubles after each refusal, because a
+    waiting fleet would otherwise ask too often, and a notification resets it."""
 
     def __init__(self, *, least_s: float, most_s: float) -> None:
         self._least_s, self._most_s = least_s, most_s
@@ -77,7 +75,6 @@ class Backoff:
         return pause_s
 
     def reset(self) -> None:
-        """Allow a request at once, because the ledger has changed."""
         self._pause_s, self._next_s = self._least_s, 0.0
 
     def may_ask(self, now_s: float) -> bool:
@@ -107,8 +104,8 @@ class Neighbours:
 
 
 def receiver_of(ctx: ActorContext, engine: GenerationEngine) -> WeightReceiver | VersionFollower:
-    """Return what keeps an engine at the newest version: its weights, or only their number without
-    a model."""
+    """Return what keeps an engine at the newest version: its weights, or without a model its
+    number."""
     followed: FollowedWeights | None = ctx.prepared.take("weights")
     if ctx.config.has_sampling:
         return WeightReceiver(ctx, engine, followed)
@@ -139,7 +136,6 @@ class Generator(Actor):
         self._check: SelfChecker
 
     async def setup(self) -> None:
-        """Read prompts, join the ledger, build the engine and take the first weights."""
         ctx, config = self.ctx, self.ctx.config
         tokenizer = load_text_tokenizer(config.model.path)
         ctx.starting("reading prompts")
@@ -207,7 +203,6 @@ class Generator(Actor):
         await self.ctx.ledger.give_back(self.ctx.who)
 
     async def teardown(self) -> None:
-        """Close the engine and the files."""
         self._tally.close()
         await self.ctx.compute(self._engine.close)
         self._taker.close()
@@ -338,7 +333,6 @@ class Generator(Actor):
             self.ctx.waiting_for(WaitingFor.CREDIT, REFUSAL_WORDS[grant.refusal])
 
     async def _begin(self, lease: Lease) -> None:
-        """Hold and submit a leased trajectory, or give it back."""
         renewal = self._held.renewal(lease)
         if renewal is Renewal.UNDER_WAY:
             return
@@ -380,18 +374,14 @@ class Generator(Actor):
     # -- weights --
 
     def _is_swapping(self) -> bool:
-        """Whether a newer version waits for all live windows to end (``swap = window``); nothing
-        new begins then."""
+        """Whether a newer version waits for all live windows to end; nothing new begins then."""
         return self.ctx.config.generation.swap == "window" and self._taker.has_newer
 
     def _may_swap(self) -> bool:
-        """Whether a newer version waits only for the end of this turn."""
         return self._taker.has_newer and not self._is_swapping()
 
     async def _swap_weights(self) -> None:
-        """Serve the newest verified version.
-
-        Raises WeightsRejected when a version was refused or does not fit."""
+        """Raises WeightsRejected when a version was refused or does not fit."""
         if not (self._is_swapping() and self._stats().num_live):
             before = self._engine.policy_version
             await self._taker.swap(counts=not self._stats().num_live)

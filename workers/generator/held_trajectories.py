@@ -57,12 +57,9 @@ class Renewal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A held trajectory, with all that its next chunk needs."""
-
     lease: Lease
     prompt: Prompt
     response_tokens: np.ndarray
-    """int32 [tokens of the chunks before the next one]"""
     next_index: int
     stage: Stage = Stage.LEASED
     is_ended: bool = False
@@ -80,7 +77,6 @@ class Held:
         return config.generation.stop_strings if own is None or own.stop_strings is None else own.stop_strings
 
     def _own(self, config: RunConfig) -> EvaluationRequest | DataSetSection | None:
-        """Return the settings of its evaluation or training set."""
         data = config.data
         return self.lease.evaluation or (data.set_of(self.prompt.prompt_id) if data.sets else None)
 
@@ -113,8 +109,7 @@ class Held:
 
 
 class HeldTrajectories:
-    """All trajectories that one generator holds, in the order in which their next windows were
-    granted."""
+    """The trajectories that one generator holds, in the order in which their windows were granted."""
 
     def __init__(self, num_slots: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._num_slots, self._monotonic = num_slots, monotonic
@@ -124,7 +119,6 @@ class HeldTrajectories:
         return len(self._held)
 
     def get(self, trajectory: TrajectoryId) -> Held | None:
-        """Return a held trajectory in its current state, or None."""
         return self._held.get(trajectory)
 
     @property
@@ -134,10 +128,8 @@ class HeldTrajectories:
 
     @property
     def num_free_slots(self) -> int:
-        """Number of trajectories that may be leased.
-
-        A trajectory that continues keeps its slot, and thereby its KV cache, while its window is
-        written."""
+        """Number of trajectories that may be leased. A trajectory that continues keeps its slot,
+        and thereby its KV cache, while its window is written."""
         return self._num_slots - sum(not held.is_ended for held in self._held.values())
 
     @property
@@ -166,31 +158,28 @@ class HeldTrajectories:
         return held
 
     def submit(self, trajectory: TrajectoryId) -> Held:
-        """Return the trajectory for the engine's next window; LEASED becomes SAMPLING."""
+        """LEASED becomes SAMPLING."""
         held = self._held.get(trajectory)
         if held is None or held.stage is not Stage.LEASED:
             raise RuntimeError(_impossible(trajectory, held, "LEASED", "submit what is resumable"))
         return self._move(held, Stage.SAMPLING)
 
     def sampled(self, window: SampledWindow) -> None:
-        """Record that the engine returned a window; SAMPLING becomes SAMPLED.
-
-        Raises EngineError for a window that was not submitted."""
+        """SAMPLING becomes SAMPLED. Raises EngineError for a window that was not submitted."""
         held = self._held.get(window.trajectory)
         if held is None or held.stage is not Stage.SAMPLING:
             raise EngineError(_impossible(window.trajectory, held, "SAMPLING", "the engine returned it unasked"))
         self._move(held, Stage.SAMPLED, is_ended=window.finish_reason.is_final)
 
     def start_writing(self, trajectory: TrajectoryId) -> Held:
-        """Hand a sampled window's trajectory to a writer; SAMPLED becomes WRITING."""
+        """SAMPLED becomes WRITING."""
         held = self._held.get(trajectory)
         if held is None or held.stage is not Stage.SAMPLED:
             raise RuntimeError(_impossible(trajectory, held, "SAMPLED", "take each window once"))
         return self._move(held, Stage.WRITING)
 
     def extend(self, writing: Held, tokens: np.ndarray) -> bool:
-        """Append the written ``tokens``; WRITING becomes LEASED. False if a newer lease has
-        replaced it."""
+        """WRITING becomes LEASED. Returns False if a newer lease has replaced it."""
         if self._held.get(writing.trajectory) is not writing:
             return False
         del self._held[writing.trajectory]
@@ -205,8 +194,7 @@ class HeldTrajectories:
         return True
 
     def leave(self, held: Held) -> bool:
-        """Stop holding a trajectory. False if it has changed since, or a newer lease has replaced
-        it."""
+        """Return False if the trajectory has changed since, or a newer lease has replaced it."""
         if self._held.get(held.trajectory) is not held:
             return False
         del self._held[held.trajectory]

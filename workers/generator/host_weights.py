@@ -27,14 +27,11 @@ from protocol.errors import WeightsDamaged
 from protocol.ids import Role
 
 _LOOK_S = 0.05
-"""Poll interval for the file that another worker of this host fetches."""
 _DELTA_SHARE = 20
 """Typical ratio of a version's size to a delta's, for planning who fetches from whom."""
 
 
 class HostWeights:
-    """One worker's part in its host's weights."""
-
     def __init__(
         self,
         ctx: ActorContext,
@@ -42,8 +39,7 @@ class HostWeights:
         newer: asyncio.Event,
         on_learner: Callable[[str, Requester], None],
     ) -> None:
-        """``newer`` is set when another version is announced; ``on_learner`` gets each connection
-        to the learner."""
+        """``newer`` is set when another version is announced."""
         self._ctx = ctx
         self._reader = reader
         self._newer = newer
@@ -91,7 +87,6 @@ class HostWeights:
             await self._ctx.clock.wait(self._newer, _LOOK_S)
 
     def close(self) -> None:
-        """Stop serving, and leave the host's folder."""
         if self._serving is not None:
             self._serving.cancel()
         if self._responder is not None:
@@ -153,9 +148,7 @@ class HostWeights:
 
     async def _sources(self, wanted: WeightsAnnouncement, base: Base | None) -> list[WeightsSource]:
         """Return where to fetch from, in order: relays above this one in the tree, then the
-        learner.
-
-        Raises FileNotFoundError when the learner that announced the version has left."""
+        learner. Raises FileNotFoundError when the learner that announced the version has left."""
         ctx = self._ctx
         keys = dict((await ctx.registry.endpoints(Role.LEARNER, silent=True)).values())
         if wanted.endpoint not in keys:

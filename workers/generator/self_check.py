@@ -36,8 +36,6 @@ MAX_EMPTY_TURNS: Final = 100
 
 
 class StallDetector:
-    """Watches an engine's counters from turn to turn."""
-
     def __init__(self) -> None:
         self._num_empty = 0
         self._since_s = 0.0
@@ -61,7 +59,7 @@ class StallDetector:
         now_s: float,
         limit_s: float,
     ) -> bool:
-        """Return whether a turn processed tokens, of a prompt or a response, or returned windows.
+        """Return whether a turn processed tokens or returned windows.
 
         Args:
             before: counters before the turn; some trajectory was live.
@@ -71,8 +69,7 @@ class StallDetector:
             now_s: monotonic time of its end.
             limit_s: longest time without tokens.
 
-        Raises:
-            EngineDied: too many turns, over more than ``limit_s``, yielded nothing."""
+        Raises EngineDied when too many turns, over more than ``limit_s``, yielded nothing."""
         if num_windows or _counts(before) != _counts(after):
             self.longest_s = max(self.longest_s, self.stood_s)
             self.rest()
@@ -101,12 +98,9 @@ def _counts(stats: EngineStats) -> tuple[int, int, int]:
 
 NUM_PROMPTS: Final = 2
 MAX_TOKENS: Final = 32
-"""Length of each answer."""
 MOST_VERSIONS: Final = 6
-"""Number of policy versions under which a check is answered."""
 _LANE: Final = "e0"
 _LIMIT_S: Final = 60.0
-"""Longest time for one answer."""
 
 
 class SelfChecker:
@@ -116,7 +110,6 @@ class SelfChecker:
         self._number, self._version, self._left = 0, -1, 0
 
     async def watch(self) -> None:
-        """Watch for new checks, until cancelled."""
         changed = self._ctx.notifications.subscribe(Topic.RUN)
         while True:
             changed.clear()
@@ -133,13 +126,10 @@ class SelfChecker:
 
     @property
     def is_due(self) -> bool:
-        """Whether a check waits for an answer under the current version."""
         return self._left > 0 and self._engine.policy_version > self._version
 
     async def answer(self) -> int:
-        """Answer the check on an engine without live requests; return the number of tokens it took.
-
-        Raises EngineDied when the engine yields none."""
+        """Answer on an engine without live requests; return the tokens it took. Raises EngineDied."""
         number, version = self._number, self._engine.policy_version
         tokens, logprobs, num_tokens = await self._ctx.compute(self._sampled)
         self._version, self._left = version, self._left - 1
@@ -151,7 +141,6 @@ class SelfChecker:
         return num_tokens
 
     def _sampled(self) -> tuple[str, str, int]:
-        """Return digests of tokens and of log-probs, and the number of tokens."""
         tokens, logprobs, num_tokens = xxh3_64(), xxh3_64(), 0
         for place, prompt in enumerate(self._prompts):
             window = self._sample(TrajectoryId(_LANE, 10**9 + place, 0), prompt)

@@ -65,11 +65,8 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """A complete version on this host."""
-
     announcement: WeightsAnnouncement
     file: MappedFile
-    """As it was published."""
     tensors: Mapping[str, Any]
     """The whole weights; empty once the engine has them."""
     merged: UnnamedFile | None = None
@@ -79,8 +76,6 @@ class _Version:
 
 
 class WeightReceiver:
-    """Brings published versions to one engine."""
-
     def __init__(self, ctx: ActorContext, engine: GenerationEngine, followed: FollowedWeights | None = None) -> None:
         """``followed`` holds the version that a standby's engine serves already."""
         self._ctx = ctx
@@ -112,9 +107,7 @@ class WeightReceiver:
         return self._staged is not None
 
     async def take_first(self) -> None:
-        """Wait for a version and swap it in.
-
-        After a refused version, wait until the learner repairs it or publishes another."""
+        """Wait for a version and swap it in; after a refused one, wait for its repair or another."""
         kind, detail = WaitingFor.WEIGHTS, "the learner's first version"
         while self._engine.policy_version < 0 and not self._ctx.draining.is_set():
             self._ctx.waiting_for(kind, detail)
@@ -128,8 +121,7 @@ class WeightReceiver:
                 await self.wait()
 
     async def watch(self) -> None:
-        """Poll for newer versions until the worker drains. A refusal is raised by the next
-        ``swap``."""
+        """Poll until the worker drains. A refusal is raised by the next ``swap``."""
         while not self._ctx.draining.is_set():
             try:
                 await self.poll()
@@ -138,9 +130,7 @@ class WeightReceiver:
             await self.wait()
 
     async def wait(self) -> None:
-        """Wait until an announcement arrives or the next poll is due.
-
-        A version that could not be fetched is tried again sooner."""
+        """Wait until an announcement arrives or the next poll is due."""
         is_here = 0 <= self._newest <= max(self._here, self._engine.policy_version)
         limit_s = max(LOOK_ANYWAY_S, self._settings.poll_s) if is_here else self._settings.poll_s
         await self._ctx.clock.wait(self._announced, limit_s)
@@ -148,9 +138,8 @@ class WeightReceiver:
     async def poll(self) -> None:
         """Fetch the newest announced version, if it is newer than the one here.
 
-        Raises:
-            WeightsDamaged: from every source its bytes differ from what was published.
-            WeightsRejected: the learner's answers make no sense."""
+        Raises WeightsDamaged when its bytes differ from every source, WeightsRejected when the
+        learner's answers make no sense."""
         async with self._turn:
             self._announced.clear()
             newest = await self._ctx.registry.weights()
@@ -190,12 +179,9 @@ class WeightReceiver:
         """Swap the staged version in, if there is one.
 
         ``counts`` says whether that is progress. It is not while trajectories are live, since an
-        engine that samples nothing would still take versions.
-
-        Raises:
-            WeightsRejected: a version was refused since the last call, or does not fit the model.
-            ParityFailed: the engine does not serve it afterwards.
-            Exception: the engine failed."""
+        engine that samples nothing would still take versions. Raises WeightsRejected when a version
+        was refused since the last call or does not fit the model, ParityFailed when the engine does
+        not serve it afterwards, and what the engine raises."""
         if self._refused is not None:
             raise self._refused
         staged, self._staged = self._staged, None
@@ -231,9 +217,7 @@ class WeightReceiver:
         return await self._ctx.turn(function, *arguments, begins=False)
 
     async def _check_served(self, tensors: Mapping[str, Any], version: int, *, counts: bool) -> None:
-        """Raise ParityFailed when the engine serves other weights than it was just given.
-
-        The engine's own report is not trusted."""
+        """Raise ParityFailed when the engine serves other weights; its own report is not trusted."""
         unserved = await self._on_engine(counts, self._engine.unserved, tensors)
         if not unserved and self._engine.policy_version == version:
             return
@@ -320,7 +304,6 @@ class WeightReceiver:
         raise FileNotFoundError(f"{announcement.path} is gone, and the learner serves no endpoint")
 
     def _map(self, announcement: WeightsAnnouncement) -> MappedFile | None:
-        """Map the announced file, if it is on this host and matches."""
         path = Path(announcement.path)
         # a cached mapping is renewed before the file is blamed
         for _ in range(2):
@@ -355,8 +338,6 @@ class WeightReceiver:
         self._asked = endpoint, requester
 
     def _note_reach(self) -> None:
-        """Record whether the learner's endpoint has shaken hands; consecutive requests are one
-        attempt."""
         _, requester = self._asked
         if requester is None:
             return

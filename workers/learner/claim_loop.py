@@ -26,7 +26,6 @@ class CriticWatch:
         self._ctx = ctx
         self.is_open = was_open or opens((), num_steps=0, settings=ctx.config.value)
         self.view = CriticView(self.is_open, True, "")
-        """As of the last poll."""
 
     async def poll(self) -> None:
         beats = await self._ctx.registry.heartbeats(Role.VALUE)
@@ -39,8 +38,7 @@ class CriticWatch:
         return "" if self.view.is_live else self.view.detail
 
     async def drop_batch(self, policy_version: int) -> ClaimRefused | None:
-        """Claim a batch and drop it as ``value_warmup``; return the refusal if there was none to
-        claim.
+        """Claim a batch and drop it as ``value_warmup``; return the refusal if there was none.
 
         Dropping returns credit, so generation continues. The value worker keeps the finished
         responses."""
@@ -85,8 +83,6 @@ class NotYet:
 
 @dataclass(slots=True)
 class PeriodicTask:
-    """Work that is due every so often while the learner waits."""
-
     name: str
     every_s: float
     do: Callable[[], Awaitable[None]]
@@ -94,7 +90,6 @@ class PeriodicTask:
     """On the actor's monotonic clock."""
     is_at_work: bool = False
     bell: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the wait is over."""
 
 
 def wait_words(refused: ClaimRefused, trouble: str = "") -> str:

@@ -27,15 +27,12 @@ _MAX_NAMES = 8
 
 
 class BadData:
-    """Drops the untrainable units of one learner's claims."""
-
     def __init__(self, ctx: ActorContext) -> None:
         self._ctx = ctx
         self._num_in_a_row = 0
         """Claims dropped whole since the last update."""
 
     async def refuse(self, claim: Claim, units: Sequence[ClaimedUnit], refused: Iterable[NonFiniteUnit]) -> set[str]:
-        """Drop units whose arrays are not finite; return their names."""
         by_name = {unit.name: unit for unit in units}
         found = set[str]()
         for one in refused:
@@ -47,9 +44,7 @@ class BadData:
     async def blame(
         self, claim: Claim, units: Sequence[ClaimedUnit], blamed: Iterable[BlamedStep], update: int
     ) -> set[str]:
-        """Drop the units of steps that were refused twice; return their names.
-
-        Spikes that were trained on anyway are only logged."""
+        """Drop the units of steps that were refused twice; return their names."""
         owners = {name: unit for unit in units for name in _names_of(unit)}
         found = set[str]()
         for step in blamed:
@@ -94,10 +89,9 @@ class BadData:
     async def give_up(
         self, claim: Claim, units: Sequence[ClaimedUnit], stepped: Stepped, update: int, version: int
     ) -> RefusedRow:
-        """Return a claim from which nothing was trained, and return its row for the history.
+        """Return a claim from which nothing was trained, and its row for the history.
 
-        The weights, their ``version`` and their snapshot stay. Raises Diverged after too many such
-        claims in a row."""
+        Raises Diverged after too many such claims in a row."""
         ctx = self._ctx
         self._num_in_a_row += 1
         returned = await ctx.ledger.return_claim(ctx.who, claim.claim_id)
@@ -123,10 +117,7 @@ class BadData:
         return row
 
     async def drop_untrained(self, claim: Claim, units: Sequence[ClaimedUnit], update: int) -> int:
-        """Drop a claim in which the algorithm trains no token, because no response is correct or
-        judged.
-
-        Returns its number of groups."""
+        """Drop a claim in which no token trains; return its number of groups."""
         ctx = self._ctx
         for unit in units:
             await ctx.ledger.drop(ctx.who, claim, unit.name, DropReason.NO_SIGNAL)
@@ -143,7 +134,6 @@ class BadData:
         return len({trajectory.group for trajectory in trajectories})
 
     def trained(self) -> None:
-        """Reset the count of failed claims in a row."""
         self._num_in_a_row = 0
 
     async def _drop(self, claim: Claim, unit: ClaimedUnit, error: str) -> None:
@@ -163,7 +153,6 @@ class ClaimedChunks:
     def __init__(self, worker: str, clock: Clock, flow: FlowRecorder) -> None:
         self._inbox = Inbox(worker, clock, flow)
         self._open: dict[ChunkId, str] = {}
-        """The unit of each chunk."""
 
     def claimed(self, units: Sequence[ClaimedUnit], version: int) -> None:
         """Add the units of the update that will publish ``version``."""
@@ -177,7 +166,6 @@ class ClaimedChunks:
         self._inbox.begun(self._open)
 
     def trained(self) -> None:
-        """Record the end of the update, before its version is published."""
         for chunk in self._open:
             self._inbox.done(chunk)
 

@@ -92,7 +92,6 @@ class NoSignalStop:
         self._admitted: int | None = None
         """Number of the first group that was not admitted yet when the limit was reached."""
         self.num_unusable = 0
-        """Groups in a row with nothing to learn from."""
         self.num_untrained = 0
         """Groups of claims in a row that held no token to train on."""
 
@@ -101,7 +100,6 @@ class NoSignalStop:
         self.num_unusable = 0
 
     def untrained(self, num_groups: int) -> None:
-        """Count a claimed batch of ``num_groups`` groups without a token to train on."""
         self.num_untrained += num_groups
         self.num_unusable = self.num_untrained
 

@@ -35,8 +35,7 @@ class Evaluations:
         sets: Sequence[HeldOutSource],
         next_number: int = 0,
     ) -> None:
-        """``record`` is called as soon as an evaluation is no longer pending. The accuracy of each
-        prompt goes to the run folder."""
+        """``record`` is called as soon as an evaluation is no longer pending."""
         self._ctx = ctx
         self._record = record
         evaluation = ctx.config.evaluation
@@ -96,7 +95,6 @@ class Evaluations:
             self.next_number += 1
 
     async def collect(self) -> None:
-        """Record the evaluations that are complete or past their deadline."""
         for pending in list(self._pending):
             state = await self._ctx.ledger.evaluation(pending.number)
             is_late = self._ctx.clock.monotonic() >= pending.deadline_s
@@ -118,7 +116,6 @@ class Evaluations:
                 self._record(self._row(pending, state))
 
     async def wait(self) -> None:
-        """Wait until every pending evaluation is recorded, or the worker drains."""
         while self._pending and not self._ctx.draining.is_set():
             pending = self._pending[0]
             state = await self._ctx.ledger.evaluation(pending.number)
@@ -185,6 +182,5 @@ class Evaluations:
             self._is_refused = True
 
     def _settings(self, name: str) -> EvaluationSection:
-        """Return a set's settings, or those of ``[evaluation]`` if a resumed run no longer has the
-        set."""
+        """A resumed run may no longer have the set."""
         return self._sets[name][1] if name in self._sets else self._ctx.config.evaluation

@@ -175,8 +175,7 @@ class Learner(Actor):
         await self._publish()
 
     async def run(self) -> None:
-        """Make updates until there are enough, the data is exhausted or hopeless, or the worker
-        drains."""
+        """Update until there are enough, the data is exhausted or hopeless, or the worker drains."""
         if self._evaluations.is_enabled and not self._is_resumed:
             await self._evaluations.request(self._version)
             await self._evaluations.wait()
@@ -303,9 +302,7 @@ class Learner(Actor):
         self.ctx.policy_version = self._version
 
     async def _keep(self) -> None:
-        """Write a checkpoint unless the last one is current, and wait until it is on disk.
-
-        Raises StorageFailed when the disk refuses it for too long."""
+        """Write a checkpoint unless the last one is current, and wait for it. Raises StorageFailed."""
         await self._writer.wait()
         if self._applied or not self._times.has_checkpoint:
             await self._checkpoint()
@@ -337,7 +334,6 @@ class Learner(Actor):
         await self._writer.write(self._version, self._backend.snapshot, state, settle)
 
     def _state(self) -> dict[str, Any]:
-        """Return what checkpoints and snapshots hold besides weights, optimiser and claims."""
         return {
             "policy_version": self._version,
             "num_updates": self._num_updates,
@@ -348,10 +344,8 @@ class Learner(Actor):
         }
 
     async def _settle_idle(self) -> None:
-        """Checkpoint early when no work arrives.
-
-        Trained units that are not settled hold memory in the ledger, and admission may be waiting
-        for that memory."""
+        """Checkpoint early when no work arrives. Trained units that are not settled hold memory in
+        the ledger, and admission may be waiting for that memory."""
         waited_s = self._wait.waited_s
         idle_s = min(waited_s, self.ctx.clock.monotonic() - self._writer.ended_s)
         if self._applied and is_idle_due(idle_s, last_s=self._writer.last_s) and not self._writer.is_writing:
@@ -361,7 +355,6 @@ class Learner(Actor):
     # -- waiting and ending --
 
     async def _wait_for_batch(self) -> Claim | Ending | None:
-        """Claim a batch as soon as the ledger has one; return None when draining."""
         forecast = Forecast(least_s=_POLL_S, most_s=_LONGEST_POLL_S)
 
         async def ask() -> Claim | Ending | NotYet:
@@ -408,7 +401,6 @@ class Learner(Actor):
         self.ctx.waiting_for(WaitingFor.INPUT, wait_words(refused, self._critic.trouble if self._critic else ""))
 
     async def _is_over(self, refused: ClaimRefused) -> Ending | None:
-        """Return the ending if no further update is possible, else None."""
         if refused.wait is ClaimWait.STARVED:
             return Ending.exhausted(refused, self._num_updates)
         unusable = self._no_signal.evaluate(refused, await self.ctx.ledger.totals())
@@ -418,8 +410,7 @@ class Learner(Actor):
         return Ending.no_signal(refused, self._num_updates, unusable, logs=self.ctx.run_dir / "logs")
 
     def _early_stop(self) -> Ending | None:
-        """Return the ending if claims hold nothing to train on or evaluations stopped improving,
-        else None."""
+        """Return an ending if claims hold nothing to train on or evaluations stopped improving."""
         if self._no_signal.is_untrainable:
             name = self.ctx.config.algorithm.name
             return Ending.untrainable(self._no_signal.num_untrained, self._num_updates, name)
@@ -429,7 +420,6 @@ class Learner(Actor):
         return Ending.no_better(best.row, best.num_since, self._num_updates)
 
     async def _finish(self, ending: Ending | None) -> None:
-        """Close admission, checkpoint, evaluate, drop the remaining units, and record the end."""
         await self.ctx.ledger.close_admission(self.ctx.who)
         await self._keep()
         await self.ctx.ledger.cancel_in_flight(self.ctx.who)

@@ -50,7 +50,6 @@ class GeneratorGap:
     worker: str
     gap: float
     usual: float
-    """The gap of its peers at the same lags."""
 
     @property
     def excess(self) -> float:
@@ -69,8 +68,6 @@ class _Judged:
 
 
 class SamplerGaps:
-    """The gaps of each generator's newest checked chunks."""
-
     def __init__(self) -> None:
         self._judged: OrderedDict[str, _Judged] = OrderedDict()
         self._at_lag: dict[int, deque[tuple[str, float]]] = {}
@@ -111,8 +108,7 @@ class SamplerGaps:
         return sorted(known, key=lambda one: -one.excess)[:number]
 
     def _usual(self, worker: str, bucket: int) -> float | None:
-        """Return the usual gap at a lag: the median of other generators, or of a lone generator's
-        own past.
+        """Return the median gap at a lag of other generators, or of a lone generator's own past.
 
         None while there are too few chunks."""
         here = self._at_lag.get(bucket, ())
@@ -151,10 +147,8 @@ class LogprobCheck:
     ) -> None:
         """Check the chosen chunks of a claim, and report the worst generators.
 
-        Args:
-            units: the units of the claim.
-            updates_of: maps policy versions, int [n], to the number of updates in each.
-            num_updates: number of updates in the current weights."""
+        ``updates_of`` maps policy versions, int [n], to the number of updates in each;
+        ``num_updates`` is that of the current weights."""
         chunks = [
             scored.chunk
             for unit in units
@@ -184,9 +178,7 @@ class LogprobCheck:
 
 
 def is_chosen(chunk: str, share: float) -> bool:
-    """Return whether a chunk belongs to the checked share.
-
-    Decided by its name, so that a repeated update checks the same chunks."""
+    """Decided by the chunk's name, so that a repeated update checks the same chunks."""
     return zlib.crc32(chunk.encode()) < share * 2.0**32
 
 

@@ -27,8 +27,6 @@ _POLL_S = 0.1
 
 
 class NewSettings:
-    """Applies settings changes to the learner's parts, and judges each by its first update."""
-
     def __init__(self, ctx: ActorContext, updates: PolicyUpdate, recorder: UpdateRecorder) -> None:
         self._ctx, self._updates, self._recorder = ctx, updates, recorder
         self._tried = 0
@@ -37,24 +35,20 @@ class NewSettings:
 
     @property
     def number(self) -> int:
-        """Number of the change in force; 0 if there is none."""
         return self._ctx.worker_state.settings.number
 
     async def restore(self) -> None:
-        """Apply the changes that were in force before the actor started; other ranks do not know
-        them."""
+        """Apply changes from before the actor started; other ranks do not know them."""
         if self.number:
             await self._use()
 
     def resume(self, rows: Iterable[Row]) -> None:
-        """Continue the trials of the previous learner: changes with which no row of the history was
-        made."""
+        """Continue the previous learner's trials: changes with which no row was made."""
         tried = max((row.settings_change for row in rows if isinstance(row, UpdateRow)), default=0)
         # a run that continues with another ledger numbers its changes from 1 again
         self._tried = min(tried, self.number)
 
     async def apply_due(self, num_updates: int) -> None:
-        """Apply a pending change, if any, between update ``num_updates`` and the next."""
         if (change := self._ctx.take_settings(first_update=num_updates + 1)) is None:
             return
         await self._use()
@@ -86,8 +80,7 @@ class NewSettings:
     async def _give_up(self, why: str) -> None:
         """Return to the settings before the changes on trial.
 
-        Only changes that the learner applies count, and only if nobody has rolled them back in the
-        meantime."""
+        Only changes that the learner applies, and that nobody has rolled back, count."""
         changes = await self._ctx.registry.settings_changes()
         taken = [change for change in standing(changes) if self._tried < change.number <= self.number]
         failed = [change for change in taken if Role.LEARNER in triers(change.sets)]

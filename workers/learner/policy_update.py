@@ -51,7 +51,6 @@ _log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class Prepared:
     samples: list[TrainingSample]
-    """In the order of the units."""
     refused: list[NonFiniteUnit]
     """Units whose arrays hold NaN or infinity; they are not trained on."""
 
@@ -61,15 +60,12 @@ class BlamedStep:
     """A step that was refused twice with the same result."""
 
     samples: tuple[str, ...]
-    """Names of its samples: trajectories or chunks."""
     result: StepResult
     """The second result; applied if it is a spike that is trained on."""
     limits: StepLimits = NO_LIMITS
-    """The limits that it exceeded."""
 
     @property
     def is_spike(self) -> bool:
-        """Whether loss and gradient norm were finite."""
         return NO_LIMITS.allow(self.result.loss, self.result.grad_norm)
 
 
@@ -78,7 +74,6 @@ class Stepped:
     results: list[StepResult]
     """One per step; empty when no token trained."""
     logprob_s: float
-    """Time for the proximal policy's log-probs."""
     step_s: float
     blamed: tuple[BlamedStep, ...] = ()
 
@@ -98,10 +93,8 @@ class PolicyUpdate:
         """The applied steps that spikes are measured against."""
 
     def apply_settings(self, config: RunConfig) -> None:
-        """Use ``config`` from the next update on.
-
-        It may differ only in settings that can change during a run (``pipeline.config.changing``).
-        Steps refused so far still count."""
+        """Use ``config`` from the next update on. It may differ only in settings that can change
+        during a run (``pipeline.config.changing``). Steps refused so far still count."""
         self._config = config
         self._algorithm = build(config)
         self._backend.set_learning_rate(config.learner.learning_rate)
@@ -133,15 +126,10 @@ class PolicyUpdate:
     ) -> Stepped:
         """Take the optimiser steps of one update, from the weights of ``policy_version``.
 
-        Args:
-            samples: the samples of the update.
-            policy_version: the version whose weights the backend holds.
-            compute: runs the backend's blocking calls.
-            history: the restarts of the run.
-            limits: limits of the steps, as a replay reads them from the log; None derives them from the steps so far.
-
-        Raises Diverged after too many refused steps in a row (counted across updates), StepDiffered
-        when a repeated step had another result, and EngineError when device memory runs out."""
+        ``history`` holds the run's restarts. ``limits`` are those that a replay reads from the log;
+        None derives them from the steps so far. Raises Diverged after too many refused steps in a
+        row (counted across updates), StepDiffered when a repeated step had another result, and
+        EngineError when device memory runs out."""
         if not any(sample.trains for sample in samples):
             return Stepped([], 0.0, 0.0)
         started = time.monotonic()
@@ -183,8 +171,8 @@ class PolicyUpdate:
     def _needs_old_logprobs(self) -> bool:
         """Whether the proximal policy's log-probs must be computed before the steps.
 
-        If an update has a single step, the current policy is the proximal one, and the backend
-        reads the log-probs off the same forward pass."""
+        In an update with a single step, the current policy is the proximal one, and its own forward
+        pass has them."""
         objective = self._algorithm.objective
         return objective.needs_old and (self._config.algorithm.num_minibatches > 1 or objective.needs_old_first)
 
@@ -224,8 +212,7 @@ def _in_updates(
 
 
 def _without_behavior(result: StepResult) -> StepResult:
-    """Return the result without metrics of the sampling policy.
-
-    That policy is unknown for recorded responses, and has another temperature in imitation."""
+    """Drop metrics of the sampling policy, which is unknown, or had another temperature
+    (imitation)."""
     kept = {name: value for name, value in result.metrics.items() if not name.startswith(_OF_BEHAVIOR)}
     return replace(result, metrics=kept)

@@ -21,8 +21,6 @@ from workers.snapshots import RestoredSnapshot, SnapshotWriter, restore_snapshot
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
-    """A learner's initial state and the claims that belong to it."""
-
     folder: CheckpointFolder
     backend: TrainingBackend
     snapshots: SnapshotWriter
@@ -30,7 +28,6 @@ class RestoredState:
     name: str
     """For the log, such as ``checkpoint 00012``."""
     checkpoint: Path | None
-    """The checkpoint that was loaded, if any."""
     has_checkpoint: bool
     """Whether there is a checkpoint to fall back to."""
     state: dict[str, Any]

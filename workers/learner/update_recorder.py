@@ -54,8 +54,7 @@ class UpdateRecorder:
         self._sources = own_sources(dict(config.algorithm), config.algorithm.path)
 
     def start_log(self, origin: Origin, checkpoint: Path | None, state_version: int) -> None:
-        """Record which state was loaded: the start model, or a checkpoint or snapshot of
-        ``state_version``."""
+        """Record which state, of version ``state_version``, was loaded."""
         self._origin = origin
         self._checkpoint = checkpoint.name if checkpoint else None
         self._state_version = state_version
@@ -78,9 +77,8 @@ class UpdateRecorder:
         self._try(self._write_batch, claim, units, update, policy_version, limits)
 
     def outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:
-        """Record an update's result before it is published.
-
-        ``policy_version`` is the new version, or the previous one if no step was applied."""
+        """Record a result before it is published as ``policy_version``, the old one if no step was
+        applied."""
         self._try(self._write_outcome, prepared, stepped, update, policy_version)
 
     def cut(self) -> int:

@@ -78,7 +78,6 @@ def _guidance(samples: Sequence[TrainingSample]) -> dict[str, float]:
 
 
 def refused_row(update: int, version: int, num_samples: int, results: Sequence[StepResult]) -> RefusedRow:
-    """Return the summary of an update on top of ``version`` that applied no step."""
     return RefusedRow(
         update=update,
         policy_version=version,
@@ -91,7 +90,6 @@ def refused_row(update: int, version: int, num_samples: int, results: Sequence[S
 
 
 def show(row: UpdateRow, ctx: ActorContext) -> None:
-    """Log an update's summary and copy it into the heartbeat's counters."""
     counters = ctx.counters
     counters["num_updates"] = ctx.config.run.num_updates
     ctx.count("trained_tokens", row.num_trained_tokens)
@@ -105,9 +103,9 @@ def show(row: UpdateRow, ctx: ActorContext) -> None:
 
 
 def histogram(values: np.ndarray) -> Histogram | None:
-    """Count values in at most 20 bins of equal width; None if no value is finite.
+    """Count values in at most 20 bins of equal width, narrow integer ranges in a bin each.
 
-    Integers in a narrow range get a bin each."""
+    None if no value is finite."""
     found = values[np.isfinite(values)]
     if not found.size:
         return None
@@ -142,7 +140,6 @@ def metrics_of_steps(steps: Sequence[StepResult]) -> dict[str, float]:
 
 
 def _number_of(name: str, counts: MetricCounts) -> int:
-    """Return how many values a step's metric averages over."""
     if name == "nll":
         return counts.imitated_tokens
     return counts.loss_rows if name in ROW_METRICS else counts.loss_tokens

@@ -60,7 +60,6 @@ class WeightPublisher:
         self._making = asyncio.Lock()
 
     async def start(self) -> None:
-        """Serve ranges of the weight files if generators on other hosts need them (tcp)."""
         ctx = self._ctx
         if not self._is_served:
             return
@@ -185,8 +184,7 @@ class _LaggardProgress:
             self._parts, self._came_s = parts, now_s
 
     def is_at_work(self, beat: Heartbeat, since_s: float) -> bool:
-        """Whether a part arrived since ``since_s``, or the turn that delays the weights made
-        progress."""
+        """Whether a part arrived since ``since_s``, or the delaying turn made progress."""
         if self._came_s is not None and self._came_s > since_s:
             return True
         return (

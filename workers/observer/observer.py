@@ -37,9 +37,7 @@ from workers.observer.suspicions import FleetSuspicions
 
 EVERY_S = 1.0
 ANSWER_S = 2.0
-"""Limit for the registry's answers at one moment."""
 _PAUSE_S = 0.25
-"""Longest time until a drain is noticed."""
 
 
 class Observer(Actor):
@@ -59,7 +57,6 @@ class Observer(Actor):
         self._stands = HangStacks(ctx, self._add_stands)
 
     async def setup(self) -> None:
-        """Read the thresholds, and the incidents of earlier observers of this run."""
         if name := self.ctx.config.observer.thresholds:
             try:
                 self._fleet.judge_by(await self.ctx.store(lambda: read_thresholds(Path(name))))
@@ -73,7 +70,6 @@ class Observer(Actor):
         self._book = IncidentBook(known, self.ctx.clock.time())
 
     async def run(self) -> None:
-        """Observe the fleet once a second until the worker drains."""
         next_s = self.ctx.clock.monotonic()
         while not self.ctx.draining.is_set():
             await self._observe()
@@ -85,7 +81,6 @@ class Observer(Actor):
                 await self.ctx.clock.sleep(min(_PAUSE_S, left_s))
 
     async def drain(self) -> None:
-        """Close the open incidents, and write the remaining metrics."""
         await self._record(self._book.close())
         await self._write_segment()
         self._records.close()
@@ -168,10 +163,8 @@ Told = Callable[[str, tuple[str, ...]], Awaitable[None]]
 
 
 class HangStacks:
-    """Adds the stacks of a hung worker, and of its role, to its new incident.
-
-    Workers of this host have ``STACKS_ANSWER_S`` for each of two samples; the observer continues in
-    the meantime. Components added during that time are examined next, all at once."""
+    """Adds the stacks of a hung worker, and of its role, to its new incident. Workers of this host
+    have ``STACKS_ANSWER_S`` for each of two samples; the observer continues in the meantime."""
 
     def __init__(self, ctx: ActorContext, tell: Told) -> None:
         self._ctx, self._tell = ctx, tell

@@ -1,5 +1,9 @@
 """Faults that show without comparing workers: own reports, failures, refused messages, epochs,
-log-prob gaps, verdicts, and the pace of the ledger. Pure; time is an argument."""
+log-prob gaps, verdicts, and the pace of the ledger.
+
+Pure: ``observe(now_s, at_s, beats)`` gets monotonic seconds, the same moment on the wall clock, and
+the last heartbeat of each worker, and returns what is suspected. Memory is bounded by these
+heartbeats."""
 
 from __future__ import annotations
 
@@ -31,19 +35,12 @@ class OwnReports:
     tokens, an optimiser step that was refused twice.
 
     Weights that most generators find damaged are the learner's fault. An engine may pause for 8 s,
-    and for half again as long as its longest pause so far. Memory is bounded by the current
-    workers."""
+    and for half again as long as its longest pause so far."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
     def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return what workers report at this moment.
-
-        Args:
-            now_s: monotonic seconds.
-            at_s: the same moment on the wall clock.
-            beats: the last heartbeat of each worker."""
         refusing = [beat for beat in beats if beat.waiting_for is WaitingFor.QUARANTINE]
         self._since_s = {beat.who.worker: self._since_s.get(beat.who.worker, now_s) for beat in refusing}
         lasting = [beat for beat in refusing if now_s - self._since_s[beat.who.worker] >= QUARANTINED_S]
@@ -95,14 +92,12 @@ TOLD_S: Final = 60.0
 class Failures:
     """Workers that ended with an error, as they reported when they left.
 
-    Such a worker leaves in order and is not fenced, so its successor's epoch shows nothing. Memory
-    is bounded by the registry's list."""
+    Such a worker is not fenced, so its successor's epoch shows nothing."""
 
     def __init__(self) -> None:
         self._reported: frozenset[Incarnation] = frozenset()
 
     def observe(self, at_s: float, failures: Sequence[FailureReport]) -> list[Suspicion]:
-        """Return the new failures; ``at_s`` is the wall-clock time of the reading."""
         new = [one for one in failures if one.who not in self._reported and one.ago_s < TOLD_S]
         self._reported = frozenset(one.who for one in failures)
         return [_failed(one, at_s) for one in new]
@@ -123,21 +118,14 @@ MOST_TIMES: Final = 3.0
 class Mismatches:
     """Generators whose tokens do not come from the policy, by the learner's check of log-probs.
 
-    The learner recomputes the log-probs of a share of all chunks
-    (``workers.learner.logprob_check``), and reports the mean gap of each generator's newest chunks
-    and that of its peers at the same lags. A gap must exceed both limits: in nats above the peers',
-    and as a multiple of theirs. Memory is bounded by the learner's report."""
+    The learner reports the mean gap of each generator's newest chunks and that of its peers at the
+    same lags (``workers.learner.logprob_check``). A gap must exceed both limits: in nats above the
+    peers', and as a multiple of theirs."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
     def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the generators whose gaps are too large at this moment.
-
-        Args:
-            now_s: monotonic seconds.
-            at_s: the same moment on the wall clock.
-            beats: the last heartbeat of each worker."""
         there = {beat.who.worker for beat in beats}
         found = dict[str, tuple[float, float]]()
         for beat in beats:
@@ -169,8 +157,7 @@ _FEWEST: Final = 2.0
 class Refusals:
     """Over which link recently refused messages came; old ones fade within ten seconds.
 
-    A receiver counts refusals by checksum or schema. If they come from a single sender, the link or
-    its sender is at fault, not the receiver. Memory is bounded by the last heartbeats."""
+    If refusals come from a single sender, the link or its sender is at fault, not the receiver."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -178,7 +165,6 @@ class Refusals:
         self._now_s = math.nan
 
     def observe(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
-        """Add the heartbeats of a moment; ``now_s`` is monotonic."""
         fading = math.exp(-(now_s - self._now_s) / _MEMORY_S) if now_s > self._now_s else 1.0
         self._now_s = now_s
         counts = {
@@ -194,8 +180,7 @@ class Refusals:
         self._counts = counts
 
     def link_to(self, receiver: str) -> str:
-        """Return the link over which nearly all recent refusals of a receiver came; "" if there is
-        none."""
+        """Return the link over which nearly all recent refusals of a receiver came, or ""."""
         of = {name: recent for name, recent in self._recent.items() if name.partition(">")[2] == receiver}
         best = max(of, key=lambda name: of[name], default="")
         if not best or best.startswith(OTHER_LINKS) or of[best] < _FEWEST:
@@ -211,9 +196,7 @@ KEPT_S = 600.0
 class _LastEpoch:
     epoch: int
     seen_s: float
-    """Time of the last moment that included it."""
     beat_s: float
-    """Time of its last heartbeat."""
 
 
 class Replacements:
@@ -227,12 +210,6 @@ class Replacements:
         self._seen: dict[str, _LastEpoch] = {}
 
     def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the ends that this moment's heartbeats reveal.
-
-        Args:
-            now_s: monotonic seconds.
-            at_s: the same moment on the wall clock.
-            beats: the last heartbeat of each worker."""
         found: list[Suspicion] = []
         for beat in beats:
             worker, epoch = beat.who.worker, beat.who.epoch
@@ -270,9 +247,9 @@ SAME_VERDICTS: Final = 512
 class MissingVerdicts:
     """Reward workers whose verifiers often give no verdict, because they are late or fail.
 
-    A response without a verdict is retried, and then left out of its group. A few are no fault. If
-    many attempts fail, the verifier or what it calls is at fault, and training loses these
-    responses. Attempts fade within a minute; memory is bounded by the last heartbeats."""
+    A response without a verdict is retried, and then left out of its group. If many attempts fail,
+    the verifier or what it calls is at fault, and training loses these responses. Attempts fade
+    within a minute."""
 
     def __init__(self) -> None:
         self._counts: dict[Incarnation, tuple[float, float, float]] = {}
@@ -281,12 +258,6 @@ class MissingVerdicts:
         self._now_s = math.nan
 
     def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the reward workers with too many failed attempts.
-
-        Args:
-            now_s: monotonic seconds.
-            at_s: the same moment on the wall clock.
-            beats: the last heartbeat of each worker."""
         fading = math.exp(-(now_s - self._now_s) / _VERDICT_MEMORY_S) if now_s > self._now_s else 1.0
         self._now_s = now_s
         counts = {beat.who: _counts(beat) for beat in beats if beat.who.role is Role.REWARD}
@@ -313,8 +284,6 @@ class SameVerdicts:
         self._since_s: dict[Incarnation, float] = {}
 
     def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the reward workers with ``SAME_VERDICTS`` equal verdicts; ``at_s`` is wall-clock
-        time."""
         found: dict[Incarnation, str] = {}
         last_right: dict[Incarnation, tuple[float, float]] = {}
         for beat in beats:
@@ -351,7 +320,6 @@ def _missing(who: Incarnation, judged: float, failed: float, late: float, since_
 
 
 LEDGER: Final = "ledger"
-"""The ledger's name as a component."""
 SLOW_MS: Final = 40.0
 """A faster answer is never slow."""
 SLOW_TIMES: Final = 4.0
@@ -370,8 +338,8 @@ class LedgerPace:
     """The usual and the current answer time of the ledger.
 
     One worker's long wait is its own. If the median wait is several times the usual one, the ledger
-    or the way to it is slow. Other signs of slowness follow from that: heartbeats come late, so
-    clocks seem to differ, and work that includes a write takes longer. Memory is a few numbers."""
+    or the way to it is slow. Other slowness follows from that: heartbeats come late, so clocks seem
+    to differ, and writes take longer."""
 
     def __init__(self) -> None:
         self._usual_ms = math.nan
@@ -380,16 +348,9 @@ class LedgerPace:
         self._since_s: float | None = None
         """Since when answers are slow, on the reader's clock."""
         self._last_s = -math.inf
-        """When answers were last slow."""
         self._num_slow = 0
 
     def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Add the heartbeats of a moment; return the suspicion of the ledger, if any.
-
-        Args:
-            now_s: monotonic seconds.
-            at_s: the same moment on the wall clock.
-            beats: the last heartbeat of each worker."""
         waits_ms = [
             beat.vitals.ledger_rtt_ms
             for beat in beats
@@ -422,7 +383,6 @@ class LedgerPace:
         return [Suspicion(LEDGER, "ledger", at_s - (now_s - self._since_s), sentence, score=score)]
 
     def away(self, now_s: float) -> None:
-        """Record that the ledger does not answer at all."""
         self._last_s = now_s
 
     def explain(self, now_s: float) -> bool:

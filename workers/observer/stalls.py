@@ -28,14 +28,11 @@ class _Computation:
 
     epoch: int
     at_s: float
-    """Of the newest heartbeat."""
     moved_s: float
     begun_progress: int
-    """At the first heartbeat."""
     still_s: float = 0.0
     """How long it has stood still; 0 while it moves or waits."""
     num_still: int = 0
-    """Heartbeats that show the current standstill."""
     longest_s: float = 0.0
     work_s: float = 0.0
     """The longest time of one task, including the current one so far."""
@@ -43,7 +40,6 @@ class _Computation:
     """The longest standstills that were findings, longest first."""
 
     def read(self, beat: Heartbeat) -> None:
-        """Add a heartbeat; a repeated one changes nothing."""
         if beat.at_s == self.at_s:
             return
         self.at_s = beat.at_s
@@ -72,7 +68,6 @@ class _Computation:
 
     @property
     def limit_s(self) -> float:
-        """The longest standstill that is not a finding."""
         often_s = self.found_s[-1] if len(self.found_s) == _OFTEN else 0.0
         return max(standing_limit_s(self.longest_s, self.work_s), _LONGER_THAN_FOUND * often_s)
 
@@ -80,24 +75,18 @@ class _Computation:
 class StandingWork:
     """Work that stalls on a worker without peers while its heartbeats continue.
 
-    A worker counts the pieces inside its work, such as the layers of a pass, and its heartbeat has
-    the time of the last one. The learner has no peers to be compared with, so its own past sets the
-    limit: 6 s, twice its longest pause that was not a finding, 1.5 times the third longest that was
-    one, and a tenth of its longest task, since a restart costs all of that task.
+    A heartbeat has the time of the last finished piece of work, such as the layer of a pass. The
+    learner has no peers to be compared with, so its own past sets the limit: 6 s, twice its longest
+    pause that was not a finding, 1.5 times the third longest that was one, and a tenth of its
+    longest task, since a restart costs all of that task.
 
-    Five pieces of progress must come first, to see what is usual: a piece may take long in every
-    update. A first computation has its own kind of wait and does not count, nor does time in which
-    the ledger does not answer. Memory is bounded by the workers of the last moment."""
+    Five pieces of progress must come first, to see what is usual. First computations, which may
+    compile, do not count, nor does time in which the ledger does not answer."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Computation] = {}
 
     def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the workers whose computation stands still at this moment.
-
-        Args:
-            at_s: the moment on the wall clock.
-            beats: the last heartbeat of each worker."""
         members = Counter(beat.who.role for beat in beats)
         alone = [beat for beat in beats if members[beat.who.role] == 1]
         known, self._of = self._of, {}
@@ -141,16 +130,12 @@ _STARTING: Final = frozenset({WaitingFor.STARTING, WaitingFor.COMPILE})
 class _MainLoop:
     epoch: int
     at_s: float
-    """Of the newest heartbeat, on the worker's clock."""
     num_still: int = 0
-    """Heartbeats in a row that show it blocked."""
     still_s: float = 0.0
     """How long it has been blocked; 0 while it turns."""
     longest_s: list[float] = field(default_factory=list[float])
-    """The longest blocks that ended by themselves, longest first."""
 
     def read(self, beat: Heartbeat) -> None:
-        """Add a heartbeat; a repeated one changes nothing."""
         if beat.who.epoch != self.epoch:
             self.epoch, self.num_still, self.still_s = beat.who.epoch, 0, 0.0
             self.longest_s.clear()
@@ -170,7 +155,6 @@ class _MainLoop:
 
     @property
     def is_hung(self) -> bool:
-        """Whether it was blocked for too long in at least two heartbeats."""
         usual_s = self.longest_s[-1] if len(self.longest_s) == _OFTEN else 0.0
         return self.num_still > 1 and self.still_s > _LONGER * usual_s
 
@@ -179,19 +163,13 @@ class MainLoops:
     """Workers whose main loop is blocked while their heartbeats continue.
 
     The heartbeat thread measures how late the loop's timer is, and reports the time of its last
-    turn. Both must be old, since a loop that turns again reports its late timer once more. This is
-    a fact and needs no comparison. If many workers' loops are blocked at once the host is the
-    cause, and no worker is blamed. Memory is bounded by the workers of the last moment."""
+    turn. Both must be old, since a loop that turns again reports its late timer once more. If many
+    loops are blocked at once the host is the cause, and no worker is blamed."""
 
     def __init__(self) -> None:
         self._loops: dict[str, _MainLoop] = {}
 
     def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
-        """Return the workers whose main loop is blocked at this moment.
-
-        Args:
-            at_s: the moment on the wall clock.
-            beats: the last heartbeat of each worker."""
         known = self._loops
         self._loops = {
             beat.who.worker: known.get(beat.who.worker) or _MainLoop(beat.who.epoch, beat.at_s) for beat in beats

@@ -61,10 +61,7 @@ _SLOWED: Final = frozenset({"slow", "slow_link", "odd", "clock"})
 
 
 class FleetSuspicions:
-    """Finds the faults of one fleet. Memory is bounded by the workers of the last moment."""
-
     def __init__(self, *, max_lag: int = 2, swaps_in_windows: bool = True) -> None:
-        """The arguments are those of ``RowMaker``."""
         self._frames, self._watch = FrameMaker(), Watch()
         self._rows, self._flow = (
             RowMaker(max_lag=max_lag, swaps_in_windows=swaps_in_windows),
@@ -100,14 +97,8 @@ class FleetSuspicions:
         published: int,
         failures: Sequence[FailureReport] = (),
     ) -> tuple[Frame, list[Suspicion]]:
-        """Return the frame of this moment, and what is suspected.
-
-        Args:
-            now_s: monotonic seconds.
-            at_s: the same moment on the wall clock.
-            beats: the last heartbeat of each worker.
-            published: newest policy version; -1 for none.
-            failures: the newest errors that ended workers."""
+        """Return the frame of this moment, and what is suspected. ``now_s`` is monotonic, ``at_s``
+        wall-clock time, ``published`` the newest policy version or -1."""
         self.tables = {}
         frame = self._frames.frame(now_s, beats, published)
         certain = [
@@ -144,8 +135,7 @@ class FleetSuspicions:
         return frame, explained(found, slow_ledger) if self._pace.explain(now_s) else found
 
     def _look_at_rivals(self, now_s: float) -> None:
-        """Promote an incident's lesser cause to its own fault once it has lasted and waits for no
-        other."""
+        """Promote an incident's lesser cause once it has lasted and waits for no other."""
         for name, (named_s, stall) in list(self._rivals.items()):
             is_own = (
                 GRAVITY[Symptom(stall.kind)] <= 1
@@ -158,9 +148,8 @@ class FleetSuspicions:
                 self._stalls[name] = stall
 
     def away(self, now_s: float, at_s: float, asked_s: float, reason: str) -> list[Suspicion]:
-        """Return what is suspected while the registry does not answer.
-
-        ``asked_s`` is the time of the request, on the monotonic clock."""
+        """Return what is suspected while the registry, asked at monotonic ``asked_s``, does not
+        answer."""
         if self._away_since_s is None:
             self._away_since_s = asked_s
         self._back_s = None
@@ -197,9 +186,7 @@ class FleetSuspicions:
         ]
 
     def _is_present(self, finding: Finding) -> bool:
-        """Return whether a finding of slowness still holds for the worker's last pieces.
-
-        A mean over minutes still contains slowness that has ended."""
+        """Return whether a finding of slowness still holds for the worker's last pieces."""
         if (finding.kind, finding.metric) != ("slow", "service_ratio"):
             return True
         times = self._flow.times_as_long(finding.worker)
@@ -218,12 +205,9 @@ class FleetSuspicions:
 
 
 def joined(stalls: Iterable[Suspicion], odd: Iterable[Suspicion], behind: Callable[[str], str]) -> list[Suspicion]:
-    """Return one suspicion per component and kind of evidence.
+    """Join the flow's ``stalls``, one per component, with the ``odd`` findings of the watch.
 
-    Args:
-        stalls: from the flow, one per component.
-        odd: from the watch.
-        behind: returns the cause among ``stalls`` that a component waits for, or ""."""
+    ``behind`` returns the cause among ``stalls`` that a component waits for, or ""."""
     found = {one.component: one for one in stalls}
     others = list[Suspicion]()
     for one in odd:
@@ -250,11 +234,8 @@ def _has_more_work(one: Suspicion, found: Sequence[Suspicion]) -> bool:
 
 
 def explained(found: Sequence[Suspicion], slow_ledger: Sequence[Suspicion]) -> list[Suspicion]:
-    """Return the suspicions of a moment at which the ledger answers slowly.
-
-    Args:
-        found: all others; slowness among them becomes evidence for the ledger's.
-        slow_ledger: the ledger's; empty before it is certain and while the ledger recovers."""
+    """Return the suspicions while the ledger is slow: ``found`` slowness becomes evidence for the
+    ledger's."""
     slowed = [one for one in found if one.kind in _SLOWED and one.component != LEDGER]
     said = tuple(f"{one.component} is {one.kind}: {one.sentence}" for one in slowed)
     ledger = [replace(one, evidence=(*one.evidence, *said)) for one in slow_ledger]
@@ -262,8 +243,7 @@ def explained(found: Sequence[Suspicion], slow_ledger: Sequence[Suspicion]) -> l
 
 
 def _stall(incident: FlowIncident, causes: Sequence[FlowCause], ahead_s: float) -> Suspicion:
-    """Return the suspicion of these causes, best first; ``ahead_s`` is the wall clock minus the
-    flow's clock."""
+    """``causes`` come best first; ``ahead_s`` is the wall clock minus the flow's clock."""
     best = causes[0]
     return Suspicion(
         component=best.component,

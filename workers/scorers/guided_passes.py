@@ -38,8 +38,6 @@ Scored = tuple[TrajectoryChunk, Response, RewardScore]
 
 
 class GuidanceSource:
-    """Adds guidance to the scores of one reward worker."""
-
     def __init__(self, ctx: ActorContext, pool: VerifierPool) -> None:
         self._ctx, self._pool = ctx, pool
         self._judgments = ctx.config.guidance.judgments
@@ -47,7 +45,6 @@ class GuidanceSource:
 
     @property
     def is_quick(self) -> bool:
-        """Whether it needs neither a process nor a request."""
         return not self._judgments or self._pool.is_quick(self._judgments, judgments=True)
 
     async def add(self, scored: Sequence[Scored]) -> list[Scored]:
@@ -85,8 +82,6 @@ _NO_TEXTS = Guidance(absent="the reward has no texts to guide by")
 
 @dataclass(frozen=True, slots=True)
 class ResponsePasses:
-    """The passes to make for one response."""
-
     standard: ScoringRequest | None
     judge: ScoringRequest | None
     absent: str
@@ -99,24 +94,18 @@ class ResponsePasses:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to read, including prompts."""
         return sum(request.tokens.size for request in self.requests)
 
 
 class GuidedPasses:
-    """Plans the passes of responses, and turns their log-probs into scores."""
-
     def __init__(self, prompts: GuidedPrompts, longest: int | None) -> None:
-        """``longest`` is the longest prompt plus response, in tokens, that the engine reads; None
-        for any."""
+        """``longest`` is the most tokens, prompt and response, that the engine reads; None for any."""
         self._prompts = prompts
         self._longest = longest
 
     def plan(self, prompt: Prompt, response: np.ndarray, guidance: Guidance | None) -> ResponsePasses:
-        """Return the passes for a response, int32 [tokens of the whole response].
-
-        The judge pass needs a judgment, and is left out when the standard pass is, as no algorithm
-        uses it alone."""
+        """Return the passes for a response, int32 [tokens of the whole response]. The judge pass
+        needs a judgment, and is left out when the standard pass is, as no algorithm uses it alone."""
         texts = _NO_TEXTS if guidance is None else guidance
         if not texts.gold_text:
             return ResponsePasses(None, None, texts.absent or "there is no gold text")
@@ -133,8 +122,7 @@ class GuidedPasses:
             return ResponsePasses(standard, None, str(error))
 
     def score(self, plan: ResponsePasses, logprobs: Sequence[np.ndarray]) -> GuidanceScore:
-        """Return the score of a response; ``logprobs`` are those of ``plan.requests``, float32
-        [response tokens] each."""
+        """``logprobs`` are those of ``plan.requests``, float32 [response tokens] each."""
         return GuidanceScore(
             standard_logprobs=logprobs[0] if plan.standard is not None else _NOTHING,
             judge_logprobs=logprobs[-1] if plan.judge is not None else _NOTHING,

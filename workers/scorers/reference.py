@@ -59,16 +59,13 @@ class Reference(BatchScorer):
         await super().setup()
 
     async def run(self) -> None:
-        """Score and guide until the worker drains."""
         if self._passes is not None:
             self.ctx.spawn("deadlines", self._extend_deadlines())
         await super().run()
 
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
-        """Guide a batch of finished responses if any are due, then score chunks.
-
-        Waits up to ``timeout_s`` for chunks, or not at all after guiding. Returns the number of
-        both."""
+        """Guide a batch of finished responses if any are due, then score chunks; return the number
+        of both."""
         num_guided = 0 if self._passes is None else await self._guide(self._passes)
         return num_guided + await super().serve(0.0 if num_guided else timeout_s)
 
@@ -83,8 +80,8 @@ class Reference(BatchScorer):
             self.ctx.waiting_for(WaitingFor.INPUT, "its mailbox, or rewards")
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Score and write a batch; if the engine fails, score each chunk alone, so that only bad
-        ones fail."""
+        """Score and write a batch; if the engine fails, each chunk alone, so that only bad ones
+        fail."""
         requests = [
             ScoringRequest(np.concatenate([c.prompt.tokens, c.context_tokens, c.tokens]), c.num_tokens) for c in chunks
         ]
@@ -100,7 +97,6 @@ class Reference(BatchScorer):
     # -- guidance ----------------------------------------------------------------------------------
 
     async def _guide(self, passes: GuidedPasses) -> int:
-        """Guide up to a batch of responses that have a reward; return how many."""
         now = self.ctx.clock.monotonic()
         if now < self._next_guidance_s:
             return 0
@@ -126,9 +122,8 @@ class Reference(BatchScorer):
         return len(due)
 
     async def _read(self, chunks: list[TrajectoryChunk], plans: list[ResponsePasses], passes: GuidedPasses) -> None:
-        """Make the passes of responses, and write their guidance.
-
-        A response whose passes fail is handed out again; the others are written."""
+        """Make the passes of responses and write their guidance; those that fail are handed out
+        again."""
         scored: list[tuple[TrajectoryChunk, ResponsePasses, list[np.ndarray]]] = []
         for chunk, plan, found in zip(chunks, plans, await self._logprobs([p.requests for p in plans]), strict=True):
             if isinstance(found, str):
@@ -182,7 +177,6 @@ class Reference(BatchScorer):
 
 
 def _planned(passes: GuidedPasses, due: Sequence[ScoredChunk]) -> list[ResponsePasses]:
-    """Return the passes of responses that have their reward."""
     plans: list[ResponsePasses] = []
     for one in due:
         reward = one.scores.get(Field.REWARD)

@@ -83,9 +83,7 @@ _OF_CODE = frozenset(
 
 
 class CodeTrial:
-    """The trial of a new version of the user's functions in one process.
-
-    It is over at once if the functions are those the run started with."""
+    """The trial of a new version of the user's functions in one process."""
 
     def __init__(self, ctx: ActorContext) -> None:
         self._ctx = ctx
@@ -94,9 +92,8 @@ class CodeTrial:
         self.has_failed = False
 
     async def start(self, pool: VerifierPool) -> None:
-        """Import all of the user's functions and report the version.
-
-        Raises ConfigError if the version is damaged or missing, or a function cannot be imported."""
+        """Import all of the user's functions. Raises ConfigError if the version or a function is
+        missing."""
         if self.version:
             await self._ctx.compute(checked_code, self._ctx.run_dir, self.version)
             made = _made_by(await self._ctx.compute(read_changes, self._ctx.run_dir), self.version)
@@ -109,8 +106,7 @@ class CodeTrial:
             self._ctx.goes_by_code(REWARDS, self.version)
 
     async def judged(self, outcomes: Sequence[VerifierOutcome]) -> bool:
-        """Count outcomes; return whether the trial has failed, in which case none of them may be
-        written."""
+        """Count outcomes; return whether the trial has failed: none of them may then be written."""
         if self.has_failed:
             return True
         if self._num_left <= 0:
@@ -137,7 +133,6 @@ def _fault(outcome: VerifierOutcome) -> str:
 
 
 def _made_by(changes: Sequence[SettingsChange], version: str) -> SettingsChange | None:
-    """Return the newest change in force that set this version."""
     made = [one for one in standing(changes) if one.sets.get(REWARDS) == f'"{version}"']
     return made[-1] if made else None
 
@@ -147,8 +142,6 @@ Piece = Sequence[tuple[TrajectoryChunk, float | None]]
 
 
 class Reward(Scorer):
-    """Scores finished trajectories with the verifier that each prompt names."""
-
     role: ClassVar[Role] = Role.REWARD
     field: ClassVar[Field] = Field.REWARD
 
@@ -175,15 +168,12 @@ class Reward(Scorer):
         await super().setup()
 
     async def run(self) -> None:
-        """Judge what arrives and what is overdue, until the worker drains."""
         self.ctx.spawn("deadlines", self._extend_deadlines())
         await super().run()
 
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
-        """Start judging responses that arrive within ``timeout_s``, and overdue ones; return how
-        many.
-
-        Without room, wait for a response to finish instead."""
+        """Start judging responses that arrive, and overdue ones; without room, wait. Returns how
+        many."""
         room = self._room()
         if room <= 0:
             await self._wait_for_end(timeout_s)
@@ -209,7 +199,6 @@ class Reward(Scorer):
         await super().teardown()
 
     def report_wait(self) -> None:
-        """Report the responses in flight, else the wait for the mailbox."""
         if not self._in_flight:
             super().report_wait()
             return
@@ -224,22 +213,18 @@ class Reward(Scorer):
         return chunk.response_length
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
-        """Only a finished trajectory can be scored."""
         return chunk.finish_reason.is_final
 
     # -- in flight ---------------------------------------------------------------------------------
 
     def _room(self) -> int:
-        """Return how many chunks may be received.
-
-        With functions of whole groups, each chunk may bring its group."""
+        """With functions of whole groups, each received chunk may bring its group."""
         if self._trial.has_failed:
             return 0
         room = min(self.max_batch, self.ctx.config.reward.max_in_flight - len(self._in_flight))
         return max(min(room, 1), room // self.ctx.config.algorithm.group_size) if self._judges_groups else room
 
     async def _begin(self, chunks: list[TrajectoryChunk]) -> None:
-        """Start judging a batch, each piece in its own task."""
         new = {chunk.id: chunk for chunk in chunks if chunk.id not in self._in_flight}
         if not new:
             return
@@ -275,15 +260,13 @@ class Reward(Scorer):
         await self.ctx.clock.wait(self._freed, timeout_s)
 
     async def _extend_deadlines(self) -> None:
-        """Prevent responses in flight from being handed out to others. The worker's own limits end
-        each call."""
+        """Keep responses in flight from being handed out to others."""
         while True:
             await self.ctx.clock.sleep(self.ctx.config.ledger.scoring_deadline_s / 3)
             if self._in_flight:
                 await self.ctx.ledger.extend_scoring(self.ctx.who, self.field, tuple(self._in_flight))
 
     async def _take_request(self, endpoint: str, limit: int) -> bool:
-        """Take one request from an endpoint's budget, which the whole run shares."""
         return await self.retry_while_full(
             lambda: self.ctx.ledger.spend(self.ctx.who, f"endpoint/{endpoint}", limit=limit)
         )
@@ -291,10 +274,8 @@ class Reward(Scorer):
     # -- one piece ---------------------------------------------------------------------------------
 
     async def _pieces(self, chunks: list[TrajectoryChunk]) -> list[Piece]:
-        """Split a batch into what is judged together.
-
-        With functions of whole groups, a response whose group is not finished waits: the last
-        member brings all of them."""
+        """Split a batch into what is judged together. With functions of whole groups, a response
+        whose group is not finished waits: the last member brings all of them."""
         if self._judges_groups:
             chunks = await self._with_their_groups(chunks)
         found: dict[object, list[tuple[TrajectoryChunk, float | None]]] = {}
@@ -316,7 +297,6 @@ class Reward(Scorer):
         return [chunk.prompt.verifier, *(function.verifier for function in functions.values())]
 
     async def _judge(self, piece: Piece) -> None:
-        """Verify, shape and write."""
         begun_s, verdicts = self.ctx.clock.monotonic(), await self._verdicts(piece)
         while _is_outage(verdicts) and not self.ctx.draining.is_set():
             self.ctx.count("waited_for_endpoint", len(piece))
@@ -376,8 +356,7 @@ class Reward(Scorer):
         return list(found.values())
 
     async def _verdicts(self, read: Piece) -> list[VerifierOutcome]:
-        """Return the outcome for each response, in order; the further functions judge only training
-        responses."""
+        """Return the outcomes in order; the further functions judge only training responses."""
         section = self.ctx.config.reward
         responses = [response_of(chunk, score) for chunk, score in read]
         if not section.functions and section.late == "retry":
@@ -418,7 +397,6 @@ def _is_outage(verdicts: Sequence[VerifierOutcome]) -> bool:
 
 
 def response_of(chunk: TrajectoryChunk, model_score: float | None) -> Response:
-    """Return what verifiers see of a final chunk."""
     return Response(
         prompt_text=chunk.prompt.text,
         response_text=chunk.response_text or "",

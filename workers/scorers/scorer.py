@@ -34,8 +34,6 @@ _GIST_CHARS = 200
 
 
 class Scorer(Actor):
-    """An actor that adds one field to chunks."""
-
     field: ClassVar[Field]
     max_batch: int = 64
     _next_overdue_s: float = 0.0
@@ -45,12 +43,10 @@ class Scorer(Actor):
         self._log_limiter = LogLimiter(ctx.clock.monotonic)
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
-        """Whether this role adds anything to ``chunk``."""
         return True
 
     def size_of(self, chunk: TrajectoryChunk) -> int:
-        """Return the number of tokens to be read, to which the time of this chunk's work should be
-        proportional."""
+        """Return the tokens to be read, which the time of a chunk's work should follow."""
         return int(chunk.prompt.tokens.size + chunk.context_tokens.size + chunk.tokens.size)
 
     async def setup(self) -> None:
@@ -65,18 +61,15 @@ class Scorer(Actor):
         )
 
     async def run(self) -> None:
-        """Score chunks that arrive or are overdue, until the worker drains."""
         while not self.ctx.draining.is_set():
             await self.serve()
 
     @abc.abstractmethod
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
-        """Take chunks that arrive within ``timeout_s``, and from time to time overdue ones; return
-        how many."""
+        """Take chunks that arrive within ``timeout_s``, and at times overdue ones; return how many."""
 
     async def receive_chunks(self, timeout_s: float, room: int) -> list[TrajectoryChunk]:
-        """Return up to ``room`` chunks that arrive within ``timeout_s``, and from time to time
-        overdue ones."""
+        """Return up to ``room`` chunks that arrive within ``timeout_s`` or are overdue."""
         batch = await self.receive(timeout_s, room)
         now = self.ctx.clock.monotonic()
         if len(batch) < room and now >= self._next_overdue_s:
@@ -121,7 +114,6 @@ class Scorer(Actor):
         return is_dead
 
     async def retry_while_full(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call while the ledger is full."""
         return await retry_while_full(
             call,
             clock=self.ctx.clock,
@@ -161,8 +153,7 @@ class Scorer(Actor):
         return chunks
 
     def _log_of(self, why: str, kind: str) -> FilteringBoundLogger | None:
-        """Return the log for an error of this kind; None if a similar one was logged within a
-        minute."""
+        """Return the log, or None if a similar error was logged within a minute."""
         num_silent = self._log_limiter.due(_gist(why), kind)
         if num_silent is None:
             return None
@@ -177,8 +168,6 @@ class Scorer(Actor):
 
 
 class BatchScorer(Scorer):
-    """A scorer that computes one batch after another."""
-
     @abc.abstractmethod
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
         """Compute the field for a batch; each chunk must end with ``write_all`` or ``fail``."""
@@ -188,8 +177,6 @@ class BatchScorer(Scorer):
         return float(sum(map(self.size_of, chunks))), TOKENS
 
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
-        """Score chunks that arrive within ``timeout_s``, and from time to time overdue ones; return
-        how many."""
         batch = await self.receive_chunks(timeout_s, self.max_batch)
         if batch:
             self.ctx.waiting_for(WaitingFor.COMPUTE)
@@ -200,10 +187,8 @@ class BatchScorer(Scorer):
         return len(batch)
 
     async def drain(self) -> None:
-        """Score the chunks that are in the mailbox, for at most half of the drain.
-
-        While senders continue, the mailbox never empties. The remaining chunks become overdue and
-        go to other workers."""
+        """Score the chunks that are in the mailbox, for at most half of the drain; senders may
+        continue."""
         until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
         while self.ctx.clock.monotonic() < until_s and (batch := await self.receive(0.0, self.max_batch)):
             await self._score(batch)

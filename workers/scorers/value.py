@@ -55,8 +55,6 @@ NUM_STEPS = "num_steps"
 
 @dataclass(frozen=True, slots=True)
 class RestoredValue:
-    """A value worker's initial state and the claims that belong to it."""
-
     folder: CheckpointFolder
     engine: ValueEngine
     snapshots: SnapshotWriter
@@ -149,7 +147,6 @@ class Value(BatchScorer):
         await super().setup()
 
     async def run(self) -> None:
-        """Alternate between serving and training until the worker drains."""
         num_turns, has_trained = 0, False
         while not self.ctx.draining.is_set():
             served = await self.serve(0.0 if has_trained else _IDLE_S)
@@ -160,7 +157,6 @@ class Value(BatchScorer):
             num_turns, has_trained = 0, await self._train()
 
     async def drain(self) -> None:
-        """Value the chunks in the mailbox, then checkpoint and settle."""
         await super().drain()
         await self._writer.wait()
         if self._applied or self._checkpointed_step != self._num_steps:
@@ -181,10 +177,8 @@ class Value(BatchScorer):
         return not chunk.trajectory.is_evaluation
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Value and write a batch.
-
-        If the engine fails, all chunks fail and are retried. A chunk with values that are not
-        finite fails alone, and none of its values are written."""
+        """Value and write a batch. If the engine fails, all chunks fail and are retried. A chunk
+        with values that are not finite fails alone, and none of its values are written."""
         requests = [ScoringRequest(_tokens(chunk), chunk.num_tokens) for chunk in chunks]
         try:
             valued = await self.ctx.compute(self._engine.values, requests)
@@ -209,9 +203,7 @@ class Value(BatchScorer):
     # -- training --
 
     async def _train(self) -> bool:
-        """Take one step if enough finished responses wait; return whether one was taken.
-
-        Raises Diverged after too many refused steps in a row."""
+        """Take one step if enough responses wait; return whether. Raises Diverged."""
         wanted = self.ctx.config.value.batch_trajectories
         claim = await self.ctx.ledger.claim_finished(self.ctx.who, num_trajectories=wanted)
         if isinstance(claim, int):
@@ -249,10 +241,9 @@ class Value(BatchScorer):
             await self._checkpoint()
 
     def _is_applied(self, result: ValueStepResult, samples: Sequence[ValueSample]) -> bool:
-        """Return whether a step was applied, and report one that was refused twice.
+        """Return whether a step was applied, and report it otherwise.
 
-        The value model does not learn from a refused step's responses. Raises Diverged after too
-        many in a row."""
+        Raises Diverged after too many in a row."""
         self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1
         if not result.applied:
             self.ctx.count("refused_steps")
@@ -278,8 +269,6 @@ class Value(BatchScorer):
         return result.applied
 
     async def _record(self, result: ValueStepResult, samples: list[ValueSample], *, step_s: float) -> None:
-        """Record a step: version, gate, history, and a checkpoint if one is due or the gate has
-        just opened."""
         self._num_steps += 1
         self._version += 1
         has_opened = self._gate.observe(result.explained_variance, num_steps=self._num_steps)
@@ -338,7 +327,6 @@ class Value(BatchScorer):
         await self._writer.write(self._version, self._engine.snapshot, state, settle)
 
     def _state(self) -> dict[str, Any]:
-        """Return what checkpoints and snapshots hold besides weights, optimiser and claims."""
         return {
             "value_version": self._version,
             NUM_STEPS: self._num_steps,
@@ -361,7 +349,6 @@ class Value(BatchScorer):
 
 
 def _tokens(chunk: TrajectoryChunk) -> np.ndarray:
-    """Return int32 [prompt + response up to and including this chunk]."""
     return np.concatenate([chunk.prompt.tokens, chunk.context_tokens, chunk.tokens])
 
 

@@ -27,11 +27,8 @@ _ANY_TOKEN = 2**31 - 1
 
 
 class RecordedEngine:
-    """A :class:`workers.engines.generation.seam.GenerationEngine` of recorded responses."""
-
     def __init__(self, num_slots: int, sampling: GenerationEngine | None = None) -> None:
-        """``sampling`` answers requests without a recorded response, and then sets the number of
-        slots."""
+        """``sampling`` answers requests without a recorded response, and sets the number of slots."""
         self.num_slots = num_slots if sampling is None else sampling.num_slots
         self.policy_version = -1
         self._sampling = sampling
@@ -42,7 +39,6 @@ class RecordedEngine:
         return {} if self._sampling is None else self._sampling.view_weights(data, path)
 
     def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
-        """See the seam. Raises WeightsRejected without a model."""
         if self._sampling is None:
             raise WeightsRejected(
                 f"an adapter on weights with digest {base_digest} was given to an engine without a model; recorded "
@@ -55,7 +51,6 @@ class RecordedEngine:
             self._sampling.stage_weights(tensors, policy_version)
 
     def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """Load new weights, or without a model only record the version's number."""
         if self._sampling is not None:
             self._sampling.load_weights(tensors, policy_version)
         self.policy_version = policy_version
@@ -64,10 +59,8 @@ class RecordedEngine:
         return [] if self._sampling is None else self._sampling.unserved(tensors)
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request.
-
-        Raises EngineError if the recorded response does not continue the request's tokens or is too
-        long, or if there is no model to sample with."""
+        """Raises EngineError for a recorded response that does not fit, or without a model to
+        sample with."""
         name, recorded = request.trajectory, request.recorded
         if name in self._waiting:
             raise is_live_already(request)
@@ -94,9 +87,7 @@ class RecordedEngine:
         self._waiting[name] = request, recorded
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Return the next window of every recorded response, and advance the model's requests.
-
-        Raises EngineError before the first weights."""
+        """Raises EngineError before the first weights."""
         if self.policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
         windows = [self._read(request, recorded) for request, recorded in self._waiting.values()]
@@ -107,7 +98,6 @@ class RecordedEngine:
         return windows
 
     def cut(self) -> list[SampledWindow]:
-        """Drop recorded responses that were not read yet, and cut the model's requests."""
         self._waiting.clear()
         return [] if self._sampling is None else self._sampling.cut()
 
@@ -117,7 +107,7 @@ class RecordedEngine:
             self._sampling.forget(trajectory)
 
     def stats(self) -> EngineStats:
-        """Return counters; a call of ``advance`` that read windows counts as a decode step."""
+        """A call of ``advance`` that read windows counts as a decode step."""
         of = EngineStats(0, 0, 0, 0) if self._sampling is None else self._sampling.stats()
         return EngineStats(
             of.num_live + len(self._waiting),

@@ -39,7 +39,6 @@ class Penalties:
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> Self | None:
-        """Collect the penalties of a batch's rows; None if no row has one."""
         named = {row: (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for row, p in enumerate(params)}
         named = {row: penalties for row, penalties in named.items() if penalties != (1.0, 0.0, 0.0)}
         if not named:
@@ -144,9 +143,7 @@ def sample(
 
 def _support(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return bool [rows, vocabulary]: the fewest of the ``top_k`` likeliest tokens that reach
-    ``top_p``.
-
-    Ties are broken by token id. Rows without a restriction keep their whole vocabulary."""
+    ``top_p``. Ties are broken by token id. Rows without a restriction keep their whole vocabulary."""
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
     within_k = rank < top_k

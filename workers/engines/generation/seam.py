@@ -29,7 +29,6 @@ class SamplingParams:
     """0 is greedy; behaviour log-probs are then those of the temperature-1 distribution."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 disables it."""
     min_p: float = 0.0
     """Least probability of a token as a share of the largest; 0 disables it."""
     repetition_penalty: float = 1.0
@@ -46,11 +45,9 @@ class WindowRequest:
 
     trajectory: TrajectoryId
     prompt_tokens: np.ndarray
-    """int32 [prompt tokens]"""
     response_tokens: np.ndarray
     """int32 [earlier response tokens]; its size is the position of the first token to sample"""
     window_tokens: int
-    """Maximum number of new tokens."""
     max_response_tokens: int
     """Maximum length of the response, earlier tokens included."""
     sampling: SamplingParams
@@ -64,8 +61,6 @@ class WindowRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampledWindow:
-    """The tokens sampled for one request."""
-
     trajectory: TrajectoryId
     tokens: np.ndarray
     """int32 [new tokens], including the stop token or the token that completes a stop string"""
@@ -90,9 +85,7 @@ class GenerationEngine(Protocol):
     """Samples tokens for many trajectories at once (continuous batching)."""
 
     @property
-    def num_slots(self) -> int:
-        """Number of requests decoded at once."""
-        ...
+    def num_slots(self) -> int: ...
 
     @property
     def policy_version(self) -> int:
@@ -138,10 +131,8 @@ class GenerationEngine(Protocol):
         ...
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for a context that can never fit.
-
-        An engine may keep a trajectory's KV cache after its window, to save the prefill of the next
-        one."""
+        """Queue a request. Raises EngineError for a context that can never fit. An engine may keep
+        a trajectory's KV cache after its window, to save the prefill of the next one."""
         ...
 
     def advance(self, max_steps: int) -> list[SampledWindow]:

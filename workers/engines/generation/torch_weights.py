@@ -12,10 +12,7 @@ from workers.engines.model import weights_file
 
 
 class TorchWeights:
-    """Two methods of :class:`workers.engines.generation.seam.GenerationEngine`."""
-
     def view_weights(self, data: np.ndarray, path: Path) -> weights_file.PublishedWeights:
-        """Return the tensors, which the engine may use in place."""
         return weights_file.view_weights(data, path=path, is_lasting=True)
 
     def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:

@@ -35,14 +35,12 @@ class StopSearch:
         self._text = tokenizer.decode(self._tail)
         self._try_at = _LEAST
         self.num_tokens = 0
-        """Tokens seen so far, without the earlier ones."""
         self.end: int | None = None
         """Number of these that belong to the response; None while it continues."""
         while self._cut():
             pass
 
     def feed(self, tokens: Iterable[int]) -> int | None:
-        """Look at the next tokens, up to the end; return ``end``."""
         for token in tokens:
             if self.end is not None:
                 break
@@ -90,7 +88,6 @@ def stop_search(request: WindowRequest, tokenizer: TextTokenizer | None) -> Stop
 
 
 def text_to_stop(text: str, stop_strings: Iterable[str]) -> str:
-    """Return a response's text up to and including its first stop string."""
     ends = [at + len(stop) for stop in stop_strings if (at := text.find(stop)) >= 0]
     return text[: min(ends, default=len(text))]
 
@@ -121,14 +118,12 @@ def check_request(request: WindowRequest, *, positions: int | None, vocabulary: 
 
 
 def is_live_already(request: WindowRequest) -> EngineError:
-    """Return the error for a trajectory that is submitted while it is live."""
     message = f"{request.trajectory} is live already; wait for its window, or forget it, before submitting it again"
     return EngineError(message)
 
 
 def segments(versions: Sequence[tuple[int, int]], length: int) -> tuple[Segment, ...]:
-    """Split tokens up to ``length`` into runs of one policy version; ``versions`` are (begin,
-    version)."""
+    """Split tokens up to ``length`` by policy version; ``versions`` are (begin, version)."""
     ends = [begin for begin, _ in versions[1:]] + [length]
     runs: list[Segment] = []
     for (begin, version), end in zip(versions, ends, strict=True):

@@ -45,10 +45,8 @@ class _AdapterRecord(msgspec.Struct):
 
 
 def publish_base(adapter: Adapter, *, dtype: str) -> Publication:
-    """Lay out the frozen weights, as ``weights_file.publish_tensors`` does for a version.
-
-    Weights that the adapter adds to keep their own type if ``dtype`` would round them: only the sum
-    is rounded."""
+    """Lay out the frozen weights. Weights that the adapter adds to keep their own type if ``dtype``
+    would round them: only the sum is rounded."""
     wanted: torch.dtype = getattr(torch, dtype)
     adapted = {f"{layer}.weight" for layer in adapter.layers}
     named = dict(adapter.below())
@@ -94,7 +92,7 @@ def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, d
 
 
 def merge(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Return ``base + scaling * (b a)`` in the adapter's type, rounded as peft rounds it.
+    """Return ``base + scaling * (b a)``, rounded as peft rounds it.
 
     Shapes: base [rows, columns], a [rank, columns], b [rows, rank]."""
     # copies, as the summation order of a product may depend on the alignment of its factors
@@ -105,8 +103,7 @@ def merge(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) 
 def _pairs(
     parts: Mapping[str, torch.Tensor], below: Mapping[str, torch.Tensor]
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return A and B by the name of the weight they add to. Raises WeightsRejected when they do not
-    fit."""
+    """Return A and B by the name of their weight. Raises WeightsRejected when they do not fit."""
     pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for layer in dict.fromkeys(name.rpartition(".lora_")[0] for name in parts):
         a, b = (parts.get(f"{layer}.lora_{part}.weight") for part in "AB")

@@ -110,7 +110,6 @@ class PackedLayout:
 
     @property
     def num_tokens(self) -> int:
-        """N."""
         return int(self.position_ids.numel())
 
 

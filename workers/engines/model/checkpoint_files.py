@@ -53,12 +53,9 @@ class TrainingState(msgspec.Struct, frozen=True, omit_defaults=True):
     optimizer: str = "adamw"
     """Name of the optimiser; fused and unfused AdamW share one."""
     schedule: str = "constant"
-    """Of the learning rate after the warm-up."""
 
 
 def snapshot_writer(*writers: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Return a function that creates a folder and lets each of ``writers`` write into it."""
-
     def write(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for writer in writers:
@@ -68,7 +65,6 @@ def snapshot_writer(*writers: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Callable[[Path], None]:
-    """Copy the weights to the host; return a function that writes the copy, as `model_writer`."""
     state = model.state_dict(keep_vars=True)
     return model_writer(
         model,
@@ -122,8 +118,6 @@ def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
 def snapshot_optimizer(
     states: Mapping[str, Mapping[str, torch.Tensor | int]], state: TrainingState
 ) -> Callable[[Path], None]:
-    """Copy optimiser state, random generator states and step count; return a function that writes
-    the copy."""
     return optimizer_writer(
         {label: copy_to_host(value) for label, value in optimizer_tensors(states).items()},
         state,
@@ -136,13 +130,11 @@ def optimizer_tensors(states: Mapping[str, Mapping[str, torch.Tensor | int]]) ->
 
 
 def rng_tensors() -> dict[str, torch.Tensor]:
-    """Return the random generator states under their names in a file."""
     return {f"{_RNG}/{device}": state for device, state in rng_states().items()}
 
 
 def optimizer_writer(states: Mapping[str, torch.Tensor], state: TrainingState) -> Callable[[Path], None]:
-    """Return a function that writes an optimiser's state, the random generator states and the step
-    count.
+    """Return a function that writes optimiser, random generator states and step count.
 
     ``states`` is ``<state>/<parameter name>`` -> tensor on the host. The function may run on any
     thread and raises OSError."""
@@ -158,7 +150,7 @@ def optimizer_writer(states: Mapping[str, torch.Tensor], state: TrainingState) -
 
 
 def read_training_state(folder: Path) -> TrainingState:
-    """Read ``training.json``. Raises DataError naming it."""
+    """Raises DataError naming the file."""
     path = folder / TRAINING_FILE
     try:
         return parse_training_state(path.read_bytes(), path)
@@ -167,7 +159,7 @@ def read_training_state(folder: Path) -> TrainingState:
 
 
 def parse_training_state(text: bytes, path: Path) -> TrainingState:
-    """Parse the JSON of ``training.json`` at ``path``. Raises DataError naming it."""
+    """Raises DataError naming ``path``."""
     try:
         state = msgspec.json.decode(text, type=TrainingState)
     except (ValueError, RecursionError) as error:
@@ -180,8 +172,7 @@ def parse_training_state(text: bytes, path: Path) -> TrainingState:
 
 
 def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
-    """Read the weights under ``folder/model`` by ``model``'s names. Raises DataError naming the
-    file."""
+    """Read the weights of ``folder/model``. Raises DataError naming the file."""
     count_files()
     path = folder / MODEL_FOLDER
     for file in (path / "config.json", *(sorted(path.glob("*.safetensors")) or [path / "model.safetensors"])):
@@ -222,16 +213,13 @@ def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def put_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy weights of :func:`read_model` into ``model``, in place."""
     with torch.no_grad():
         for name, tensor in model.state_dict(keep_vars=True).items():
             tensor.copy_(weights[name])
 
 
 def read_optimizer(shapes: Mapping[str, torch.Size], folder: Path) -> OptimizerState:
-    """Read the state of parameters with these ``shapes``, and the random generator states.
-
-    Raises DataError naming the file."""
+    """Read the optimiser and random generator states. Raises DataError naming the file."""
     path = folder / OPTIMIZER_FILE
     if not path.is_file():
         raise DataError(f"{path} is missing; resume from another checkpoint")
@@ -239,7 +227,7 @@ def read_optimizer(shapes: Mapping[str, torch.Size], folder: Path) -> OptimizerS
 
 
 def sort_optimizer(tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], path: Path) -> OptimizerState:
-    """Group the tensors of ``path`` by parameter, and the random generator states by device.
+    """Group the tensors of ``path`` by parameter, and random generator states by device.
 
     Raises DataError for a tensor that fits no parameter of these ``shapes``."""
     states: dict[str, dict[str, torch.Tensor]] = {}
@@ -259,7 +247,6 @@ def sort_optimizer(tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, tor
 
 
 def _fits(key: str, tensor: torch.Tensor, shape: torch.Size) -> bool:
-    """Return whether state of this kind has the shape expected for a parameter of ``shape``."""
     if tensor.ndim == 0:
         return True
     of_other_shape = {
@@ -307,7 +294,6 @@ def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rng_states() -> dict[str, torch.Tensor]:
-    """Return the states of torch's random generators by device."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         states |= {f"cuda:{index}": torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())}

@@ -21,10 +21,7 @@ FORWARD = 1.0 / 3.0
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Enable checkpointing through each layer's training flag only, so that no dropout becomes
-    active.
-
-    A later ``eval()`` disables it."""
+    """Enable checkpointing without activating dropout. A later ``eval()`` disables it."""
     model.gradient_checkpointing_enable()
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
@@ -44,8 +41,7 @@ def count_layers(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def count_part(output: object, share: float) -> None:
-    """Mark ``share`` of a forward pass as done with ``output``, and later the same share of its
-    backward pass."""
+    """Mark ``share`` of a forward pass as done, and later the same share of the backward pass."""
     # the backward pass may run on another thread
     meter = work.current()
     if not isinstance(output, torch.Tensor) or not output.requires_grad:
@@ -69,8 +65,6 @@ def count_files() -> None:
 
 
 class _CountingBar:
-    """A transformers progress bar that makes marks."""
-
     def __init__(self, bar: Any) -> None:
         self._bar = bar
 

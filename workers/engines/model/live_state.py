@@ -51,8 +51,6 @@ class StateCopier:
     def live_state(
         self, weights: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor], state: TrainingState
     ) -> LiveState:
-        """Combine live ``weights`` by name with optimiser and random ``states``, named as in a
-        checkpoint."""
         tensors = {**{f"{WEIGHT}{name}": tensor for name, tensor in weights.items()}, **states}
         key = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if key != self._key:
@@ -71,7 +69,6 @@ class StateCopier:
         return LiveState(self._specs, msgspec.json.encode(state).decode(), copy, begin)
 
     def _views_of(self, pages: BufferPages, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the pages as tensors with the types and shapes of ``like``."""
         if pages not in self._views:
             self._views[pages] = [
                 torch.from_numpy(page).view(tensor.dtype).view(tensor.shape)
@@ -81,8 +78,8 @@ class StateCopier:
 
 
 def copy_of(tensors: Sequence[torch.Tensor]) -> Callable[[Iterable[torch.Tensor]], None]:
-    """Record this moment of live tensors; return a function that copies them into as many host
-    tensors, on any thread."""
+    """Return a function that copies these live tensors, as of now, into host tensors, on any
+    thread."""
     device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
     moment = None if device is None else torch.cuda.current_stream(device).record_event()
 
@@ -100,8 +97,7 @@ def copy_of(tensors: Sequence[torch.Tensor]) -> Callable[[Iterable[torch.Tensor]
 
 @contextmanager
 def _beside(device: torch.device | None, moment: Any) -> Generator[None]:
-    """Run the block's copies of a device on another stream, after ``moment`` of the current one,
-    and wait for them."""
+    """Run copies on another stream, after ``moment`` of the current one, and wait for them."""
     if device is None:
         yield
         return
@@ -115,13 +111,11 @@ def _beside(device: torch.device | None, moment: Any) -> Generator[None]:
 
 
 def _bits(tensor: torch.Tensor) -> np.ndarray:
-    """View a tensor on the host as integers of the same size."""
     return tensor.view(_BITS[tensor.element_size()]).numpy()
 
 
 def read_kept(kept: KeptState) -> tuple[TrainingState, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the training state, weights by name, and optimiser and random states. Raises
-    DataError."""
+    """Return training state, weights by name, and optimiser and random states. Raises DataError."""
     state = parse_training_state(kept.note.encode(), kept.path)
     weights: dict[str, torch.Tensor] = {}
     states: dict[str, torch.Tensor] = {}
@@ -135,8 +129,7 @@ def read_kept(kept: KeptState) -> tuple[TrainingState, dict[str, torch.Tensor], 
 
 
 def put_back_state(kept: KeptState, live: Mapping[str, torch.Tensor], optimizer: GuardedOptimizer) -> None:
-    """Restore a kept state into ``live`` weights and their optimiser. On DataError nothing has
-    changed."""
+    """Restore a kept state. On DataError nothing has changed."""
     state, weights, states = read_kept(kept)
     check_weights(weights, {name: tensor.shape for name, tensor in live.items()}, kept.path)
     sorted_states = optimizer.sort(states, state, kept.path)

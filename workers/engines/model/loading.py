@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def critic_class(config: PretrainedConfig) -> type[PreTrainedModel]:
-    """Return the critic class of an architecture.
-
-    Raises EngineError if transformers has no causal language model of that type."""
+    """Raises EngineError if transformers has no causal language model of this type."""
     theirs: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
     if theirs is not None and _ends_in_one_layer(theirs, config):
         return theirs
@@ -35,8 +33,7 @@ def critic_class(config: PretrainedConfig) -> type[PreTrainedModel]:
 
 
 def value_head(model: PreTrainedModel) -> torch.nn.Linear:
-    """Return the linear layer that maps hidden states to values. Raises EngineError if there is
-    none."""
+    """Return the linear layer with one output. Raises EngineError if there is none."""
     for name in HEAD_PREFIXES:
         head = getattr(model, name.removesuffix("."), None)
         if isinstance(head, torch.nn.Linear) and head.out_features == 1:
@@ -81,15 +78,13 @@ def _made_class(language_model: type[PreTrainedModel], config: PretrainedConfig)
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-"""By the names used in the configuration."""
 
 _OURS_ONLY: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
 """A model folder must not cause a download, be unpickled, or run its own code."""
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return a configured device; ``auto`` is CUDA if torch sees it. Raises ConfigError if it is
-    missing."""
+    """Return a device; ``auto`` is CUDA if torch sees it. Raises ConfigError if it is missing."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -105,7 +100,6 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str) -> torch.dtype:
-    """Return the torch type of a configured name. Raises ConfigError for an unknown one."""
     try:
         return DTYPES[name]
     except KeyError:
@@ -142,10 +136,7 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrain
 
 
 def load_structure(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Build a folder's causal language model like ``load_model``, but leave its weights
-    uninitialised.
-
-    They have no values until the first version is loaded. Raises DataError as ``load_model`` does."""
+    """Build a folder's causal language model with uninitialised weights. Raises as ``load_model``."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.initialization import no_init_weights
 

@@ -52,7 +52,6 @@ class RateDecay:
     """Final rate as a share of the learning rate."""
 
     def share_after(self, num_steps: int) -> float:
-        """Return the share of the learning rate for the step after ``num_steps`` since the warm-up."""
         return 1.0 if self.kind == "constant" else _share_by_step(self)(max(0, num_steps))
 
     def __str__(self) -> str:
@@ -62,7 +61,6 @@ class RateDecay:
 
 
 CONSTANT: Final = RateDecay()
-"""The rate stays constant after the warm-up."""
 
 
 @cache
@@ -84,37 +82,23 @@ _MAX_NAMED = 4
 
 
 class OptimizerTraits(Protocol):
-    """The settings that an optimiser is built from."""
+    @property
+    def name(self) -> str: ...
 
     @property
-    def name(self) -> str:
-        """One of the names that ``learner.optimizer`` takes."""
-        ...
+    def learning_rate(self) -> float: ...
 
     @property
-    def learning_rate(self) -> float:
-        """After the warm-up."""
-        ...
+    def weight_decay(self) -> float: ...
 
     @property
-    def weight_decay(self) -> float:
-        """Decoupled; on matrices only."""
-        ...
+    def betas(self) -> tuple[float, float]: ...
 
     @property
-    def betas(self) -> tuple[float, float]:
-        """Of AdamW."""
-        ...
+    def eps(self) -> float: ...
 
     @property
-    def eps(self) -> float:
-        """Of AdamW."""
-        ...
-
-    @property
-    def no_decay(self) -> tuple[str, ...]:
-        """Name patterns of matrices without weight decay."""
-        ...
+    def no_decay(self) -> tuple[str, ...]: ...
 
 
 def make_optimizers(
@@ -133,7 +117,6 @@ def make_optimizers(
 def make_adamw(
     parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerTraits, *, fused: bool = True
 ) -> torch.optim.AdamW:
-    """Build AdamW for ``parameters``, with weight decay on matrices only."""
     groups = _groups(parameters, settings)
     return torch.optim.AdamW(
         groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True if fused else None
@@ -146,8 +129,7 @@ def named(names: Iterable[str], patterns: Collection[str]) -> list[str]:
 
 
 def check_patterns(setting: str, patterns: Collection[str], names: Collection[str]) -> None:
-    """Raise ConfigError, naming the setting, for a pattern that matches nothing or freezes
-    everything."""
+    """Raise ConfigError for a pattern that matches nothing or freezes everything."""
     for pattern in patterns:
         if not named(names, [pattern]):
             some = ", ".join([*names][:_MAX_NAMED])
@@ -168,7 +150,6 @@ def freeze(model: PreTrainedModel, patterns: Collection[str]) -> None:
 
 
 def embedding_names(model: PreTrainedModel) -> frozenset[str]:
-    """Return the names of the parameters of input and output embeddings."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     ids = {id(value) for module in modules if module is not None for value in module.parameters()}
     return frozenset(name for name, value in model.named_parameters() if id(value) in ids)
@@ -258,7 +239,6 @@ class OptimizerSettings:
         return self.learning_rate * min(1.0, share) * self.decay.share_after(num_steps - self.warmup_steps)
 
     def training_state(self, num_steps: int) -> TrainingState:
-        """Return what a checkpoint after ``num_steps`` records of optimiser and schedule."""
         # fused and unfused have the same state
         family = "adamw" if self.name == "adamw-fused" else self.name
         return TrainingState(TRAINING_FORMAT, num_steps, optimizer=family, schedule=str(self.decay))
@@ -287,8 +267,6 @@ class AppliedStep:
 
 
 class GuardedOptimizer:
-    """Optimisers of named parameters, stepped together."""
-
     def __init__(
         self,
         parameters: Mapping[str, torch.nn.Parameter],
@@ -313,8 +291,7 @@ class GuardedOptimizer:
         self._settings = replace(self._settings, learning_rate=learning_rate)
 
     def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
-        """Step along the parameters' gradients if they and ``loss`` are finite and within
-        ``limits``."""
+        """Step if the gradients and ``loss`` are finite and within ``limits``."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
         # the gradients are sharded over ranks
         if isinstance(norm, DTensor):
@@ -355,20 +332,18 @@ class GuardedOptimizer:
 
     @property
     def training_state(self) -> TrainingState:
-        """What a checkpoint records of optimiser and schedule now."""
         return self._settings.training_state(self.num_steps)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state for an exact resume; return a function that writes the copy."""
         return snapshot_optimizer(self.states, self.training_state)
 
     def read(self, folder: Path, state: TrainingState) -> OptimizerState:
-        """Read a :meth:`snapshot` without changing anything. Raises DataError naming the file."""
+        """Read a :meth:`snapshot`, changing nothing. Raises DataError naming the file."""
         self._settings.check_state(state, folder)
         return read_optimizer(self._shapes, folder)
 
     def sort(self, tensors: Mapping[str, torch.Tensor], state: TrainingState, path: Path) -> OptimizerState:
-        """Group the tensors of ``path`` by parameter without changing anything. Raises DataError."""
+        """Group tensors by parameter, changing nothing. Raises DataError."""
         self._settings.check_state(state, path)
         return sort_optimizer(tensors, self._shapes, path)
 

@@ -76,12 +76,10 @@ class PackedTokens:
     """Sequences laid end to end; the last tokens of each are scored, M in all."""
 
     tokens: torch.Tensor
-    """int64 [N]"""
     layout: PackedLayout
     positions: torch.Tensor
     """int64 [M]: index in the row of the token before each scored one, where it is predicted."""
     targets: torch.Tensor
-    """int64 [M]: the scored tokens."""
 
     @classmethod
     def of(
@@ -115,13 +113,11 @@ class PackedTokens:
 
     @classmethod
     def from_batch(cls, batch: PackedBatch, device: torch.device) -> PackedTokens:
-        """Pack a training batch, whose scored tokens are its response tokens."""
         num_scored = np.bincount(batch.row_ids, minlength=batch.num_rows)
         return cls.of(np.split(batch.tokens, batch.cumulative_lengths[1:-1]), num_scored, device)
 
 
 def _num_alike(one: np.ndarray, other: np.ndarray) -> int:
-    """Return the length of the common prefix of two sequences."""
     size = min(one.size, other.size)
     differ = np.flatnonzero(one[:size] != other[:size])
     return int(differ[0]) if differ.size else size
@@ -134,7 +130,6 @@ class TokenScores:
     logprobs: torch.Tensor
     """[M], float32 (float64 for a float64 model)"""
     entropy: torch.Tensor | None
-    """[M], or None when not requested"""
     states: torch.Tensor | None = None
     """[M, hidden]: the last hidden states that predict them, detached; or None"""
 
@@ -145,8 +140,6 @@ PartLoss: TypeAlias = Callable[[TokenScores, slice], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a model computes a row of sequences."""
-
     unpacked_because: str = ""
     """Why sequences are computed in padded batches; empty if they stay packed."""
     is_head_last: bool = True
@@ -164,10 +157,8 @@ def prepare_packed(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def keep_packed(model: PreTrainedModel) -> PreTrainedModel:
-    """Prepare a model, and raise EngineError if its sequences cannot stay packed.
-
-    Padded batches take several passes, and ranks that share a model would make different numbers of
-    them."""
+    """Prepare a model, and raise EngineError if its sequences cannot stay packed. Padded batches
+    take several passes, and ranks that share a model would make different numbers of them."""
     if reason := packing_of(prepare_packed(model)).unpacked_because:
         raise EngineError(
             f"{type(model).__name__} needs padded batches ({reason}), which sharding over ranks does not support; set the "
@@ -334,8 +325,7 @@ def _score_states(
 
 
 def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
-    """Return the last hidden states [N, hidden] of a model that went through
-    :func:`prepare_packed`."""
+    """Return the last hidden states [N, hidden]."""
     return (_hidden_padded if packing_of(model).unpacked_because else _hidden_packed)(model, batch)
 
 
@@ -353,10 +343,8 @@ def _hidden_padded(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
 
 
 def _each_bucket(batch: PackedTokens, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Compute the int64 [sequences, length] tokens of each bucket; return the results in row order,
-    [N, ...].
-
-    Padding is on the right, where no token of a causal model sees it."""
+    """Compute each bucket's int64 [sequences, length] tokens; return the results in row order, [N,
+    ...]. Padding is on the right, where no token of a causal model sees it."""
     layout = batch.layout
     made: list[torch.Tensor] = []
     for bucket in layout.buckets:

@@ -26,7 +26,6 @@ EAGER = "eager"
 """Attention as written in a model's own file."""
 
 _LENGTHS = (9, 5)
-"""Lengths of the sequences of a trial pass."""
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 5e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest relative difference of norms that rounding explains."""
 _MIXES = (torch.nn.Conv1d,)
@@ -41,7 +40,6 @@ def trial_tokens(model: PreTrainedModel) -> list[np.ndarray]:
 
 
 def attend_eagerly(model: PreTrainedModel) -> None:
-    """Switch a model to its own attention code."""
     if model.config._attn_implementation not in (None, EAGER):
         model.set_attn_implementation(EAGER)
 
@@ -59,10 +57,8 @@ def backbone(model: PreTrainedModel) -> torch.nn.Module:
 
 @torch.no_grad()
 def plain_hidden(model: PreTrainedModel) -> torch.Tensor:
-    """Return the last hidden states [N, hidden] of the trial's sequences, each computed alone with
-    eager attention.
-
-    On ``meta``, where masks cannot be made, the result is empty."""
+    """Return the last hidden states [N, hidden] of the trial's sequences, each computed alone;
+    empty on ``meta``."""
     if model.device.type == "meta":
         return torch.empty(0, device="meta")
     rows = [torch.from_numpy(tokens)[None].to(model.device) for tokens in trial_tokens(model)]
@@ -89,10 +85,8 @@ def unlike_attention(model: PreTrainedModel) -> str | None:
 
 @torch.no_grad()
 def trial(attempt: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Return the result of a trial pass.
-
-    Errors of the model's own code become EngineError, except running out of memory and values
-    missing on ``meta``."""
+    """Return the result of a trial pass. Errors of the model's own code become EngineError, except
+    running out of memory and values missing on ``meta``."""
     try:
         return attempt()
     except (EngineError, torch.OutOfMemoryError, NotImplementedError):
@@ -129,8 +123,6 @@ def try_attention(
 
 
 class _Calls:
-    """Counts attention calls during a pass, and records other modules that mix tokens."""
-
     def __init__(self, model: PreTrainedModel, name: str, passes: int) -> None:
         self._name, self._passes = name, passes
         self._text = model.config.get_text_config()

@@ -58,12 +58,10 @@ def describe_environment(device: str) -> dict[str, str]:
 
 
 def random_state() -> dict[str, bytes]:
-    """Return the states of torch's random generators by device."""
     return {device: state.numpy().tobytes() for device, state in rng_states().items()}
 
 
 def restore_random_state(states: Mapping[str, bytes]) -> None:
-    """Restore the random generator states of the devices that exist here."""
     restore_rng({device: torch.frombuffer(bytearray(state), dtype=torch.uint8) for device, state in states.items()})
 
 
@@ -135,7 +133,6 @@ class ParityProbe:
     """A fixed sequence with the learner's log-probs of it, under the weights of the file."""
 
     tokens: np.ndarray
-    """int32 [n]"""
     logprobs: np.ndarray
     """float32 [n - 1], for all tokens but the first, at the sampling temperature"""
 
@@ -241,7 +238,6 @@ def read_weights(path: Path) -> PublishedWeights:
 def write_weights(
     path: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: ParityProbe | None = None
 ) -> None:
-    """Write tensors to a new file; see :func:`publish_tensors`."""
     written = publish_tensors(tensors, dtype=dtype, probe=probe)
     with path.open("wb") as file:
         file.write(written.head)

@@ -16,8 +16,6 @@ from protocol.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest:
-    """Score the tail of one sequence."""
-
     tokens: np.ndarray
     """int32 [context and tail]"""
     num_scored: int
@@ -31,10 +29,8 @@ class ScoringEngine(Protocol):
 
 
 def check_requests(requests: Sequence[ScoringRequest], vocabulary: int) -> None:
-    """Raise EngineError if nothing precedes the scored tokens, or a token is outside the
-    vocabulary.
-
-    Looking up an unknown token on a GPU is fatal."""
+    """Raise EngineError if nothing precedes the scored tokens, or a token is unknown (fatal on a
+    GPU)."""
     for request in requests:
         tokens = request.tokens
         if not 0 <= request.num_scored < tokens.size:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 class TorchScoring:
-    """A frozen causal language model behind :class:`workers.engines.scoring.seam.ScoringEngine`."""
-
     def __init__(self, model: PreTrainedModel, *, temperature: float, micro_batch_tokens: int) -> None:
         """Freeze ``model``. Raises ConfigError (temperature 0 or below) or EngineError."""
         if not temperature > 0.0:
@@ -70,8 +68,6 @@ def build_scoring(config: RunConfig, model_path: Path) -> TorchScoring:
 
 
 class TorchRewardModel:
-    """A sequence classifier with one label, and the tokenizer that it was trained with."""
-
     def __init__(
         self, model: PreTrainedModel, tokenizer: TextTokenizer, *, micro_batch_tokens: int, max_tokens: int | None
     ) -> None:

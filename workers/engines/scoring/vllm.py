@@ -28,14 +28,9 @@ if TYPE_CHECKING:
 
 
 class VllmScoring:
-    """A :class:`workers.engines.scoring.seam.ScoringEngine` on vLLM's ``LLMEngine``, in this
-    process."""
-
     def __init__(self, arguments: Mapping[str, Any], *, vocabulary: int, temperature: float) -> None:
-        """Load the model; ``arguments`` come from ``arguments.scoring_arguments``.
-
-        Raises ConfigError for a temperature not above 0, or not 1 if vLLM scores this model only at
-        1."""
+        """Raises ConfigError for a temperature not above 0, or not 1 if vLLM scores this model only
+        at 1."""
         if not temperature > 0.0:
             raise ConfigError(f"temperature is {temperature}, expected above 0; score greedy sampling at 1")
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -53,8 +48,7 @@ class VllmScoring:
             )
 
     def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Raises as :func:`check_requests`; EngineError for a sequence that is too long, EngineDied
-        when vLLM fails."""
+        """Raises as :func:`check_requests`, EngineError for too long a sequence, EngineDied."""
         check_requests(requests, self._vocabulary)
         longest = max((request.tokens.size for request in requests), default=0)
         if longest > self._longest:
@@ -78,7 +72,6 @@ class VllmScoring:
 
 
 def scoring_params() -> Any:
-    """Return vLLM's sampling parameters for a sequence to score."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -89,7 +82,7 @@ def scoring_params() -> Any:
 
 
 def build_vllm_scoring(config: RunConfig, model_path: Path) -> VllmScoring:
-    """Start vLLM with the frozen reference of a run. Raises ConfigError when it refuses."""
+    """Raises ConfigError when vLLM refuses."""
     check_versions()
     on_cpu = resolve_device(config.reference.device).type == "cpu"
     prepare_environment(config.reference.threads, config.reference.vllm.kv_cache_gb, on_cpu=on_cpu)

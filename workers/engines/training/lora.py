@@ -139,7 +139,6 @@ class AdapterForm:
         return write
 
     def read(self, folder: Path) -> dict[str, torch.Tensor]:
-        """Read ``adapter/`` and check that ``model/`` is complete."""
         read_model(self._skeleton, folder)
         self._check_shape(folder / ADAPTER_FOLDER / _CONFIG_FILE)
         path = folder / ADAPTER_FOLDER / _WEIGHTS_FILE
@@ -186,7 +185,6 @@ def _part_names(layer: str) -> tuple[str, str]:
 
 
 def _written_name(name: str) -> str:
-    """Return the name of an adapter tensor in peft's file format."""
     return f"base_model.model.{name.removesuffix(f'.{_ADAPTER}.weight')}.weight"
 
 
@@ -207,8 +205,8 @@ def _check_layers(layers: dict[str, Any], settings: LoraSettings, head: torch.nn
 
 
 def _inject(model: PreTrainedModel, config: LoraConfig, settings: LoraSettings) -> torch.nn.Module:
-    """Let peft insert its layers, initialised from the seed; the process's random streams are not
-    touched."""
+    """Insert peft's layers, initialised from the seed without touching the process's random
+    streams."""
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(settings.seed)

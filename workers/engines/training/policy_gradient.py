@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForwardSettings:
-    """How samples are passed through the model."""
-
     temperature: float
     """Sampling temperature; log-probs are the sampler's."""
     micro_batch_tokens: int
@@ -88,8 +86,7 @@ class PolicyLoss:
 
 
 class PackedPolicy(torch.nn.Module):
-    """A language model whose ``forward`` scores packed tokens, so that module wrappers see one
-    call."""
+    """A language model whose ``forward`` scores packed tokens."""
 
     def __init__(self, model: PreTrainedModel, settings: ForwardSettings) -> None:
         super().__init__()
@@ -162,14 +159,9 @@ def accumulate_gradient(
     policy is the proximal one, as in the only step of an update: its own log-probs are used,
     detached, which saves a forward pass.
 
-    Args:
-        policy: scores packed tokens.
-        samples: the whole batch.
-        objective: the loss.
-        plan: the whole batch's micro-batches, or one rank's share of them.
-        device: where to compute.
-        backward: replaces ``loss.backward()``.
-        loss_scale: multiplies only the gradient; the number of ranks where a backend averages gradients over them."""
+    ``plan`` is the whole batch's micro-batches, or one rank's share. ``backward`` replaces
+    ``loss.backward()``. ``loss_scale`` multiplies only the gradient: the number of ranks where a
+    backend averages over them."""
     weights = objective.token_weights(samples)
     has_imitation = objective.imitation_coefficient > 0.0
     imitation = objective.imitation_weights(samples) if has_imitation else None
@@ -229,8 +221,7 @@ def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: 
 
 
 def _pack(samples: Sequence[TrainingSample], indices: Sequence[int]) -> PackedBatch:
-    """Pack a micro-batch; an empty one is given the shortest sample, so that every rank has an
-    input."""
+    """Pack a micro-batch; an empty one gets the shortest sample, so that every rank has an input."""
     return pack([samples[index] for index in indices or [_shortest(samples)]])
 
 

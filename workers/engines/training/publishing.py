@@ -27,13 +27,12 @@ PROBE_TOKENS = 48
 
 
 def probe_tokens(vocabulary: int, longest: int) -> np.ndarray:
-    """Return int32 [n] token ids for the parity probe; n is PROBE_TOKENS or ``longest`` if smaller."""
+    """Return int32 [PROBE_TOKENS or ``longest``] token ids."""
     rng = np.random.default_rng(0)
     return rng.integers(0, vocabulary, size=min(PROBE_TOKENS, longest)).astype(np.int32)
 
 
 def probe_sample(config: RunConfig) -> TrainingSample:
-    """Return the parity probe for a run's model, to be scored at the sampling temperature."""
     folder = read_model_config(config.model.path)
     vocabulary = folder.get("vocab_size") or folder["text_config"]["vocab_size"]
     tokens = probe_tokens(int(vocabulary), config.data.max_prompt_tokens + config.generation.max_response_tokens)
@@ -75,8 +74,6 @@ def publish_settings(config: RunConfig) -> PublishSettings:
 
 
 class TorchPublishing(ABC):
-    """The publishing methods of :class:`workers.engines.training.seam.TrainingBackend`."""
-
     publishing = PublishSettings()
 
     @abstractmethod

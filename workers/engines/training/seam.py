@@ -54,8 +54,8 @@ class StepResult:
 
 class TrainingBackend(Protocol):
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float32 [response tokens] log-probs of each sample at the sampling temperature,
-        without gradients."""
+        """Return float32 [response tokens] for each sample, at the sampling temperature, without
+        gradients."""
         ...
 
     def step(
@@ -97,13 +97,9 @@ class TrainingBackend(Protocol):
         """Return what the numbers depend on besides data: device, threads, libraries."""
         ...
 
-    def random_state(self) -> dict[str, bytes]:
-        """Return the states of the random generators, by device."""
-        ...
+    def random_state(self) -> dict[str, bytes]: ...
 
-    def restore_random_state(self, states: Mapping[str, bytes]) -> None:
-        """Restore what ``random_state`` returned."""
-        ...
+    def restore_random_state(self, states: Mapping[str, bytes]) -> None: ...
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy the state for an exact resume to the host; return a function that writes the copy.
@@ -126,9 +122,7 @@ class TrainingBackend(Protocol):
         to copy the state, they do not wait."""
         ...
 
-    def put_back(self, kept: KeptState) -> None:
-        """Restore a copied ``live_state``. On DataError nothing has changed."""
-        ...
+    def put_back(self, kept: KeptState) -> None: ...
 
     def close(self) -> None:
         """Release resources outside this process, such as other ranks."""

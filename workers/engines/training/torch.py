@@ -100,7 +100,7 @@ class TorchTraining(TorchPublishing):
     def step(
         self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
     ) -> StepResult:
-        """See the seam. Raises EngineError for unusable samples or when device memory runs out."""
+        """Raises EngineError for unusable samples or when device memory runs out."""
         check_samples(samples, objective)
         try:
             with memory_errors(self._max_tokens, MEMORY_ADVICE):
@@ -131,7 +131,6 @@ class TorchTraining(TorchPublishing):
         return snapshot_writer(self._weights.snapshot(), self._optimizer.snapshot())
 
     def load(self, folder: Path) -> None:
-        """Restore a snapshot. On DataError, which names the file, nothing has changed."""
         state = read_training_state(folder)
         put_weights = self._weights.read(folder)
         optimizer = self._optimizer.read(folder, state)
@@ -147,8 +146,7 @@ class TorchTraining(TorchPublishing):
         self._copier.loans.wait()
         put_back_state(kept, self._weights.changing, self._optimizer)
 
-    def close(self) -> None:
-        """Nothing to release."""
+    def close(self) -> None: ...
 
     def _plan(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
         lengths = [sample.tokens.size for sample in samples]

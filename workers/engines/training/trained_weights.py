@@ -27,17 +27,13 @@ class WeightsForm(Protocol):
     """Names a live model's tensors, tied ones once, and converts them to files."""
 
     @property
-    def names(self) -> Sequence[str]:
-        """All tensors, in the order of the model's state dict."""
-        ...
+    def names(self) -> Sequence[str]: ...
 
     @property
     def shapes(self) -> Mapping[str, torch.Size]: ...
 
     @property
-    def adapter_names(self) -> Sequence[str]:
-        """The tensors of the adapter; empty if there is none."""
-        ...
+    def adapter_names(self) -> Sequence[str]: ...
 
     def published(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the policy's weights on the CPU, under the names that transformers reads."""
@@ -62,7 +58,6 @@ class WholeForm:
     adapter_names = ()
 
     def __init__(self, model: PreTrainedModel, tokenizer_from: Path | None) -> None:
-        """Use the names and configuration of ``model``, which may be on the meta device."""
         self._model = model
         self._tokenizer_from = tokenizer_from
         self.names = list(dict.fromkeys(weight_owners(model).values()))
@@ -73,8 +68,7 @@ class WholeForm:
         for name in self.names:
             yield name, weights[name].detach().to("cpu")
 
-    def adapter(self, parts: Weights, below: Callable[[], Weights]) -> None:
-        """There is none."""
+    def adapter(self, parts: Weights, below: Callable[[], Weights]) -> None: ...
 
     def writer(self, weights: Weights) -> Callable[[Path], None]:
         return model_writer(self._model, weights, self._tokenizer_from)
@@ -85,24 +79,19 @@ class WholeForm:
 
 
 class TrainedModel:
-    """A live model that is whole in this process."""
-
     def __init__(self, model: PreTrainedModel, form: WeightsForm) -> None:
         self._model = model
         self._form = form
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the policy's weights on the CPU by name, tied ones once; live ones, or merged ones."""
         return self._form.published(self._live())
 
     def adapter(self) -> Adapter | None:
-        """Return the live adapter with the frozen weights below it, if there is one."""
         return self._form.adapter(self._live(), self._live)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the weights; return a function that writes them, on any thread, and may raise
-        OSError."""
+        """Copy the weights; return a function that writes them on any thread and may raise OSError."""
         live, changing = self._live(), self.changing
         # frozen ones never change
         copies = {name: live[name].detach().to("cpu") for name in self._form.names if name not in changing}

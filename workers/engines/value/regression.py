@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ValueSettings:
-    """How responses pass through the value model, and the targets of its regression."""
-
     micro_batch_tokens: int
     """Prompt and response tokens of one forward pass; a longer sequence gets a pass to itself."""
     gamma: float = 1.0
-    """Discount per token."""
     gae_lambda: float = 1.0
     """For the targets; 1 is Monte-Carlo."""
     clip_low: float = 0.5
@@ -63,8 +60,7 @@ class PackedValue(torch.nn.Module):
         self._settings = settings
 
     def forward(self, batch: PackedTokens) -> torch.Tensor:
-        """Return V before each scored token, concatenated: [M] float32 (float64 for a float64
-        model)."""
+        """Return V before each scored token: [M] float32 (float64 for a float64 model)."""
         context: AbstractContextManager[object] = nullcontext()
         if self._settings.autocast is not None:
             context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
@@ -106,7 +102,6 @@ def compute_values(
 
 
 def check_value_samples(samples: Sequence[ValueSample]) -> None:
-    """Raise EngineError if there are no samples, or one is inconsistent."""
     if not samples:
         raise EngineError("a value step on 0 responses; expected at least 1; skip it")
     for sample in samples:
@@ -135,14 +130,7 @@ def accumulate_regression(
 ) -> RegressionSums:
     """Add this plan's part of the whole batch's gradient to the parameters' ``grad``.
 
-    Args:
-        model: a :class:`PackedValue` or a wrapper around one.
-        samples: the whole batch, which passed :func:`check_value_samples`.
-        settings: clipping and targets.
-        plan: the whole batch's micro-batches, or one rank's share of them.
-        device: where to compute.
-        backward: replaces ``loss.backward()``.
-        loss_scale: multiplies only the gradient; the number of ranks where a backend averages gradients over them."""
+    ``plan``, ``backward`` and ``loss_scale`` are as in ``policy_gradient.accumulate_gradient``."""
     lengths = [sample.response_length for sample in samples]
     ends = np.cumsum(lengths)
     values = np.zeros(int(ends[-1]))

@@ -24,7 +24,6 @@ class ValueSample:
     name: str
     """The trajectory, for error messages."""
     tokens: np.ndarray
-    """int32 [prompt + response]"""
     prompt_length: int
     """Tokens before the first response token; at least 1."""
     old_values: np.ndarray
@@ -53,7 +52,6 @@ class ValueStepResult:
     grad_norm: float
     learning_rate: float
     num_tokens: int
-    """Prompt and response tokens that went through the model."""
 
 
 class ValueEngine(Protocol):
@@ -71,18 +69,12 @@ class ValueEngine(Protocol):
         """See ``TrainingBackend.snapshot``."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Restore a snapshot. Raises DataError naming the file that is missing or damaged."""
-        ...
+    def load(self, folder: Path) -> None: ...
 
     def live_state(self) -> LiveState:
         """See ``TrainingBackend.live_state``."""
         ...
 
-    def put_back(self, kept: KeptState) -> None:
-        """Restore a copied ``live_state``. On DataError nothing has changed."""
-        ...
+    def put_back(self, kept: KeptState) -> None: ...
 
-    def close(self) -> None:
-        """Release resources outside this process, such as other ranks."""
-        ...
+    def close(self) -> None: ...

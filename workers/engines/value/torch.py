@@ -57,9 +57,7 @@ class TorchValue:
         gradient_checkpointing: bool = False,
         tokenizer_from: Path | None = None,
     ) -> None:
-        """Serve and train ``model``, a token classifier with one output.
-
-        Raises EngineError when its sequences cannot be packed, or it has no scalar head."""
+        """Raises EngineError when the model's sequences cannot be packed, or it has no scalar head."""
         # eval() disables dropout, so that one version gives the same values twice
         self._model = prepare_packed(model.eval())
         if gradient_checkpointing:
@@ -73,7 +71,6 @@ class TorchValue:
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps applied since the start of the run, including before a resume."""
         return self._optimizer.num_steps
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
@@ -102,7 +99,6 @@ class TorchValue:
         return snapshot_writer(write_model, self._optimizer.snapshot())
 
     def load(self, folder: Path) -> None:
-        """Restore a snapshot. On DataError, which names the file, nothing has changed."""
         state = read_training_state(folder)
         weights = read_model(self._model, folder)
         optimizer = self._optimizer.read(folder, state)
@@ -118,8 +114,7 @@ class TorchValue:
         self._copier.loans.wait()
         put_back_state(kept, self._parameters, self._optimizer)
 
-    def close(self) -> None:
-        """Nothing to release."""
+    def close(self) -> None: ...
 
     def _plan(self, sequences: Sequence[ScoringRequest | ValueSample]) -> list[list[int]]:
         lengths = [int(sequence.tokens.size) for sequence in sequences]

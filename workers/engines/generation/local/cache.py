@@ -42,13 +42,10 @@ def slot_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend in one layer, in a decode step (``slot_step``) or a prefill (``packed_layout``).
 
-    Query is [n, query heads, 1, head dim] in a step, [1, query heads, N, head dim] in a prefill.
-    Key and value are [n, key heads, longest, head dim] or [1, key heads, N, head dim]. ``scaling``
-    defaults to 1/sqrt(head dim). With ``sliding_window`` a token sees that many tokens, itself
-    included. ``softcap`` and ``s_aux`` (sinks) are as in packed attention.
-
-    Returns [n, 1, query heads, head dim] or [1, N, query heads, head dim], and None for weights.
-    Raises EngineError without a step, or with a mask."""
+    Query is [n, query heads, 1, head dim] in a step, [1, query heads, N, head dim] in a prefill;
+    key and value are [n, key heads, longest, head dim] or [1, key heads, N, head dim]. Returns [n,
+    1, query heads, head dim] or [1, N, query heads, head dim], and None for weights. Other
+    arguments are those of packed attention. Raises EngineError without a step, or with a mask."""
     if packed_layout is not None:
         return packed_attention(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window,
@@ -102,7 +99,6 @@ class DecodeStep:
     positions: torch.Tensor
     """int64 [n]: position of each new token in its row; earlier positions are its context."""
     longest: int
-    """Longest context of a live row, including the new token."""
     mask: torch.Tensor | None
     """[n, 1, 1, longest], added to scores: -inf after the row's position; None if all rows are
     full."""
@@ -125,21 +121,15 @@ class PrefillStep:
 
 
 class RowStore(Protocol):
-    """The memory behind the rows of a slot table."""
-
     max_length: int
 
-    def reserve(self, num_rows: int, length: int) -> None:
-        """Make room for ``num_rows`` rows of ``length`` tokens."""
-        ...
+    def reserve(self, num_rows: int, length: int) -> None: ...
 
     def move(self, targets: list[int], sources: list[int], length: int) -> None:
         """Move the contents of rows ``sources`` to rows ``targets``, all at once."""
         ...
 
-    def release(self) -> None:
-        """Free all memory."""
-        ...
+    def release(self) -> None: ...
 
     @property
     def num_bytes(self) -> int: ...
@@ -182,7 +172,6 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:live, :, :longest], self.values[:live, :, :longest]
 
     def resize(self, num_rows: int, capacity: int) -> None:
-        """Grow to this size, keeping the stored keys and values."""
         if self.keys is not None and self.values is not None:
             self.keys = _grown(self.keys, num_rows, capacity)
             self.values = _grown(self.values, num_rows, capacity)
@@ -194,12 +183,10 @@ class SlotLayer(CacheLayerMixin):
             self.values[targets, :, :length] = self.values[sources, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of keys that attention reads, and their offset."""
         step = self._cache.step
         return (step.longest if isinstance(step, DecodeStep) else query_length), 0
 
     def get_seq_length(self) -> int:
-        """Return the longest live context before the current step."""
         step = self._cache.step
         return step.longest - 1 if isinstance(step, DecodeStep) else 0
 
@@ -209,8 +196,6 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """A cache of ``num_layers`` slot layers that share their size and the current step."""
-
     def __init__(self, num_layers: int, max_rows: int) -> None:
         self.num_rows = 0
         self.capacity = 0
@@ -240,7 +225,6 @@ class SlotCache(Cache):
             layer.move(to, came_from, length)
 
     def release(self) -> None:
-        """Free all memory; the next use starts small again."""
         self.num_rows = self.capacity = 0
         for layer in self._slot_layers:
             layer.keys = layer.values = None

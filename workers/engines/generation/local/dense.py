@@ -76,8 +76,7 @@ _POSITIONS_BLOCK: Final = 1024
 
 
 def is_dense(model: PreTrainedModel) -> bool:
-    """Return whether :class:`DenseForward` can compute ``model``, and the model is small enough to
-    gain from it."""
+    """Return whether :class:`DenseForward` supports ``model`` and would speed it up."""
     return (
         type(model) in _FAMILY
         and sum(parameter.numel() for parameter in model.parameters()) <= MOST_WEIGHTS
@@ -89,7 +88,6 @@ class DenseForward:
     """The computation of a model's modules, with its weights as of the last :meth:`take_weights`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Take apart a model that :func:`is_dense` accepts."""
         self._model: Any = model
         base = self._model.model
         self._embedding: torch.Tensor = base.embed_tokens.weight
@@ -101,14 +99,12 @@ class DenseForward:
 
     @torch.inference_mode()
     def take_weights(self) -> None:
-        """Copy the model's current weights into this forward."""
         for part in (self._norm, *(part for layer in self._layers for part in layer.parts)):
             part.take_weights()
 
     @torch.inference_mode()
     def is_current(self) -> bool:
-        """Return whether the joined matrices match the model's current weights; update them either
-        way."""
+        """Refresh the joined matrices; return whether they already matched the model's weights."""
         before = self._copies()
         self.take_weights()
         after = self._copies()
@@ -141,8 +137,7 @@ class DenseForward:
                 hidden = layer.finish(hidden, attended)
 
     def decode(self, tokens: torch.Tensor, cache: SlotCache, step: DecodeStep) -> torch.Tensor:
-        """Feed int64 [n] tokens to a step's rows; return logits [n, vocabulary] in the model's
-        type."""
+        """Feed int64 [n] tokens to a step's rows; return logits [n, vocabulary]."""
         hidden = embedding(tokens, self._embedding)
         cosine, sine = self._rotation(step.positions[:, None], step.longest)
         for number, layer in enumerate(self._layers):
@@ -155,7 +150,6 @@ class DenseForward:
         return linear(self._norm(hidden), self._head)
 
     def _rotation(self, positions: torch.Tensor, longest: int) -> tuple[torch.Tensor, ...]:
-        """Return cosines and sines, [B, 1, T, head dim], of positions [B, T] below ``longest``."""
         if longest > self._rotations.shape[0]:
             every = torch.arange(-(-longest // _POSITIONS_BLOCK) * _POSITIONS_BLOCK, device=positions.device)
             cosine, sine = self._model.model.rotary_emb(self._embedding, every[None])

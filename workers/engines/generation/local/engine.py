@@ -59,9 +59,7 @@ class LocalEngine(TorchWeights):
         kv_policy: Literal["keep", "recompute"] = "keep",
         tokenizer: TextTokenizer | None = None,
     ) -> None:
-        """Take over a model, whose weights are used only after the first ``load_weights``.
-
-        Requests with stop strings need the tokenizer."""
+        """``model``'s own weights are not used; requests with stop strings need the tokenizer."""
         self._forward = make_forward(model, num_slots)
         self._slots = SlotTable(num_slots, self._forward.cache)
         self._waiting: deque[WindowRequest] = deque()
@@ -90,7 +88,6 @@ class LocalEngine(TorchWeights):
     # -- requests --
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for a live trajectory, or one that cannot be served."""
         positions = getattr(self._forward.config, "max_position_embeddings", None)
         check_request(request, positions=positions, vocabulary=self._vocabulary)
         held = self._slots.find(request.trajectory)
@@ -103,7 +100,6 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free all state of a trajectory, live, waiting or retained; unknown ones are ignored."""
         self._searches.pop(trajectory, None)
         if trajectory in self._waiting_names:
             self._waiting_names.remove(trajectory)
@@ -134,8 +130,7 @@ class LocalEngine(TorchWeights):
         num_live = self._slots.num_live + len(self._waiting)
         return EngineStats(num_live, self._num_decode_steps, self._num_sampled_tokens, self._num_prefill_tokens)
 
-    def close(self) -> None:
-        """Nothing to close."""
+    def close(self) -> None: ...
 
     # -- weights --
 
@@ -143,7 +138,6 @@ class LocalEngine(TorchWeights):
         """Does nothing: this engine and its caller are one process."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Load new weights between two tokens. On WeightsRejected nothing has changed."""
         self._forward.load_weights(tensors)
         self.policy_version = policy_version
         for occupant in self._slots.live():
@@ -159,9 +153,7 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run decode steps, as the seam says.
-
-        Raises EngineError before the first weights, Diverged when logits are not finite."""
+        """Raises EngineError before the first weights, Diverged when logits are not finite."""
         if self.policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
         finished: list[SampledWindow] = []
@@ -236,7 +228,6 @@ class LocalEngine(TorchWeights):
         return self._finish(np.flatnonzero(over), stopped) if over.any() else []
 
     def _complete_stop_strings(self, tokens: np.ndarray) -> np.ndarray:
-        """Return bool [rows]: whether the new token completes a stop string."""
         stopped = np.zeros(tokens.size, bool)
         if self._searches:
             for occupant in self._slots.live():

@@ -79,10 +79,8 @@ def choose_forward(model: PreTrainedModel, num_slots: int) -> tuple[SlotForward 
 
 
 def _plain_logits(model: PreTrainedModel, sequences: list[np.ndarray]) -> torch.Tensor:
-    """Return logits [steps, sequences, vocabulary] of each sequence's last tokens, each computed
-    alone.
-
-    Empty on ``meta``, where masks cannot be made."""
+    """Return logits [steps, sequences, vocabulary] of each sequence's last tokens; empty on
+    ``meta``."""
     if model.device.type == "meta":
         return torch.empty(0, device="meta")
     rows = [
@@ -109,8 +107,6 @@ PREFILL_TOKENS = 8192
 
 
 class SlotForward:
-    """A model and its slot cache."""
-
     def __init__(self, model: PreTrainedModel, num_slots: int) -> None:
         model.set_attn_implementation(SLOT_ATTENTION)
         self.model = model.eval()
@@ -121,19 +117,16 @@ class SlotForward:
         self._dense = DenseForward(model) if is_dense(model) else None
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load new weights. On WeightsRejected nothing has changed."""
         replace_weights(self.model, tensors)
         if self._dense is not None:
             self._dense.take_weights()
 
     def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of tensors that the next step would not be computed with."""
         found = unserved_weights(self.model, tensors)
         return found if self._dense is None or self._dense.is_current() else [*found, "(copies of the dense forward)"]
 
     def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
-        """Fill rows with all but the last token of int32 contexts; return the number of tokens
-        computed."""
+        """Fill rows with all but the last token of int32 contexts; return the tokens computed."""
         wanted: dict[bytes, tuple[np.ndarray, list[int]]] = {}
         for context, row in zip(contexts, rows, strict=True):
             if context.size > 1:

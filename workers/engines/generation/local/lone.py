@@ -26,14 +26,11 @@ _NAMES = ("past_key_values", "cache_params", "state")
 
 
 class LoneRows:
-    """The rows of a lone forward: a model's own cache for each, or None for an empty context."""
-
     def __init__(self) -> None:
         self.max_length = 0
         self.kept: list[Any] = []
 
     def reserve(self, num_rows: int, length: int) -> None:
-        """Make room for ``num_rows`` rows; caches grow by themselves."""
         del length
         self.kept += [None] * (num_rows - len(self.kept))
 
@@ -95,7 +92,7 @@ class LoneForward:
         return torch.stack(logits)
 
     def _pass(self, tokens: np.ndarray, kept: Any) -> tuple[torch.Tensor, Any]:
-        """Return the last token's logits [vocabulary], and the cache afterwards."""
+        """Return the last token's logits [vocabulary], and the cache."""
         row = torch.from_numpy(tokens)[None].to(self.model.device)
         given = {} if kept is None else {self._name: kept}
         output = self.model(input_ids=row, use_cache=True, **given)

@@ -37,7 +37,6 @@ class Occupant:
     """Grows with every use; the smallest is evicted first."""
 
     def segments(self, length: int) -> tuple[Segment, ...]:
-        """Return the segments of the window's tokens, up to context ``length``."""
         return segments(self.versions, length)
 
 
@@ -56,7 +55,6 @@ class _Arrays:
     offsets: np.ndarray
     """int64 [rows]: prompt tokens, so that ``lengths - offsets`` is the position to sample next"""
     keys: np.ndarray
-    """uint64 [rows]: keys of the random streams"""
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter((self.tokens, self.logprobs, self.lengths, self.ends, self.offsets, self.keys))
@@ -70,7 +68,6 @@ class SlotTable:
     cache: RowStore
     num_live: int = 0
     occupants: list[Occupant | None] = field(default_factory=list)
-    """By row."""
     arrays: _Arrays = field(init=False)
     _by_trajectory: dict[TrajectoryId, Occupant] = field(default_factory=dict)
     _order: dict[int, int] = field(default_factory=dict)
@@ -91,7 +88,6 @@ class SlotTable:
     # -- queries --
 
     def find(self, trajectory: TrajectoryId) -> Occupant | None:
-        """Return the occupant that holds a trajectory's row, live or retained."""
         return self._by_trajectory.get(trajectory)
 
     def live(self) -> list[Occupant]:
@@ -121,9 +117,7 @@ class SlotTable:
 
     def admit(self, request: WindowRequest, context: np.ndarray) -> Occupant:
         """Give a new request the next live row, evicting the least recently used retained row if
-        none is free.
-
-        Requires ``num_live < num_slots`` and a settled table."""
+        none is free. Requires ``num_live < num_slots`` and a settled table."""
         row = self.num_live
         if self.occupants[row] is not None:
             free = next((r for r in range(row + 1, self.num_slots) if self.occupants[r] is None), None)
@@ -178,7 +172,6 @@ class SlotTable:
             self.evict(occupant)
 
     def settle(self) -> None:
-        """Carry out the collected swaps in the arrays and the cache."""
         moves = [(to, came) for to, came in self._order.items() if to != came and self.occupants[to] is not None]
         self._order.clear()
         if not moves:

@@ -35,8 +35,6 @@ def arguments_of(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[s
 
 
 def scoring_arguments(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
-    """Return vLLM's arguments for a run's reference in ``model_path``, whose own weights are
-    loaded."""
     reference = config.reference
     num_tokens = reference.micro_batch_tokens
     arguments = engine_arguments(

@@ -50,7 +50,6 @@ T = TypeVar("T")
 CALL_S = 120.0
 """Longest wait for an answer of vLLM's processes, except for loading weights."""
 LOAD_S = 600.0
-"""Longest wait for loading weights."""
 STAGE_S = 60.0
 """Longest wait for staging weights while decoding continues; a swap loads the rest."""
 _STAGE_POLL_S = 0.02
@@ -59,8 +58,6 @@ _STARTING_WORKER = "workers.engines.generation.vllm.starting_worker.StartingWork
 
 
 class _Stream:
-    """The tokens of one live request so far."""
-
     def __init__(self, version: int) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -76,8 +73,7 @@ class _Stream:
 
 
 class BackgroundCore:
-    """A :class:`workers.engines.generation.vllm.core.Core` on the core client of vLLM's
-    ``AsyncLLM``."""
+    """A :class:`core.Core` on the core client of vLLM's ``AsyncLLM``."""
 
     def __init__(self, arguments: Mapping[str, Any], *, temperature: float = 1.0) -> None:
         """Start vLLM's processes and load the model; ``temperature`` is for probes."""
@@ -125,7 +121,6 @@ class BackgroundCore:
         self._send(request.name, request.context, params, salt=request.salt)
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Wait up to ``timeout_s`` for a request to end; return all that ended. Raises EngineDied."""
         deadline = time.monotonic() + timeout_s
         while self._take(0.0 if self._ended else deadline - time.monotonic()) and time.monotonic() < deadline:
             pass
@@ -133,12 +128,9 @@ class BackgroundCore:
         return ended
 
     def sampled(self, name: str, start: int) -> Sequence[int]:
-        """Return the tokens of a live request received so far, from ``start`` on."""
         return self._streams[name].tokens[start:]
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the last token received; return those with a token, including finished
-        ones."""
         self._take_all()
         cut = {name: self._streams.pop(name) for name in names if name in self._streams}
         if cut:
@@ -148,7 +140,6 @@ class BackgroundCore:
         return samples + [stream.sample(name, is_over=False) for name, stream in cut.items() if stream.tokens]
 
     def stage(self, path: Path, policy_version: int) -> None:
-        """Have every rank stage a version, and wait until all are done; on any thread."""
         self._call(self._stage(path, policy_version), CALL_S)
 
     async def _stage(self, path: Path, policy_version: int) -> None:
@@ -192,8 +183,7 @@ class BackgroundCore:
         return np.concatenate(self._prompt_logprobs), ended
 
     def num_steps(self) -> int:
-        """Return the decode steps whose output was received; with data parallelism, the first
-        engine's."""
+        """Steps whose output was received; with data parallelism, the first engine's."""
         return self._num_steps
 
     def close(self) -> None:
@@ -214,8 +204,7 @@ class BackgroundCore:
     # -- outputs, on the caller's thread --
 
     def _take(self, timeout_s: float) -> bool:
-        """Process the next output, if one arrives in time; return whether one did. Raises
-        EngineDied."""
+        """Process the next output; return whether one arrived in time. Raises EngineDied."""
         try:
             taken = self._outputs.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
@@ -231,7 +220,6 @@ class BackgroundCore:
         return True
 
     def _take_all(self) -> None:
-        """Process the outputs that have arrived."""
         for _ in range(self._outputs.qsize()):
             self._take(0.0)
 

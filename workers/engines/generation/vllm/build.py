@@ -75,10 +75,10 @@ def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool)
 
 
 def check_counts(config: RunConfig) -> None:
-    """Raise ConfigError for presence and frequency penalties if vLLM's own sampler would count the
+    """Raise ConfigError for presence and frequency penalties if vLLM's own sampler counts the
     tokens.
 
-    To that sampler earlier windows are part of the prompt, so it would count from the start of each
+    It takes earlier windows for a part of the prompt, and so counts only from the start of each
     window."""
     for what, settings in config.evaluation.named():
         for name in ("presence_penalty", "frequency_penalty"):
@@ -101,7 +101,6 @@ def prepare_environment(threads: int, kv_cache_gb: int, *, on_cpu: bool) -> None
 
 
 def tolerance(config: RunConfig) -> float:
-    """Return the allowed difference to the learner's log-probs, in nats per token."""
     given = config.generation.vllm.parity_tolerance
     if given is not None:
         return given

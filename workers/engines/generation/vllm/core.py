@@ -43,9 +43,7 @@ class CoreSample:
 
     name: str
     tokens: np.ndarray
-    """int32 [new tokens]"""
     logprobs: np.ndarray
-    """float32 [new tokens]"""
     spans: tuple[tuple[int, int], ...]
     """(policy version, number of tokens), in order, covering all tokens"""
     num_cached_tokens: int
@@ -54,7 +52,6 @@ class CoreSample:
     """False if it was cut."""
 
     def up_to(self, num_tokens: int) -> CoreSample:
-        """Return a copy with only the first ``num_tokens`` tokens."""
         left, spans = num_tokens, list[tuple[int, int]]()
         for version, size in self.spans:
             if left > 0:
@@ -65,12 +62,10 @@ class CoreSample:
 
 
 class Core(Protocol):
-    """vLLM with a model, used by one thread."""
-
     @property
     def has_streams(self) -> bool:
-        """Whether tokens are drawn from the trajectory's stream; otherwise vLLM draws them, seeded
-        per request."""
+        """Whether tokens come from the trajectory's stream; otherwise vLLM draws them, seeded per
+        request."""
         ...
 
     @property
@@ -81,19 +76,13 @@ class Core(Protocol):
     def add(self, request: CoreRequest) -> None: ...
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Decode once, or wait up to ``timeout_s`` if the core decodes on its own; return what
-        finished.
-
-        Raises EngineDied."""
+        """Decode once, or wait up to ``timeout_s`` for output; return what finished. Raises
+        EngineDied."""
         ...
 
-    def sampled(self, name: str, start: int) -> Sequence[int]:
-        """Return the tokens of a live request sampled so far, from ``start`` on."""
-        ...
+    def sampled(self, name: str, start: int) -> Sequence[int]: ...
 
-    def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the current token; return those with a sampled token."""
-        ...
+    def cut(self, names: Sequence[str]) -> list[CoreSample]: ...
 
     def stage(self, path: Path, policy_version: int) -> None:
         """Copy a version's file close to where ``load`` needs it, while decoding continues.
@@ -102,21 +91,16 @@ class Core(Protocol):
         ...
 
     def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
-        """Change the weights between two tokens.
-
-        With ``recompute`` live contexts are prefilled again under the new weights, and cached
-        prefixes are dropped."""
+        """Change the weights between two tokens. With ``recompute`` live contexts are prefilled
+        again under the new weights, and cached prefixes are dropped."""
         ...
 
     def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
-        """Return a sequence's log-probs, float32 [tokens - 1], and the samples that finished
-        meanwhile."""
+        """Return log-probs, float32 [tokens - 1], and the samples that finished meanwhile."""
         ...
 
     def num_steps(self) -> int:
         """Return decode steps so far; an estimate for a core in the background."""
         ...
 
-    def close(self) -> None:
-        """End vLLM's processes."""
-        ...
+    def close(self) -> None: ...

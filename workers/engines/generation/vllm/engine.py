@@ -124,7 +124,6 @@ class VllmEngine(TorchWeights):
         return []
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for a live trajectory, or one that cannot be served."""
         check_request(request, vocabulary=self._vocabulary, positions=self._positions)
         name = request.trajectory
         if name in self._names or any(waiting.trajectory == name for waiting in self._waiting):
@@ -134,7 +133,6 @@ class VllmEngine(TorchWeights):
         self._waiting.append(request)
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free all state of a trajectory; vLLM reuses its cached blocks when it needs them."""
         self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
         self._ready = [window for window in self._ready if window.trajectory != trajectory]
         self._salts.pop(trajectory, None)
@@ -161,9 +159,7 @@ class VllmEngine(TorchWeights):
     # -- computing --
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run decode steps, as the seam says.
-
-        Raises EngineError before the first weights, EngineDied when vLLM is dead or hangs (live
+        """Raises EngineError before the first weights, EngineDied when vLLM is dead or hangs (live
         trajectories continue elsewhere), and Diverged when log-probs are not finite."""
         if self._failure is not None:
             raise self._failure
@@ -200,8 +196,7 @@ class VllmEngine(TorchWeights):
             self._names[request.trajectory] = name
 
     def _salt(self, trajectory: TrajectoryId) -> str:
-        """Return the salt of a trajectory; with ``keep``, the one it began with if it was sampled
-        here."""
+        """With ``keep``, return the salt that a trajectory sampled here began with."""
         salt = f"{self._nonce}/{self._policy_version}"
         if self._kv_policy == "recompute":
             return salt
@@ -225,7 +220,6 @@ class VllmEngine(TorchWeights):
         return windows
 
     def _turn(self) -> list[SampledWindow]:
-        """Return the windows that finished, and those that a stop string ends."""
         windows = self._windows(self._core.step(TURN_S))
         ended: list[str] = []
         for trajectory, search in self._searches.items():
@@ -274,15 +268,12 @@ class VllmEngine(TorchWeights):
     # -- weights --
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Copy published weights to vLLM's devices. Raises EngineDied if vLLM is dead or hangs."""
         if isinstance(tensors, PublishedWeights) and tensors.path is not None:
             self._core.stage(tensors.path, policy_version)
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Load new weights between two tokens.
-
-        Raises WeightsRejected when they do not fit; the old ones stay in use. Raises ParityFailed
-        when vLLM then computes other log-probs than the learner; the engine is quarantined."""
+        """Raises WeightsRejected when the weights do not fit (the old ones stay), and ParityFailed
+        when vLLM then computes other log-probs than the learner (the engine is quarantined)."""
         if self._failure is not None:
             raise self._failure
         chosen = fit_weights(self._state, tensors)
@@ -313,8 +304,7 @@ class VllmEngine(TorchWeights):
         return windows
 
     def _check_parity(self, probe: ParityProbe, policy_version: int) -> None:
-        """Compare vLLM's log-probs with the learner's; keep samples that finish meanwhile for
-        later."""
+        """Compare vLLM's log-probs with the learner's; keep samples that finish meanwhile."""
         scored, over = self._core.probe(probe.tokens, PROBE_S)
         difference = float(np.abs(scored - probe.logprobs).mean())
         if not difference <= self._tolerance:

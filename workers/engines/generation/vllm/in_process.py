@@ -28,7 +28,7 @@ _PROBE = "headrace-probe"
 
 
 class InProcessCore:
-    """A :class:`workers.engines.generation.vllm.core.Core` on vLLM's ``LLMEngine``."""
+    """A :class:`core.Core` on vLLM's ``LLMEngine``."""
 
     def __init__(self, arguments: Mapping[str, Any], *, temperature: float = 1.0) -> None:
         """Load the model; ``temperature`` is for probes."""
@@ -49,12 +49,10 @@ class InProcessCore:
 
     @property
     def llm(self) -> Any:
-        """The engine of vLLM itself."""
         return self._engine
 
     @property
     def live(self) -> list[str]:
-        """Names of requests that are neither finished nor cut."""
         return list(self._inner)
 
     def add(self, request: CoreRequest) -> None:
@@ -70,7 +68,6 @@ class InProcessCore:
         self._starts[request.name] = request.context.size
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Decode one token per live row; return what finished. Raises EngineDied."""
         del timeout_s
         return [self._sample(output) for output in self._step()]
 
@@ -85,8 +82,7 @@ class InProcessCore:
             self._forget(name)
         return samples
 
-    def stage(self, path: Path, policy_version: int) -> None:
-        """Does nothing: vLLM runs on this thread."""
+    def stage(self, path: Path, policy_version: int) -> None: ...
 
     def load(self, tensors: Mapping[str, torch.Tensor], policy_version: int, *, recompute: bool) -> None:
         for name, spans in self._spans.items():
@@ -115,7 +111,7 @@ class InProcessCore:
         return self._num_steps
 
     def close(self) -> None:
-        """Nothing to close: the end of this process frees the model faster than vLLM would."""
+        """Does nothing: the end of this process frees the model faster than vLLM would."""
 
     def _step(self) -> list[Any]:
         try:
@@ -146,7 +142,6 @@ class InProcessCore:
         return CoreSample(name, tokens, logprobs, spans, output.num_cached_tokens or 0, is_over=True)
 
     def _logprobs(self, name: str, num_tokens: int, reported: Any) -> np.ndarray:
-        """Return float32 [num_tokens] of a request's samples, from the journal or vLLM's report."""
         if self._journal is not None:
             return self._journal.read(self._inner[name], self._starts[name], num_tokens)
         return np.asarray(reported.logprobs[:num_tokens], np.float32)

@@ -12,8 +12,6 @@ import numpy as np
 
 
 class LogprobJournal:
-    """A row of log-probs for each live request."""
-
     def __init__(self, num_positions: int) -> None:
         """Hold sequences of up to ``num_positions`` tokens; rows are added as needed."""
         self._values = np.empty((1, num_positions), np.float32)
@@ -21,8 +19,7 @@ class LogprobJournal:
         self._free: list[int] = []
 
     def lines(self, names: Sequence[str | None]) -> np.ndarray:
-        """Return int64 [names], the row of each request, assigning new ones; None's row is never
-        read."""
+        """Return int64 [names], each request's row, assigning new ones; None's row is never read."""
         return np.array([0 if name is None else self._line(name) for name in names], np.int64)
 
     def write(self, lines: np.ndarray, positions: np.ndarray, logprobs: np.ndarray) -> None:
@@ -37,7 +34,6 @@ class LogprobJournal:
         return self._values[self._lines[name], start : start + num_tokens].copy()
 
     def forget(self, name: str) -> None:
-        """Free a request's row; a request that was never scheduled has none."""
         line = self._lines.pop(name, None)
         if line is not None:
             self._free.append(line)

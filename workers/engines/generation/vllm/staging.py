@@ -29,8 +29,6 @@ _ROOM = 1.25
 
 
 class Staging:
-    """One rank's staged version."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         # always the same stream, as torch reuses memory per stream

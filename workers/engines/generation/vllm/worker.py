@@ -50,7 +50,6 @@ class StreamSampler(Sampler):
     """vLLM's sampler for batches without a stream; ours if any row has one."""
 
     def __init__(self, runner: Any) -> None:
-        """Sample for the rows of ``runner.input_batch``."""
         super().__init__("processed_logprobs")
         self._runner = runner
         self._rows: dict[str, _Row] = {}
@@ -65,7 +64,6 @@ class StreamSampler(Sampler):
         """For prompt log-probs; sampled tokens have their request's own."""
 
     def forward(self, logits: torch.Tensor, sampling_metadata: Any, *args: Any, **options: Any) -> SamplerOutput:
-        """Sample one token per row of ``logits`` [rows, vocabulary]."""
         batch = self._runner.input_batch
         self._look_at(batch.req_ids[: batch.num_reqs], logits)
         if self._distributions is None or logits.shape[0] != self._keys.size:
@@ -90,8 +88,7 @@ class StreamSampler(Sampler):
 
     @staticmethod
     def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
-        """Gather each given token's log-prob, without ranks, whose kernel would have to be
-        compiled."""
+        """Gather each given token's log-prob, without ranks, whose kernel would be compiled."""
         if num_logprobs:
             return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
         column = token_ids.unsqueeze(-1)
@@ -99,10 +96,8 @@ class StreamSampler(Sampler):
         return LogprobsTensors(column.to(torch.int32), logprobs.gather(-1, column), ranks)
 
     def _context(self, row: int, outputs: list[list[int]], length: int) -> tuple[np.ndarray, int]:
-        """Return a row's whole context, and the size of its prompt.
-
-        To vLLM an earlier response is part of the prompt. It keeps ``outputs`` only while a row has
-        a penalty."""
+        """Return a row's whole context, and the size of its prompt. To vLLM an earlier response is
+        part of the prompt. It keeps ``outputs`` only while a row has a penalty."""
         tokens = [*self._runner.requests[self._names[row]].prompt_token_ids, *outputs[row]]
         if len(tokens) != length or min(tokens) < 0:
             raise RuntimeError(
@@ -182,7 +177,7 @@ class WorkerExtension:
         self.headrace_load((staged or read_weights(Path(path))).items())
 
     def headrace_load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load weights by Hugging Face name; they were checked against the model before."""
+        """Load weights by Hugging Face name."""
         with torch.no_grad():
             self.model_runner.reload_weights(weights_iterator=iter(tensors))
             repack_tied_head(self.model_runner.get_model())

@@ -60,14 +60,12 @@ class RankedBackend:
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps applied since the start of the run, including before a resume."""
         return self._shards.num_steps
 
     def snapshot(self) -> Callable[[Path], None]:
         return self._model.snapshot()
 
     def load(self, folder: Path) -> None:
-        """Restore any backend's snapshot. On DataError, which names the file, nothing has changed."""
         self._model.load(folder)
 
     def live_state(self) -> LiveState:
@@ -89,7 +87,6 @@ class RankedBackend:
         return float(self._group.size) if self._shards.averages_gradients else 1.0
 
     def _plan(self, sequences: Sequence[TrainingSample | ScoringRequest | ValueSample]) -> list[list[int]]:
-        """Return this rank's micro-batches, as indices into ``sequences``."""
         lengths = [int(sequence.tokens.size) for sequence in sequences]
         return plan_ranks(lengths, self._group.size, self._max_tokens)[self._group.rank]
 
@@ -116,7 +113,6 @@ class RankedTraining(RankedBackend, TorchPublishing):
     def step(
         self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
     ) -> StepResult:
-        """See the seam. Raises EngineError, or EngineDied when a rank is lost."""
         check_samples(samples, objective)
         return self._lead.run(Step(list(samples), objective, limits), self.obey)
 
@@ -179,7 +175,6 @@ class RankedValue(RankedBackend):
         self._settings = settings
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return V before each token of each tail. Raises EngineError or EngineDied."""
         for request in requests:
             if not 0 <= request.num_scored < request.tokens.size:
                 raise EngineError(
@@ -189,7 +184,6 @@ class RankedValue(RankedBackend):
         return self._lead.run(Evaluate(list(requests)), self.obey) if requests else []
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
-        """See the seam. Raises EngineError, or EngineDied when a rank is lost."""
         check_value_samples(samples)
         return self._lead.run(ValueStep(list(samples)), self.obey)
 

@@ -49,17 +49,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank's group, and what it leads the others with."""
-
     group: Group
     lead: Lead
 
 
 def enter(config: RunConfig, device: str, threads: int) -> Ranks:
-    """Join the other ranks of a run's worker.
-
-    Raises ConfigError when a rank reads another configuration or has no device, and EngineDied when
-    the others do not arrive."""
+    """Raises ConfigError when a rank reads another configuration or has no device, and EngineDied
+    when ranks are missing."""
     if device == "cpu" or not torch.cuda.is_available():
         torch.set_num_threads(threads)
     # a first step may compile kernels; nothing between two steps takes longer than a worker may
@@ -72,8 +68,7 @@ def enter(config: RunConfig, device: str, threads: int) -> Ranks:
 
 
 def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
-    """Build this rank of a run's learner on the start model. Raises as :func:`enter`, and
-    DataError."""
+    """Raises as :func:`enter`, and DataError."""
     ranks = enter(config, config.model.device, config.learner.threads)
     model = load_model(config.model.path, torch.float32, torch.device("cpu"))
     freeze(model, config.learner.freeze)
@@ -103,11 +98,10 @@ def make_training(
     lora: LoraSettings | None = None,
     publishing: PublishSettings | None = None,
 ) -> RankedTraining:
-    """Shard ``model``, which is the same on every rank, with DeepSpeed if ``zero`` is given, else
-    FSDP2.
+    """Shard ``model``, the same on every rank, with DeepSpeed if ``zero`` is given, else FSDP2.
 
-    ``lora`` trains an adapter on it. Raises EngineError when the model cannot be sharded or its
-    sequences cannot be packed, and ConfigError when the adapter does not fit."""
+    Raises EngineError when the model cannot be sharded or its sequences cannot be packed, and
+    ConfigError when the adapter does not fit."""
     module = PackedPolicy(keep_packed(model.eval()), forward)
     form = weights_form(model, make_skeleton(model), lora, tokenizer_from)
     if gradient_checkpointing:
@@ -117,8 +111,7 @@ def make_training(
 
 
 def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
-    """Build this rank of a run's value worker, on ``value.path`` or the start model. Raises as
-    :func:`enter`."""
+    """Raises as :func:`enter`, and DataError."""
     path = config.value.path or config.model.path
     ranks = enter(config, config.value.device, config.value.threads)
     engine = make_value(
@@ -143,7 +136,6 @@ def make_value(
     gradient_checkpointing: bool = False,
     tokenizer_from: Path | None = None,
 ) -> RankedValue:
-    """Shard a value model with a scalar head, as :func:`make_training` does."""
     module = PackedValue(keep_packed(model.eval()), settings)
     if gradient_checkpointing:
         enable_gradient_checkpointing(model)
@@ -159,7 +151,6 @@ def _share_out(
     ranks: Ranks,
     zero: DeepSpeedSection | None,
 ) -> ShardedModel:
-    """Shard ``model``, which ``module`` wraps."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     dtype = model.dtype
     if zero is None:

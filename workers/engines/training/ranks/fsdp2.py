@@ -27,8 +27,6 @@ from workers.engines.training.ranks.lending import ShareRange
 
 
 class Fsdp2Shards:
-    """Implements :class:`workers.engines.training.ranks.sharded.Shards`."""
-
     averages_gradients = True
     lends = True
 
@@ -65,7 +63,6 @@ class Fsdp2Shards:
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps applied since the start of the run, including before a resume."""
         return self._optimizer.num_steps
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
@@ -83,7 +80,6 @@ class Fsdp2Shards:
         self._optimizer.clear()
 
     def weight(self, name: str) -> torch.Tensor:
-        """Return a whole parameter or buffer."""
         return _whole(self._parameters[name] if name in self._parameters else self._buffers[name])
 
     def kinds(self, name: str) -> Sequence[str]:
@@ -102,7 +98,6 @@ class Fsdp2Shards:
 
     @torch.no_grad()
     def put_weight(self, name: str, value: torch.Tensor) -> None:
-        """Set a parameter or buffer from its whole value."""
         target = self._parameters[name] if name in self._parameters else self._buffers[name]
         target.copy_(_share(value, target))
 

@@ -39,7 +39,6 @@ class Group:
     size: int
     device: torch.device
     mesh: DeviceMesh
-    """All ranks, in one dimension."""
 
     @property
     def is_lead(self) -> bool:
@@ -61,7 +60,6 @@ class Group:
         return self.broadcast(buffer).numpy()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum ``tensor`` over all ranks, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
@@ -73,8 +71,7 @@ class Group:
         return tensor
 
     def agree(self, digest: bytes, what: str) -> None:
-        """Compare a 32-byte digest of ``what`` over the ranks. Raises ConfigError on all if they
-        differ."""
+        """Raise ConfigError on all ranks if their 32-byte digests of ``what`` differ."""
         if len(digest) != _DIGEST_BYTES:
             raise ValueError(f"a digest of {len(digest)} bytes was given; expected {_DIGEST_BYTES}")
         if self.size == 1:

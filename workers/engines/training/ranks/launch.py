@@ -51,8 +51,7 @@ _WATCH_S = 0.5
 
 
 def num_ranks(role: Role, run_dir: Path) -> int:
-    """Return a worker's number of ranks; 1 if the configuration cannot be read, which rank 0 will
-    report."""
+    """Return 1 if the configuration cannot be read, which rank 0 will report."""
     from pipeline.config.load import read_resolved
 
     try:
@@ -63,7 +62,6 @@ def num_ranks(role: Role, run_dir: Path) -> int:
 
 
 def launch_worker(role: Role, run_dir: Path, worker: str, ranks: int) -> int:
-    """Run a learner or value worker on ``ranks`` ranks; record and return its exit code."""
     code = int(ExitCode.FAILURE)
     command = headrace.command("workers", str(role), "--run-dir", str(run_dir), "--name", worker)
     try:
@@ -125,7 +123,6 @@ def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: 
 
 
 def is_rank() -> bool:
-    """Return whether the launcher started this process."""
     return RANK_DIR in os.environ
 
 
@@ -168,7 +165,6 @@ def _pass_on(folder: Path, number: int) -> None:
 
 
 def _die_of(number: int, folder: Path) -> None:
-    """Die of the signal, as a worker of one rank would."""
     shutil.rmtree(folder, ignore_errors=True)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

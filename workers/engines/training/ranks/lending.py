@@ -52,24 +52,18 @@ class ShareRange:
 
 
 class LentShards(Protocol):
-    """What lending needs from a rank's shards."""
-
     @property
     def num_steps(self) -> int: ...
 
-    def kinds(self, name: str) -> Sequence[str]:
-        """Return the kinds of optimiser state of a trained parameter."""
-        ...
+    def kinds(self, name: str) -> Sequence[str]: ...
 
     def piece(self, name: str, key: str = "") -> ShareRange | None:
-        """Return this rank's piece of a parameter, or of its state of kind ``key``; None if it has
-        none."""
+        """Return this rank's piece of a parameter, or of its state of kind ``key``; None without
+        one."""
         ...
 
 
 class ShareLender:
-    """One rank's part in the loans of a sharded model."""
-
     def __init__(
         self,
         shards: LentShards,
@@ -79,8 +73,7 @@ class ShareLender:
         shapes: Mapping[str, torch.Size],
         dtype: torch.dtype,
     ) -> None:
-        """``shapes`` are those of whole trained parameters, ``dtype`` that of parameters and their
-        state."""
+        """``shapes`` are those of whole trained parameters."""
         self._shards, self._group, self._lead = shards, group, lead
         self._shapes, self._dtype = shapes, dtype
         self.loans = OpenLoans()
@@ -89,9 +82,7 @@ class ShareLender:
         self._own: _OwnPieces | None = None
 
     def live_state(self, state: TrainingState, obey: Callable[[Command], Any]) -> LiveState:
-        """Return the state for an exact resume as whole tensors; on rank 0.
-
-        ``obey`` carries out a command with all ranks."""
+        """Return the state for an exact resume as whole tensors; on rank 0."""
         own = rng_tensors()
         if self._shards.num_steps:
             count = torch.tensor(float(self._shards.num_steps))
@@ -118,7 +109,6 @@ class ShareLender:
         return LiveState(specs, msgspec.json.encode(state).decode(), copy, begin)
 
     def lend(self, command: Lend) -> None:
-        """Start this rank's part of a loan, together with all ranks."""
         pieces = self._pieces(command.places)
         if self._group.is_lead:
             # whoever holds the loan copies them
@@ -191,8 +181,6 @@ class ShareLender:
 
 
 class _OwnPieces:
-    """A rank's pieces at one moment, by label."""
-
     def __init__(self, pieces: Sequence[tuple[str, ShareRange]]) -> None:
         self._pieces = pieces
         self._copy_into = copy_of([piece.numbers for _, piece in pieces])

@@ -41,8 +41,7 @@ class Lead:
             threading.Thread(target=self._beat, args=(timeout_s / _BEATS,), name="ranks", daemon=True).start()
 
     def run(self, command: Command, obey: Callable[[Command], T]) -> T:
-        """Let all ranks ``obey``; return this rank's result. Raises EngineDied, and what ``obey``
-        raises."""
+        """Let all ranks ``obey``; return this rank's result. Raises EngineDied."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -105,8 +104,6 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetRate(msgspec.Struct, frozen=True, tag=True):
-    """Use another learning rate from now on."""
-
     learning_rate: float
 
 
@@ -119,15 +116,11 @@ class ValueStep(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
-    """Gather tensors on rank 0."""
-
     names: list[str]
     with_optimizer: bool
 
 
 class Lend(msgspec.Struct, frozen=True, tag=True):
-    """Start copying shards into a file on this host."""
-
     path: str
     turn: str
     """Identifies this copy in the other ranks' reports."""

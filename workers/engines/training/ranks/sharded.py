@@ -51,9 +51,7 @@ class Shards(LentShards, Protocol):
         ...
 
     @property
-    def module(self) -> torch.nn.Module:
-        """The module to call for a forward pass."""
-        ...
+    def module(self) -> torch.nn.Module: ...
 
     @property
     def averages_gradients(self) -> bool:
@@ -68,9 +66,7 @@ class Shards(LentShards, Protocol):
         """Step if the gradients and the whole batch's ``loss`` are finite and within ``limits``."""
         ...
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Use another learning rate after the warm-up from now on."""
-        ...
+    def set_learning_rate(self, learning_rate: float) -> None: ...
 
     def clear(self) -> None: ...
 
@@ -79,8 +75,7 @@ class Shards(LentShards, Protocol):
         ...
 
     def state(self, name: str, key: str) -> torch.Tensor:
-        """Return a parameter's whole optimiser state of a kind other than :data:`STEP`, in the
-        parameter's shape."""
+        """Return a parameter's whole optimiser state of a kind other than :data:`STEP`."""
         ...
 
     def put_weight(self, name: str, value: torch.Tensor) -> None:
@@ -101,9 +96,7 @@ class Gathered:
     """Whole tensors on the host; empty on ranks other than 0."""
 
     weights: dict[str, torch.Tensor]
-    """By name, in the order of the model's state dict."""
     states: dict[str, torch.Tensor]
-    """``<state>/<parameter>``, as in checkpoints."""
     num_steps: int
 
 
@@ -114,8 +107,6 @@ class _Loaded:
 
 
 class ShardedModel:
-    """Gathers, saves and loads a sharded model."""
-
     def __init__(
         self,
         form: WeightsForm,
@@ -127,8 +118,7 @@ class ShardedModel:
         trained: Iterable[str],
         dtype: torch.dtype,
     ) -> None:
-        """Manage this rank's ``shards`` of ``form``'s tensors, in ``dtype``; only ``trained`` ones
-        are stepped."""
+        """Only the ``trained`` tensors of ``form`` are stepped."""
         self._form = form
         self.shards = shards
         self._settings = settings
@@ -142,7 +132,6 @@ class ShardedModel:
         self._lender = ShareLender(shards, group, lead, shapes=shapes, dtype=dtype)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gather the weights, then yield copies on the CPU by name, tied ones once."""
         yield from self._form.published(self._gather(self._form.names).weights)
 
     def adapter(self) -> Adapter | None:
@@ -161,15 +150,13 @@ class ShardedModel:
         return snapshot_writer(write_model, write_optimizer)
 
     def load(self, folder: Path) -> None:
-        """Restore any backend's snapshot. On DataError, which names the file, nothing has changed."""
         state = read_training_state(folder)
         self._settings.check_state(state, folder)
         weights = self._form.read(folder)
         self._put(weights, read_optimizer(self._trained_shapes, folder), state)
 
     def live_state(self) -> LiveState:
-        """Return weights, optimiser and random states, to be lent by all ranks, or copies if shards
-        cannot be lent."""
+        """Return state to be lent by all ranks, or copies if shards cannot be lent."""
         if self.shards.lends:
             return self._lender.live_state(self._settings.training_state(self.shards.num_steps), self.obey)
         gathered = self._gather(self._changing, with_optimizer=True)
@@ -182,7 +169,6 @@ class ShardedModel:
         self._lender.loans.wait()
 
     def put_back(self, kept: KeptState) -> None:
-        """Restore a copied ``live_state`` on all ranks. On DataError nothing has changed."""
         state, weights, states = read_kept(kept)
         self._settings.check_state(state, kept.path)
         check_weights(weights, {name: self._form.shapes[name] for name in self._changing}, kept.path)
@@ -210,7 +196,7 @@ class ShardedModel:
         restore_rng(rng)
 
     def obey(self, command: Command) -> Gathered:
-        """Carry out a command on weights, with all ranks. Raises EngineError for any other command."""
+        """Raises EngineError for a command that is not about weights."""
         match command:
             case Gather():
                 return self._bring_together(command.names, with_optimizer=command.with_optimizer)

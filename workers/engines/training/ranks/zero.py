@@ -34,8 +34,6 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ZeroShards:
-    """Implements :class:`workers.engines.training.ranks.sharded.Shards`."""
-
     averages_gradients = True
 
     def __init__(
@@ -47,9 +45,7 @@ class ZeroShards:
         options: DeepSpeedSection,
     ) -> None:
         """Shard ``model``, which is fp32 and whole on every rank; ``module`` wraps it and is
-        called.
-
-        Raises EngineError when DeepSpeed rejects the settings."""
+        called. Raises EngineError when DeepSpeed rejects the settings."""
         deepspeed = _import_deepspeed(group)
         self._zero = cast("Any", deepspeed.zero)
         self._tools = cast("Any", deepspeed.utils)
@@ -78,8 +74,7 @@ class ZeroShards:
         self._is_linked = False
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
-        """Add a micro-batch's gradient, averaged over ranks; NaN if the last one's total is not
-        finite."""
+        """Add a micro-batch's gradient; NaN if the last one's total is not finite."""
         self._engine.set_gradient_accumulation_boundary(total is not None)
         if total is not None:
             total = self._group.sum(total.clone())
@@ -87,9 +82,7 @@ class ZeroShards:
         self._engine.backward(loss)
 
     def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
-        """Step unless the gradients or the loss are not finite.
-
-        ``limits`` is ignored: DeepSpeed reports the norm only after its step."""
+        """``limits`` is ignored: DeepSpeed reports the norm only after its step."""
         del limits
         learning_rate = self._settings.rate_after(self.num_steps)
         for group in self._engine.optimizer.param_groups:
@@ -109,7 +102,6 @@ class ZeroShards:
         """Do nothing: a step drops the gradients, whether applied or refused."""
 
     def weight(self, name: str) -> torch.Tensor:
-        """Return a whole parameter or buffer."""
         parameter = self._parameters.get(name)
         if parameter is None:
             return self._buffers[name]
