@@ -240,7 +240,6 @@ def dev() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with a documented code."""
     keep_private()
     gc.set_threshold(_ALLOCATIONS, *gc.get_threshold()[1:])
     # at exit the interpreter collects twice more, but skips frozen objects

@@ -35,7 +35,6 @@ Exit code 0; 2 when it finds an error, such as a wrong configuration.
 """
 _STYLES: Final[Mapping[str, str]] = {"ok": "green", "warning": "yellow", "error": "red"}
 _MARGIN: Final = 25
-"""Width of the columns for level and check."""
 
 
 @click.command(epilog=_EPILOG)
@@ -104,7 +103,6 @@ def _line(one: CheckFinding) -> list[str]:
 
 
 def _paragraph(one: CheckFinding, width: int) -> list[str]:
-    """Return a finding as lines, with level and check in a margin."""
     parts = [one.found.removeprefix(f"{one.check}: ")]
     parts += [f"expected: {one.expected}"] if one.expected else []
     parts += [f"→ {one.do}"] if one.do else []

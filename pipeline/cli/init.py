@@ -212,7 +212,6 @@ def _seen(around: Surroundings) -> str:
 
 
 def _check_folder(folder: Path, *, force: bool) -> None:
-    """Raise ConfigError if the files exist or the folder cannot be written."""
     there = [str(folder / name) for name in (_RUN, _FLEET) if (folder / name).exists()]
     if there and not force:
         raise ConfigError(f"{' and '.join(there)} exist; give another folder, or --force to overwrite them")

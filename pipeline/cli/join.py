@@ -141,7 +141,6 @@ def join(
 
 
 def _named(token: Path | None, run: str | None, role: str | None) -> tuple[str, Role]:
-    """Return run and role, from the token or as given."""
     if token is None:
         if run is None or role is None:
             raise click.UsageError("which run, and as what? Give --token FILE, or --run NAME and --role ROLE")

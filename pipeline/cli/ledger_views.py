@@ -131,7 +131,6 @@ def _waiting(group: OpenGroup) -> Iterator[tuple[str, str, int, float]]:
 
 
 def versions_table(found: StalenessView) -> Table:
-    """Return a table with a row for each staleness: counts, and their shares of the column."""
     from pipeline.ledger.inspection import MAX_STALENESS
 
     columns: dict[str, Mapping[int, int]] = {

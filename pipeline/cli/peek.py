@@ -97,7 +97,6 @@ def show(message: dict[str, Any], console: Console) -> None:
 
 
 def rows(stored: Sequence[StoredChunk]) -> list[str]:
-    """Return the list as lines, without cutting names."""
     from pipeline.observability.why.types import seconds
 
     if not stored:
@@ -152,7 +151,6 @@ def as_text(chunk: TrajectoryChunk, scores: Sequence[Score], response: str) -> l
 
 
 def _guidance(scores: Sequence[Score]) -> dict[str, str]:
-    """Return the texts of guidance by title, and why some are absent."""
     from protocol.trajectory import GuidanceScore, RewardScore
 
     texts: dict[str, str] = {}

@@ -269,7 +269,6 @@ def in_lines(found: Comparison) -> list[str]:
 
 
 def _turned(table: list[tuple[str, ...]]) -> list[str]:
-    """Transpose the table, so that each column is a run."""
     return aligned(list(zip(*table, strict=True)))
 
 

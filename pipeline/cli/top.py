@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pipeline.operator.attached import Attached
 
 _MAX_CHUNKS = 64
-"""Most chunks of a trajectory that are shown."""
 
 
 @click.command(

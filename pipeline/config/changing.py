@@ -25,7 +25,6 @@ from protocol.ids import Role
 @dataclass(frozen=True, slots=True)
 class Changeable:
     role: Role
-    """Role whose workers apply it."""
     when: str
     effect: str
 
@@ -178,7 +177,6 @@ def triers(sets: Mapping[str, str]) -> set[Role]:
 
 
 def coded_roles(key: str) -> frozenset[Role]:
-    """Return the roles whose workers run the code version that a setting names."""
     return frozenset({Role.REWARD}) if key == REWARDS else _WORKERS
 
 

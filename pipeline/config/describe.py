@@ -149,16 +149,12 @@ _LIMITS: Final = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most
 
 
 class Absent(Enum):
-    """Why a setting has no default value."""
-
     REQUIRED = "none: it must be given"
     NOT_SET = "not set"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the schema says about one setting."""
-
     key: str
     """``section.name``"""
     kind: str
@@ -182,7 +178,6 @@ class Setting:
         return self.key.rpartition(".")[2]
 
     def default_in(self, algorithm: str) -> Any:
-        """Return the default under this algorithm."""
         if algorithm in BUILT_IN or not self.key.startswith("algorithm."):
             return self.presets.get(algorithm, self.default)
         return preset_of(algorithm).get(self.name, self.default)
@@ -216,7 +211,6 @@ def named_model(info: FieldInfo) -> type[BaseModel] | None:
 
 
 def section_model(info: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a field that is a section; None for a setting."""
     kinds = (kind for kind in _options(info.annotation) if isinstance(kind, type))
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
@@ -313,7 +307,6 @@ def _setting(key: str, info: FieldInfo) -> Setting:
 
 
 def is_number(info: FieldInfo) -> bool:
-    """Return whether a field's value is a number, or a list of numbers."""
     found = {part for option in _options(info.annotation) for part in (option, *typing.get_args(option))}
     return bool(found & {int, float}) and bool not in found
 
@@ -350,7 +343,6 @@ def _limits(info: FieldInfo) -> str:
 
 
 def purpose(model: type[BaseModel]) -> str:
-    """Return a section's description on one line."""
     return " ".join((model.__doc__ or "").split())
 
 

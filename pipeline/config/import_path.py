@@ -19,7 +19,6 @@ _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_import_path(text: str) -> bool:
-    """Return whether a text is ``package.module:attribute``."""
     return _PATH.fullmatch(text) is not None
 
 

@@ -50,8 +50,6 @@ Origins = dict[tuple[str, ...], str]
 
 @dataclass(frozen=True, slots=True)
 class SourcedConfig:
-    """A configuration, and where each given setting came from."""
-
     config: RunConfig
     sources: Mapping[str, str]
     """By key: a file, an environment variable, or ``--set``."""

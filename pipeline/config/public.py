@@ -45,7 +45,6 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def public_settings(config: RunConfig) -> dict[str, Any]:
-    """Return every setting as plain values, without secrets."""
     return without_secrets(config.model_dump(mode="json"))
 
 

@@ -31,7 +31,6 @@ from pipeline.ledger.types import Unit
 from protocol.trajectory import Field
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
-"""Backends that shard one model among ranks."""
 
 RANKED_OPTIMIZERS = {"fsdp2": ("adamw-fused", "adamw", "muon"), "deepspeed": ("adamw-fused", "adamw")}
 """Optimisers that can update sharded parameters: element by element, or over all ranks by torch."""
@@ -48,8 +47,6 @@ step is."""
 
 
 class RunConfig(Section):
-    """The configuration of a whole run."""
-
     run: runtime.RunSection = runtime.RunSection()
     model: training.ModelSection
     data: training.DataSection

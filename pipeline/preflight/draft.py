@@ -34,10 +34,7 @@ _MOST_LISTED: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class DataForm:
-    """The form of the first lines of a file."""
-
     question: str
-    """Column of the prompt."""
     answer: str
     """Column of the answer. Empty if the answer ends a conversation, or if the verifier needs
     none."""
@@ -130,8 +127,6 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Facts about the model and the machine."""
-
     num_weights: int
     """0 if it is unknown."""
     context: int
@@ -246,7 +241,6 @@ def _of_data(choices: Choices, form: DataForm) -> str:
 def _lengths(
     form: DataForm, around: Surroundings, sizes: _Sizes, why: dict[str, str], *, is_guided: bool
 ) -> dict[str, Any]:
-    """Return lengths of prompts, responses and windows that fit the model together."""
     longest = min(form.longest_tokens, around.context * 3 // 4)
     prompt = min(max(16, 2 ** math.ceil(math.log2(max(1, longest * 1.25)))), max(longest, around.context // 2))
     # a guided pass reads the response after a template and a text
@@ -269,7 +263,6 @@ def _lengths(
 
 
 def _devices(choices: Choices, around: Surroundings, why: dict[str, str]) -> dict[str, Any]:
-    """Return engines, types and devices for GPUs; nothing for a CPU."""
     if choices.hardware == "laptop":
         return {}
     values: dict[str, Any] = {

@@ -41,8 +41,6 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How each engine computes a model."""
-
     path: str
     architecture: str
     device: str
@@ -74,7 +72,6 @@ def report_model(path: Path, device: str, *, timeout_s: float) -> ModelReport:
 
 
 def rows_of(report: ModelReport) -> list[list[str]]:
-    """Return the table's rows, starting with its header."""
     rows = [["", "how", "log-probs", "gradient", "tokens/s", ""]]
     for part in report.parts:
         verdict = "refused" if part.refusal else "right" if part.is_right else "DIFFERS"

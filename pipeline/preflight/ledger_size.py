@@ -62,7 +62,6 @@ def chunk_bytes(*, length: int, window: int, prompt: int, num_fields: int) -> in
 
 
 def ledger_load(config: RunConfig) -> LedgerLoad:
-    """Return the most that the settings allow in the ledger at once."""
     algorithm, generation = config.algorithm, config.generation
     has_critic = config.declaration.has_critic
     size = {

@@ -51,8 +51,6 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked only how much room it h
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model that its memory depends on."""
-
     num_weights: int
     layers: int
     hidden: int
@@ -64,8 +62,6 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Memory that one process or one place needs."""
-
     name: str
     parts: Mapping[str, int]
     """Bytes by purpose."""

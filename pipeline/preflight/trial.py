@@ -56,8 +56,6 @@ class TriedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """The responses of the start model to the first prompts of a run."""
-
     model: str
     temperature: float
     prompts: list[TriedPrompt]
@@ -78,7 +76,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_unjudged(self) -> int:
-        """Responses without a verdict."""
         return sum(one.accuracy is None for one in self.responses)
 
     @property

@@ -182,7 +182,6 @@ def _check_heads(section: str, path: Path, shape: _Shape, size: int, on_cpu: boo
 
 
 def _check_memory(config: RunConfig, token_bytes: int) -> None:
-    """Compare what the generators need on this host with its memory."""
     cache = config.generation.vllm.kv_cache_gb << 30
     longest = config.data.max_prompt_tokens + config.generation.max_response_tokens
     if token_bytes * longest > cache:

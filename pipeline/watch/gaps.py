@@ -51,7 +51,6 @@ class Gaps:
         return _edge(int(np.flatnonzero(counts >= 0.5)[-1]))
 
     def keep_roles(self, roles: Sequence[str]) -> None:
-        """Forget all other roles."""
         self._counts = {role: counts for role, counts in self._counts.items() if role in roles}
 
 

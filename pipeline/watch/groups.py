@@ -53,7 +53,6 @@ class WorkerArrays:
         self.metrics, self.workers = tuple(metrics), tuple(workers)
 
     def reset(self, metric: int) -> None:
-        """Reset one metric's state to the fill values."""
         for name, array in self._arrays.items():
             array[..., metric, :] = self._fills[name]
 
@@ -79,8 +78,6 @@ _MOST_AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Which worker is in which group."""
-
     names: tuple[tuple[str, str], ...]
     """Role and phase of each group, sorted."""
     of: NDArray[np.intp]

@@ -24,8 +24,6 @@ _PIECE_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class OfflineWatch:
-    """The findings in one table."""
-
     findings: list[Finding]
     notes: list[str]
     """Sentences about columns that were ignored or are absent."""
@@ -128,8 +126,6 @@ _FULL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Strengths:
-    """The strengths of one healthy fleet."""
-
     num_workers: int
     """Median over the windows."""
     num_windows: int
@@ -184,7 +180,6 @@ def calibrated(fleets: Iterable[Strengths]) -> Thresholds:
 
 
 def fitted(fleets: Sequence[Strengths]) -> Tail:
-    """Return the tail of fleets of about the same size."""
     highest = [float(one.max()) for each in fleets for one in np.array_split(each.largest, each.num_windows)]
     num_workers = int(np.median([each.num_workers for each in fleets]))
     return fit(np.concatenate([each.largest for each in fleets]), highest, num_workers)

@@ -48,7 +48,6 @@ class Rules:
         self._time_s = math.nan
 
     def tick(self, frame: Frame, groups: Groups) -> list[Finding]:
-        """Return the findings that are new with this frame."""
         column = {name: frame.values[:, at] for at, name in enumerate(frame.metrics)}
         self._workers = frame.workers
         self._held.align(_KINDS, frame.workers)
@@ -123,7 +122,6 @@ class Rules:
         return old
 
     def own(self, name: str) -> NDArray[np.float32]:
-        """Return a rule's state for each worker, [workers]."""
         return self._own[name][0]
 
     def increase(self, name: str, now: Floats) -> Floats:

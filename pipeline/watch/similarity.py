@@ -153,7 +153,6 @@ class Evidence:
     def _gather(
         self, time_s: float, z: Floats, high: Floats, is_known: NDArray[np.bool_], is_high: NDArray[np.bool_]
     ) -> None:
-        """Add this moment's scores to the evidence."""
         state, step_s = self.state, self._step_s
         grown = state["evidence"] + (z - high) * np.float32(step_s)
         grown = np.clip(grown, 0.0, np.float32(20.0 * self._limit))

@@ -40,12 +40,12 @@ SHIPPED: Final = Path(__file__).parent / "thresholds.json"
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Exponential tail of the largest strengths of healthy workers."""
+    """Exponential tail of the largest strengths of healthy workers: a ``share`` of them is above
+    ``start``."""
 
     start: float
     slope: float
     share: float = SHARE
-    """Share of the strengths that is above ``start``."""
     num_strengths: int = 0
     """Strengths, one per healthy worker and window, that it was fitted to."""
 
@@ -136,8 +136,6 @@ def shipped() -> Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Constants of rules and similarity."""
-
     silent_s: float = 5.0
     """Age of the last heartbeat from which a worker is silent."""
     hung_s: float = 8.0

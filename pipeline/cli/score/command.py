@@ -122,7 +122,6 @@ def score(
 
 
 def _model(run: RunConfig) -> Path | None:
-    """Return the folder of the run's model, or None if it is not on this machine."""
     return run.model.path if run.model.path.is_dir() else None
 
 

@@ -30,8 +30,6 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class GroupAccuracy:
-    """Accuracy of the responses with one value of the ``--by`` column."""
-
     value: str
     num_responses: int
     num_failed: int
@@ -41,8 +39,6 @@ class GroupAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport:
-    """The scores that a verifier gave to a file of responses."""
-
     path: str
     verifier: str | None
     """None if each line names its verifier."""
