@@ -36,12 +36,10 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from ops.bench.sampling_work import LONGEST, SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work
+from ops.bench.sampling_work import LONGEST, SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work, run_engine
 from ops.bench.table import Spread, interleaved, provenance, ratios, show, write_json
 from ops.ending import exit_code
-from protocol.ids import TrajectoryId
 from workers.engines.generation.local.engine import LocalEngine
-from workers.engines.generation.seam import SamplingParams, WindowRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,26 +94,6 @@ def run_generate(model: Any, work: Work, batch_size: int) -> int:
         )
         assert sampled.shape == (len(prompts), longest + int(lengths.max()))
         total += int(lengths.sum())
-    return total
-
-
-def run_engine(engine: LocalEngine, work: Work, turn: int) -> int:
-    """Sample with the engine; return the number of response tokens."""
-    for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
-        engine.submit(
-            WindowRequest(
-                trajectory=TrajectoryId("t", turn, number),
-                prompt_tokens=prompt,
-                response_tokens=np.empty(0, np.int32),
-                window_tokens=length,
-                max_response_tokens=length,
-                sampling=SamplingParams(1.0),
-                seed=0,
-            )
-        )
-    total = 0
-    while engine.stats().num_live:
-        total += sum(window.tokens.size for window in engine.advance(8))
     return total
 
 
@@ -174,7 +152,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
     engine.load_weights(model.state_dict(), 0)
     num_tokens = int(work.lengths.sum())
     runs: dict[str, Callable[[int], int]] = {
-        ENGINE: lambda turn: run_engine(engine, work, turn),
+        ENGINE: lambda turn: run_engine(engine, work, turn, LONGEST),
         GENERATE: lambda _: run_generate(model, work, shape.num_slots),
     }
     if shape.num_slots == max(SLOTS):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from protocol.ids import TrajectoryId
+from workers.engines.generation.seam import SamplingParams, WindowRequest
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from workers.engines.generation.seam import GenerationEngine
 
 LONGEST = 512
 """Longest response in tokens."""
@@ -77,3 +82,30 @@ def make_work(shape: Shape, seed: int = 0) -> Work:
     lengths = np.clip(rng.lognormal(np.log(shape.median), 0.8, shape.num_sequences), 2, LONGEST).astype(np.int64)
     prompts = [rng.integers(1, shape.vocabulary, rng.integers(6, 24)).astype(np.int32) for _ in lengths]
     return Work(prompts, lengths)
+
+
+def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> int:
+    """Sample with Headrace's engine, window by window; return the number of response tokens."""
+    requests: dict[TrajectoryId, WindowRequest] = {}
+    for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
+        request = WindowRequest(
+            trajectory=TrajectoryId("t", turn, number),
+            prompt_tokens=prompt,
+            response_tokens=np.empty(0, np.int32),
+            window_tokens=window,
+            max_response_tokens=length,
+            sampling=SamplingParams(1.0),
+            seed=0,
+        )
+        requests[request.trajectory] = request
+        engine.submit(request)
+    total = 0
+    while engine.stats().num_live:
+        for got in engine.advance(8):
+            total += got.tokens.size
+            if not got.finish_reason.is_final:
+                before = requests[got.trajectory]
+                after = replace(before, response_tokens=np.concatenate([before.response_tokens, got.tokens]))
+                requests[got.trajectory] = after
+                engine.submit(after)
+    return total

@@ -21,24 +21,18 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ops.bench.sampling_work import SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work
+from ops.bench.sampling_work import SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work, run_engine
 from ops.bench.table import interleaved_medians, show, write_json
 from ops.ending import exit_code
-from protocol.ids import TrajectoryId
-from workers.engines.generation.seam import SamplingParams, WindowRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
-    from workers.engines.generation.seam import GenerationEngine
     from workers.engines.generation.vllm.in_process import InProcessCore
 
 BAR = 0.9
@@ -59,33 +53,6 @@ def run_offline(llm: Any, work: Work, turn: int, *, logprobs: int | None) -> int
     total = 0
     while llm.has_unfinished_requests():
         total += sum(len(output.outputs[0].token_ids) for output in llm.step())
-    return total
-
-
-def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> int:
-    """Sample with Headrace's engine, window by window; return the number of response tokens."""
-    requests: dict[TrajectoryId, WindowRequest] = {}
-    for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
-        request = WindowRequest(
-            trajectory=TrajectoryId("t", turn, number),
-            prompt_tokens=prompt,
-            response_tokens=np.empty(0, np.int32),
-            window_tokens=window,
-            max_response_tokens=length,
-            sampling=SamplingParams(1.0),
-            seed=0,
-        )
-        requests[request.trajectory] = request
-        engine.submit(request)
-    total = 0
-    while engine.stats().num_live:
-        for got in engine.advance(8):
-            total += got.tokens.size
-            if not got.finish_reason.is_final:
-                before = requests[got.trajectory]
-                after = replace(before, response_tokens=np.concatenate([before.response_tokens, got.tokens]))
-                requests[got.trajectory] = after
-                engine.submit(after)
     return total
 
 

@@ -25,10 +25,9 @@ _FENCED = "unmanaged_worker_fenced"
 _LEDGER = "ledger"
 
 
-def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
+def healthy_are_kept(events: Sequence[Event], _: Limits) -> Found:
     """The supervisor replaces, evicts, gives up and repairs only workers that the drill has struck, during the
     fault or just afterwards, and no other worker ends badly."""
-    del limits
     faults = [event for event in events if isinstance(event, Faulted)]
     struck = {event.worker for event in events if isinstance(event, (Faulted, Killed))}
     for event in events:
@@ -45,9 +44,8 @@ def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
                 pass
 
 
-def innocents_are_not_blamed(events: Sequence[Event], limits: Limits) -> Found:
+def innocents_are_not_blamed(events: Sequence[Event], _: Limits) -> Found:
     """While nothing is wrong with any worker, no incident is about one."""
-    del limits
     spans = [event for event in events if isinstance(event, HealthySpan)]
     for event in events:
         if (
@@ -58,17 +56,15 @@ def innocents_are_not_blamed(events: Sequence[Event], limits: Limits) -> Found:
             yield f"{event.component} was blamed, though nothing was wrong with it: {event.sentence}"
 
 
-def orders_hold(events: Sequence[Event], limits: Limits) -> Found:
+def orders_hold(events: Sequence[Event], _: Limits) -> Found:
     """An order that a command has accepted is carried out."""
-    del limits
     for event in events:
         if isinstance(event, OrderResult) and not event.held:
             yield f"{event.what}: {event.found}"
 
 
-def junk_is_named(events: Sequence[Event], limits: Limits) -> Found:
+def junk_is_named(events: Sequence[Event], _: Limits) -> Found:
     """Status names what it cannot read in the registry."""
-    del limits
     for event in events:
         if isinstance(event, UnreportedJunk):
             yield f"`headrace status` does not name {event.entry}"

@@ -113,10 +113,9 @@ def one_end(events: Sequence[Event], limits: Limits) -> Found:
         yield f"{name} ended and was never admitted"
 
 
-def one_commit(events: Sequence[Event], limits: Limits) -> Found:
+def one_commit(events: Sequence[Event], _: Limits) -> Found:
     """The checkpoints hold the same chunks as the ledger counts as trained, each in exactly one batch of one
     checkpoint."""
-    del limits
     claims = {event.claim: event.units for event in events if isinstance(event, Claimed)}
     committed: dict[str, str] = {}
     seen: dict[str, str] = {}
@@ -144,10 +143,9 @@ def one_commit(events: Sequence[Event], limits: Limits) -> Found:
             yield f"chunk {chunk} is in the checkpoint of claim {committed[unit]} and ended as {fate}"
 
 
-def stored_once(events: Sequence[Event], limits: Limits) -> Found:
+def stored_once(events: Sequence[Event], _: Limits) -> Found:
     """Every chunk is stored once, the chunks of a trajectory adjoin, and every token is the one that belongs
     there."""
-    del limits
     reached: dict[str, int] = {}
     seen: set[str] = set()
     for event in events:
@@ -163,9 +161,8 @@ def stored_once(events: Sequence[Event], limits: Limits) -> Found:
             yield f"{event.chunk} by {event.who} has other tokens than its trajectory's stream"
 
 
-def versions_grow(events: Sequence[Event], limits: Limits) -> Found:
+def versions_grow(events: Sequence[Event], _: Limits) -> Found:
     """Announced policy versions only grow, and so do those in the learner's history."""
-    del limits
     for kind in (Published, Updated):
         newest = -1
         for event in events:
@@ -192,9 +189,8 @@ def never_stale(events: Sequence[Event], limits: Limits) -> Found:
                 pass
 
 
-def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
+def fenced_is_powerless(events: Sequence[Event], _: Limits) -> Found:
     """Every write, lease, claim and heartbeat comes from its worker's newest incarnation."""
-    del limits
     epochs: dict[str, int | None] = {}
     last: dict[str, int] = {}
     for event in events:
@@ -214,9 +210,8 @@ def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
                 pass
 
 
-def everything_moves(events: Sequence[Event], limits: Limits) -> Found:
+def everything_moves(events: Sequence[Event], _: Limits) -> Found:
     """No wait is endless, no worker ends by an unexpected error, and the run ends well."""
-    del limits
     for event in events:
         match event:
             case Stalled(text):
@@ -249,9 +244,8 @@ def buffers_are_bounded(events: Sequence[Event], limits: Limits) -> Found:
                 pass
 
 
-def it_balances(events: Sequence[Event], limits: Limits) -> Found:
+def it_balances(events: Sequence[Event], _: Limits) -> Found:
     """Admitted = trained + dropped + in flight after every transition, and nothing is in flight at the end."""
-    del limits
     for event in events:
         match event:
             case Tally() if event.groups_missing:
@@ -274,9 +268,8 @@ def kills_are_cheap(events: Sequence[Event], limits: Limits) -> Found:
             yield f"{worker} ({pid}) lost {num_lost} tokens of {trajectory}; a window has {limits.window_tokens} tokens"
 
 
-def one_server(events: Sequence[Event], limits: Limits) -> Found:
+def one_server(events: Sequence[Event], _: Limits) -> Found:
     """Two servers never work on one file, neither at one moment nor once a successor has begun."""
-    del limits
     logged: list[int] = []
     for event in events:
         match event:
@@ -335,9 +328,8 @@ def _explains(how: Ending, stop: Status) -> bool:
     return any(word in stop.detail for word in _WORDS[how])
 
 
-def nothing_is_left(events: Sequence[Event], limits: Limits) -> Found:
+def nothing_is_left(events: Sequence[Event], _: Limits) -> Found:
     """After an end no process, shared memory, socket, held lock or temporary folder of the run remains."""
-    del limits
     for event in events:
         if isinstance(event, Left):
             yield f"after {event.after}: {event.what}"

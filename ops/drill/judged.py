@@ -11,9 +11,8 @@ _DEAD = "dropped:dead_letter"
 _REWARD, _LEARNER = "reward", "learner"
 
 
-def trained_are_judged(events: Sequence[Event], limits: Limits) -> Found:
+def trained_are_judged(events: Sequence[Event], _: Limits) -> Found:
     """No response is trained on without a verdict, or with another one than its verifier's."""
-    del limits
     finals = {event.chunk: event.verdict for event in events if isinstance(event, Stored) and event.is_final}
     accuracies: dict[str, float] = {}
     for event in events:

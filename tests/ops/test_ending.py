@@ -23,16 +23,6 @@ def test_an_error_of_headrace_is_one_line_with_its_exit_code_and_no_traceback(
     assert capsys.readouterr().err == "headrace: --mean is 0; expected a number above 0\\x1b[2J\n"
 
 
-@pytest.mark.parametrize(("returned", "code"), [(0, 0), (1, 1), (None, 0)])
-def test_a_commands_own_exit_code_is_kept(returned: int | None, code: int) -> None:
-    assert exit_code(lambda: returned) == code
-
-
-def test_a_defect_is_raised() -> None:
-    with pytest.raises(ZeroDivisionError):
-        exit_code(lambda: 1 // 0)
-
-
 def test_the_list_of_benchmarks_names_modules_that_are_there() -> None:
     done = subprocess.run([sys.executable, "-m", "ops.bench"], capture_output=True, text=True, timeout=60, check=True)
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(NAMES)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ops.bench.gpu.form import Form, run_config
 from ops.bench.gpu.models import write_model
-from ops.bench.sampling_work import SHAPES, Work
+from ops.bench.sampling_work import SHAPES, Work, run_engine
 
 ROUNDS = 3
 _ROUNDS_ON_CPU = 9
@@ -60,7 +60,6 @@ def engine(form: Form, folder: Path) -> dict[str, float]:
     """Measure Headrace's engine; on a CPU, its rival too."""
     if not form.on_gpu:
         return _on_cpu(form, folder)
-    from ops.bench.vllm_overhead import run_engine
     from workers.engines.build import build_generation_engine
     from workers.engines.model.loading import load_model, resolve_device, resolve_dtype
 

@@ -7,11 +7,10 @@ second and are read twice a second, so work may be 1.5 s older than its line, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isinf
 from statistics import median
-from typing import Any
 
 from ops.bench.table import quantile, wilson
 from pipeline.observability.repairs import RepairRow
@@ -104,7 +103,7 @@ def repaired(trial: Trial, began_s: float, rows: Iterable[RepairRow]) -> Trial |
                 "started_s": started_s - onset_s,
                 "useful_s": row.at_s - onset_s,
             }
-            return _with(trial, {name: round(max(0.0, value), 3) for name, value in after.items()})
+            return replace(trial, **{name: round(max(0.0, value), 3) for name, value in after.items()})
     return None
 
 
@@ -117,12 +116,8 @@ def committed(trial: Trial, began_s: float, seen: Sequence[tuple[int, float]]) -
     before = max((update for update, at_s in seen if at_s <= onset_s), default=0)
     for update, at_s in seen:
         if at_s > onset_s:
-            return _with(trial, {"committed_s": round(at_s - onset_s, 3), "num_repeated": max(0, before + 1 - update)})
+            return replace(trial, committed_s=round(at_s - onset_s, 3), num_repeated=max(0, before + 1 - update))
     return None
-
-
-def _with(trial: Trial, values: dict[str, Any]) -> Trial:
-    return Trial(**asdict(trial) | values)
 
 
 def ended_unstruck(ended: Iterable[tuple[float, str, str]], trials: Sequence[Trial]) -> tuple[str, ...]:
@@ -153,29 +148,17 @@ def usual_seconds(updates_at_s: Sequence[float]) -> float:
 def tables(runs: Sequence[RunRecord]) -> str:
     """Return the page's tables as Markdown: repairs by role and fault, then each run."""
     columns = (
-        "settings",
-        "role",
-        "fault",
-        "faults",
-        "noticed, P50 (s)",
-        "process, P50 (s)",
-        "at work, P50 (s)",
-        "P95 (s)",
-    )
-    lines = [_line([*columns, "within the bar", "updates repeated, most"]), f"|---|---|---|{'---:|' * 7}"]
+        "settings", "role", "fault", "faults", "noticed, P50 (s)", "process, P50 (s)", "at work, P50 (s)", "P95 (s)",
+        "within the bar", "updates repeated, most",
+    )  # fmt: skip
+    lines = [_line(columns), f"|---|---|---|{'---:|' * 7}"]
     for (label, role, fault), trials in _grouped(runs).items():
         lines.append(_line([label, role, fault, *_cells(trials, _bar_s(role))]))
     columns = (
-        "settings",
-        "role struck",
-        "faults",
-        "minutes",
-        "by steps",
-        "without faults",
-        "rate kept",
-        "fault-free median (s)",
-    )
-    lines += ["", _line([*columns, "healthy ended", "audit"]), f"|---|---|{'---:|' * 7}---|"]
+        "settings", "role struck", "faults", "minutes", "by steps", "without faults", "rate kept",
+        "fault-free median (s)", "healthy ended", "audit",
+    )  # fmt: skip
+    lines += ["", _line(columns), f"|---|---|{'---:|' * 7}---|"]
     lines += [_run_row(run) for run in runs]
     return "\n".join(lines)
 

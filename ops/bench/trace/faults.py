@@ -34,28 +34,18 @@ def _busy_link(fleet: EmulatedFleet) -> Link:
     return fleet.rng.choice(ways)
 
 
-def _slow_generator(fleet: EmulatedFleet) -> frozenset[str]:
-    node = _any(fleet, "generator")
-    node.factor = fleet.rng.uniform(4, 8)
-    return frozenset({node.name})
+def _change(*roles: str, **values: object) -> Injection:
+    """Return a fault that sets attributes of one of these roles' workers. A value may be drawn by a function of the
+    random stream."""
 
+    def inject(fleet: EmulatedFleet) -> frozenset[str]:
+        nodes = [node for role in roles for node in fleet.by_role[role]]
+        node = fleet.rng.choice(nodes) if len(nodes) > 1 else nodes[0]
+        for name, value in values.items():
+            setattr(node, name, value(fleet.rng) if callable(value) else value)
+        return frozenset({node.name})
 
-def _slow_scorer(fleet: EmulatedFleet) -> frozenset[str]:
-    node = _any(fleet, "reward", "reference", "value")
-    node.factor = fleet.rng.uniform(5, 10)
-    return frozenset({node.name})
-
-
-def _hung(fleet: EmulatedFleet) -> frozenset[str]:
-    node = _any(fleet, *_WORKERS)
-    node.is_hung = True
-    return frozenset({node.name})
-
-
-def _killed(fleet: EmulatedFleet) -> frozenset[str]:
-    node = _any(fleet, *_WORKERS)
-    node.is_dead = True
-    return frozenset({node.name})
+    return inject
 
 
 def _frozen(fleet: EmulatedFleet) -> frozenset[str]:
@@ -66,27 +56,6 @@ def _frozen(fleet: EmulatedFleet) -> frozenset[str]:
         node.is_frozen = False
 
     fleet.at(fleet.rng.uniform(25, 60), thaw)
-    return frozenset({node.name})
-
-
-def _learner_hung(fleet: EmulatedFleet) -> frozenset[str]:
-    fleet.learner.is_hung = True
-    return frozenset({fleet.learner.name})
-
-
-def _learner_killed(fleet: EmulatedFleet) -> frozenset[str]:
-    fleet.learner.is_dead = True
-    return frozenset({fleet.learner.name})
-
-
-def _ledger_stopped(fleet: EmulatedFleet) -> frozenset[str]:
-    fleet.ledger.is_frozen = True
-    return frozenset({fleet.ledger.name})
-
-
-def _reward_errors(fleet: EmulatedFleet) -> frozenset[str]:
-    node = _any(fleet, "reward")
-    node.error_share = fleet.rng.uniform(0.6, 1.0)
     return frozenset({node.name})
 
 
@@ -128,28 +97,22 @@ def _judge_down(fleet: EmulatedFleet) -> frozenset[str]:
     return frozenset(node.name for node in fleet.by_role["reward"])
 
 
-def _sender_blocked(fleet: EmulatedFleet) -> frozenset[str]:
-    node = _any(fleet, "generator")
-    node.is_deaf_to_room = True
-    return frozenset({node.name})
-
-
 FAULTS: dict[str, Injection] = {
-    "slow generator": _slow_generator,
-    "slow scorer": _slow_scorer,
-    "hung worker": _hung,
-    "killed worker": _killed,
+    "slow generator": _change("generator", factor=lambda rng: rng.uniform(4, 8)),
+    "slow scorer": _change("reward", "reference", "value", factor=lambda rng: rng.uniform(5, 10)),
+    "hung worker": _change(*_WORKERS, is_hung=True),
+    "killed worker": _change(*_WORKERS, is_dead=True),
     "frozen worker": _frozen,
-    "learner hung": _learner_hung,
-    "learner killed": _learner_killed,
-    "ledger stopped": _ledger_stopped,
-    "reward errors": _reward_errors,
+    "learner hung": _change("learner", is_hung=True),
+    "learner killed": _change("learner", is_dead=True),
+    "ledger stopped": _change("ledger", is_frozen=True),
+    "reward errors": _change("reward", error_share=lambda rng: rng.uniform(0.6, 1.0)),
     "edge cut": _cut_link,
     "slow link": _slow_link,
     "weights lost": _lost_weights,
     "learner waits for disk": _learner_disk,
     "judge down": _judge_down,
-    "sender blocked": _sender_blocked,
+    "sender blocked": _change("generator", is_deaf_to_room=True),
 }
 
 
@@ -164,22 +127,6 @@ def _pause(fleet: EmulatedFleet, seconds: float) -> None:
     fleet.at(seconds, resume)
 
 
-def _person_pauses(fleet: EmulatedFleet) -> None:
-    _pause(fleet, fleet.rng.uniform(20, 60))
-
-
-def _idle(fleet: EmulatedFleet) -> None:
-    _pause(fleet, 1e6)
-
-
-def _long_tail(fleet: EmulatedFleet) -> None:
-    fleet.tail_share, fleet.tail_factor = 0.05, 6.0
-
-
-def _weight_sync(fleet: EmulatedFleet) -> None:
-    fleet.sync_pause_s = 4.0
-
-
 def _collection(fleet: EmulatedFleet) -> None:
     """Pauses of two seconds for garbage collection, in one worker after another."""
 
@@ -191,14 +138,6 @@ def _collection(fleet: EmulatedFleet) -> None:
         fleet.at(fleet.rng.uniform(4, 8), pause)
 
     pause()
-
-
-def _slow_ledger(fleet: EmulatedFleet) -> None:
-    fleet.ledger_latency_s = 0.05
-
-
-def _double_load(fleet: EmulatedFleet) -> None:
-    fleet.pace = 2.0
 
 
 def _evaluation(fleet: EmulatedFleet) -> None:
@@ -248,19 +187,27 @@ def _slow_tool(fleet: EmulatedFleet) -> None:
     call()
 
 
+def _set(**values: float) -> Callable[[EmulatedFleet], None]:
+    def control(fleet: EmulatedFleet) -> None:
+        for name, value in values.items():
+            setattr(fleet, name, value)
+
+    return control
+
+
 CONTROLS: dict[str, Callable[[EmulatedFleet], None]] = {
     "nothing": lambda _: None,
-    "long tail": _long_tail,
-    "weight sync": _weight_sync,
+    "long tail": _set(tail_share=0.05, tail_factor=6.0),
+    "weight sync": _set(sync_pause_s=4.0),
     "garbage collection": _collection,
-    "slow ledger for all": _slow_ledger,
-    "double load": _double_load,
+    "slow ledger for all": _set(ledger_latency_s=0.05),
+    "double load": _set(pace=2.0),
     "evaluation": _evaluation,
     "scale up": _scale_up,
     "scale down": _scale_down,
     "slow tool": _slow_tool,
-    "a person pauses": _person_pauses,
-    "idle fleet": _idle,
+    "a person pauses": lambda fleet: _pause(fleet, fleet.rng.uniform(20, 60)),
+    "idle fleet": lambda fleet: _pause(fleet, 1e6),
 }
 
 

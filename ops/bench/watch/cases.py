@@ -64,8 +64,7 @@ class Fault:
     """One fault of one component."""
 
     kind: Kind
-    workers: tuple[str, ...]
-    """The faulty worker. For a fault of a host, each of its workers is a right answer."""
+    worker: str
     onset_s: float
     """Seconds since the window began."""
     intensity: float

@@ -305,7 +305,7 @@ class SyntheticFleet:
 
     def _break(self, strain: Strain, fault: Fault, now: float) -> None:
         since, by = now - fault.onset_s, fault.intensity
-        at = [self._place[name] for name in fault.workers]
+        at = self._place[fault.worker]
         match fault.kind:
             case Kind.KILLED:
                 strain.beat_s[at] += since
@@ -352,9 +352,8 @@ class SyntheticFleet:
         taken = np.floor((now - self._delay_s) / self._version_s)
         for fault in self.truth.faults:
             if fault.kind is Kind.STALE and now >= fault.onset_s:
-                for name in fault.workers:
-                    place = self._place[name]
-                    taken[place] = np.floor((fault.onset_s - self._delay_s[place]) / self._version_s)
+                place = self._place[fault.worker]
+                taken[place] = np.floor((fault.onset_s - self._delay_s[place]) / self._version_s)
         return np.where(self._role == 0, published - taken, np.nan).astype(np.float32)
 
     def _measure(self, strain: Strain, level: dict[str, Floats], now: float) -> Floats:

@@ -69,7 +69,7 @@ def draw_truth(case: Case, roster: Roster) -> Truth:
             label = SINGLE[rng.integers(len(SINGLE))]
             onset = first + float(rng.uniform(0.0, MAX_APART_S))
             faults.append(_fault(label, onset, roster, taken, rng))
-            taken.update(faults[-1].workers)
+            taken.add(faults[-1].worker)
         return Truth(tuple(faults))
     return Truth(control=next((control for control in Control if control.value == case.label), None))
 
@@ -84,7 +84,7 @@ def _fault(label: str, onset_s: float, roster: Roster, taken: set[str], rng: np.
     ]
     target = places[int(rng.integers(len(places)))]
     intensity, variant = _strength(kind, label, rng)
-    return Fault(kind, (roster.workers[target],), onset_s, intensity, variant)
+    return Fault(kind, roster.workers[target], onset_s, intensity, variant)
 
 
 def _strength(kind: Kind, label: str, rng: np.random.Generator) -> tuple[float, str]:

@@ -57,7 +57,7 @@ def is_decided(truth: Truth, alarms: Sequence[Alarm], now_s: float) -> bool:
     if len(truth.faults) == 1 and alarms:
         return True
     named = {alarm.worker for alarm in alarms}
-    open_until = [fault.onset_s + GRAY_S for fault in truth.faults if not named & set(fault.workers)]
+    open_until = [fault.onset_s + GRAY_S for fault in truth.faults if fault.worker not in named]
     return not open_until or now_s > max(open_until)
 
 
@@ -67,10 +67,9 @@ def judge(case: Case, truth: Truth, alarms: Sequence[Alarm]) -> Outcome:
         # the first alarm decides; alarms of the same tick come with it
         alarms = [alarm for alarm in alarms if alarm.time_s == alarms[0].time_s]
     delays: list[float] = []
-    right: set[str] = set()
+    right = {fault.worker for fault in truth.faults}
     for fault in truth.faults:
-        right |= set(fault.workers)
-        after = [alarm.time_s - fault.onset_s for alarm in alarms if alarm.worker in fault.workers]
+        after = [alarm.time_s - fault.onset_s for alarm in alarms if alarm.worker == fault.worker]
         in_time = bool(after) and 0.0 <= after[0] <= GRAY_S
         delays.append(after[0] if in_time else math.inf)
     wrong = [alarm for alarm in alarms if alarm.worker not in right or _is_early(truth, alarm)]
@@ -90,7 +89,7 @@ def judge(case: Case, truth: Truth, alarms: Sequence[Alarm]) -> Outcome:
 
 def _is_early(truth: Truth, alarm: Alarm) -> bool:
     """Whether the alarm names a faulty worker before its fault."""
-    return any(alarm.worker in fault.workers and alarm.time_s < fault.onset_s for fault in truth.faults)
+    return any(alarm.worker == fault.worker and alarm.time_s < fault.onset_s for fault in truth.faults)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import structlog
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ops.bench.weights.actor import actor
-from ops.bench.weights.model import VOCABULARY, make_model
 from pipeline.runtime.context import ActorContext
 from protocol.ids import Role, TrajectoryId
 from workers.engines.generation.local.engine import LocalEngine
@@ -32,8 +32,36 @@ from workers.engines.generation.seam import SamplingParams, WindowRequest
 from workers.generator.weight_receiver import WeightReceiver
 
 NUM_SLOTS = 8
+VOCABULARY = 1024
+_BYTES = 4
+_WIDTHS = ((16 << 20, 128), (128 << 20, 512), (2 << 30, 1024), (1 << 62, 2048))
+"""Models below this many bytes have this width."""
 _RECENT = 24
 """Number of steps whose median is the step's time."""
+
+
+def make_model(num_bytes: int) -> Qwen3ForCausalLM:
+    """Make a random Qwen3 in float32 whose weights take about ``num_bytes``; every call makes the same one."""
+    width = next(width for limit, width in _WIDTHS if num_bytes < limit)
+    layer, ends = 13 * width * width * _BYTES, 2 * VOCABULARY * width * _BYTES
+    torch.manual_seed(0)
+    heads = width // 64
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_hidden_layers=max(1, round((num_bytes - ends) / layer)),
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            head_dim=64,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=1,
+        )
+    )
 
 
 class Decoding:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ops.bench.weights.actor import actor
-from ops.bench.weights.model import make_model
+from ops.bench.weights.generator import make_model
 from ops.bench.weights.rivals import Broadcast, FileCopy, Memcpy
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.load import load_config, resolve_paths, write_resolved

@@ -126,10 +126,6 @@ def test_equal_tokens_cuts_every_curve_where_the_thriftiest_run_ended() -> None:
     assert [point.update for point in made[0].within(198).curve] == [1]
 
 
-def test_a_table_that_was_not_trained_says_so() -> None:
-    assert "No row of this table has been trained yet" in as_markdown(LEARNING, [], "the command")
-
-
 def test_the_difference_on_each_kind_of_prompt_has_its_own_column() -> None:
     made = [outcome(name, seed, [to] * 3, 1.0) for name, to in ((WHOLE, 0.5), (LESS, 0.7)) for seed in (0, 1)]
     table = [line.split(" | ") for line in as_markdown(LEARNING, made, "").splitlines() if " | " in line]
@@ -191,11 +187,3 @@ def test_a_difference_that_separates_alone_does_not_beside_another_that_fails() 
     alone, together = compared([weak])[0], compared([weak, nothing, nothing])[0]
     assert alone is not None and together is not None
     assert alone.separates and not together.separates
-
-
-def test_the_page_has_the_commit_of_its_rows_and_what_the_critic_explained() -> None:
-    row = replace(outcome("VAPO", 0, [0.5, 0.6], 1.0), commit="abc", explained_variance=(0.1, 0.25), value_steps=26)
-    page = as_markdown(TABLES["vapo-leave-one-out"], [row], "the command")
-    assert "the command" in page and "Commit of the code: `abc`." in page
-    assert "| VAPO | 26 | 0.25 |" in page
-    assert "## The critic" not in as_markdown(LEARNING, [outcome(WHOLE, 0, [0.5], 1.0)], "the command")

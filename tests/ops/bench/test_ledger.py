@@ -10,12 +10,8 @@ import pytest
 
 from ops.bench.ledger import path
 from ops.bench.ledger.__main__ import DEEP, PATH, PATH_KL, SET_GET, STREAM, ZMQ, judge, judge_by_cpu, main
-from ops.bench.ledger.payload import Payload
 from ops.bench.ledger.race import Gate, Part, race
-from protocol.codec import from_blob, to_blob
 from protocol.errors import DataError
-from protocol.ids import TrajectoryId
-from protocol.trajectory import TrajectoryChunk
 
 
 @pytest.mark.long
@@ -38,12 +34,6 @@ def test_the_bars_compare_with_the_slower_of_two_and_only_from_1024_tokens() -> 
         "of (c)": 1.5,
     }
     assert judge({"num_tokens": 256, "seconds": seconds}).keys() == {"of (c)"}
-
-
-def test_a_payload_is_a_valid_chunk() -> None:
-    chunk = Payload(300).chunk(TrajectoryId("t", 3, 1), 7)
-    back = from_blob(to_blob(chunk), TrajectoryChunk)
-    assert (back.num_tokens, back.oldest_version, str(back.id)) == (300, 7, "t.3.1.0")
 
 
 @pytest.mark.integration

@@ -23,11 +23,6 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=8, max_size=64)
 COSTS = Costs(num_generators=2, num_slots=4, decode_base_s=0.01, decode_slot_s=0.001)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_every_scenario_is_a_configuration(scenario: Scenario) -> None:
-    load_config([ROOT / CONFIG], scenario.overrides)
-
-
 def test_a_rollout_lasts_as_long_as_its_longest_response_and_every_token_costs() -> None:
     assert COSTS.rollout_s([10, 3]) == pytest.approx(10 * 0.01 + 10 * 0.001)
     one = Costs(num_generators=1, num_slots=2, decode_base_s=0.01, decode_slot_s=0.0)

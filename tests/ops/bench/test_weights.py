@@ -3,21 +3,16 @@ served."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ops.bench.learner import Shape
 from ops.bench.weights.changes import changes
-from ops.bench.weights.learner import TRANSFER_MODES, Turn, measure
-from ops.bench.weights.model import make_model
+from ops.bench.weights.generator import make_model
+from ops.bench.weights.learner import TRANSFER_MODES, measure
 
 SHAPE = Shape("tiny", hidden=64, layers=2, vocabulary=512, num_samples=2)
-TURN = Turn(
-    total_s=1.0, write_s=0.1, verify_s=0.2, pause_s=0.05, gap_s=0.06, step_s=0.1, num_bytes=1, memcpy_s=0.1,
-    file_copy_s=0.2, broadcast_s=0.3,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("megabytes", [1, 16, 64])
@@ -34,11 +29,6 @@ def test_smaller_steps_change_fewer_numbers_and_float32_changes_in_nearly_all() 
     for few, many, all_of in zip(small, large, whole, strict=True):
         assert 0.0 < few.changed < many.changed < all_of.changed
         assert few.times_fewer > many.times_fewer > 1.0
-
-
-def test_what_is_moved_leaves_out_what_is_waited_for() -> None:
-    assert TURN.moving_s == pytest.approx(0.35)
-    assert replace(TURN, total_s=9.0).moving_s == TURN.moving_s
 
 
 QUICK = ("wire, bf16 delta",)

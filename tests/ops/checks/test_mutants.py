@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from ops.checks.mutants.__main__ import survivors, write_page
 from ops.checks.mutants.catalogue import Mutant, problems, read
-from ops.checks.mutants.trial import Outcome, Result, copy_tree, try_out
+from ops.checks.mutants.trial import Result, try_out
 
 ROOT = Path(__file__).resolve().parents[3]
 LEAST = 60
@@ -18,20 +16,6 @@ LEAST = 60
 
 def test_every_mutant_still_applies_exactly_once_and_names_tests_that_are_there() -> None:
     assert "\n".join(problems(read(), ROOT)) == ""
-
-
-def test_the_list_is_long_enough_and_reaches_every_part_that_learning_goes_through() -> None:
-    mutants = read()
-    assert sum(not mutant.equivalent for mutant in mutants) >= LEAST
-    folders = {
-        "workers/",
-        "workers/engines/",
-        "pipeline/config/",
-        "pipeline/algorithms/",
-        "pipeline/ledger/redis/scripts/",
-    }
-    for start in (*folders, "pipeline/algorithms/batching.py", "tests/oracle/ledger/staleness.py"):
-        assert [mutant for mutant in mutants if mutant.file.startswith(start)], start
 
 
 def test_every_mutant_of_the_list_has_a_result_and_no_other_has() -> None:
@@ -101,29 +85,3 @@ def test_a_test_that_is_not_there_or_starts_a_fleet_is_named(tree: Path) -> None
 
 def _fields(of: Mutant) -> dict:
     return {name: getattr(of, name) for name in of.__struct_fields__}
-
-
-def test_the_page_counts_survivors_and_argues_equivalents() -> None:
-    mutants = [mutant(), mutant(name="s"), mutant(name="e", equivalent="the same sum")]
-    results = {"m": Result.KILLED, "s": Result.SURVIVED, "e": Result.SURVIVED}
-    outcomes = {
-        name: Outcome(name=name, result=result, by="tests/a.py::test_b[0]", seconds=1.0)
-        for name, result in results.items()
-    }
-    assert [left.name for left in survivors(mutants, outcomes)] == ["s"]
-    page = write_page(mutants, outcomes, commit="c")
-    assert "3 mutants, last run at c: 1 killed, 1 survived, 1 equivalent" in page
-    assert "| e | sums (`law.py`) | the same sum |" in page
-    assert "| s | sums (`law.py`) |" in page
-    assert "| m |" not in page
-
-
-@pytest.mark.skipif(
-    shutil.which("git") is None or not (ROOT / ".git").exists(), reason="this is no clone, so git lists nothing of it"
-)
-def test_a_copy_holds_the_tree_as_it_is_on_the_disk_and_nothing_that_git_ignores(tmp_path: Path) -> None:
-    copy_tree(ROOT, tmp_path)
-    assert (tmp_path / "ops/checks/mutants/catalogue.toml").read_text() == (
-        ROOT / "ops/checks/mutants/catalogue.toml"
-    ).read_text()
-    assert not (tmp_path / ".venv").exists()

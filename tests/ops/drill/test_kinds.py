@@ -25,7 +25,6 @@ from ops.drill.judged import dead_letters_were_tried, trained_are_judged
 from ops.drill.junk import KEYS, litter, litter_own, spoil_epoch, unnamed
 from ops.drill.ledger_history import LedgerHistory
 from ops.drill.leftovers import leftovers
-from ops.drill.schedule import STARTS, FaultKind, plan
 from ops.drill.small_memory import fill, small_memory
 from ops.drill.verifier import is_chosen, judge, verdict
 from pipeline.ledger.address import LedgerAddress, write_address
@@ -43,17 +42,6 @@ from tests.pipeline.ledger.builders import make_chunk, make_spec, reward
 from tests.pipeline.runtime.registries import beat_of
 
 LIMITS = Limits(eta=1, group_size=3, num_slots=1, window_tokens=8, max_attempts=2)
-
-
-# -- plans -----------------------------------------------------------------------------------------
-
-
-def test_a_start_is_struck_alone_and_verdicts_that_are_slow_are_all_of_their_drill() -> None:
-    for each in (plan(seed) for seed in range(400)):
-        for faults in each.rounds:
-            assert len(faults) == 1 or not STARTS & {fault.kind for fault in faults}
-        if FaultKind.SLOW_VERDICTS in each.kinds:
-            assert each.kinds == {FaultKind.SLOW_VERDICTS} and len(each.rounds) == 1
 
 
 # -- the ledger's record ---------------------------------------------------------------------------
@@ -191,33 +179,6 @@ def test_a_busy_server_answers_nobody_until_its_script_is_over(littered: DrillFl
 
 
 # -- starts ----------------------------------------------------------------------------------------
-
-
-class Starting:
-    """The parts of a fleet that a start is known by."""
-
-    def __init__(self) -> None:
-        self.supervisor = SimpleNamespace(pid=7)
-        self.status: bytes | None = None
-        self.over = False
-
-    def is_over(self) -> bool:
-        return self.over
-
-    def ledger(self, *_: str) -> bytes | None:
-        return self.status
-
-
-def test_a_start_lasts_until_the_runs_state_is_the_supervisors_own() -> None:
-    fleet = Starting()
-    as_fleet = cast("DrillFleet", fleet)
-    assert starts.is_starting(as_fleet), "before there is a server"
-    fleet.status = b'{"state":"running","supervisor":6}'
-    assert starts.is_starting(as_fleet), "an earlier one's"
-    fleet.status = b'{"state":"running","supervisor":7}'
-    assert not starts.is_starting(as_fleet)
-    fleet.status, fleet.over = None, True
-    assert not starts.is_starting(as_fleet)
 
 
 @pytest.mark.parametrize("is_obeyed", [True, False])

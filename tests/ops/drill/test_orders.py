@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ops.drill import orders as patches
 from ops.drill.orders import FOLDER, PATCHES, OrderReader, own_name, write_orders
 from ops.drill.verifier import judge, ordered
 from pipeline.rewards.verifier import Response
@@ -95,77 +92,6 @@ def test_a_refused_step_has_no_number_as_its_loss_and_changes_nothing() -> None:
     assert backend.step([other], objective).applied, "every second batch alone"
     before, orders.given = backend.state, {}
     assert backend.step([sample], objective).applied and backend.state != before
-
-
-def test_a_deaf_receiver_reads_no_announcement() -> None:
-    polled = list[str]()
-
-    class Receiver:
-        def __init__(self) -> None:
-            self._announced = asyncio.Event()
-            self._announced.set()
-
-        async def poll(self) -> None:
-            polled.append("polled")
-
-        async def wait(self) -> bool:
-            return self._announced.is_set()
-
-    orders = Orders(stale=True)
-    module = SimpleNamespace(WeightReceiver=Receiver)
-    PATCHES["workers.generator.weight_receiver"](module, orders)  # type: ignore[arg-type]
-
-    async def polls() -> bool:
-        receiver = Receiver()
-        await receiver.poll()
-        return await receiver.wait()
-
-    assert not asyncio.run(polls()), "the next wait would end at once, and the main loop would hang"
-    assert not polled
-    orders.given = {}
-    asyncio.run(Receiver().poll())
-    assert polled
-
-
-def context(orders: Orders) -> tuple[Any, list[str]]:
-    """Return a patched worker's context, and the reported waits."""
-    told = list[str]()
-
-    class Context:
-        def waiting_for(self, kind: str) -> None:
-            told.append(kind)
-
-    module = SimpleNamespace(ActorContext=Context)
-    PATCHES["pipeline.runtime.context"](module, orders)  # type: ignore[arg-type]
-    return Context(), told
-
-
-def test_a_hung_loop_stands_until_its_order_ends(monkeypatch) -> None:
-    orders = Orders(hang=True)
-    worker, told = context(orders)
-    turns = iter(range(5))
-
-    def nap(_: float) -> None:
-        if next(turns) == 3:
-            orders.given = {}
-
-    monkeypatch.setattr(patches.time, "sleep", nap)
-    worker.waiting_for("input")
-    assert next(turns) == 4, "it stood for four turns"
-    assert told == ["input"]
-
-
-def test_a_leak_keeps_so_many_bytes_a_second(monkeypatch) -> None:
-    worker, _ = context(Orders(leak=50.0))
-    moments = iter([10.0, 10.2, 10.3])
-    monkeypatch.setattr(patches.time, "monotonic", lambda: next(moments))
-    tracemalloc.start()
-    try:
-        for _ in range(3):
-            worker.waiting_for("input")
-        assert 15e6 <= tracemalloc.get_traced_memory()[0] < 16e6
-    finally:
-        tracemalloc.stop()
 
 
 # -- the verifier ----------------------------------------------------------------------------------

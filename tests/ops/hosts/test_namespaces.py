@@ -76,12 +76,6 @@ def test_hosts_reach_each_other_by_their_addresses(three: HostNetwork, echo: Hos
         ask(three[name], echo, version=version)
 
 
-def test_an_address_takes_packets_as_soon_as_its_host_is_there(three: HostNetwork) -> None:
-    for host in three.hosts.values():
-        shown = [line for line in host.run("ip", "-6", "address").splitlines() if host.addresses[6] in line]
-        assert len(shown) == 1 and "nodad" in shown[0] and "tentative" not in shown[0]
-
-
 def test_hosts_that_are_apart_have_names_and_hidden_folders_of_their_own(three: HostNetwork, hidden: Path) -> None:
     made = list(three.hosts.values())
     assert [host.run("hostname").strip() for host in made] == ["host-a", "host-b", "host-c"]
@@ -90,15 +84,6 @@ def test_hosts_that_are_apart_have_names_and_hidden_folders_of_their_own(three: 
     b.run("touch", str(hidden / "b"), "/dev/shm/hr-b")
     assert c.run("ls", str(hidden)) == c.run("ls", "/dev/shm") == ""
     assert not Path("/dev/shm/hr-b").exists()
-
-
-def test_hosts_that_are_not_apart_share_all_but_the_network() -> None:
-    try:
-        with host_network("host-a", apart=False) as network:
-            assert network["host-a"].run("hostname") == subprocess.check_output(["hostname"], text=True)
-            assert "cable" in network["host-a"].run("ip", "link")
-    except SpaceRefused as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("cable", [CUT, Cable(receives=False), Cable(sends=False)], ids=repr)
