@@ -1,8 +1,8 @@
 """The fleet as the rows have shown it so far: workers, links, roles.
 
-Workers and links that no row names for ``FORGOTTEN_S`` are forgotten, so memory is bounded by the
-fleet. A worker that only links name gets a state from them: received work that is not done, and
-the messages that it produced."""
+Workers and links not seen for ``FORGOTTEN_S`` are forgotten, so memory is bounded by the fleet. If
+only links mention a worker, its state is derived from them: what it holds is what it received and has
+not done, and what it produced counts as progress."""
 
 from __future__ import annotations
 
@@ -21,33 +21,31 @@ FORGOTTEN_S = 600.0
 _NUMBER = re.compile(r"[-_.:/ ]*\d+$")
 _MAX_UNKNOWN_WORDS = 32
 _SOURCE_FACTOR = 5.0
-"""A worker that produced so many times what it received is a source."""
+"""A worker that produced this many times more than it received is a source."""
 
 
 def role_by_name(worker: str) -> str:
-    """Return the role of a worker without one: its name without the number at its end."""
+    """Guess a worker's role: its name without the trailing number."""
     return _NUMBER.sub("", worker) or worker
 
 
 class FleetTracks:
-    """All tracks, by name."""
-
     def __init__(self) -> None:
         self.workers: dict[str, WorkerTrack] = {}
         self.links: dict[tuple[str, str], LinkTrack] = {}
         self.roles: dict[str, RoleTrack] = {}
         self.pairs: dict[tuple[str, str], PairTrack] = {}
         self.derived: set[str] = set()
-        """Workers whose state is made of their links."""
+        """Workers whose state is derived from their links."""
         self.unknown_words: list[str] = []
-        """Words of ``waiting_for`` that are not known, each once."""
+        """Unknown words of ``waiting_for``, each once."""
         self._incoming: dict[str, list[LinkTrack]] = defaultdict(list)
         self._outgoing: dict[str, list[LinkTrack]] = defaultdict(list)
         self._members: dict[str, list[WorkerTrack]] = {}
         self._late: set[str] = set()
 
     def read(self, now_s: float, states: Sequence[StateRow], links: Sequence[LinkRow]) -> None:
-        """Take the rows of one tick in. Their order does not matter."""
+        """Process the rows of one tick, in any order."""
         shares = {role: self._usual_errors(role) for role in self.roles}
         for row in sorted(states, key=_state_order):
             self._read_state(row, now_s, shares)
@@ -71,35 +69,32 @@ class FleetTracks:
             self.roles[role].service.past_rate = median(t.past_rate(now_s) for t in tracks)
             self.roles[role].present_spell_s = median(t.work_s() for t in tracks) if len(tracks) >= 3 else 0.0
 
-    # -- looking --------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------
 
     def role_of(self, name: str) -> str:
-        """Return a worker's role, by its rows or else by its name."""
+        """Return a worker's role from its rows, or else from its name."""
         track = self.workers.get(name)
         return (track.row.role if track is not None else "") or role_by_name(name)
 
     def members(self, role: str) -> list[WorkerTrack]:
-        """Return the workers of a role."""
         return self._members.get(role, [])
 
     def incoming(self, name: str) -> list[LinkTrack]:
-        """Return the links to a worker."""
         return self._incoming.get(name, [])
 
     def outgoing(self, name: str) -> list[LinkTrack]:
-        """Return the links from a worker."""
         return self._outgoing.get(name, [])
 
     def is_late(self, name: str) -> bool:
-        """Return whether a worker's next row is overdue: perhaps it is about to be silent."""
+        """Return whether a worker's next row is overdue, so that it may be about to fall silent."""
         return name in self._late
 
     def live(self) -> Iterator[WorkerTrack]:
-        """Yield the workers whose rows come."""
+        """Yield the workers whose rows still arrive."""
         return (track for name, track in self.workers.items() if name not in self._late)
 
     def has_room(self, link: LinkTrack) -> bool:
-        """Return whether a link's receiver lives and takes messages, or is idle."""
+        """Return whether a link's receiver is alive and either takes messages or is idle."""
         since_s = max(link.undelivered_s(), link.unsent_s())
         receiver = self.workers.get(link.row.receiver)
         others = [other for other in self.incoming(link.row.receiver) if other is not link]
@@ -127,7 +122,7 @@ class FleetTracks:
         )
 
     def ledger_name(self, word: str) -> str:
-        """Return the ledger's name: a worker or an end of links named after it, else the word."""
+        """Return the worker or link end that is named like a ledger; ``word`` if there is none."""
         names = [*self.workers, *(name for name in self._incoming if name not in self.workers)]
         found = [
             name
@@ -136,7 +131,7 @@ class FleetTracks:
         ]
         return min(found) if found else word
 
-    # -- reading --------------------------------------------------------------------------------
+    # -- updates ------------------------------------------------------------------------------------
 
     def _read_state(self, row: StateRow, now_s: float, shares: dict[str, float]) -> None:
         role = row.role or role_by_name(row.worker)
@@ -207,7 +202,7 @@ def _derived(name: str, time_s: float, incoming: list[LinkTrack], outgoing: list
     done = sum(_known(link.row.done) for link in incoming)
     held = max(0.0, received - done)
     unsent = [link for link in outgoing if link.row.produced > link.row.sent]
-    # A source may receive too, but little: weights.
+    # A source may receive a little too, such as weights.
     is_source = produced > _SOURCE_FACTOR * received
     if unsent:
         fullest = max(unsent, key=lambda link: (link.row.produced - link.row.sent, link.row.receiver))
@@ -220,7 +215,7 @@ def _derived(name: str, time_s: float, incoming: list[LinkTrack], outgoing: list
 
 
 def _state_order(row: StateRow) -> tuple[object, ...]:
-    """Order rows by time; of two rows of one moment the same one comes first always."""
+    """Sort key: by time, with a fixed order among rows of the same time."""
     return (row.time_s, row.worker, row.waiting_for, _known(row.done), _known(row.in_flight), _known(row.input_depth))
 
 

@@ -1,10 +1,10 @@
-"""Words of ``waiting_for``: what a worker's main loop waits for, and for which worker.
+"""The ``waiting_for`` vocabulary: what a worker's main loop waits for, and for which worker.
 
-``room:reward-0``, ``input:generator-1`` and ``credit(a>b)`` name a worker or link after the word.
-Case does not matter. An unknown word may be work, or a healthy wait: the role's own past decides.
+``room:reward-0``, ``input:generator-1`` and ``credit(a>b)`` name a worker or link after the word, in
+any case. An unknown word may mean work or a healthy wait; the role's past decides.
 
-A heartbeat names the kind of its main loop's wait and describes it for people. The worker that can
-end the wait follows from the role, that description and the published version."""
+A heartbeat gives the kind of wait and a description for people. Which worker can end the wait is
+derived from the role, that description and the published version."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _PARTS = re.compile(r"\s*([^\s:(\[=]*)\s*[\s:(\[=]?\s*(.*?)[\s)\]]*$")
 
 
 class Awaited(StrEnum):
-    """The work or wait of a main loop."""
+    """What a main loop is doing or waiting for."""
 
     NOTHING = "nothing"
-    """It computes."""
+    """Computing."""
     INPUT = "input"
     ROOM = "room"
     """Room in a receiver's mailbox, or credit for it."""
@@ -37,7 +37,7 @@ class Awaited(StrEnum):
     ENDPOINT = "endpoint"
     """An outside service: a judge, a tool."""
     START = "start"
-    """Its own start, or a first computation."""
+    """Starting up, or running a first computation."""
     REST = "rest"
     """Nothing is expected of it: paused, draining or stopped."""
     UNKNOWN = "unknown"
@@ -58,23 +58,22 @@ _WORDS: dict[Awaited, str] = {
     "finished retired",
 }
 _BY_WORD = {word: awaited for awaited, words in _WORDS.items() for word in words.split()}
-_UNSAID = ("", "-", "none", "unknown", "nan", "null")
+_EMPTY_WORDS = ("", "-", "none", "unknown", "nan", "null")
 
 
 @lru_cache(maxsize=4096)
 def read_wait(waiting_for: str) -> tuple[Awaited, str]:
-    """Return what is waited for, and the named worker or link, or ""."""
+    """Return what is awaited, and the worker or link it names ("" if none)."""
     found = _PARTS.match(waiting_for)
     word, target = found.groups() if found else (waiting_for, "")
     return _BY_WORD.get(word.lower(), Awaited.UNKNOWN), target
 
 
 def is_unknown(waiting_for: str) -> bool:
-    """Return whether there is a word that is unknown."""
-    return waiting_for.strip().lower() not in _UNSAID and read_wait(waiting_for)[0] is Awaited.UNKNOWN
+    return waiting_for.strip().lower() not in _EMPTY_WORDS and read_wait(waiting_for)[0] is Awaited.UNKNOWN
 
 
-_SAME: Final = {
+_SAME_WORD: Final = {
     WaitingFor.INPUT: "input",
     WaitingFor.COMPUTE: "compute",
     WaitingFor.ENDPOINT: "endpoint",
@@ -83,7 +82,7 @@ _SAME: Final = {
     WaitingFor.STOPPED: "stopped",
 }
 _RESTING: Final = "paused"
-"""Nothing is expected of the worker. The supervisor limits the time of a start."""
+"""No progress is expected; the supervisor limits how long a start may take."""
 _NOTHING_LEFT: Final = frozenset(
     REFUSAL_WORDS[refusal] for refusal in (Refusal.PAUSED, Refusal.EXHAUSTED, Refusal.CLOSED)
 )
@@ -92,19 +91,16 @@ _BEHIND: Final = REFUSAL_WORDS[Refusal.BEHIND]
 
 @dataclass(frozen=True, slots=True)
 class FleetNames:
-    """The workers that a wait may name."""
-
     workers: frozenset[str]
     learner: str = ""
-    """Empty without one."""
+    """Empty if the fleet has no learner."""
 
     def named_in(self, words: str) -> list[str]:
-        """Return the workers whose names are in these words, each once."""
+        """Return the workers named in this text, without duplicates."""
         return list(dict.fromkeys(word for word in words.split() if word in self.workers))
 
 
 def fleet_names(workers: Collection[tuple[str, Role]]) -> FleetNames:
-    """Return the names of a fleet's workers."""
     learner = min((name for name, role in workers if role is Role.LEARNER), default="")
     return FleetNames(frozenset(name for name, _ in workers), learner)
 
@@ -112,51 +108,49 @@ def fleet_names(workers: Collection[tuple[str, Role]]) -> FleetNames:
 def wait_word(
     role: Role, waiting_for: WaitingFor, detail: str, names: FleetNames, *, is_behind: bool, knows_disk: bool = True
 ) -> str:
-    """Return ``waiting_for`` of a row, as the functions here read it.
+    """Translate a heartbeat's wait into the ``waiting_for`` of a row.
 
     Args:
-        role: Of the waiting worker.
-        waiting_for: The wait.
-        detail: The wait in words.
-        names: Of the fleet.
-        is_behind: A newer version than the worker's is published.
-        knows_disk: The worker has written such a file before, so that the usual time is known."""
+        role: Role of the waiting worker.
+        waiting_for: Kind of wait.
+        detail: The heartbeat's description of the wait.
+        names: The fleet's workers.
+        is_behind: Whether a newer version than the worker's is published.
+        knows_disk: Whether the worker has written such a file before, so its usual time is known."""
     match waiting_for:
         case WaitingFor.ROOM:
-            return _room(detail, names)
+            return _room_word(detail, names)
         case WaitingFor.CREDIT if detail in _NOTHING_LEFT:
             return _RESTING
         case WaitingFor.CREDIT if detail == _BEHIND:
-            return _weights(names, is_behind)
+            return _weights_word(names, is_behind)
         case WaitingFor.CREDIT:
-            return _of("credit", names.learner)
+            return _with_target("credit", names.learner)
         case WaitingFor.WEIGHTS if role is Role.LEARNER:
-            # It waits until generators have taken a version: they have no room for a newer one.
-            return _room(detail, names)
+            # Generators must take a version before there is room for a newer one.
+            return _room_word(detail, names)
         case WaitingFor.WEIGHTS:
-            return _weights(names, is_behind)
+            return _weights_word(names, is_behind)
         case WaitingFor.QUARANTINE:
-            return _of("quarantine", names.learner)
+            return _with_target("quarantine", names.learner)
         case WaitingFor.DISK:
             return "disk" if knows_disk else _RESTING
         case WaitingFor.STARTING | WaitingFor.COMPILE:
             return _RESTING
         case _:
-            return _SAME[waiting_for]
+            return _SAME_WORD[waiting_for]
 
 
-def _room(detail: str, names: FleetNames) -> str:
-    """Return the wait for room; of one worker where the words name one, else where links are
-    full."""
+def _room_word(detail: str, names: FleetNames) -> str:
+    """Name the receiver if the text names exactly one; otherwise full links will show which it is."""
     named = names.named_in(detail)
-    return _of("room", named[0] if len(named) == 1 else "")
+    return _with_target("room", named[0] if len(named) == 1 else "")
 
 
-def _weights(names: FleetNames, is_behind: bool) -> str:
-    """Return the wait for weights. A version that exists is fetched: that is the worker's own
-    work."""
-    return "loading" if is_behind else _of("weights", names.learner)
+def _weights_word(names: FleetNames, is_behind: bool) -> str:
+    """Loading a version that exists is the worker's own work; otherwise it waits for the learner."""
+    return "loading" if is_behind else _with_target("weights", names.learner)
 
 
-def _of(word: str, worker: str) -> str:
+def _with_target(word: str, worker: str) -> str:
     return f"{word}:{worker}" if worker else word

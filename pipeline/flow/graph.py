@@ -1,9 +1,8 @@
 """The wait-for graph: worker -> link -> worker, from wait reasons and link counters.
 
-A full outbox waits for downstream. An empty input waits for all live upstreams. They are the
-senders of its links, and in a moment without links the workers of the roles that feed its role. A
-wait that names a worker waits for it alone. A worker that computes waits for none: it is where
-waits end."""
+A full outbox waits for downstream. An empty input waits for every live upstream: the senders of its
+links or, when links are unknown, the workers of the roles that feed its role. A wait that names a
+worker waits for that worker only. A computing worker waits for nobody, so chains of waits end there."""
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ from pipeline.flow.format import Awaited
 from pipeline.flow.workers import WorkerTrack
 
 Graph = Mapping[str, AbstractSet[str]]
-"""Node -> the nodes that it waits for. A node is a worker, a link, ``sender>receiver``, or any
-worker of a role, ``>role``."""
+"""Node -> the nodes it waits for. A node is a worker, a link (``sender>receiver``), or any worker of
+a role (``>role``)."""
 
-_HARD = frozenset({Awaited.ROOM, Awaited.LOCK, Awaited.WEIGHTS})
-"""Waits of a worker that has work. An idle worker's wait for input is no part of a deadlock."""
+_WAITS_WITH_WORK = frozenset({Awaited.ROOM, Awaited.LOCK, Awaited.WEIGHTS})
+"""Waits of workers that hold work. An idle worker waiting for input is not part of a deadlock."""
 
 
 def wait_graph(fleet: FleetTracks, ledger: str = "", feeds: Mapping[str, Collection[str]] | None = None) -> Graph:
-    """Return who waits for whom.
+    """Build the wait-for graph.
 
     Args:
-        fleet: Its tracks.
-        ledger: Its name, where waits for it count.
-        feeds: Role -> the roles that feed it, where links are not known."""
+        fleet: Tracks of all workers and links.
+        ledger: Name of the ledger's node, if waits for it should be included.
+        feeds: Role -> the roles that feed it, for use when links are unknown."""
     graph: dict[str, set[str]] = defaultdict(set)
     fed = set[str]()
     for track in fleet.live():
@@ -49,14 +48,14 @@ def wait_graph(fleet: FleetTracks, ledger: str = "", feeds: Mapping[str, Collect
 
 
 def _waits_for(fleet: FleetTracks, track: WorkerTrack, ledger: str) -> Iterable[tuple[str, str]]:
-    """Yield the next node of each wait, a link where there is one, and the worker behind it."""
+    """Yield the next node of each wait (a link if there is one) and the worker behind it."""
     name = track.worker
     if track.is_blocked and track.wait is not Awaited.ROOM:
-        return [(f"{name}>{target}", target) for target in _full(fleet, name)]
+        return [(f"{name}>{target}", target) for target in _full_receivers(fleet, name)]
     named = other_end(track.target, name)
     match track.wait:
         case Awaited.ROOM:
-            targets = [named] if named else _full(fleet, name)
+            targets = [named] if named else _full_receivers(fleet, name)
             return [(f"{name}>{target}", target) for target in targets]
         case Awaited.LEDGER:
             return [(f"{name}>{named or ledger}", named or ledger)] if named or ledger else []
@@ -70,21 +69,21 @@ def _waits_for(fleet: FleetTracks, track: WorkerTrack, ledger: str) -> Iterable[
 
 
 def other_end(target: str, name: str) -> str:
-    """Return the worker that a wait names, of a link the end that is not ``name``."""
+    """Return the worker that ``target`` names; for a link, the end that is not ``name``."""
     if ">" not in target:
         return target
     sender, _, receiver = target.partition(">")
     return sender if receiver == name else receiver
 
 
-def _full(fleet: FleetTracks, name: str) -> list[str]:
+def _full_receivers(fleet: FleetTracks, name: str) -> list[str]:
     outgoing = fleet.outgoing(name)
     full = [link.row.receiver for link in outgoing if link.row.produced > link.row.sent]
     return full or [link.row.receiver for link in outgoing if link.row.sent > link.row.done]
 
 
 def reached(graph: Graph, start: str) -> set[str]:
-    """Return all nodes that ``start`` waits for, directly or not."""
+    """Return all nodes that ``start`` waits for, directly or indirectly."""
     seen, todo = set[str](), list(graph.get(start, ()))
     while todo:
         node = todo.pop()
@@ -95,8 +94,8 @@ def reached(graph: Graph, start: str) -> set[str]:
 
 
 def ways(graph: Graph, start: str) -> dict[str, str]:
-    """Return the nodes that ``start`` waits for, the nearest first, each with the node before it on
-    the shortest way."""
+    """Return every node that ``start`` waits for, nearest first, mapped to its predecessor on the
+    shortest path."""
     before, todo = dict[str, str](), deque([start])
     while todo:
         node = todo.popleft()
@@ -108,7 +107,7 @@ def ways(graph: Graph, start: str) -> dict[str, str]:
 
 
 def waiters(graph: Graph, node: str, workers: Iterable[str]) -> int:
-    """Return how many workers wait for a node, directly or not."""
+    """Return how many workers wait for a node, directly or indirectly."""
     behind: dict[str, list[str]] = defaultdict(list)
     for waiter, targets in graph.items():
         for target in targets:
@@ -123,14 +122,14 @@ def waiters(graph: Graph, node: str, workers: Iterable[str]) -> int:
 
 
 def circle(fleet: FleetTracks, least_s: float) -> list[WorkerTrack]:
-    """Return workers that wait for one another in a circle, each with work and for longer than
-    ``least_s``; or none. The circle begins with its longest wait."""
+    """Return a deadlock: workers that hold work and have each waited for the next, around a circle,
+    for more than ``least_s``. The longest wait comes first; empty if there is no deadlock."""
     hard: dict[str, str] = {}
     for track in fleet.live():
         row = track.row
         has_work = row.in_flight > 0 or row.output_depth > 0 or row.input_depth > 0
         waits_s = row.time_s - max(track.waits_since_s, track.progressed_s)
-        is_hard = track.wait in _HARD or (track.wait is Awaited.INPUT and bool(track.target))
+        is_hard = track.wait in _WAITS_WITH_WORK or (track.wait is Awaited.INPUT and bool(track.target))
         if is_hard and has_work and waits_s > least_s + 2 * track.interval_s:
             targets = {target for _, target in _waits_for(fleet, track, "")}
             if len(targets) == 1:

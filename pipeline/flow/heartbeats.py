@@ -1,19 +1,20 @@
-"""Heartbeats of a live run to rows: states of workers, and counters of links.
+"""Turns the heartbeats of a live run into rows: worker states and link counters.
 
-Three kinds of links:
+There are three kinds of links:
 
-* generator > scorer: S by the sender's heartbeat, R and D by an earlier one of the receiver. So R
-  is never ahead of S merely since the two report at different moments. All count from the moment at
-  which both ends have been there for a while: what a dead process had is no message under way.
-  Neither is a message that the receiver refused, or knows to be lost by a later one's number. A
-  receiver whose main loop is blocked, or was just now, explains its links itself.
-* scorer > learner: the ledger carries scores, and has each at once. The link only shows who waits.
-* learner > generator: versions as counts. A version is sent when the generator should have it
-  (``weights.max_generator_lag``) and has had two turns to take it; received when it serves it.
+* generator > scorer: S comes from the sender's heartbeat; R and D from an earlier heartbeat of the
+  receiver, so that R never exceeds S merely because the two report at different moments. Counting
+  starts when both ends have been up for a while, so messages of a dead process do not look
+  undelivered. Neither do messages that the receiver refused or, by a later sequence number, knows to
+  be lost. A receiver whose main loop is or was just blocked is itself the explanation.
+* scorer > learner: the ledger carries scores and has each one at once, so this link only shows who
+  waits.
+* learner > generator: versions as counts. A version counts as sent once the generator should have it
+  (``weights.max_generator_lag``) and has had two turns to take it, and as received once it is served.
 
-Times are by the reader's clock: the moment at which the registry got the heartbeat. A clock that
-differs or jumps on some host changes nothing. The old row of a silent worker is given again at each
-moment. A worker without a heartbeat has left: its last row has that word."""
+Times are by the reader's clock: when the registry got the heartbeat. Skewed or jumping clocks on
+other hosts therefore change nothing. A silent worker's last row is repeated every tick. A worker that
+no longer has a heartbeat has left, and its final row says so."""
 
 from __future__ import annotations
 
@@ -39,20 +40,21 @@ from pipeline.weights import TURNS
 from protocol.ids import Role
 
 STEP_SHARE: Final = 1e-3
-"""A finished step of long work is so much of a piece: it is progress, and hardly a piece."""
-_STILL_MS: Final = 1000.0
-"""A main loop whose timer is this late is blocked, whatever its last word was."""
-_SETTLES_S: Final = 5.0
-"""A new process at either end has its links and its first messages after so long."""
+"""What a finished step of long work counts: a small part of a piece, but progress."""
+_BLOCKED_MS: Final = 1000.0
+"""A main loop whose timer is this late is blocked, whatever it last reported."""
+_SETTLING_S: Final = 5.0
+"""How long after a process starts its links and first messages take to appear."""
 _KEPT_REPORTS: Final = 4
-_REPORTS_OLD_S: Final = 0.6
-"""Counters of links in a heartbeat are at most so much older than the heartbeat."""
+_MAX_REPORT_AGE_S: Final = 0.6
+"""Maximum age of the link counters in a heartbeat, relative to the heartbeat."""
 _EXCESS_ROWS: Final = 10
-"""In so many rows the receiver's older count is at least once not ahead, but for an excess."""
-_FOLLOWS: Final = 0.05
-"""Share of a new size that the usual one takes up."""
+"""Within this many rows, the receiver's older count is at least once not ahead of the sender's,
+unless it counts too many."""
+_SIZE_WEIGHT: Final = 0.05
+"""Weight of a new size in the running average of sizes."""
 _TURNS_TO_TAKE: Final = 2
-"""The first may have begun before the version was there."""
+"""Two, because the first may have begun before the version was published."""
 _SCORERS: Final = frozenset({Role.REWARD, Role.REFERENCE, Role.VALUE})
 _MAIN_WORK: Final = {
     Role.GENERATOR: ("sampling",),
@@ -60,7 +62,7 @@ _MAIN_WORK: Final = {
     Role.REFERENCE: ("scoring", "guidance"),
     Role.VALUE: ("scoring",),
 }
-"""Kinds of work by which the workers of a role compare."""
+"""Kinds of work by which the workers of a role are compared."""
 _NO_WORK: Final = ServiceSums()
 _NO_REPORT: Final = LinkReport(name="")
 
@@ -69,65 +71,64 @@ Reports = dict[str, LinkReport]
 
 @dataclass(slots=True)
 class _LastBeats:
-    """The last heartbeats of one worker."""
-
     beat: Heartbeat
     time_s: float
-    """Arrival of the newest, by the reader's clock."""
+    """When the newest arrived, by the reader's clock."""
     began_s: float
-    """When its present incarnation was first seen."""
-    still_from_s: float | None = None
-    """Since when its main loop is blocked; None while it runs."""
+    """When the current incarnation was first seen."""
+    blocked_since_s: float | None = None
+    """When its main loop became blocked; None while it runs."""
     backlog_until_s: float = -inf
-    """Until then its mailbox is as old as the time for which its main loop was blocked."""
+    """After being blocked, its mailbox is stale until this time."""
     reports: deque[tuple[float, Reports]] = field(default_factory=lambda: deque(maxlen=_KEPT_REPORTS))
     work_s: float = 0.0
-    """Longest time of one work."""
+    """Longest time of one unit of work."""
     size: float = 0.0
-    """Of its finished work, in usual pieces."""
+    """Cumulative size of its finished work, in units of a typical piece."""
     due: int = -1
-    """Version that it should serve by now."""
+    """Version that it should be serving by now."""
     lagging_turns: float | None = None
-    """Turns that it had made when it began to lag; None while it does not."""
+    """Number of turns when it began to lag; None while it does not."""
 
     def note(self, beat: Heartbeat) -> None:
-        """Take a new heartbeat in, that came at ``time_s``."""
+        """Record a new heartbeat, which arrived at ``time_s``."""
         if beat.who.epoch != self.beat.who.epoch:
-            self.began_s, self.still_from_s = self.time_s, None
+            self.began_s, self.blocked_since_s = self.time_s, None
             self.reports.clear()
         self.beat, self.work_s = beat, max(self.work_s, beat.work.elapsed_s)
         mine = link_name("", beat.who.worker)
         self.reports.append((self.time_s, {link.name: link for link in beat.links if link.name.endswith(mine)}))
         lag_ms = beat.vitals.loop_lag_ms if beat.vitals is not None else 0.0
-        if lag_ms >= _STILL_MS:
+        if lag_ms >= _BLOCKED_MS:
             began_s = self.time_s - lag_ms / 1e3
-            self.still_from_s = began_s if self.still_from_s is None else self.still_from_s
-        elif self.still_from_s is not None:
-            self.backlog_until_s = 2 * self.time_s - self.still_from_s
-            self.still_from_s = None
+            self.blocked_since_s = began_s if self.blocked_since_s is None else self.blocked_since_s
+        elif self.blocked_since_s is not None:
+            self.backlog_until_s = 2 * self.time_s - self.blocked_since_s
+            self.blocked_since_s = None
 
     def reports_at(self, time_s: float) -> Reports | None:
-        """Return its newest reports that are not later than ``time_s``."""
+        """Return the newest reports no later than ``time_s``."""
         return next((reports for at_s, reports in reversed(self.reports) if at_s <= time_s), None)
 
 
 @dataclass(slots=True)
 class _LinkCounts:
-    """The counters of one link since both its ends are there."""
+    """Counters of one link since both of its ends came up."""
 
     epochs: tuple[int, int]
-    """Of sender and receiver."""
+    """Epochs of sender and receiver."""
     sent_before: int
     arrived_before: int
     ended_before: int
     least_excess: int = 0
     num_rows: int = 0
-    """So many rows is the least excess of."""
+    """Number of rows that ``least_excess`` covers."""
 
     def since(self, sent: LinkReport, got: LinkReport) -> tuple[int, int, int]:
-        """Return S, R and D by both ends' newest reports. Messages under way at the beginning are
-        counted as received alone; so is a number that damage has made large. They stay in excess,
-        and are left out from then on."""
+        """Return S, R and D from both ends' newest reports.
+
+        Messages in flight when counting began are counted as received only, and damage can make a
+        sequence number too large. Both show as a constant excess of R over S, which is subtracted."""
         num_sent = 1 + sent.sent - self.sent_before
         arrived = 1 + max(0, _arrived(got) - self.arrived_before)
         ended = 1 + max(0, _ended(got) - self.ended_before)
@@ -143,27 +144,26 @@ class _LinkCounts:
 
 
 class RowMaker:
-    """Makes rows of a run's heartbeats. The workers of the last moment bound its memory."""
+    """Converts heartbeats to rows. Memory is bounded by the workers of the last tick."""
 
     def __init__(self, *, max_lag: int = 2, swaps_in_windows: bool = True) -> None:
-        """``max_lag``: versions that a generator may be behind. ``swaps_in_windows``: whether it
-        takes weights in the middle of a window; else its lag means nothing."""
+        """``max_lag``: versions a generator may be behind. ``swaps_in_windows``: whether it takes
+        weights in the middle of a window; if not, its lag means nothing."""
         self._max_lag, self._swaps_in_windows = max_lag, swaps_in_windows
         self._seen: dict[str, _LastBeats] = {}
         self._usual_tokens: dict[Role, float] = {}
-        """Of one piece of a role's work."""
+        """Tokens per piece of work, by role."""
         self._counts: dict[str, _LinkCounts] = {}
-        """By link."""
 
     def rows(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> tuple[list[StateRow], list[LinkRow]]:
-        """Return the rows of this moment.
+        """Return the rows of this tick.
 
         Args:
-            now_s: the reader's clock; grows.
-            beats: the last heartbeat of each worker.
-            published: newest policy version; -1 for none."""
+            now_s: The reader's clock; never goes back.
+            beats: The last heartbeat of each worker.
+            published: Newest policy version, -1 if none."""
         for beat in beats:
-            self._see(now_s, beat)
+            self._record(now_s, beat)
         there = {beat.who.worker for beat in beats}
         left = [_departed(seen, now_s) for name, seen in self._seen.items() if name not in there]
         self._seen = {name: seen for name, seen in self._seen.items() if name in there}
@@ -171,7 +171,7 @@ class RowMaker:
         states = [self._state(seen, names, published) for seen in self._seen.values()]
         return [*states, *left], list(self._links(names, published))
 
-    def _see(self, now_s: float, beat: Heartbeat) -> None:
+    def _record(self, now_s: float, beat: Heartbeat) -> None:
         arrived_s = now_s - beat.silent_s
         seen = self._seen.get(beat.who.worker)
         if seen is None:
@@ -185,17 +185,16 @@ class RowMaker:
         seen.note(beat)
 
     def _size(self, role: Role, before: ServiceSums, now: ServiceSums) -> float:
-        """Return the work between two heartbeats, in usual pieces: by their number or by their
-        tokens, whichever is more.
+        """Return the work done between two heartbeats in units of a typical piece, counted by pieces
+        or by tokens, whichever is more.
 
-        A decode step of few live trajectories takes as long as one of many, or a part of it. Of
-        judged responses either may be the measure. A slow worker is slow by
-        both."""
+        A decode step takes about as long for a few live trajectories as for many, and the cost of
+        judging a response may follow either measure. A truly slow worker is slow by both."""
         pieces, tokens = now.pieces - before.pieces, now.size - before.size
         if pieces <= 0:
             return 0.0
         usual = self._usual_tokens.get(role, tokens / pieces)
-        self._usual_tokens[role] = usual + _FOLLOWS * (tokens / pieces - usual)
+        self._usual_tokens[role] = usual + _SIZE_WEIGHT * (tokens / pieces - usual)
         return max(float(pieces), tokens / usual if usual > 0 else 0.0)
 
     def _state(self, seen: _LastBeats, names: FleetNames, published: int) -> StateRow:
@@ -206,9 +205,9 @@ class RowMaker:
             is_behind=beat.policy_version < published, knows_disk=beat.storing.slowest_s > 0,
         )  # fmt: skip
         held = beat.held
-        if seen.still_from_s is not None and beat.waiting_for in (WaitingFor.INPUT, WaitingFor.CREDIT):
+        if seen.blocked_since_s is not None and beat.waiting_for in (WaitingFor.INPUT, WaitingFor.CREDIT):
             word, held = "compute", max(1, held)
-        # a worker that waits for input gathers a batch, or has nothing
+        # a worker that waits for input is gathering a batch or has nothing to do
         depth = 0 if beat.waiting_for is WaitingFor.INPUT or vitals is None else vitals.input_depth
         serves = role is not Role.GENERATOR or self._swaps_in_windows
         return StateRow(
@@ -247,13 +246,13 @@ class RowMaker:
         self._counts = {name: counts for name, counts in self._counts.items() if name in there}
 
     def _messages(self, seen: _LastBeats, sent: LinkReport, receiver: _LastBeats) -> Iterator[LinkRow]:
-        reports = receiver.reports_at(seen.time_s - _REPORTS_OLD_S)
+        reports = receiver.reports_at(seen.time_s - _MAX_REPORT_AGE_S)
         others = link_name(OTHER_LINKS, receiver.beat.who.worker)
-        # The receiver counts it among others, or its heartbeat is not that old.
+        # The receiver reports this link under "others", or has no heartbeat old enough.
         if reports is None or (sent.name not in reports and others in reports):
             return
-        settled_s = max(seen.began_s, receiver.began_s) + _SETTLES_S
-        if seen.time_s < max(settled_s, receiver.backlog_until_s) or receiver.still_from_s is not None:
+        settled_s = max(seen.began_s, receiver.began_s) + _SETTLING_S
+        if seen.time_s < max(settled_s, receiver.backlog_until_s) or receiver.blocked_since_s is not None:
             return
         got = reports.get(sent.name, _NO_REPORT)
         epochs = (seen.beat.who.epoch, receiver.beat.who.epoch)
@@ -277,13 +276,13 @@ class RowMaker:
         elif turns - seen.lagging_turns >= _TURNS_TO_TAKE:
             seen.due = max(seen.due, due)
         seen.due = max(seen.due, served)
-        # A generator that starts serves none, and has not gone back.
+        # A generator that is starting serves no version, but has not gone back.
         taken = served + 1 if served >= 0 else nan
         return LinkRow(seen.time_s, learner, seen.beat.who.worker, seen.due + 1, seen.due + 1, taken, taken)
 
 
 def _departed(seen: _LastBeats, now_s: float) -> StateRow:
-    """Return the last row of a worker: it is not silent, and waited for by none."""
+    """Return the final row of a worker that left, so that it is neither silent nor waited for."""
     return StateRow(
         max(now_s, seen.time_s + 1e-3), seen.beat.who.worker, str(seen.beat.who.role), "left",
         done=seen.beat.progress + STEP_SHARE * steps_of(seen.beat), in_flight=0,
@@ -291,7 +290,7 @@ def _departed(seen: _LastBeats, now_s: float) -> StateRow:
 
 
 def _arrived(got: LinkReport) -> int:
-    """Return the messages that are not under way any more: received, refused or lost."""
+    """Return how many messages are no longer in flight: received, refused or lost."""
     return got.received + got.refused + got.gaps
 
 
@@ -300,7 +299,8 @@ def _ended(got: LinkReport) -> int:
 
 
 def _service(beat: Heartbeat) -> ServiceSums:
-    """Return the finished work by which workers of a role compare. A learner has no peers."""
+    """Return the finished work by which workers of a role are compared; zero for a learner, which
+    has no peers."""
     service = beat.vitals.service if beat.vitals is not None else {}
     done = _NO_WORK
     for kind in _MAIN_WORK.get(beat.who.role, ()):

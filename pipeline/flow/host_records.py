@@ -1,13 +1,13 @@
-"""The flow records of one host's workers, as rows for the run's folder.
+"""Flow records of one host's workers, as rows for the run folder.
 
-A ring holds the newest records of a worker (``pipeline.runtime.flow_ring``); the observer reads all
-rings once a second, so that none is lost. A message's end at one end of its link becomes a row of
-*messages*. The states of a worker's main loop become *waits*: one row for each stretch in which the
-wait was the same. Times become wall-clock seconds, by the reader's clocks.
+A ring holds a worker's newest records (``pipeline.runtime.flow_ring``); the observer reads all rings
+once a second so that none is lost. A message that ends at one side of its link becomes a row of
+*messages*. Consecutive states of a main loop with the same wait become one row of *waits*. Times are
+converted to wall-clock seconds.
 
-Rings of joined hosts stay there: no process reads another host's files, and heartbeats bring what
-finds a fault, of all hosts alike. Messages serve pictures and tables, which name the workers whose
-messages they lack."""
+Rings of joined hosts are not read, since no process reads another host's files. Fault detection does
+not need them: it uses heartbeats, which come from every host. Messages only serve charts and tables,
+which name the workers whose messages are missing."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ MESSAGES: Final = np.dtype(
         ("waited_s", "f4"), ("service_s", "f4"), ("storing_s", "f4"), ("policy_version", "i4"),
     ]
 )  # fmt: skip
-"""``Completion`` as columns. ``time_s``: its end. ``key``: the same for all records of a chunk."""
+"""``Completion`` as columns. ``time_s`` is when it ended; ``key`` is shared by all records of a chunk."""
 WAITS: Final = np.dtype([("begin_s", "f8"), ("end_s", "f8"), ("worker", "O"), ("wait", "O")])
-"""``wait``: a value of ``WaitingFor``."""
+"""``wait`` is a ``WaitingFor`` value."""
 MAX_ROWS: Final = 50_000
-"""Rows of one reading; further ones are left out, and counted."""
-_HOLDS_S: Final = 0.35
-"""A state holds for so long: three of its intervals."""
+"""Maximum rows of one read; the rest is dropped and counted."""
+_STATE_HOLDS_S: Final = 0.35
+"""How long a recorded state is assumed to hold: three sampling intervals."""
 _LONGEST_S: Final = 30.0
-"""A longer wait becomes several rows, so that a reader need not look far back."""
+"""Longer waits are split into several rows, so that readers need not look far back."""
 _KINDS: Final = tuple(WaitingFor)
 _MOST_NAMED: Final = 8
 _OUTCOMES: Final = np.array(["", *(outcome.name.lower() for outcome in MessageOutcome)], object)
-"""By number."""
+"""By outcome number."""
 _SLOTS: Final = np.dtype(
     {
         "names": ["kind", "what", "link", "size", "time_s", "key", "waited_s", "service_s", "storing_s",
@@ -51,8 +51,8 @@ _SLOTS: Final = np.dtype(
         "itemsize": 64,
     }
 )  # fmt: skip
-"""The slots of ``pipeline.runtime.flow_ring``: completions; and of states kind, ``what``, time, and
-``wait``, the last count."""
+"""Slots of ``pipeline.runtime.flow_ring``. A state slot uses ``kind``, ``what``, ``time_s`` and
+``wait`` (its last counter); the rest belongs to completions."""
 _LINKS: Final = 1 << 16
 
 
@@ -64,7 +64,7 @@ class _Stretch:
 
 
 class HostRecordReader:
-    """Follows all rings of a folder. One thread at a time uses it."""
+    """Follows all rings in a folder. Not safe for use by two threads at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,13 +74,13 @@ class HostRecordReader:
 
     @property
     def num_lost(self) -> int:
-        """Records that were overwritten or damaged before they were read, or are left out."""
+        """Records overwritten, damaged or dropped before they could be read."""
         return self._num_left_out + sum(ring.num_overwritten + ring.num_damaged for ring in self._rings.values())
 
     def read(self, now_s: float, at_s: float) -> dict[str, NDArray[np.void]]:
         """Return the new rows by table: ``MESSAGES`` and ``WAITS``.
 
-        ``now_s`` and ``at_s``: this moment by the monotonic clock and by the wall clock."""
+        ``now_s`` and ``at_s`` are the current time by the monotonic and the wall clock."""
         self._discover()
         ahead_s = at_s - now_s
         found = [(worker, slots) for worker, ring in self._rings.items() for slots in ring.take()]
@@ -90,7 +90,7 @@ class HostRecordReader:
         messages = _messages(slots[is_message], of[is_message], found, ahead_s)
         waits = self._waits(slots[~is_message], of[~is_message], found, ahead_s)
         for worker in self._rings:
-            waits += self._over(worker, now_s, ahead_s)
+            waits += self._end_idle(worker, now_s, ahead_s)
         self._num_left_out += max(0, len(messages) - MAX_ROWS) + max(0, len(waits) - MAX_ROWS)
         tables = {"messages": messages[-MAX_ROWS:], "waits": np.array(waits[-MAX_ROWS:], dtype=WAITS)}
         return {name: rows for name, rows in tables.items() if len(rows)}
@@ -104,17 +104,16 @@ class HostRecordReader:
             states["time_s"][own].tolist(), states["wait"][own].tolist(), of[own].tolist(), strict=True
         ):
             wait = str(_KINDS[index]) if index < len(_KINDS) else ""
-            rows += self._take(found[place][0], wait, at_s, ahead_s)
+            rows += self._extend(found[place][0], wait, at_s, ahead_s)
         return rows
 
     def close(self) -> None:
-        """Close all rings. Repeated calls do nothing."""
         for ring in self._rings.values():
             ring.close()
 
     def _discover(self) -> None:
         try:
-            # Another account could have made a folder of this name first.
+            # Another account could have created a folder of this name first.
             if self._folder.lstat().st_uid != os.getuid():
                 return
             names = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(SUFFIX)]
@@ -125,43 +124,42 @@ class HostRecordReader:
             if worker not in self._rings:
                 self._rings[worker] = FlowRingReader(self._folder / name)
 
-    def _take(self, worker: str, wait: str, at_s: float, ahead_s: float) -> Iterator[tuple[object, ...]]:
+    def _extend(self, worker: str, wait: str, at_s: float, ahead_s: float) -> Iterator[tuple[object, ...]]:
         before = self._stretches.get(worker)
-        if before is not None and before.wait == wait and 0.0 <= at_s - before.last_s <= _HOLDS_S:
+        if before is not None and before.wait == wait and 0.0 <= at_s - before.last_s <= _STATE_HOLDS_S:
             before.last_s = at_s
             if at_s - before.begin_s >= _LONGEST_S:
-                yield _waited(worker, before, at_s, ahead_s)
+                yield _wait_row(worker, before, at_s, ahead_s)
                 before.begin_s = at_s
             return
         if before is not None:
-            yield _waited(worker, before, min(max(at_s, before.last_s), before.last_s + _HOLDS_S), ahead_s)
+            yield _wait_row(worker, before, min(max(at_s, before.last_s), before.last_s + _STATE_HOLDS_S), ahead_s)
         self._stretches[worker] = _Stretch(wait, at_s, at_s)
 
-    def _over(self, worker: str, now_s: float, ahead_s: float) -> Iterator[tuple[object, ...]]:
-        """Yield the stretch of a worker that has had nothing open since."""
+    def _end_idle(self, worker: str, now_s: float, ahead_s: float) -> Iterator[tuple[object, ...]]:
+        """Yield the last stretch of a worker that has recorded no state for a while."""
         before = self._stretches.get(worker)
-        if before is not None and now_s - before.last_s > 2.0 * _HOLDS_S:
-            yield _waited(worker, before, before.last_s, ahead_s)
+        if before is not None and now_s - before.last_s > 2.0 * _STATE_HOLDS_S:
+            yield _wait_row(worker, before, before.last_s, ahead_s)
             del self._stretches[worker]
 
 
 def unrecorded_words(workers: Collection[str]) -> str:
-    """Return a sentence on workers whose metrics are recorded and whose messages are not; empty
-    without any."""
+    """Return a sentence about workers with recorded metrics but no recorded messages ("" if none)."""
     if not workers:
         return ""
     named = sorted(workers)
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return (
-        f"no messages are recorded of {', '.join(named[:_MOST_NAMED])}{more}: those of joined hosts stay there, and "
-        "supervisor.flow_records = false leaves all out; metrics, states and links have these workers too"
+        f"no messages are recorded for {', '.join(named[:_MOST_NAMED])}{more}: joined hosts keep theirs, and "
+        "supervisor.flow_records = false records none; metrics, states and links include these workers"
     )
 
 
 def _messages(
     ends: NDArray[np.void], of: NDArray[np.intp], found: Sequence[tuple[str, RingSlice]], ahead_s: float
 ) -> NDArray[np.void]:
-    """Return completions as rows. ``of``: the place of each one's ring in ``found``."""
+    """Return completions as rows. ``of`` is the index in ``found`` of each one's ring."""
     rows = np.empty(len(ends), MESSAGES)
     for name in ("key", "size", "waited_s", "service_s", "storing_s", "policy_version"):
         rows[name] = ends[name]
@@ -175,5 +173,5 @@ def _messages(
     return rows
 
 
-def _waited(worker: str, stretch: _Stretch, end_s: float, ahead_s: float) -> tuple[object, ...]:
+def _wait_row(worker: str, stretch: _Stretch, end_s: float, ahead_s: float) -> tuple[object, ...]:
     return (stretch.begin_s + ahead_s, end_s + ahead_s, worker, stretch.wait)

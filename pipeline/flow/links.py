@@ -1,9 +1,8 @@
-"""The rule table: the counters of one link, and their reading.
+"""The rule table: how to read the counters of one link.
 
-P produced, S sent, R received, D done, A acknowledged. P >= S >= R >= D >= A holds always. The time
-that a message has been between two counters follows from their past. The oldest message that is
-sent and not received was sent when S first exceeded the present R. Ages in rows are not needed.
-
+P produced, S sent, R received, D done, A acknowledged; always P >= S >= R >= D >= A. How long a
+message has been between two counters follows from their history: the oldest undelivered message was
+sent when S first exceeded the current R. The ages in rows are not needed.
 | state, longer than usual | reading |
 |---|---|
 | P = S = A = 0, the sender waits for it | never started, or no credit was ever granted |
@@ -12,12 +11,12 @@ sent and not received was sent when S first exceeded the present R. Ages in rows
 | S > R, the receiver has room, R stands | the link |
 | S > R, the receiver has room, R moves | a slow link |
 | R > D | the receiver's state explains it |
-| D > A | the way of acknowledgements |
-| P = S = D > 0 | nothing is under way: the sender's state explains it |
+| D > A | the path of acknowledgements |
+| P = S = D > 0 | nothing is in flight: the sender's state explains it |
 | S > P, R > S, D > R or A > D, and it grows | the counters contradict one another |
 
-An end may count a few messages twice, or not at all, at a restart. That is no fault of the link:
-the difference stays as it is. The counters contradict one another while the difference grows."""
+After a restart, an end may have counted a few messages twice or not at all. That is not a fault of the
+link: such a difference stays constant. Counters contradict one another when the difference grows."""
 
 from __future__ import annotations
 
@@ -33,44 +32,43 @@ from pipeline.flow.limits import UsualLimit
 from pipeline.flow.rows import LinkRow
 
 _NEW_ROWS, _OLD_ROWS = 112, 36
-"""Newest rows that are all kept, and those of the time before."""
-_ONE_OF = 8
-"""Of the rows of that time one of so many is kept: about 400 rows are looked back."""
+"""How many of the newest rows are kept in full, and how many older ones are kept thinned out."""
+_THINNING = 8
+"""Of the older rows, every eighth is kept, so history reaches back about 400 rows."""
 _SPARE_ROWS = 16
-"""So many more are kept before the oldest go together."""
+"""Extra rows that accumulate before the oldest are moved in one go."""
 _COUNTERS = ("produced", "sent", "received", "done", "acknowledged")
 _WIDTH = len(_COUNTERS)
 _counters = attrgetter(*_COUNTERS)
-_MOST_COUNT = float(1 << 22)
+_MAX_GROWTH = float(1 << 22)
 """Growth since the reference row; beyond it counting starts again."""
 _SPACINGS = 15
-"""Times between two rows, of which the usual one is the median."""
-_ORDER_S = 10.0
-"""Counters of two ends are read at two moments. They contradict when the difference exceeds for so
-long the largest of a time before that was as long."""
+"""Number of row spacings whose median is the usual interval."""
+_CONTRADICTION_S = 10.0
+"""The two ends' counters are read at different moments. They contradict when, for this long, their
+difference exceeds the largest seen during an earlier period of the same length."""
 
 
 class LinkSign(StrEnum):
-    """The reading of a link's counters."""
+    """What a link's counters say."""
 
     MOVES = "moves"
     QUIET = "quiet"
-    """Nothing is under way."""
+    """Nothing is in flight."""
     NEVER_STARTED = "never_started"
     FULL = "full"
-    """The receiver has no room."""
     SENDER_BLOCKED = "sender_blocked"
     UNDELIVERED = "undelivered"
     SLOW = "slow"
     HELD = "held"
-    """The receiver has messages and finishes none."""
+    """The receiver has messages but finishes none."""
     UNACKNOWLEDGED = "unacknowledged"
     CONTRADICTS = "contradicts"
 
 
 @dataclass(slots=True)
 class PairTrack:
-    """Usual delays of the links between the same two roles."""
+    """Usual delays of all links between the same two roles."""
 
     unsent: UsualLimit = field(default_factory=UsualLimit)
     undelivered: UsualLimit = field(default_factory=UsualLimit)
@@ -79,58 +77,56 @@ class PairTrack:
 
 
 class CounterPast:
-    """The counters of a link's past rows, packed: a large fleet has thousands of links. A row of
-    them takes 28 bytes. Of the rows before the newest minutes one of eight is kept.
+    """A link's past counters, packed into 28 bytes a row because a large fleet has thousands of links.
+    Older rows are thinned to one in eight.
 
-    Counters are kept as float32, less those of a row of this past: whole numbers stay exact."""
+    Counters are stored as float32 relative to a reference row, so that whole numbers stay exact."""
 
-    __slots__ = ("_counts", "_times", "_zero")
+    __slots__ = ("_counts", "_reference", "_times")
 
     def __init__(self, row: LinkRow) -> None:
         self._times = (array("d"), array("d"))
-        """Of the old rows and of the new ones, seconds."""
+        """Times of the older and of the newer rows, in seconds."""
         self._counts = (array("f"), array("f"))
-        """The same rows' counters, in the order of ``_COUNTERS``."""
-        self._zero: tuple[float, ...] = ()
+        """Counters of the same rows, in the order of ``_COUNTERS``."""
+        self._reference: tuple[float, ...] = ()
         self.append(row)
 
     def append(self, row: LinkRow) -> None:
-        """Take a newer row."""
         times, counts = self._times[1], self._counts[1]
         if not times:
-            self._zero = tuple(0.0 if isnan(count) else count for count in _counters(row))
+            self._reference = tuple(0.0 if isnan(count) else count for count in _counters(row))
         times.append(row.time_s)
-        counts.extend(map(sub, _counters(row), self._zero))
+        counts.extend(map(sub, _counters(row), self._reference))
         if len(times) < _NEW_ROWS + _SPARE_ROWS:
             return
-        for at in range(0, _SPARE_ROWS, _ONE_OF):
+        for at in range(0, _SPARE_ROWS, _THINNING):
             self._times[0].append(times[at])
             self._counts[0].extend(counts[at * _WIDTH : (at + 1) * _WIDTH])
         del times[:_SPARE_ROWS], counts[: _SPARE_ROWS * _WIDTH]
         if (excess := len(self._times[0]) - _OLD_ROWS) > 0:
             del self._times[0][:excess], self._counts[0][: excess * _WIDTH]
-        if any(count > _MOST_COUNT for count in counts[-_WIDTH:]):
-            self._move_zero()
+        if any(count > _MAX_GROWTH for count in counts[-_WIDTH:]):
+            self._rebase()
 
-    def _move_zero(self) -> None:
-        """Count from the oldest row on: float32 is exact up to 16 million."""
+    def _rebase(self) -> None:
+        """Make the oldest row the reference: float32 is exact only up to 16 million."""
         oldest = [0.0 if isnan(count) else count for count in self._counts[0][:_WIDTH]]
-        self._zero = tuple(map(add, self._zero, oldest))
+        self._reference = tuple(map(add, self._reference, oldest))
         for counts in self._counts:
             for at in range(len(counts)):
                 counts[at] -= oldest[at % _WIDTH]
 
     def clear(self) -> None:
-        """Forget all rows."""
         for cells in (*self._times, *self._counts):
             del cells[:]
 
     def since(self, counter: str, level: float) -> float | None:
-        """Return the time of the oldest row from which on a counter exceeds a level; None if it
-        does not in the newest row."""
+        """Return the time of the oldest row since which a counter has stayed above a level; None if it
+        is not above it now."""
         at, found = _COUNTERS.index(counter), None
         # rounded as the counters are, so that equal numbers stay equal
-        over = array("f", (level - self._zero[at],))[0]
+        over = array("f", (level - self._reference[at],))[0]
         for times, counts in zip(reversed(self._times), reversed(self._counts), strict=True):
             place = len(times)
             while place and counts[(place - 1) * _WIDTH + at] > over:
@@ -142,7 +138,7 @@ class CounterPast:
         return found
 
     def rate(self, counter: str, from_s: float, until_s: float) -> float:
-        """Return a counter's growth a second between two times; 0 with less than two rows."""
+        """Return a counter's growth per second between two times; 0 with fewer than two rows."""
         (old, new), at = self._times, _COUNTERS.index(counter)
         is_long = bool(new) and from_s < new[0]
         times = old + new if is_long else new
@@ -155,7 +151,7 @@ class CounterPast:
 
 
 class LinkTrack:
-    """One link's memory. All times but ``arrived_s`` are those of its rows."""
+    """History and state of one link. All times but ``arrived_s`` are those of its rows."""
 
     def __init__(self, row: LinkRow, pair: PairTrack, now_s: float) -> None:
         self.pair = pair
@@ -173,25 +169,22 @@ class LinkTrack:
         """When any counter last grew."""
         self.contradicts_since_s: float | None = None
         self._usual_excess = 0.0
-        """Largest difference of contradicting counters in the time before."""
+        """Largest contradiction of the counters in the reference period."""
         self._grows_since_s: float | None = None
         self._past = CounterPast(row)
         self._spacings = array("f")
         self._interval_s = 1.0
-        self._slow_since_s: float | None = None
 
     @property
     def name(self) -> str:
-        """``sender>receiver``."""
         return f"{self.row.sender}>{self.row.receiver}"
 
     @property
     def interval_s(self) -> float:
-        """Usual time between two rows."""
         return self._interval_s
 
     def read(self, row: LinkRow, now_s: float) -> None:
-        """Take a newer row in; an older one is passed over."""
+        """Add a newer row; older ones are ignored."""
         before = self.row
         passed_s = row.time_s - before.time_s
         if passed_s <= 0:
@@ -212,7 +205,7 @@ class LinkTrack:
             self.contradicts_since_s = self._grows_since_s = None
             self.received_s = self.sent_s = self.done_s = self.produced_s = self.moved_s = row.time_s
         else:
-            self._note_delays(row)
+            self._record_delays(row)
         if row.produced > before.produced:
             self.produced_s = self.moved_s = row.time_s
             self.pair.has_started = True
@@ -228,14 +221,14 @@ class LinkTrack:
         self._follow_excess(row)
 
     def _follow_excess(self, row: LinkRow) -> None:
-        """Follow by how much the counters contradict one another, and whether it grows."""
+        """Track by how much the counters contradict one another, and whether that grows."""
         excess = _excess(row)
         if excess <= 0.0:
             self.contradicts_since_s, self._usual_excess, self._grows_since_s = None, 0.0, None
             return
         if self.contradicts_since_s is None:
             self.contradicts_since_s = row.time_s
-        if row.time_s - self.contradicts_since_s <= self._order_s:
+        if row.time_s - self.contradicts_since_s <= self._contradiction_s:
             self._usual_excess = max(self._usual_excess, excess)
         elif excess <= self._usual_excess:
             self._grows_since_s = None
@@ -243,12 +236,12 @@ class LinkTrack:
             self._grows_since_s = row.time_s
 
     @property
-    def _order_s(self) -> float:
-        return _ORDER_S + 2 * self._interval_s
+    def _contradiction_s(self) -> float:
+        return _CONTRADICTION_S + 2 * self._interval_s
 
-    def _note_delays(self, row: LinkRow) -> None:
-        """Count how long the messages took whose counter has grown now. A delay above the limit
-        counts as the limit, so that a slow link does not become usual by itself."""
+    def _record_delays(self, row: LinkRow) -> None:
+        """Record how long messages took whose counter has just grown. Delays are capped at the limit
+        so that a slow link does not become the norm."""
         pair, before = self.pair, self.row
         for usual, grown, counter, level in (
             (pair.unsent, row.sent > before.sent, "produced", before.sent),
@@ -259,43 +252,43 @@ class LinkTrack:
                 usual.add_capped(row.time_s - self._since(counter, level))
 
     def _since(self, counter: str, level: float) -> float:
-        """Return when a counter first exceeded a level, as far back as rows are kept, or else the
-        time of the newest row."""
+        """Return when a counter first exceeded a level, as far back as history goes, else the time of
+        the newest row."""
         since_s = self._past.since(counter, level)
         return self.row.time_s if since_s is None else since_s
 
     def unsent_s(self) -> float:
-        """Return how long the oldest unsent message has been produced; 0 for none."""
+        """Return how long ago the oldest unsent message was produced; 0 if none."""
         row = self.row
         return row.time_s - self._since("produced", row.sent) if row.produced > row.sent else 0.0
 
     def undelivered_s(self) -> float:
-        """Return how long the oldest undelivered message has been sent; 0 for none."""
+        """Return how long ago the oldest undelivered message was sent; 0 if none."""
         row = self.row
         return row.time_s - self._since("sent", row.received) if row.sent > row.received else 0.0
 
     def held_s(self) -> float:
-        """Return how long the receiver has held its oldest message of this link; 0 for none."""
+        """Return how long the receiver has held this link's oldest message; 0 if none."""
         row = self.row
         return row.time_s - self._since("received", row.done) if row.received > row.done else 0.0
 
     def unacknowledged_s(self) -> float:
-        """Return how long the oldest done message is not acknowledged; 0 for none."""
+        """Return how long ago the oldest unacknowledged message was done; 0 if none."""
         row = self.row
         return row.time_s - self._since("done", row.acknowledged) if row.done > row.acknowledged else 0.0
 
     def rate(self, counter: str, until_s: float, *, seconds: float = 60.0) -> float:
-        """Return a counter's growth a second in the time before ``until_s``."""
+        """Return a counter's growth per second over the last ``seconds`` before ``until_s``."""
         return self._past.rate(counter, until_s - seconds, until_s)
 
     def state(self, *, has_room: bool, is_awaited: bool) -> LinkSign:
-        """Return the reading of the rule table.
+        """Read the counters by the rule table.
 
         Args:
             has_room: the receiver lives, and takes messages or is idle.
             is_awaited: the sender waits for this receiver."""
         row, pair, interval = self.row, self.pair, self._interval_s
-        if self._grows_since_s is not None and row.time_s - self._grows_since_s > self._order_s:
+        if self._grows_since_s is not None and row.time_s - self._grows_since_s > self._contradiction_s:
             return LinkSign.CONTRADICTS
         if not (row.produced > 0 or row.sent > 0 or row.received > 0):
             return LinkSign.NEVER_STARTED if is_awaited and pair.has_started else LinkSign.QUIET
@@ -315,7 +308,7 @@ class LinkTrack:
 
 
 def _excess(row: LinkRow) -> float:
-    """Return by how much the counters contradict one another; 0 or less if they do not."""
+    """Return by how much the counters contradict one another; not positive if they do not."""
     if row.produced >= row.sent >= row.received >= row.done and not row.acknowledged > row.done:
         return 0.0
     order = [row.produced, row.sent, row.received, row.done, row.acknowledged]

@@ -1,13 +1,13 @@
-"""The causes of stalls after the fact: in tables of any fleet (CSV or Parquet), and in what a run has
-recorded.
+"""Finds the causes of stalls after the fact: in tables of any fleet (CSV or Parquet), or in what a run
+has recorded.
 
-A table with the columns sender and receiver is one of links; one with worker and any column of a
-state is one of states. Only ``time_s`` and the names are needed: what is absent or empty is
-unknown. Rows may come in any order and twice. A replay advances in ticks of a second, or of the rows'
-own interval where that is longer, up to five seconds.
+A table with columns sender and receiver describes links; one with worker and any state column
+describes states. Only ``time_s`` and the names are required: missing or empty cells are unknown. Rows
+may come in any order and more than once. A replay advances by one second per tick, or by the rows' own
+interval if that is longer, up to five seconds.
 
-A row counts from its ``time_s``, or from ``given_s`` where a table has that column. An observer
-gives the old row of a silent worker again at each moment: that is how silence is recorded."""
+A row takes effect at its ``time_s``, or at ``given_s`` if the table has that column: the observer
+repeats a silent worker's last row, and this is how silence is recorded."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from pipeline.flow.watcher import LEAST_SLOW_LIVE, FlowWatch
 from pipeline.watch.segments import begin_s, observed_files
 from protocol.errors import DataError
 
-_TEXTS = frozenset({"role", "waiting_for"})
+_STATE_TEXTS = frozenset({"role", "waiting_for"})
 _NAMES = {StateRow: ("worker",), LinkRow: ("sender", "receiver")}
 _LONGEST_TICK_S = 5.0
 _EMPTY_S = 60.0
-"""A stretch without rows that is longer is passed over."""
+"""Stretches without rows that are longer than this are skipped."""
 
 
 def _columns(row: type[StateRow | LinkRow]) -> tuple[Column, ...]:
     needed = [Column("time_s", Cell.SECONDS), *(Column(name, Cell.TEXT) for name in _NAMES[row])]
     names = [one.name for one in fields(row) if one.name not in ("time_s", *_NAMES[row])]
-    return (*needed, *(Column(n, Cell.TEXT, "") if n in _TEXTS else Column(n, Cell.NUMBER, nan) for n in names))
+    return (*needed, *(Column(n, Cell.TEXT, "") if n in _STATE_TEXTS else Column(n, Cell.NUMBER, nan) for n in names))
 
 
 _GIVEN = Column("given_s", Cell.NUMBER, nan)
@@ -47,17 +47,16 @@ LINK_COLUMNS = (*_columns(LinkRow), _GIVEN)
 
 @dataclass(slots=True)
 class FlowTables:
-    """Everything that was read."""
-
     states: list[Columns] = field(default_factory=list[Columns])
     links: list[Columns] = field(default_factory=list[Columns])
     notes: list[str] = field(default_factory=list[str])
-    """Sentences about files and columns that were not read, and columns that are absent."""
+    """Sentences about files and columns that were not read or are missing."""
 
 
 def read_flow_tables(paths: Sequence[Path]) -> FlowTables:
-    """Read files and folders; damaged files of a folder are left out. Raises DataError: none of
-    them is a table of states or links, or a cell of a given file cannot be read."""
+    """Read files and folders, skipping damaged files in folders.
+
+    Raises DataError: no file is a table of states or links, or a given file has an unreadable cell."""
     found = FlowTables()
     others = dict[str, list[str]]()
     for given in paths:
@@ -76,7 +75,7 @@ def read_flow_tables(paths: Sequence[Path]) -> FlowTables:
         had = "; ".join([f"{_files(names)} {columns}" for columns, names in others.items()] + found.notes[:2])
         raise DataError(f"no table of states or links: {had}; expected {state}; or {link}")
     found.notes += [
-        f"{_files(names)} {columns}: no table of states or links, and was not read" for columns, names in others.items()
+        f"{_files(names)} {columns}, so not a table of states or links; skipped" for columns, names in others.items()
     ]
     return found
 
@@ -86,8 +85,8 @@ def _files(names: Sequence[str]) -> str:
 
 
 def add_table(found: FlowTables, path: Path) -> str:
-    """Read one file into ``found``; return its columns in words when it is of another kind, else
-    "". Raises DataError."""
+    """Read one file into ``found``. Returns its column names if it is another kind of table, else "".
+    Raises DataError."""
     names = column_names(path)
     if {"sender", "receiver"} <= set(names):
         _add(found, found.links, read_columns(path, LINK_COLUMNS), "produced sent received done")
@@ -101,20 +100,20 @@ def add_table(found: FlowTables, path: Path) -> str:
 def _add(found: FlowTables, tables: list[Columns], table: Columns, matters: str) -> None:
     tables.append(table)
     if table.unknown:
-        found.notes.append(f"{table.path.name}: columns that were not read: {', '.join(table.unknown[:20])}")
+        found.notes.append(f"{table.path.name}: columns not read: {', '.join(table.unknown[:20])}")
     absent = [name for name in matters.split() if name in table.absent]
     if absent:
-        found.notes.append(f"{table.path.name}: no column {', '.join(absent)}: what it would show is not known")
+        found.notes.append(f"{table.path.name}: no column {', '.join(absent)}, so what it would show is unknown")
 
 
 def replay(tables: FlowTables, watch: FlowWatch) -> list[FlowIncident]:
-    """Return the incidents that an observer of these rows would have named, in their order."""
+    """Return the incidents that a live observer of these rows would have reported, in order."""
     return replay_piece(tables, watch)[0]
 
 
 def replay_piece(tables: FlowTables, watch: FlowWatch, from_s: float = -inf) -> tuple[list[FlowIncident], float]:
-    """Replay the rows that follow those of an earlier piece; return the incidents, and the time at
-    which the next piece may begin. ``from_s``: that time of the earlier piece."""
+    """Replay the next piece of a recording from ``from_s``. Returns the incidents, and the time from
+    which to replay the piece after it."""
     states = [(table, _given_s(table)) for table in tables.states if table.num_rows]
     links = [(table, _given_s(table)) for table in tables.links if table.num_rows]
     if not states and not links:
@@ -139,13 +138,13 @@ def replay_piece(tables: FlowTables, watch: FlowWatch, from_s: float = -inf) -> 
 
 
 def _given_s(table: Columns) -> NDArray[np.float64]:
-    """Return the time from which each row counts, [rows]."""
+    """Return when each row takes effect, shape [rows]."""
     given_s, time_s = table.numbers["given_s"], table.numbers["time_s"]
     return np.where(np.isfinite(given_s), given_s, time_s)
 
 
 def _spacing_s(tables: FlowTables) -> float:
-    """Return the usual time between two rows of one worker or link, in seconds."""
+    """Return the median time between two rows of the same worker or link, in seconds."""
     spacings = list[NDArray[np.float64]]()
     for table in (*tables.states, *tables.links):
         names = [table.texts[name].codes for name in ("worker", "sender", "receiver") if name in table.texts]
@@ -160,7 +159,7 @@ def _spacing_s(tables: FlowTables) -> float:
 
 
 class _RowReader:
-    """Makes rows of one table, in the order of their times."""
+    """Yields the rows of one table in order of time."""
 
     def __init__(self, table: Columns, given_s: NDArray[np.float64], row: type[StateRow | LinkRow]) -> None:
         order = np.lexsort((table.numbers["time_s"], given_s))
@@ -173,7 +172,7 @@ class _RowReader:
         self._next = 0
 
     def until(self, now_s: float) -> list[StateRow | LinkRow]:
-        """Return the rows up to a time that were not yet returned."""
+        """Return the rows up to ``now_s`` that have not been returned yet."""
         end = int(np.searchsorted(self._times, now_s, side="right"))
         cells = [column[self._next : end].tolist() for column in self._columns]
         self._next = end
@@ -186,24 +185,22 @@ def _finite(cell: Any) -> Any:
 
 @dataclass(slots=True)
 class OfflineFlow:
-    """Causes, and notes on their sources."""
-
     incidents: list[FlowIncident] = field(default_factory=list[FlowIncident])
     notes: list[str] = field(default_factory=list[str])
-    """Sentences on files and columns that were not read, and on words that are not known."""
+    """Sentences about files and columns that were not read, and about unknown words."""
 
 
 def causes_in_tables(paths: Sequence[Path]) -> OfflineFlow:
-    """Name the causes in tables of states and links. Raises DataError."""
+    """Find the causes in tables of states and links. Raises DataError."""
     tables, watch = read_flow_tables(paths), FlowWatch()
     incidents = replay(tables, watch)
     return OfflineFlow(incidents, [*tables.notes, *_unknown_words(watch)])
 
 
 def causes_in_run(run_dir: Path) -> OfflineFlow:
-    """Name the causes in what a run's observer has recorded, two minutes at a time.
+    """Find the causes in what a run's observer recorded, replayed two minutes at a time.
 
-    Raises DataError: it has recorded no states."""
+    Raises DataError: no states are recorded."""
     files = [file for kind in (STATES, LINKS) for file in observed_files(run_dir, kind)]
     if not files:
         raise DataError(
@@ -222,14 +219,14 @@ def causes_in_run(run_dir: Path) -> OfflineFlow:
         incidents, from_s = replay_piece(tables, watch, from_s)
         found.incidents += incidents
     if num_damaged:
-        found.notes.append(f"{num_damaged} of {len(files)} recorded files are damaged, and were skipped")
+        found.notes.append(f"{num_damaged} of {len(files)} recorded files are damaged and were skipped")
     found.notes += _unknown_words(watch)
     return found
 
 
 def _unknown_words(watch: FlowWatch) -> list[str]:
     words = ", ".join(map(repr, watch.fleet.unknown_words))
-    return [f"waiting_for has words that are not known, and taken for work: {words}"] if words else []
+    return [f"unknown words in waiting_for are taken for work: {words}"] if words else []
 
 
 STATES: Final = "states"
@@ -240,13 +237,13 @@ _TEXT_NAMES: Final = frozenset({"worker", "role", "waiting_for", "sender", "rece
 def recorded(
     states: Sequence[StateRow], links: Sequence[LinkRow], *, ahead_s: float, given_s: float
 ) -> dict[str, NDArray[np.void]]:
-    """Return the rows of a moment by table, with times by the wall clock.
+    """Return the rows of this tick by table, with wall-clock times.
 
     Args:
-        states: of all workers.
-        links: of all links.
-        ahead_s: the wall clock less the clock of the rows.
-        given_s: this moment by the wall clock. A silent worker's row is older."""
+        states: One row for each worker.
+        links: One row for each link.
+        ahead_s: Wall clock minus the clock of the rows.
+        given_s: The current wall-clock time; a silent worker's row is older."""
     rows: Mapping[str, tuple[type[StateRow | LinkRow], Sequence[Any]]] = {
         STATES: (StateRow, states),
         LINKS: (LinkRow, links),

@@ -1,8 +1,7 @@
-"""The rows that the analysis reads, and the incidents that it returns.
+"""The rows that the analysis reads, and the incidents it returns.
 
-They are those of the offline tables, so that a live run and a table have one engine. NaN is an
-unknown number. Times of one worker's rows are compared with one another alone: clocks of two hosts
-may differ."""
+Live runs and offline tables use the same rows, so one engine serves both. NaN means unknown. Times
+are only compared within one worker's rows, because the clocks of two hosts may differ."""
 
 from __future__ import annotations
 
@@ -20,13 +19,12 @@ class StateRow:
     worker: str
     role: str = ""
     waiting_for: str = ""
-    """``compute``, ``input``, ``room:reward-0`` and so on (``words``)."""
+    """``compute``, ``input``, ``room:reward-0`` and so on (``format``)."""
     done: float = nan
     """Pieces of work finished, cumulative."""
     in_flight: float = nan
-    """Pieces of work taken and not finished."""
+    """Pieces of work taken but not finished."""
     oldest_age_s: float = nan
-    """Age of the oldest piece in flight."""
     input_depth: float = nan
     """Pieces of work in its mailbox."""
     output_depth: float = nan
@@ -34,13 +32,13 @@ class StateRow:
     errors: float = nan
     """Failed attempts, cumulative."""
     policy_version: float = nan
-    """Served or published; below 0: none."""
+    """Version served or published; negative if none."""
     service_s: float = nan
-    """Seconds of service of finished pieces, cumulative; optional."""
+    """Cumulative service time of finished pieces; optional."""
     service_size: float = nan
-    """Size of finished pieces, such as tokens, cumulative; optional."""
+    """Cumulative size of finished pieces, such as tokens; optional."""
     expected_s: float = nan
-    """How long its present work may pause, by its own past; optional."""
+    """How long its current work may go without progress, by its own past; optional."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -61,34 +59,34 @@ class LinkRow:
     oldest_age_s: float = nan
     """Age of the oldest message that is not done."""
     acknowledged: float = nan
-    """Seen by the sender as done; optional."""
+    """Known by the sender to be done; optional."""
 
 
 class Symptom(StrEnum):
-    """Kind of a cause. ``GRAVITY`` has its class."""
+    """What is wrong. ``GRAVITY`` ranks the symptoms."""
 
     SILENT = "silent"
-    """The worker gives no sign of life, and its links or its waiters show it."""
+    """The worker gives no sign of life, and its links or waiters confirm it."""
     STUCK = "stuck"
     """The worker lives, has work, waits for nothing, and makes no progress."""
     DISK = "disk"
-    """The worker waits for its disk longer than ever."""
+    """The worker waits for its disk longer than ever before."""
     ENDPOINT = "endpoint"
     """The worker waits for an outside service, such as a judge."""
     LEDGER = "ledger"
-    """Several workers wait for the ledger's answer."""
+    """Several workers wait for the ledger."""
     UNDELIVERED = "undelivered"
-    """Messages were sent and do not arrive, though the receiver has room."""
+    """Messages were sent but do not arrive, though the receiver has room."""
     SLOW_LINK = "slow_link"
     """Messages arrive much later than usual, though the receiver has room."""
     SENDER_BLOCKED = "sender_blocked"
-    """Messages are produced and not sent, though the receiver has room."""
+    """Messages are produced but not sent, though the receiver has room."""
     UNACKNOWLEDGED = "unacknowledged"
-    """Messages are done, and the sender does not learn it."""
+    """Messages are done, but the sender does not hear of it."""
     NEVER_STARTED = "never_started"
     """A sender waits for a receiver that never took anything from it."""
     DEADLOCK = "deadlock"
-    """Workers with work wait for one another in a circle."""
+    """Workers that hold work wait for one another in a circle."""
     ERRORS = "errors"
     """Attempts fail much more often than in the rest of the role."""
     STALE = "stale"
@@ -96,7 +94,7 @@ class Symptom(StrEnum):
     ORDER = "order"
     """Counters contradict one another: more was received than sent."""
     SLOW = "slow"
-    """Pieces of work take much longer than in the rest of the role, for their size."""
+    """Pieces of work take much longer for their size than in the rest of the role."""
 
 
 GRAVITY: dict[Symptom, int] = {
@@ -116,8 +114,8 @@ GRAVITY: dict[Symptom, int] = {
     Symptom.SLOW: 3,
     Symptom.SLOW_LINK: 3,
 }
-"""Class of a symptom: 0 silent, 1 stuck or undelivered and not blocked downstream, 2 errors, stale
-weights or counters that contradict, 3 slow. Lower classes explain higher ones."""
+"""Gravity of each symptom: 0 silent; 1 stuck or undelivered, and not blocked downstream; 2 errors,
+stale weights or contradictory counters; 3 slow. Lower classes explain higher ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +123,20 @@ class FlowCause:
     """A worker or link that explains a stall."""
 
     component: str
-    """A worker, or ``sender>receiver``; of a deadlock, the workers joined by ``>``."""
+    """A worker or ``sender>receiver``; for a deadlock, its workers joined by ``>``."""
     kind: str
     """A ``Symptom``."""
     confidence: float
-    """From 0 to 1: a rank of evidence, not a probability."""
+    """From 0 to 1: how strong the evidence is, not a probability."""
     evidence: tuple[str, ...]
-    """Sentences, the strongest first."""
+    """Sentences, strongest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowIncident:
-    """A stall with its causes."""
-
     trigger_s: float
-    """When the first sign was noticed, by the reader's clock."""
+    """When the first sign was seen, by the reader's clock."""
     named_s: float
-    """When the first cause was named."""
+    """When the cause was reported."""
     causes: tuple[FlowCause, ...]
     """Best first, at most three."""

@@ -1,8 +1,8 @@
-"""Workers and links that may be the cause, with evidence: one function a class of symptoms.
+"""Workers and links that may be the cause of a stall, with evidence: one function per symptom.
 
-A suspect needs evidence of its own. A worker that waits for others is none, however long it waits:
-*blocked downstream is not stuck*. Absent rows are no evidence alone: links or waiters must show the
-silence, or a feed that gives the last row again."""
+A suspect needs evidence against itself. A worker that waits for others is never one, however long it
+waits: *blocked downstream is not stuck*. Missing rows alone prove nothing: links, waiting workers, or
+a feed that repeats the last row must confirm the silence."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from pipeline.flow.workers import WorkerTrack
 SILENT_S = 5.0
 _SILENT_INTERVALS = 3.0
 _SILENT_SHARE = 0.5
-"""If more of the fleet's rows stop at once, the reading has stopped."""
+"""If a larger share of the fleet's rows stops at once, it is the reading that has stopped."""
 _MISSED_EVENTS = 4.0
-"""Events that a silent worker's links would have had."""
-_FELL_SHARE = 0.5
-"""Share of the time since a worker's end for which others that wait because of it have stalled, at least."""
-_STALLED_PART = 0.6
-"""Of a limit, that is enough while a rate has halved."""
-_SAME_TIME_S = 5.0
-_ENDPOINT_ALONE = 10.0
-"""A single worker's wait for an outside service may take so many times the limit: a slow tool."""
+"""How many messages or pieces must be missing for silent links or stalled workers to be evidence."""
+_LEAST_STALLED_SHARE = 0.5
+"""Others must have stalled for at least this share of the time since a worker went silent."""
+_STALLED_SHARE = 0.6
+"""Share of a limit that suffices once a role's rate has halved."""
+_SIMULTANEOUS_S = 5.0
+_LONE_ENDPOINT_FACTOR = 10.0
+"""A lone worker may wait for an outside service this many times longer than the limit: its tool may
+be slow."""
 _DEADLOCK_S = 10.0
 _LATE_VERSIONS = 2
 _COMMON_SHARE = 0.3
-_ALL_LINKS = 3
-"""From so many links of one worker on, all of them undelivered mean the worker's network."""
+_FEWEST_CUT_OFF = 3
+"""If at least this many links of one worker deliver nothing, the worker's network is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +49,23 @@ class FlowSuspect:
     component: str
     symptom: Symptom
     stalled_s: float
-    """Since its last progress, by its own clock."""
+    """Time since its last progress, by its own clock."""
     strength: float
-    """Evidence over its limit, from 1."""
+    """Evidence relative to its limit; at least 1."""
     evidence: str
 
     @property
     def gravity(self) -> int:
-        """Its class, 0 to 3."""
         return GRAVITY[self.symptom]
 
 
 def suspects(
     fleet: FleetTracks, now_s: float, *, is_stalled: bool = False, least_slow: float = 0.0
 ) -> list[FlowSuspect]:
-    """Return all suspects, one a component: the gravest.
+    """Return the gravest suspicion about each component.
 
-    ``is_stalled``: a role's rate has halved, so that less evidence is enough. ``least_slow``: a
-    worker is slow from this ratio to the expected service on."""
+    ``is_stalled``: a role's rate has halved, so less evidence is enough. ``least_slow``: minimum
+    ratio to the expected service time at which a worker is slow."""
     found: dict[str, FlowSuspect] = {}
     for suspect in (
         *_silent(fleet, now_s),
@@ -75,7 +75,7 @@ def suspects(
         *_deadlock(fleet),
         *_erring(fleet),
         *_stale(fleet),
-        *_slow(fleet, now_s, _STALLED_PART if is_stalled else 1.0, least_slow),
+        *_slow(fleet, now_s, _STALLED_SHARE if is_stalled else 1.0, least_slow),
     ):
         before = found.get(suspect.component)
         if before is None or suspect.gravity < before.gravity:
@@ -91,7 +91,7 @@ def _silent(fleet: FleetTracks, now_s: float) -> Iterator[FlowSuspect]:
     if len(silent) > _SILENT_SHARE * len(fleet.workers) and len(fleet.workers) > 1:
         return
     for track in silent:
-        shown = _silence_shown(fleet, track, now_s)
+        shown = _other_signs_of_silence(fleet, track, now_s)
         if shown:
             silent_s = track.silent_s(now_s)
             words = f"{track.worker} gave no sign of life for {silent_s:.0f} s; {shown}"
@@ -107,8 +107,8 @@ def _is_silent(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> bool:
     return track.silent_s(now_s) >= _silence_limit_s(track) and not has_left and track.worker not in fleet.derived
 
 
-def _silence_shown(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str:
-    """Return other evidence that a worker is dead, in words, or ""."""
+def _other_signs_of_silence(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str:
+    """Return the other evidence that a silent worker is dead, in words; "" if there is none."""
     name, silent_s = track.worker, track.silent_s(now_s)
     if track.asserted_s > track.arrived_s + SILENT_S and now_s - track.asserted_s < SILENT_S:
         return "it has not left the fleet"
@@ -126,18 +126,18 @@ def _silence_shown(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str:
             return ""
         missed += silent_s * link.rate(counter, since_s)
     if missed >= _MISSED_EVENTS:
-        return f"its links stand, where about {missed:.0f} messages were to be expected"
+        return f"its links are idle, although about {missed:.0f} messages were expected"
     for other in fleet.live():
         waits_s = other.row.time_s - max(other.waits_since_s, other.progressed_s)
         if other_end(other.target, other.worker) == name and waits_s > FLOOR_S + other.interval_s:
             return f"{other.worker} has waited for it for {waits_s:.0f} s"
-    return _fleet_fell(fleet, track, now_s)
+    return _others_stalled(fleet, track, now_s)
 
 
-def _fleet_fell(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str:
-    """Return words when others that finished work before stand still since about then.
+def _others_stalled(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str:
+    """Return the evidence if workers of other roles have stalled since about then; "" if not.
 
-    After the end of a worker that was idle they must wait for room or credit: a paused fleet waits
+    If the silent worker was idle, they must be waiting for room or credit: in a paused fleet, all wait
     for input."""
     was_busy = track.row.in_flight > 0 or track.wait in (Awaited.NOTHING, Awaited.UNKNOWN)
     since_s = track.arrived_s
@@ -147,8 +147,8 @@ def _fleet_fell(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str:
         expected = other.rate(since_s) * (now_s - since_s)
         idle_s = other.row.time_s - other.progressed_s
         waits = not other.has_own_work if was_busy else other.wait is Awaited.ROOM
-        # a stall long after the end has another cause
-        is_since = idle_s > max(FLOOR_S + other.interval_s, _FELL_SHARE * (now_s - since_s))
+        # a stall that began long after has another cause
+        is_since = idle_s > max(FLOOR_S + other.interval_s, _LEAST_STALLED_SHARE * (now_s - since_s))
         if expected >= _MISSED_EVENTS and waits and is_since:
             fallen += 1
     if fallen and fallen >= 0.5 * len(others):
@@ -172,7 +172,7 @@ def _stuck(fleet: FleetTracks, is_stalled: bool) -> Iterator[FlowSuspect]:
             symptom = {Awaited.DISK: Symptom.DISK, Awaited.ENDPOINT: Symptom.ENDPOINT}.get(track.wait, Symptom.STUCK)
             spell_s, limit_s = track.spell_s(), track.limit_s(is_stalled=is_stalled)
             is_alone = symptom is Symptom.ENDPOINT and len(tracks) < min(2, len(fleet.members(role)))
-            if is_alone and track.work_s() < _ENDPOINT_ALONE * limit_s:
+            if is_alone and track.work_s() < _LONE_ENDPOINT_FACTOR * limit_s:
                 continue
             yield FlowSuspect(
                 track.worker, symptom, spell_s, track.work_s() / limit_s, _stuck_words(track, spell_s, limit_s)
@@ -191,7 +191,7 @@ def _stuck_words(track: WorkerTrack, spell_s: float, limit_s: float) -> str:
 
 
 def _is_unsure_source(fleet: FleetTracks, track: WorkerTrack) -> bool:
-    """Return whether only link counters show that a source has stalled, and no other source moves."""
+    """Return whether a source's stall shows in link counters only, and no other source moves."""
     if track.worker not in fleet.derived or track.wait is not Awaited.UNKNOWN:
         return False
     members = fleet.members(fleet.role_of(track.worker))
@@ -201,11 +201,11 @@ def _is_unsure_source(fleet: FleetTracks, track: WorkerTrack) -> bool:
 
 
 def _is_common(num_members: int, spells: list[float]) -> bool:
-    """Return whether more than half of a role, at least two, stalled at the same moment."""
+    """Return whether more than half of a role, and at least two workers, stalled at the same moment."""
     if len(spells) < 2 or len(spells) <= 0.5 * num_members:
         return False
     center = median(spells)
-    return sum(abs(spell - center) <= _SAME_TIME_S for spell in spells) > 0.5 * num_members
+    return sum(abs(spell - center) <= _SIMULTANEOUS_S for spell in spells) > 0.5 * num_members
 
 
 def _ledger(fleet: FleetTracks) -> Iterator[FlowSuspect]:
@@ -230,7 +230,7 @@ def _ledger(fleet: FleetTracks) -> Iterator[FlowSuspect]:
         moving = any(other is not track and other.row.time_s - other.progressed_s < longest_s for other in fleet.live())
         if moving and longest_s < 3 * FLOOR_S:
             return
-        evidence = f"{track.worker} has waited for {name} for {longest_s:.0f} s, and no other worker does"
+        evidence = f"{track.worker} has waited for {name} for {longest_s:.0f}s; no other worker does"
         yield FlowSuspect(f"{track.worker}>{name}", Symptom.UNDELIVERED, longest_s, strength, evidence)
         return
     evidence = f"{len(late)} workers wait for {name}, the longest for {longest_s:.0f} s"
@@ -259,7 +259,7 @@ def _links(fleet: FleetTracks, now_s: float) -> Iterator[FlowSuspect]:
         if state is LinkSign.SENDER_BLOCKED:
             waits_s = link.unsent_s()
             words = (
-                f"{sender} has {link.row.produced - link.row.sent:.0f} messages for {receiver} that it does not send "
+                f"{sender} has {link.row.produced - link.row.sent:.0f} messages for {receiver} that it has not sent "
                 f"for {waits_s:.0f} s, though {receiver} has room"
             )
             yield FlowSuspect(sender, Symptom.SENDER_BLOCKED, waits_s, waits_s / FLOOR_S, words)
@@ -299,7 +299,7 @@ def _link_suspect(link: LinkTrack, symptom: Symptom) -> FlowSuspect:
             words = f"{link.name}: what was done {seconds:.0f} s ago is not acknowledged"
         case Symptom.NEVER_STARTED:
             seconds = row.time_s - link.first_s
-            words = f"{link.name}: nothing was ever sent, and {row.sender} waits for it; such links elsewhere move"
+            words = f"{link.name}: nothing was ever sent, although {row.sender} waits to; similar links work"
         case _:
             since_s = link.contradicts_since_s
             seconds = row.time_s - (row.time_s if since_s is None else since_s)
@@ -309,13 +309,13 @@ def _link_suspect(link: LinkTrack, symptom: Symptom) -> FlowSuspect:
 
 
 def _cut_off(fleet: FleetTracks, undelivered: list[LinkTrack]) -> Iterator[FlowSuspect]:
-    """Yield workers all of whose links deliver nothing: it is their network, not each link's."""
+    """Yield workers all of whose links deliver nothing: their network is at fault, not each link."""
     for end in ("receiver", "sender"):
         count = Counter(getattr(link.row, end) for link in undelivered)
         for name, number in count.items():
             links = fleet.incoming(name) if end == "receiver" else fleet.outgoing(name)
             active = [link for link in links if link.row.sent > 0 and link.row.time_s - link.moved_s < 60]
-            if number >= _ALL_LINKS and number >= 0.8 * len(active):
+            if number >= _FEWEST_CUT_OFF and number >= 0.8 * len(active):
                 seconds = max(link.undelivered_s() for link in undelivered if getattr(link.row, end) == name)
                 words = f"none of {number} links with {name} as {end} delivers, for {seconds:.0f} s"
                 yield FlowSuspect(name, Symptom.UNDELIVERED, seconds + 1.0, seconds / FLOOR_S, words)
@@ -358,15 +358,15 @@ def _stale(fleet: FleetTracks) -> Iterator[FlowSuspect]:
             if lag <= _LATE_VERSIONS or stands_s < SILENT_S + 2 * track.interval_s or track.is_stalling:
                 continue
             words = (
-                f"{track.worker} serves version {track.row.policy_version:.0f} for {stands_s:.0f} s, "
-                f"and the median of its role is {usual:.0f}"
+                f"{track.worker} has served version {track.row.policy_version:.0f} for {stands_s:.0f} s, "
+                f"while the median of its role is {usual:.0f}"
             )
             yield FlowSuspect(_weights_link(fleet, track), Symptom.STALE, stands_s, lag / _LATE_VERSIONS, words)
 
 
 def _not_taken(fleet: FleetTracks, live: list[WorkerTrack]) -> Iterator[FlowSuspect]:
-    """Yield workers that wait for a version which is there, and do not take it. Where they may be
-    few versions behind, they fall no further behind. Of many workers the source is the cause."""
+    """Yield workers that wait for a version which exists but do not take it. If many do, the source
+    is at fault instead. Needed because a worker may be allowed to lag a few versions forever."""
     late = list[tuple[WorkerTrack, float]]()
     for track in live:
         limit_s = track.role.behind.limit_s(track.interval_s, floor_s=SILENT_S)
@@ -378,13 +378,13 @@ def _not_taken(fleet: FleetTracks, live: list[WorkerTrack]) -> Iterator[FlowSusp
         waits_s = track.behind_s()
         words = (
             f"{track.worker} serves version {track.row.policy_version:.0f} and waits for a newer one, "
-            f"which is there for {waits_s:.0f} s; its role's limit is {limit_s:.0f} s"
+            f"which has existed for {waits_s:.0f} s; its role's limit is {limit_s:.0f} s"
         )
         yield FlowSuspect(_weights_link(fleet, track), Symptom.STALE, waits_s, waits_s / limit_s, words)
 
 
 def _weights_link(fleet: FleetTracks, track: WorkerTrack) -> str:
-    """Return the link that brings weights when it has stalled; else the worker."""
+    """Return the stalled link that brings the worker its weights, or else the worker."""
     for link in fleet.incoming(track.worker):
         if link.row.sent > link.row.received and link.undelivered_s() > FLOOR_S:
             return link.name
@@ -398,6 +398,8 @@ def _slow(fleet: FleetTracks, now_s: float, part: float, least_ratio: float) -> 
         slow = service.slow_workers(sums, now_s, part)
         for track, (of_track, total) in zip(tracks, sums, strict=True):
             if of_track in slow and of_track.lately >= least_ratio:
-                words = f"{track.worker} needs {of_track.ratio:.1f} times as long a piece as its role, for its size"
+                words = (
+                    f"{track.worker} takes {of_track.ratio:.1f} times as long per piece as its role, allowing for size"
+                )
                 stalled_s = track.row.time_s - track.progressed_s
                 yield FlowSuspect(track.worker, Symptom.SLOW, stalled_s, total / service.BOUND, words)

@@ -1,14 +1,18 @@
 """``FlowWatch``: rows in, incidents out, tick by tick.
 
-Each tick takes the rows in, looks for suspects, and ranks them on the wait-for graph. A cause is
-named when it leads in two ticks one after another. A named cause is not named again while it
-lasts, and what may follow from it is not named at all.
+Each tick reads the rows, collects suspects and ranks them on the wait-for graph. A cause is named when
+it leads in two consecutive ticks. It is not named again while it lasts, and neither is anything that
+may follow from it.
 
-An analysis begins at the first sign of a stall, before a cause is known. *Open operation*: a spell of
-a worker, or a message on a link, longer than max(3 s, twice the 99th percentile). *Rate*: a role
-finished less than half as many pieces in the last seconds as in the median of five minutes.
-*Interval*: a worker with regular pieces is two intervals late. *Rule*: a suspect of any class.
-*Watch*: a finding from outside."""
+An analysis begins with the first sign of a stall, before any cause is known:
+
+* *Open operation*: a worker's spell, or a message on a link, is longer than max(3 s, twice the 99th
+  percentile).
+* *Rate*: a role finished less than half as many pieces in the last seconds as in the median of five
+  minutes.
+* *Interval*: a worker with regular pieces is two intervals late.
+* *Rule*: there is a suspect of any class.
+* *Watch*: a finding from outside."""
 
 from __future__ import annotations
 
@@ -26,31 +30,31 @@ from pipeline.flow.suspects import FlowSuspect, suspects
 _RATE_WINDOW_S = 10.0
 _PAST_S = 300.0
 _LEAST_EXPECTED = 4.0
-"""Pieces that the window must let expect, so that half of them is no chance."""
+"""Expected pieces in the window below which half of them may be chance."""
 _LEAST_PAST = 20
 REMEMBERED_S = 30.0
-"""After this long without a cause, a sign no longer counts for a later one."""
+"""How long a sign without a cause still counts for a later stall."""
 _GONE_S = 3.0
 _WATCH = "watch "
 
 
 class Triggers:
-    """Signs that are there, each with the time of its begin."""
+    """The current signs of a stall, and when each began."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, float]] = {}
-        """Sign -> begin, and when it was last there."""
-        self._turned: dict[str, deque[tuple[float, float]]] = {}
+        """Sign -> when it began, and when it was last seen."""
+        self._finished: dict[str, deque[tuple[float, float]]] = {}
         self._rates: dict[str, deque[float]] = {}
         self._workers: dict[str, float] = {}
 
     @property
     def is_stalled(self) -> bool:
-        """Whether some role's rate has halved."""
+        """Whether the rate of some role has halved."""
         return any(sign.startswith("rate ") for sign in self._since)
 
     def notice(self, now_s: float, fleet: FleetTracks, found: Iterable[FlowSuspect], told: Iterable[str]) -> None:
-        """Record one tick's signs; ``told`` are findings of Watch."""
+        """Record one tick's signs; ``told`` are findings of the watch."""
         signs = {f"{suspect.component} {suspect.symptom}" for suspect in found}
         signs |= {f"open {track.worker}" for track in fleet.live() if track.work_s() > track.limit_s()}
         signs |= {f"{_WATCH}{words}" for words in told}
@@ -65,11 +69,10 @@ class Triggers:
         }
 
     def since_s(self, now_s: float) -> float:
-        """Return when the first sign of the present stall came; now, without one."""
+        """Return when the first sign of the current stall came; ``now_s`` if there is none."""
         return min((since for since, _ in self._since.values() if now_s - since <= REMEMBERED_S), default=now_s)
 
     def _fallen(self, now_s: float, fleet: FleetTracks) -> Iterable[str]:
-        """Yield roles whose rate has halved."""
         totals: dict[str, float] = {}
         for track in fleet.workers.values():
             grown = track.turned - self._workers.get(track.worker, track.turned)
@@ -78,7 +81,7 @@ class Triggers:
             totals[role] = totals.get(role, 0.0) + grown
         self._workers = {name: turned for name, turned in self._workers.items() if name in fleet.workers}
         for role, grown in totals.items():
-            past = self._turned.setdefault(role, deque())
+            past = self._finished.setdefault(role, deque())
             past.append((now_s, grown))
             while past and now_s - past[0][0] > _RATE_WINDOW_S:
                 past.popleft()
@@ -92,36 +95,36 @@ class Triggers:
 
 MAX_CAUSES = 3
 LEAST_SLOW_LIVE = 2.5
-"""In a run of ours a worker is slow from this ratio to the expected service on. Smaller slowdowns
-are left to the watch, which takes more time for them."""
-_BASE = (0.95, 0.9, 0.85, 0.75)
-"""Confidence by class, of strong evidence and no rival."""
-_RIVAL = 0.6
-_OTHER_END = 0.1
+"""In live runs a worker is slow from this ratio to the expected service time on. Smaller slowdowns are
+left to the watch, which takes more time to judge them."""
+_BASE_CONFIDENCE = (0.95, 0.9, 0.85, 0.75)
+"""Confidence by class, given strong evidence and no rival."""
+_RIVAL_FACTOR = 0.6
+_OTHER_END_CONFIDENCE = 0.1
 _LASTS_S = 30.0
-"""A cause that was not seen for this long may be named again."""
+"""A cause not seen for this long may be named again."""
 _FOLLOWS_S = 10.0
-"""After a cause was seen for the last time: slowness, errors and old weights may follow from it."""
+"""How long after a cause was last seen slowness, errors and old weights may still follow from it."""
 
 
 class FlowWatch:
-    """The engine of a live run and of tables. Holds all state; memory is bounded by the fleet."""
+    """The engine for live runs and for tables. Memory is bounded by the fleet."""
 
     def __init__(self, *, least_slow: float = 0.0) -> None:
-        """``least_slow``: a worker is slow from this ratio to the expected service on. Tables of
-        strangers have no floor; a live fleet has another finder of small slowdowns."""
+        """``least_slow``: minimum ratio to the expected service time at which a worker is slow. There is
+        no floor for foreign tables; in a live fleet, the watch finds small slowdowns."""
         self.fleet = FleetTracks()
         self._least_slow = least_slow
         self._triggers = Triggers()
         self._leading = ""
         self._named: dict[str, tuple[Symptom, float]] = {}
-        """Component -> its symptom, and when it was last seen, of causes that were named."""
-        self._told: list[str] = []
+        """Named causes: component -> its symptom, and when it was last seen."""
+        self._reported: list[str] = []
         self._now_s = 0.0
         self._graph: Graph = {}
 
     def is_named(self, component: str) -> bool:
-        """Return whether a cause was named and is not forgotten: it is not named again."""
+        """Return whether this cause was named recently enough not to be named again."""
         return component in self._named
 
     def lasts(self, component: str) -> bool:
@@ -129,32 +132,32 @@ class FlowWatch:
         return component in self._named and self._named[component][1] == self._now_s
 
     def behind(self, component: str, causes: Iterable[str]) -> str:
-        """Return a cause among these that a component waits for at the last tick; or "". A link and
-        its ends count, too."""
+        """Return one of these causes for which the component waited at the last tick, or "". A link
+        and its ends count as waiting for each other."""
         waited = reached(self._graph, component)
         others = (name for name in causes if name != component)
-        return next((name for name in others if name in waited or _touch(component, name)), "")
+        return next((name for name in others if name in waited or _is_link_and_end(component, name)), "")
 
     def times_as_long(self, worker: str) -> float | None:
-        """Return how many times as long as usual most of a worker's last pieces took, at least;
-        None: not known."""
+        """Return how many times longer than usual most of a worker's last pieces took, at least; None
+        if unknown."""
         track = self.fleet.workers.get(worker)
         return None if track is None else track.service.at_least
 
     def suspect(self, words: str) -> None:
-        """Take a finding of Watch as a sign for the next tick."""
-        self._told.append(words)
+        """Report a finding of the watch, to be used as a sign in the next tick."""
+        self._reported.append(words)
 
     def tick(self, now_s: float, states: Sequence[StateRow], links: Sequence[LinkRow]) -> list[FlowIncident]:
-        """Take the rows that are new in; return the incidents that are named now: one or none.
+        """Process new rows; return the incident that is named now, if any.
 
-        ``now_s`` is the reader's clock. A worker whose old row is given again has not left the
-        fleet: its silence counts then. Rows that are merely absent prove nothing."""
+        ``now_s`` is the reader's clock. If a worker's old row is repeated, the worker has not left the
+        fleet, so its silence counts. Merely missing rows prove nothing."""
         self.fleet.read(now_s, states, links)
         is_stalled = self._triggers.is_stalled and _is_held_up(self.fleet)
         found = suspects(self.fleet, now_s, is_stalled=is_stalled, least_slow=self._least_slow)
-        self._triggers.notice(now_s, self.fleet, found, self._told)
-        self._told.clear()
+        self._triggers.notice(now_s, self.fleet, found, self._reported)
+        self._reported.clear()
         ranked, graph = rank(self.fleet, found)
         self._now_s, self._graph = now_s, graph
         fresh = self._fresh(now_s, ranked, graph)
@@ -181,7 +184,7 @@ class FlowWatch:
             if suspect.component not in self._named
             and (suspect.gravity <= 1 or not follows)
             and not reached(graph, suspect.component) & self._named.keys()
-            and not any(_touch(suspect.component, name) for name in self._named)
+            and not any(_is_link_and_end(suspect.component, name) for name in self._named)
         ]
 
     def _causes(self, fresh: list[FlowSuspect], graph: Graph) -> tuple[FlowCause, ...]:
@@ -189,7 +192,10 @@ class FlowWatch:
         for place, suspect in enumerate(fresh[:MAX_CAUSES]):
             rivals = sum(other.gravity == suspect.gravity for other in fresh) - 1
             confidence = (
-                _BASE[suspect.gravity] * (1 - exp(-1.5 * suspect.strength)) * _RIVAL**place / (1 + 0.15 * rivals)
+                _BASE_CONFIDENCE[suspect.gravity]
+                * (1 - exp(-1.5 * suspect.strength))
+                * _RIVAL_FACTOR**place
+                / (1 + 0.15 * rivals)
             )
             number = waiters(graph, suspect.component, self.fleet.workers)
             behind = (f"{number} {'worker waits' if number == 1 else 'workers wait'} for it",) if number else ()
@@ -202,16 +208,16 @@ class FlowWatch:
             there = {cause.component for cause in causes}
             for name in (receiver, sender):
                 if name not in there and len(causes) < MAX_CAUSES:
-                    words = f"an end of {best.component}: a link's fault and its end's look alike"
-                    causes.append(FlowCause(name, best.symptom, _OTHER_END, (words,)))
+                    words = f"one end of {best.component}: a fault of a link and one of its end look alike"
+                    causes.append(FlowCause(name, best.symptom, _OTHER_END_CONFIDENCE, (words,)))
         return tuple(causes)
 
 
 def rank(fleet: FleetTracks, found: Sequence[FlowSuspect]) -> tuple[list[FlowSuspect], Graph]:
-    """Return suspects, the likeliest cause first, and the wait-for graph.
+    """Return the suspects with the likeliest cause first, and the wait-for graph.
 
-    Sinks come first: suspects that wait for no other suspect. Among them the lowest class leads,
-    then the earliest last progress, then the number of waiters that are explained."""
+    Suspects that wait for no other suspect come first. Among them the lowest class leads, then the
+    earliest last progress, then the number of waiting workers it explains."""
     if not found:
         return [], {}
     ledger = next((suspect.component for suspect in found if suspect.symptom is Symptom.LEDGER), "")
@@ -227,10 +233,10 @@ def rank(fleet: FleetTracks, found: Sequence[FlowSuspect]) -> tuple[list[FlowSus
 
 
 def _is_held_up(fleet: FleetTracks) -> bool:
-    """Return whether some worker waits for others with work in hand. In a pause none does."""
+    """Return whether some worker with work waits for others. In a pause none does."""
     return any(track.wait in (Awaited.ROOM, Awaited.WEIGHTS) for track in fleet.live())
 
 
-def _touch(component: str, other: str) -> bool:
+def _is_link_and_end(component: str, other: str) -> bool:
     """Return whether one of the two is a link and the other one of its ends."""
     return component in other.split(">") or other in component.split(">")

@@ -1,4 +1,4 @@
-"""Turns what is suspected now into incidents. Pure: times are arguments.
+"""Turns current suspicions into incidents. Does no I/O; times are arguments.
 
     nothing ──suspected──> open ──another kind or cause──> open (grew)
                             │ ▲   not suspected for 2 s: quiet; then suspected: again
@@ -6,8 +6,8 @@
                             ▼ │
                            ended ──later──> (forgotten; the next one has a new number)
 
-Two findings about one component are one incident. So a worker that is slow, then silent, has one
-incident with two kinds. At most ``MAX_OPEN`` are open; a finding beyond that is counted."""
+Findings about one component form one incident, so a worker that is slow and then silent has one
+incident with two kinds. At most ``MAX_OPEN`` are open; findings beyond that are only counted."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from pipeline.incidents.records import (
 )
 
 QUIET_S: Final = 2.0
-"""An incident is quiet while its component was not suspected for so long. It is suspected each
-second while a fault lasts, so that no worker need be repaired for a quiet one."""
+"""An incident is quiet once its component has not been suspected for this long. While a fault lasts,
+suspicion recurs every second, so a quiet incident calls for no repair."""
 CALM_S: Final = 30.0
-"""An incident ends when its component was not suspected for so long."""
+"""An incident ends once its component has not been suspected for this long."""
 SAME_S: Final = 120.0
-"""A component that is suspected again so soon after the end has the same incident."""
+"""A component suspected again within this time of the end gets the same incident."""
 MAX_OPEN: Final = 64
 MAX_GROWN: Final = 100
-"""Records of growth an incident may have: a cause that alternates fills no disk. It is quiet as
-often at most, and then open without a pause."""
+"""How many growth records an incident may have, so that alternating causes cannot fill the disk. It may
+also go quiet this often; after that it stays open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,15 @@ class Suspicion:
 class _Followed:
     incident: Incident
     seen_s: float
-    """Last time it was suspected."""
     num_grown: int = 0
     num_quiet: int = 0
 
 
 class IncidentBook:
-    """The open incidents, and those that ended a moment ago."""
+    """The open incidents, and those that ended recently."""
 
     def __init__(self, known: Iterable[Incident] = (), now_s: float = 0.0) -> None:
-        """``known``: of earlier writers of this run; their open ones go on. ``now_s``: the time."""
+        """``known``: incidents of this run's earlier writers; their open ones continue."""
         self._followed: dict[str, _Followed] = {}
         self._next = 1
         self.num_unlisted = 0
@@ -83,11 +82,10 @@ class IncidentBook:
         return tuple(entry.incident for entry in self._followed.values() if entry.incident.is_open)
 
     def update(self, now_s: float, suspicions: Iterable[Suspicion]) -> list[IncidentRecord]:
-        """Return the records that this moment adds. Among several suspicions of a component each
-        may add its kind."""
+        """Return the new records. Several suspicions of one component may each add their kind."""
         records: list[IncidentRecord] = []
         for one in suspicions:
-            record = self._note(one, now_s)
+            record = self._record_suspicion(one, now_s)
             if record is not None:
                 records.append(record)
         unseen = [one for one in self._followed.values() if one.incident.is_open and now_s - one.seen_s >= QUIET_S]
@@ -100,9 +98,9 @@ class IncidentBook:
         self._forget(now_s)
         return records
 
-    def stood(self, component: str, lines: tuple[str, ...]) -> list[IncidentRecord]:
-        """Return the record that adds stacks to an open incident; none once it has ended. Its time
-        is that of the last finding, so that an end is never before it."""
+    def add_stacks(self, component: str, lines: tuple[str, ...]) -> list[IncidentRecord]:
+        """Return the record that adds stacks to an open incident; empty once it has ended. Its time is
+        that of the last finding, so that an end is never earlier."""
         entry = self._followed.get(component)
         if entry is None or not entry.incident.is_open:
             return []
@@ -119,12 +117,12 @@ class IncidentBook:
         return [self._append(entry, record)]
 
     def close(self) -> list[IncidentRecord]:
-        """Return the records that end all open incidents, as the writer leaves. The next writer
-        opens those again that go on."""
+        """Return the records that end all open incidents when the writer leaves. The next writer
+        reopens those that persist."""
         still_open = [one for one in self._followed.values() if one.incident.is_open]
         return [self._append(one, _bare_record(one, IncidentStep.ENDED)) for one in still_open]
 
-    def _note(self, one: Suspicion, now_s: float) -> IncidentRecord | None:
+    def _record_suspicion(self, one: Suspicion, now_s: float) -> IncidentRecord | None:
         entry = self._followed.get(one.component)
         if entry is None:
             if sum(entry.incident.is_open for entry in self._followed.values()) >= MAX_OPEN:
@@ -181,7 +179,7 @@ def _record(number: int, step: IncidentStep, one: Suspicion, now_s: float) -> In
 
 
 def _bare_record(entry: _Followed, step: IncidentStep) -> IncidentRecord:
-    """Return a record without a finding, at the time of the last one."""
+    """Return a record without a finding, at the time of the last finding."""
     incident = entry.incident
     return IncidentRecord(
         number=incident.number,

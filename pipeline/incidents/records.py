@@ -1,8 +1,8 @@
-"""Incidents and their records, one JSON object a line in ``<run_dir>/incidents.jsonl``.
+"""Incidents and their records: one JSON object per line in ``<run_dir>/incidents.jsonl``.
 
-An incident is about one component: a worker, a link ``sender>receiver``, or the ledger. Its records
-have its number. They are only appended: the incident is opened, grows, and ends. It may open again
-soon after its end, under the same number. ``fold`` makes incidents of records.
+An incident concerns one component: a worker, a link ``sender>receiver``, or the ledger. Its records
+carry its number and are only ever appended: it opens, grows and ends, and may reopen under the same
+number soon after. ``fold`` turns records into incidents.
 
 One writer appends whole lines and flushes them. A full file is renamed to ``incidents.1.jsonl``,
 replacing an older one, and the new file begins with the open incidents. Readers skip damaged lines
@@ -23,37 +23,35 @@ import msgspec
 from pipeline.files import GrowingFile
 
 MAX_WORDS_CHARS: Final = 400
-"""Limit of a sentence."""
+"""Maximum length of a sentence, in characters."""
 MAX_EVIDENCE: Final = 8
-"""Sentences of evidence that a record keeps."""
+"""Maximum number of evidence sentences in a record."""
 MAX_CAUSES: Final = 3
 _MAX_KEPT: Final = 20
-"""Records of one incident that are kept in memory: its first, and the newest."""
+"""Records of one incident kept in memory: its first and the newest."""
 
 
 class IncidentStep(StrEnum):
-    """The change of an incident that a record is."""
+    """What a record changes about its incident."""
 
     OPENED = "opened"
     GREW = "grew"
-    """Another kind of fault, or another cause, was found."""
+    """Another kind of fault or another cause was found."""
     STOOD = "stood"
-    """The stacks of its worker and its role were read; the evidence has them."""
+    """Stacks of its worker and role were taken; they are the record's evidence."""
     QUIET = "quiet"
-    """Nothing was found for a moment; the record's time is that of the last finding."""
+    """Nothing was found for a moment; the record has the time of the last finding."""
     AGAIN = "again"
     """It was found again before its end."""
     ENDED = "ended"
-    """Nothing was found for a while; the record's time is that of the last finding."""
+    """Nothing was found for a while; the record has the time of the last finding."""
 
 
 _QUIET_OR_AGAIN: Final = frozenset({IncidentStep.QUIET, IncidentStep.AGAIN})
-"""Steps of which an incident keeps the newest alone."""
+"""Steps of which an incident keeps only the newest."""
 
 
 class FoundCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A component that explains an incident."""
-
     component: str
     kind: str
     confidence: float = 0.0
@@ -62,21 +60,21 @@ class FoundCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. Times are wall-clock seconds since 1970."""
+    """One line of the file. Times are wall-clock seconds since 1970."""
 
     number: int
-    """Of the incident; 1 for a run's first."""
+    """The incident's number; a run's first is 1."""
     step: IncidentStep
     at_s: float
     component: str
     """Worker, link ``sender>receiver``, or ``ledger``."""
     role: str = ""
     kind: str = ""
-    """As ``silent``, ``hung`` or ``slow``."""
+    """Such as ``silent``, ``hung`` or ``slow``."""
     since_s: float = 0.0
-    """Begin of the fault, by the evidence."""
+    """When the fault began, by the evidence."""
     sentence: str = ""
-    """The observation against its limit."""
+    """What was observed, compared with its limit."""
     score: float = 0.0
     evidence: tuple[str, ...] = ()
     causes: tuple[FoundCause, ...] = ()
@@ -84,7 +82,6 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def is_finding(self) -> bool:
-        """Whether something was found wrong then."""
         return self.step in (IncidentStep.OPENED, IncidentStep.GREW)
 
 
@@ -93,7 +90,7 @@ _DECODER = msgspec.json.Decoder(IncidentRecord)
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """An incident so far."""
+    """An incident as its records so far describe it."""
 
     number: int
     component: str
@@ -104,40 +101,38 @@ class Incident:
     ended_s: float | None
     """None while it is open."""
     kinds: tuple[str, ...]
-    """Each once, in the order of discovery."""
+    """Each kind once, in order of discovery."""
     sentence: str
     """The newest that is not empty."""
     causes: tuple[FoundCause, ...]
-    """The newest that are known."""
+    """The newest known."""
     records: tuple[IncidentRecord, ...]
-    """The first, and the newest of the others."""
+    """The first, and the newest others."""
     is_quiet: bool = False
-    """Whether it is open, and nothing has been found for a moment."""
+    """Whether it is open but nothing has been found for a moment."""
     found_from_s: float = 0.0
-    """When it was found first, or again after it was quiet."""
+    """When it was first found, or found again after being quiet."""
     found_s: float = 0.0
-    """For how long it was found before that."""
+    """How long it was found before that, in seconds."""
 
     @property
     def kind(self) -> str:
-        """The first kind of fault that was found."""
         return self.kinds[0] if self.kinds else ""
 
     @property
-    def stands(self) -> tuple[str, ...]:
-        """Where its worker stood, and the others of its role, by the newest stacks; empty without
-        any."""
+    def stacks(self) -> tuple[str, ...]:
+        """The newest stack report about its worker and role; empty if there is none."""
         stood = (record.evidence for record in reversed(self.records) if record.step is IncidentStep.STOOD)
         return next(stood, ())
 
 
 def encode(record: IncidentRecord) -> bytes:
-    """Return a record's line, with its end."""
+    """Encode a record as a line, including the newline."""
     return msgspec.json.encode(record) + b"\n"
 
 
 def decode(line: bytes) -> IncidentRecord | None:
-    """Return a line's record; None for a damaged line."""
+    """Decode a line; None if it is damaged."""
     try:
         record = _DECODER.decode(line)
     except (ValueError, RecursionError):
@@ -147,7 +142,7 @@ def decode(line: bytes) -> IncidentRecord | None:
 
 
 def fold(incident: Incident | None, record: IncidentRecord) -> Incident:
-    """Return an incident with one record more; ``None`` before its first."""
+    """Return the incident after one more record; ``incident`` is None for the first."""
     kinds = () if incident is None else incident.kinds
     if record.kind and record.kind not in kinds:
         kinds = (*kinds, record.kind)
@@ -158,7 +153,7 @@ def fold(incident: Incident | None, record: IncidentRecord) -> Incident:
     if len(records) > _MAX_KEPT:
         records = (records[0], *records[2:])
     is_open = record.step is not IncidentStep.ENDED
-    is_quiet, found_from_s, found_s = _presence(incident, record)
+    is_quiet, found_from_s, found_s = _findings_so_far(incident, record)
     return Incident(
         number=record.number,
         component=record.component,
@@ -177,9 +172,8 @@ def fold(incident: Incident | None, record: IncidentRecord) -> Incident:
     )
 
 
-def _presence(incident: Incident | None, record: IncidentRecord) -> tuple[bool, float, float]:
-    """Return whether an incident is quiet after a record, since when it was found, and for how long
-    before."""
+def _findings_so_far(incident: Incident | None, record: IncidentRecord) -> tuple[bool, float, float]:
+    """Return ``is_quiet``, ``found_from_s`` and ``found_s`` after a record."""
     if incident is None or not incident.is_open:
         return False, record.at_s, 0.0
     since_s, found_s = incident.found_from_s, incident.found_s
@@ -191,7 +185,7 @@ def _presence(incident: Incident | None, record: IncidentRecord) -> tuple[bool, 
 
 
 def folded(records: Iterable[IncidentRecord]) -> dict[int, Incident]:
-    """Return the incidents of records by number, in the order in which they were opened."""
+    """Return the incidents of these records by number, in opening order."""
     found: dict[int, Incident] = {}
     for record in records:
         found[record.number] = fold(found.get(record.number), record)
@@ -206,15 +200,15 @@ _READ_BYTES: Final = 1 << 20
 
 
 class IncidentFile:
-    """Appends records. Made by the one process that writes a run's incidents."""
+    """Appends records. Only the process that writes a run's incidents has one."""
 
     def __init__(self, run_dir: Path, *, max_bytes: int = MAX_FILE_BYTES) -> None:
         self._path = run_dir / INCIDENTS_NAME
         self._max_bytes = max_bytes
 
     def append(self, records: Sequence[IncidentRecord], still_open: Iterable[Incident] = ()) -> None:
-        """Write records; ``still_open`` begin the next file, should this one be full. Raises
-        OSError."""
+        """Append records. If the file is full, the next one begins with the records of
+        ``still_open``. Raises OSError."""
         if not records:
             return
         lines = b"".join(map(encode, records))
@@ -236,7 +230,7 @@ class IncidentFile:
 
 
 def _is_torn(path: Path) -> bool:
-    """Return whether a crash has left a line without its end."""
+    """Return whether a crash left the last line unfinished."""
     with path.open("rb") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return False
@@ -245,27 +239,25 @@ def _is_torn(path: Path) -> bool:
 
 
 class RunIncidents:
-    """Reads a run's incidents as their file grows, in bounded memory."""
+    """Reads a run's incidents as the file grows, in bounded memory."""
 
     def __init__(self, run_dir: Path) -> None:
         self._old = GrowingFile(run_dir / OLD_INCIDENTS_NAME)
         self._new = GrowingFile(run_dir / INCIDENTS_NAME)
         self._found: dict[int, Incident] = {}
         self.num_skipped = 0
-        """Damaged lines."""
 
     def read(self) -> tuple[Incident, ...]:
-        """Return all incidents that are known, the oldest first: the newest 10,000. Raises
-        OSError."""
+        """Return the newest 10,000 known incidents, oldest first. Raises OSError."""
         for file in (self._old, self._new):
             while lines := file.read(_READ_BYTES):
                 for line in lines:
-                    self._take(line)
+                    self._add_line(line)
         while len(self._found) > _MAX_KNOWN:
             del self._found[next(iter(self._found))]
         return tuple(self._found.values())
 
-    def _take(self, line: bytes) -> None:
+    def _add_line(self, line: bytes) -> None:
         record = decode(line)
         if record is None:
             self.num_skipped += bool(line)

@@ -1,1 +1,1 @@
-"""A run as people and programs see it: status, metrics, views, history, report, ``why``."""
+"""What people and programs see of a run: status, metrics, views, history, report, ``why``."""

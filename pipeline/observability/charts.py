@@ -1,4 +1,4 @@
-"""Charts of a run's report and of a comparison, as inline SVG. Missing figures make no chart.
+"""Charts of a run's report and of a comparison, as inline SVG. Missing data is left out.
 
 matplotlib draws them; it comes with the extra ``charts``."""
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#0b6e99", "#d9730d", "#8a63c7", "#1a7f5a", "#b3261e", "#7a6a00")
-"""Colours of lines. A page replaces them on a dark screen (``--c0`` ...)."""
+"""Colours of lines. Pages override them in dark mode (``--c0`` ...)."""
 WIDE = (
     "#1a7f5a", "#7fc8a9", "#0b6e99", "#d9730d", "#8a63c7", "#c2427a", "#9c6b30", "#4b8fd6", "#b8a100", "#6b7f8a", "#a8b6bd",
     "#c9a0dc", "#d5dde1", "#b3261e", "#6e2c1f",
 )  # fmt: skip
-"""Colours of adjacent areas; the same on a dark screen."""
+"""Colours of adjacent areas, in light and dark mode."""
 _INK, _SOFT, _GRID = "#1c2b33", "#5c6f7a", "#e6ecef"
 _VARIABLES = {_INK: "--ink", _SOFT: "--soft", _GRID: "--grid"} | {
     colour: f"--c{number}" for number, colour in enumerate(COLOURS)
 }
-"""A colour's name on a page, which gives it another value on a dark screen."""
+"""Colour -> the CSS variable that can override it in dark mode."""
 
 _LARGEST = 1e100
-"""Above, matplotlib's arithmetic of an axis overflows."""
+"""Above this, matplotlib's arithmetic of axes overflows."""
 
 Draw = Callable[["Axes"], None]
 
 
 def can_draw() -> bool:
-    """Return whether matplotlib is installed. It comes with the extra ``charts``."""
+    """Return whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def draw_lines(
     axes: Axes, at: Sequence[float], found: Mapping[str, Sequence[float]], *, from_zero: bool = False
 ) -> None:
-    """Draw one line a name; ``from_zero`` begins the axis at 0. Numbers that an axis cannot hold leave
-    a gap."""
+    """Draw one line for each name; ``from_zero`` starts the y axis at 0. Values too large for an axis
+    leave a gap."""
     found = {name: [value if abs(value) < _LARGEST else math.nan for value in values] for name, values in found.items()}
     for (name, values), colour in zip(found.items(), COLOURS, strict=False):
         axes.plot(at, values, marker=marker_for(at), color=colour, lw=1.2, label=name)
@@ -57,8 +57,7 @@ def draw_lines(
 
 
 def marker_for(at: Sequence[float]) -> str | None:
-    """Return the marker of a line."""
-    # A line of one point would be invisible.
+    # A line through a single point would be invisible.
     return "o" if len(at) == 1 else None
 
 
@@ -71,8 +70,15 @@ def svg(
     is_bars: bool = False,
     whole: bool = True,
 ) -> str:
-    """Return one chart as inline SVG with text as text. ``only``: the single update's number.
-    ``is_bars``: bars that lie. ``whole``: the x axis has whole numbers."""
+    """Return a chart as inline SVG whose text stays text.
+
+    Args:
+        title: Title above the chart.
+        draw: Draws into the axes.
+        x_label: Label of the x axis.
+        only: Number of the only update, if there is just one.
+        is_bars: Whether the chart has horizontal bars.
+        whole: Whether the x axis has whole numbers only."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -80,7 +86,7 @@ def svg(
 
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
-        # Equal runs give equal pages; ids differ between charts.
+        # Equal runs give equal pages, but ids must differ between charts.
         "svg.hashsalt": title,
         "font.size": 10,
         "font.family": "sans-serif",
@@ -117,12 +123,8 @@ def _with_variables(text: str) -> str:
     return text
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
 def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) -> dict[str, list[str]]:
-    """Return the charts of the policy's updates, by heading; none without an update."""
+    """Return the charts of the policy's updates, by heading; empty if there are none."""
     if not updates:
         return {}
     numbers = [row.update for row in updates]
@@ -190,8 +192,8 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
             "Policy versions in one response, mean": lines({"versions": [row.num_segments_mean for row in updates]}),
         },
         "Time": {
-            "Time of an update, seconds": lambda axes: _times(axes, updates),
-            "Trained tokens a second": lines({"tokens": [_token_rate(row) for row in updates]}, from_zero=True),
+            "Time of an update, seconds": lambda axes: _draw_times(axes, updates),
+            "Trained tokens per second": lines({"tokens": [_token_rate(row) for row in updates]}, from_zero=True),
         },
     }
     drawn = {heading: {name: draw for name, draw in found.items() if draw} for heading, found in charts.items()}
@@ -219,7 +221,7 @@ _WORDS = {
 
 
 def draw_critic(rows: Sequence[ValueRow]) -> dict[str, list[str]]:
-    """Return the charts of the value model's steps, by heading; none without a step."""
+    """Return the charts of the value model's steps, by heading; empty if there are none."""
     if not rows:
         return {}
     steps = [row.step for row in rows]
@@ -252,7 +254,7 @@ def _token_rate(row: UpdateRow) -> float:
     return row.num_trained_tokens / max(1e-9, row.wait_s + row.logprob_s + row.step_s + row.publish_s)
 
 
-def _times(axes: Axes, updates: Sequence[UpdateRow]) -> None:
+def _draw_times(axes: Axes, updates: Sequence[UpdateRow]) -> None:
     numbers = [row.update for row in updates]
     parts = {
         "waiting for units": [r.wait_s for r in updates],
@@ -267,20 +269,17 @@ def _times(axes: Axes, updates: Sequence[UpdateRow]) -> None:
         ceiling = sums[0]
     else:
         axes.stackplot(numbers, *parts.values(), labels=list(parts), colors=COLOURS)
-        # One stall does not flatten the rest.
+        # A single stall must not flatten the rest.
         ceiling = statistics.quantiles(sums, n=50)[-1]
     axes.set_ylim(0, 1.35 * ceiling + 1e-9)
 
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _MOST_ROWS = 240
 _WAIT_COLOURS = dict(zip(IN_WORDS, WIDE, strict=True))
 
 
 def draw_fleet(rows: Sequence[FleetRow]) -> dict[str, list[str]]:
-    """Return the charts of a fleet, by heading; none without a row."""
+    """Return the charts of the fleet, by heading; empty if there are no rows."""
     if not rows:
         return {}
     few = at_most(rows, _MOST_ROWS)
@@ -290,13 +289,13 @@ def draw_fleet(rows: Sequence[FleetRow]) -> dict[str, list[str]]:
     roles = in_order({name for row in few for name in row.roles})
 
     def each(value: str) -> dict[str, list[float]]:
-        return {name: [_rate(row, name, value) for row in few] for name in roles}
+        return {name: [_role_value(row, name, value) for row in few] for name in roles}
 
     label = f"{unit} of running"
     tokens = {name: values for name, values in each("tokens").items() if any(values)}
     charts: dict[str, Draw] = {
-        "Tokens a second: written, scored, trained": lambda axes: draw_lines(axes, at, tokens, from_zero=True),
-        "Groups dropped, by reason": lambda axes: _dropped(axes, at, few),
+        "Tokens per second: written, scored, trained": lambda axes: draw_lines(axes, at, tokens, from_zero=True),
+        "Groups dropped, by reason": lambda axes: _draw_dropped(axes, at, few),
         "Ready units, at the learner's claim": lambda axes: draw_lines(
             axes, at, {"ready": [float(row.num_ready_units) for row in few]}, from_zero=True
         ),
@@ -306,27 +305,29 @@ def draw_fleet(rows: Sequence[FleetRow]) -> dict[str, list[str]]:
     if all(len(set(values)) == 1 for values in each("workers").values()):
         del charts["Workers"]
     if not tokens:
-        del charts["Tokens a second: written, scored, trained"]
+        del charts["Tokens per second: written, scored, trained"]
     if not any(row.num_groups_dropped for row in few):
         del charts["Groups dropped, by reason"]
     uses = role_uses(rows)
-    drawn = [svg("Share of time, by role", lambda axes: _uses(axes, uses), x_label="%", is_bars=True)]
-    drawn += [svg(f"{name}: share of time, %", _course(at, few, name), x_label=label, whole=False) for name in roles]
+    drawn = [svg("Share of time, by role", lambda axes: _draw_uses(axes, uses), x_label="%", is_bars=True)]
+    drawn += [
+        svg(f"{name}: share of time, %", _use_over_time(at, few, name), x_label=label, whole=False) for name in roles
+    ]
     return {
         "Where the time went": drawn,
         "The fleet": [svg(name, draw, x_label=label, whole=False) for name, draw in charts.items()],
     }
 
 
-def _rate(row: FleetRow, name: str, value: str) -> float:
+def _role_value(row: FleetRow, name: str, value: str) -> float:
     span = row.roles.get(name)
     if span is None:
         return 0.0
     return {"tokens": span.tokens / row.span_s, "memory": span.rss_bytes / 1e9, "workers": span.workers}[value]
 
 
-def _uses(axes: Axes, uses: Sequence[RoleUse]) -> None:
-    """Draw one bar a role, of its time at each wait."""
+def _draw_uses(axes: Axes, uses: Sequence[RoleUse]) -> None:
+    """Draw one bar for each role, divided by what its time was spent on."""
     names = [use.role for use in uses]
     shares = [{"compute": use.compute_share} | use.waits for use in uses]
     left = [0.0] * len(uses)
@@ -339,13 +340,13 @@ def _uses(axes: Axes, uses: Sequence[RoleUse]) -> None:
     axes.set_xlim(0, 100)
 
 
-def _course(at: Sequence[float], rows: Sequence[FleetRow], name: str) -> Draw:
+def _use_over_time(at: Sequence[float], rows: Sequence[FleetRow], name: str) -> Draw:
     shares = [row.roles[name].shares if name in row.roles else {} for row in rows]
     parts = {wait: [100 * each.get(wait, 0.0) for each in shares] for wait in IN_WORDS}
-    return lambda axes: _stack(axes, at, {wait: values for wait, values in parts.items() if any(values)})
+    return lambda axes: _draw_stack(axes, at, {wait: values for wait, values in parts.items() if any(values)})
 
 
-def _stack(axes: Axes, at: Sequence[float], parts: Mapping[str, Sequence[float]]) -> None:
+def _draw_stack(axes: Axes, at: Sequence[float], parts: Mapping[str, Sequence[float]]) -> None:
     colours = [_WAIT_COLOURS[wait] for wait in parts]
     names = [_word(wait) for wait in parts]
     if len(at) == 1:
@@ -363,7 +364,7 @@ def _word(wait: str) -> str:
     return word if wait in ("compute", "compile", "stopped", "silent") else f"waits for {word}"
 
 
-def _dropped(axes: Axes, at: Sequence[float], rows: Sequence[FleetRow]) -> None:
+def _draw_dropped(axes: Axes, at: Sequence[float], rows: Sequence[FleetRow]) -> None:
     reasons = dict.fromkeys(reason for row in rows for reason in row.num_groups_dropped)
     found = {
         reason.replace("_", " "): [float(row.num_groups_dropped.get(reason, 0)) for row in rows] for reason in reasons
@@ -374,8 +375,8 @@ def _dropped(axes: Axes, at: Sequence[float], rows: Sequence[FleetRow]) -> None:
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Return a page of a template; an absent value is an error."""
-    # Deferred: only a finished run needs it.
+    """Render a page from a template; a missing value is an error."""
+    # Deferred, because only a finished run needs it.
     import jinja2
 
     from protocol.printable import printable
@@ -387,7 +388,7 @@ def render_page(template: str, **values: Any) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step: a reader never sees half a page."""
+    """Write a file atomically, so that a reader never sees half a page."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

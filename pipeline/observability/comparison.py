@@ -1,9 +1,9 @@
-"""Runs side by side: what differs, accuracy at equal cost, and which differences can be called.
+"""Runs side by side: what differs, accuracy at equal cost, and which differences are significant.
 
-Runs whose settings are the same but for their seed are one configuration. Several of them give a
-mean with a t-interval, or the widest interval of one over its prompts where that is wider. A
-difference is called only where the 95 % intervals do not overlap, at one update and on the same
-held-out prompts. Else the comparison states that none is called. Pure, but for ``read_runs``."""
+Runs with the same settings but for their seed form one configuration. Several runs give a mean with a
+t-interval, or with the widest interval of a single run (over its prompts) if that is wider. A difference
+is called significant only if the 95 % intervals do not overlap, at the same update and on the same
+held-out prompts; otherwise the comparison says that none is. Only ``read_runs`` does I/O."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from pipeline.observability.prompt_accuracies import (
 )
 from pipeline.observability.report_data import RunRecords, read_records
 
-_OF_THE_RUN = frozenset({"run.name", "run.dir", "run.seed", "ledger.url", "supervisor.metrics_port"})
-"""Settings in which runs of one configuration differ."""
+_RUN_KEYS = frozenset({"run.name", "run.dir", "run.seed", "ledger.url", "supervisor.metrics_port"})
+"""Settings in which runs of one configuration may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One evaluation of the main set, and the place in the training at which it was made."""
+    """One evaluation of the main set, and when in training it was made."""
 
     update: int
     num_tokens: int
-    """Trained until then."""
+    """Tokens trained up to then."""
     train_s: float
-    """Time of the learner until then, without the time between starts."""
+    """Learner time up to then, in seconds, without the time between starts."""
     accuracy: Estimate
-    """Without an interval, as of an earlier version: all three are equal."""
+    """Low and high equal the value if there is no interval, as in older versions."""
     has_interval: bool
     num_responses: int
     prompts: PromptAccuracies | None
-    """Accuracy of each prompt, where it is on record."""
+    """Accuracy of each prompt, if recorded."""
     digest: str
-    """Of the held-out prompts: its own, else the newest on record; empty where none is."""
+    """Digest of the held-out prompts: its own, else the newest recorded; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RunFigures:
     folder: Path
     name: str
     settings: Mapping[str, Any]
-    """By section and key, flat, without those of the run alone."""
+    """Settings by ``section.key``, without those of the individual run."""
     seed: int | None
     algorithm: str
     records: RunRecords
@@ -65,12 +65,11 @@ class RunFigures:
 
     @property
     def num_updates(self) -> int:
-        """Updates done."""
         return len(self.records.updates)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Trained tokens a second of the learner's time."""
+        """Trained tokens per second of learner time."""
         return self.num_tokens / self.train_s if self.train_s else None
 
     @property
@@ -81,17 +80,17 @@ class RunFigures:
 
     @property
     def staleness_max(self) -> int | None:
-        """Of all updates, in versions."""
+        """Maximum over the updates, in versions."""
         return max((row.staleness_max for row in self.records.updates), default=None)
 
     @property
     def wait_share(self) -> float | None:
-        """Share of the learner's time in which it waited for units."""
+        """Share of the learner's time spent waiting for units."""
         return sum(row.wait_s for row in self.records.updates) / self.train_s if self.train_s else None
 
     @property
     def dropped(self) -> Mapping[str, float]:
-        """Share of the admitted groups that was dropped, by reason; empty without a record."""
+        """Share of admitted groups that was dropped, by reason; empty if not recorded."""
         last = self.records.fleet[-1] if self.records.fleet else None
         if last is None or not last.num_groups_admitted:
             return {}
@@ -99,27 +98,26 @@ class RunFigures:
 
     @property
     def uses(self) -> list[RoleUse]:
-        """Each role's use of its time."""
         return self.records.uses
 
     def notes(self) -> Iterator[str]:
-        """Yield what the comparison lacks of this run."""
+        """Yield what the comparison lacks for this run."""
         if not self.curve:
             yield "no evaluation of held-out prompts"
         elif self.records.num_wanted is not None and self.num_updates < self.records.num_wanted:
             yield f"{self.num_updates:,} of {self.records.num_wanted:,} updates"
         if self.curve and not self.curve[-1].has_interval:
-            yield "its accuracies have no interval, as of an earlier version: no difference with it alone is called"
+            yield "its accuracies have no interval (older version), so it alone cannot show a significant difference"
         if not self.records.fleet:
-            yield "no record of drops and of the time of each role"
+            yield "no record of drops, or of how each role used its time"
         if self.curve and all(point.prompts is None for point in self.curve):
-            yield "no accuracy of each prompt on record, so none of its differences is paired"
+            yield "no accuracy per prompt is recorded, so its differences cannot be paired"
         for name, number in self.records.skipped.items():
             yield f"{number} damaged lines of {name} skipped"
 
 
 def read_run(folder: Path, name: str) -> RunFigures:
-    """Read a run's folder; ``name`` is how it is shown."""
+    """Read a run's folder; ``name`` is what it is called in the comparison."""
     records = read_records(folder)
     prompts, num_skipped = read_accuracies(folder)
     if num_skipped:
@@ -129,7 +127,7 @@ def read_run(folder: Path, name: str) -> RunFigures:
     return RunFigures(
         folder=folder,
         name=name,
-        settings={key: value for key, value in flat(records.settings) if key not in _OF_THE_RUN},
+        settings={key: value for key, value in flat(records.settings) if key not in _RUN_KEYS},
         seed=records.seed,
         algorithm=str(records.setting("algorithm", "name") or ""),
         records=records,
@@ -149,7 +147,7 @@ def _curve(
     for row, of_prompts in rows:
         place = places.get(row.policy_version)
         if place is None and row.policy_version > min(places, default=0):
-            # Its update is not in the history: a damaged line.
+            # Its update is missing from the history because of a damaged line.
             continue
         found.append(
             CurvePoint(
@@ -172,7 +170,7 @@ def _estimate(row: EvaluationRow) -> Estimate:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by section and key."""
+    """Yield nested settings as ``section.key``."""
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -183,76 +181,74 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 _MOST_PAIRS = 20
 _ABSENT = "(not set)"
-_BESIDE_TRAINING = ("sinks.", "tracing.", "samples.")
-"""Sections that change nothing of what is trained."""
+_NOT_TRAINING = ("sinks.", "tracing.", "samples.")
+"""Sections that do not affect training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """One cost that is equal between the runs, and their accuracy there."""
+    """One measure of cost at which the runs are compared, and their accuracy there."""
 
     name: str
     """``updates``, ``tokens`` or ``seconds``."""
     limit: float
-    """The largest that all runs with an evaluation have reached; of updates, the newest that all of
-    them have evaluated, where there is one."""
+    """The largest cost that every run with an evaluation has reached; for updates, the newest update
+    that all of them have evaluated, if there is one."""
     points: tuple[CurvePoint | None, ...]
-    """Of each run, its newest evaluation up to the limit; None without one."""
+    """Each run's newest evaluation up to the limit, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Runs with the same settings, but for the seed and what changes nothing of the training. A
-    setting that a run's file lacks counts as its default."""
+    """Runs with the same settings, except for the seed and what does not affect training. A setting
+    missing from a run's file counts as its default."""
 
     name: str
     """``A``, ``B`` ..."""
     runs: tuple[int, ...]
-    """Their places among the compared runs."""
+    """Indices among the compared runs."""
     accuracy: Estimate | None
-    """At equal updates: of one run its own interval, of several the mean's t-interval. Where the
-    widest own interval of the runs is wider, the mean has that: few seeds may agree by chance. None
-    without an interval of either kind."""
+    """Accuracy at equal updates: for one run with its own interval, for several the mean with its
+    t-interval, or with the widest interval of a single run if that is wider, because a few seeds may
+    agree by chance. None if there is no interval of either kind."""
     is_of_seeds: bool
-    """Whether the interval is over runs; else over the prompts of one run."""
+    """Whether the interval is over runs rather than over the prompts of one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The second configuration less the first, in accuracy at equal updates."""
+    """Accuracy of the second configuration minus that of the first, at equal updates."""
 
     first: str
     second: str
     value: float
     interval: Estimate | None
-    """Welch's, where the intervals of both are over runs."""
+    """Welch's interval, if both configurations' intervals are over runs."""
     paired: Estimate | None
-    """By the same held-out prompts; None where the data do not allow it."""
+    """Estimate paired by held-out prompt; None if the data do not allow it."""
     num_prompts: int
-    """That are paired."""
+    """Number of paired prompts."""
     is_called: bool
-    """Whether the intervals of both do not overlap, at one update, on the same held-out prompts."""
+    """Whether it is significant: the intervals do not overlap, at one update and on equal prompts."""
     words: str
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs side by side."""
-
     runs: Sequence[RunFigures]
     differing: Mapping[str, tuple[str, ...]]
-    """Settings that differ, by key: the value of each run, in words."""
+    """Settings that differ, by key: each run's value in words."""
     lacking: Mapping[str, tuple[str, ...]]
-    """The same of settings that some runs do not have, and that are equal in the others."""
+    """Settings that some runs lack and that are equal in the others, in the same form."""
     bases: Sequence[Basis]
     configurations: Sequence[Configuration]
     differences: Sequence[Difference]
     notes: Sequence[str]
-    """Sentences on absent records."""
+    """Sentences about missing records."""
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunFigures]:
-    """Read the runs; those of one name are shown by their folders."""
+    """Read the runs; runs with the same name are called by their folders."""
     names = [folder.resolve().name for folder in folders]
     return [
         read_run(folder, name if names.count(name) == 1 else str(folder))
@@ -261,7 +257,6 @@ def read_runs(folders: Sequence[Path]) -> list[RunFigures]:
 
 
 def compare_runs(runs: Sequence[RunFigures]) -> Comparison:
-    """Compare runs, the first with each other, and all configurations in pairs."""
     bases = [
         _basis("updates", runs, lambda point: point.update, limit=_common_update(runs)),
         _basis("tokens", runs, lambda point: point.num_tokens),
@@ -292,7 +287,7 @@ def _in_words(value: Any) -> str:
 
 
 def _common_update(runs: Sequence[RunFigures]) -> int | None:
-    """Return the newest update that all runs with evaluations have evaluated; None without one."""
+    """Return the newest update that every run with evaluations has evaluated, or None."""
     evaluated = [{point.update for point in run.curve} for run in runs if run.curve]
     return max(set[int].intersection(*evaluated), default=None) if evaluated else None
 
@@ -308,16 +303,16 @@ def _basis(
 
 def _configurations(runs: Sequence[RunFigures], at: Basis) -> list[Configuration]:
     groups: list[tuple[dict[str, Any], list[int]]] = []
-    for place, settings in enumerate(_of_training(runs)):
+    for place, settings in enumerate(_training_settings(runs)):
         same = next((group for first, group in groups if first == settings), None)
         groups.append((settings, [place])) if same is None else same.append(place)
     return [_configuration(chr(ord("A") + number), tuple(group), at) for number, (_, group) in enumerate(groups)]
 
 
-def _of_training(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
-    """Return each run's settings of the training. A key that only other runs have is the default: a
-    newer version's settings change nothing of an older run."""
-    keys = {key for run in runs for key in run.settings if not key.startswith(_BESIDE_TRAINING)}
+def _training_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
+    """Return each run's settings that affect training. A key that only other runs have gets its default,
+    since a newer version's settings do not change an older run."""
+    keys = {key for run in runs for key in run.settings if not key.startswith(_NOT_TRAINING)}
     return [_filled(run, keys) for run in runs]
 
 
@@ -338,7 +333,7 @@ def _configuration(name: str, runs: tuple[int, ...], at: Basis) -> Configuration
     own = [point.accuracy for point in points if point.has_interval]
     widest = max(own, key=_width, default=None)
     is_of_seeds = of_seeds is not None and (widest is None or _width(of_seeds) >= _width(widest))
-    found = of_seeds if is_of_seeds else widest and _around(fmean(values), widest)
+    found = of_seeds if is_of_seeds else widest and _moved_to(fmean(values), widest)
     if found is not None:
         found = Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
     return Configuration(name, runs, found, is_of_seeds)
@@ -348,8 +343,8 @@ def _width(found: Estimate) -> float:
     return found.high - found.low
 
 
-def _around(value: float, found: Estimate) -> Estimate:
-    """Return the interval, moved to another value."""
+def _moved_to(value: float, found: Estimate) -> Estimate:
+    """Shift an interval to be around another value."""
     return Estimate(value, found.low + value - found.value, found.high + value - found.value)
 
 
@@ -361,16 +356,16 @@ def _difference(one: Configuration, other: Configuration, at: Basis) -> Differen
     assert one.accuracy is not None and other.accuracy is not None
     ones, others = _points(one.runs, at), _points(other.runs, at)
     value = other.accuracy.value - one.accuracy.value
-    hindrance = _hindrance(ones, others)
+    hindrance = _why_incomparable(ones, others)
     if hindrance is not None:
-        words = f"No difference between {one.name} and {other.name} is called: {hindrance}."
+        words = f"{one.name} and {other.name} cannot be compared: {hindrance}."
         return Difference(one.name, other.name, value, None, None, 0, False, words)
     values = [[point.accuracy.value for point in points] for points in (ones, others)]
     interval = difference_of(*values) if one.is_of_seeds and other.is_of_seeds else None
     paired = _paired(ones, others)
     is_called = not overlap(one.accuracy, other.accuracy)
     words = _verdict(one, other, value, is_called=is_called)
-    words += f" Both accuracies are of update {ones[0].update:,}."
+    words += f" Both accuracies are from update {ones[0].update:,}."
     if interval is not None:
         words += f" Over the runs it is {_points_in_words(interval)} (Welch)."
     if paired is not None:
@@ -386,8 +381,8 @@ def _difference(one: Configuration, other: Configuration, at: Basis) -> Differen
     )
 
 
-def _hindrance(ones: Sequence[CurvePoint], others: Sequence[CurvePoint]) -> str | None:
-    """Return why accuracies cannot be compared; None where they can."""
+def _why_incomparable(ones: Sequence[CurvePoint], others: Sequence[CurvePoint]) -> str | None:
+    """Return why accuracies cannot be compared, or None."""
     if len({point.digest for point in (*ones, *others)} - {""}) > 1:
         return "their held-out prompts differ"
     if len({point.update for point in (*ones, *others)}) > 1:
@@ -395,7 +390,7 @@ def _hindrance(ones: Sequence[CurvePoint], others: Sequence[CurvePoint]) -> str 
             ", ".join(f"{update:,}" for update in sorted({point.update for point in points}))
             for points in (ones, others)
         )
-        return f"no update was evaluated in all runs, and these accuracies are of update {first} and of update {second}"
+        return f"no update was evaluated in all runs, and these accuracies are from updates {first} and {second}"
     return None
 
 
@@ -406,7 +401,7 @@ def _verdict(one: Configuration, other: Configuration, value: float, *, is_calle
         way = "higher" if value > 0 else "lower"
         by = f"{abs(100 * value):.1f} points {way} than {one.name}"
         return f"{other.name} is {by}: the 95 % intervals {spans} do not overlap."
-    return f"No difference between {one.name} and {other.name} is called: the 95 % intervals {spans} overlap."
+    return f"No significant difference between {one.name} and {other.name}: the 95 % intervals {spans} overlap."
 
 
 def _span(found: Estimate) -> str:
@@ -418,7 +413,7 @@ def _points_in_words(found: Estimate) -> str:
 
 
 def _paired(ones: Sequence[CurvePoint], others: Sequence[CurvePoint]) -> tuple[Estimate, int] | None:
-    """Return the difference by prompts, each prompt's accuracy being the mean of the runs."""
+    """Return the paired difference, where a prompt's accuracy is the mean over the runs."""
     rows = [point.prompts for point in (*ones, *others)]
     digests = {"" if row is None else row.digest for row in rows}
     if len(digests) != 1 or "" in digests:

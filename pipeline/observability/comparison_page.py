@@ -1,4 +1,4 @@
-"""Runs side by side on one page: ``headrace run compare --html``. The page is complete in itself."""
+"""``headrace run compare --html``: runs side by side on one self-contained page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pipeline.observability.charts import COLOURS, Draw, can_draw, render_page, 
 from pipeline.observability.comparison import Basis, Comparison, Configuration, CurvePoint, RunFigures
 from pipeline.observability.history import UpdateRow
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 BASES = {"updates": "equal updates", "tokens": "equal trained tokens", "seconds": "equal time of the learner"}
 
 
 def run_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return a head, and a row of figures for each run."""
+    """Return a header, and a row of figures for each run."""
     letters = {place: one.name for one in comparison.configurations for place in one.runs}
     head = ("run", "configuration", "algorithm", "seed", "updates", "accuracy, last", "best", "trained tokens", "tokens/s",
             "learner waits", "staleness", "dropped")  # fmt: skip
@@ -42,7 +45,7 @@ def _run_row(run: RunFigures, letter: str) -> tuple[str, ...]:
 
 
 def basis_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return a head, and a row for each equal cost: the accuracy of each run."""
+    """Return a header, and each run's accuracy at each equal cost."""
     head = ("at", "up to", *(run.name for run in comparison.runs))
     return [head, *(_basis_row(basis) for basis in comparison.bases)]
 
@@ -53,7 +56,7 @@ def _basis_row(basis: Basis) -> tuple[str, ...]:
 
 
 def configuration_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return a head, and a row for each configuration."""
+    """Return a header, and a row for each configuration."""
     rows = [("configuration", "runs", "seeds", "accuracy at equal updates", "interval over")]
     return rows + [_configuration_row(comparison.runs, one) for one in comparison.configurations]
 
@@ -70,13 +73,13 @@ def _configuration_row(runs: Sequence[RunFigures], one: Configuration) -> tuple[
 
 
 def setting_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return a head, and a row for each setting that differs."""
+    """Return a header, and a row for each setting that differs."""
     head = ("setting", *(run.name for run in comparison.runs))
     return [head, *((key, *values) for key, values in comparison.differing.items())]
 
 
 def role_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return a head, and a row for each role of each run: throughput and use of time."""
+    """Return a header, and throughput and use of time for each role of each run."""
     rows = [("run", "role", "workers", "computing", "tokens/s", "waits for")]
     for run in comparison.runs:
         for use in run.uses:
@@ -87,8 +90,7 @@ def role_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def drop_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return a head, and a row for each reason: the share of admitted groups that each run
-    dropped."""
+    """Return a header, and for each reason the share of admitted groups that each run dropped."""
     reasons = dict.fromkeys(reason for run in comparison.runs for reason in run.dropped)
     head = ("groups dropped", *(run.name for run in comparison.runs))
     return [
@@ -104,7 +106,7 @@ def drop_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def accuracy(point: CurvePoint | None, *, where: bool = False) -> str:
-    """Return an accuracy with its interval; ``where``: and the update that it is of."""
+    """Format an accuracy with its interval and, with ``where``, its update."""
     if point is None:
         return "–"
     found = point.accuracy
@@ -113,12 +115,8 @@ def accuracy(point: CurvePoint | None, *, where: bool = False) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share in words."""
     return "–" if value is None else f"{100 * value:.1f} %"
 
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _STYLES = ("-", "--", ":", "-.")
 Place = Callable[[RunFigures], Sequence[float]]
@@ -149,9 +147,8 @@ def write_comparison(comparison: Comparison, path: Path) -> Path:
 
 
 def draw_comparison(comparison: Comparison) -> dict[str, list[str]]:
-    """Return the charts by heading: accuracy at equal cost, and what updates show of each run. A
-    configuration has one colour, and each of its runs a style of its line."""
-    looks = _looks(comparison)
+    """Return the charts by heading. A configuration has one colour, and each of its runs a line style."""
+    looks = _line_styles(comparison)
     found: dict[str, list[str]] = {}
     if any(run.curve for run in comparison.runs):
         places: tuple[tuple[str, str, Callable[[CurvePoint], float]], ...] = (
@@ -183,8 +180,7 @@ def draw_comparison(comparison: Comparison) -> dict[str, list[str]]:
     return found
 
 
-def _looks(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return each run's colour and style."""
+def _line_styles(comparison: Comparison) -> list[tuple[str, str]]:
     looks = [(COLOURS[0], _STYLES[0])] * len(comparison.runs)
     for number, one in enumerate(comparison.configurations):
         for index, place in enumerate(one.runs):

@@ -1,14 +1,14 @@
-"""Reads a run's effective training time from its folder, again and again.
+"""Reads a run's effective training time from its folder, incrementally.
 
-The files are the learner's history, the supervisor's starts and repairs, and the fleet's history.
-Each reading takes only the new lines of the first, and keeps three numbers a row.
+The inputs are the learner's history, the supervisor's starts and repairs, and the fleet's history. Each
+read takes only the new lines of the learner's history and keeps three numbers per row.
 
-By device, a generator's and a scorer's computing counts with the share of written tokens that entered
-an update, and a learner's with the share of trained tokens whose update was kept. The whole is the
-time in which workers were wanted, their restarts and waits included. Tokens in flight at the end
+By device: a generator's or scorer's computing time counts in proportion to the written tokens that
+entered an update; a learner's, in proportion to the trained tokens whose update was kept. It is divided
+by all time for which workers were wanted, including restarts and waits. Tokens in flight at the end
 count as unused.
 
-Source: ByteRobust (arXiv 2509.16293) has ETTR by the job's time; this is by each worker's."""
+Source: ByteRobust (arXiv 2509.16293) defines ETTR by the job's time; this one is by each worker's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from protocol.ids import Role
 
 
 class EffectiveTimeReader:
-    """One run's reader. Blocking; any thread, one call at a time."""
+    """Reader of one run. Blocks; any thread may use it, one at a time."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -34,10 +34,10 @@ class EffectiveTimeReader:
         self._clear()
 
     def read(self) -> EffectiveTime | None:
-        """Return the ratios up to now; None before a few updates. Damaged lines are left out.
-        Raises OSError."""
+        """Return the ratios so far; None before a few updates. Damaged lines are skipped. Raises
+        OSError."""
         lines = self._history.read()
-        # a resumed learner has taken back updates
+        # a learner that resumed has taken back updates
         if self._history.num_replaced != self._num_replaced:
             self._num_replaced = self._history.num_replaced
             self._clear()
@@ -72,7 +72,7 @@ def run_effective_time(
     num_response_tokens: int,
     num_trained_tokens: int,
 ) -> EffectiveTime | None:
-    """Return a run's ratios up to its last record; None before a few updates. ``lost_s``: seconds
+    """Return a run's ratios up to its last record; None before a few updates. ``lost_s`` is the time
     under repair, by part."""
     last_s = [*updates_at_s[-1:], *(row.at_s for row in fleet[-1:])]
     by_device = device_share(fleet, num_response_tokens=num_response_tokens, num_trained_tokens=num_trained_tokens)
@@ -84,12 +84,12 @@ _AT_WORK = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.LEARNE
 
 
 def device_share(fleet: Sequence[FleetRow], *, num_response_tokens: int, num_trained_tokens: int) -> float | None:
-    """Return productive time over all time of the working roles, from 0 to 1; None without any.
+    """Return productive time over total time of the working roles, from 0 to 1; None if there was none.
 
     Args:
         fleet: How the fleet has spent its time so far.
         num_response_tokens: Response tokens in all updates that were kept.
-        num_trained_tokens: Of these, tokens that carried loss."""
+        num_trained_tokens: How many of them carried loss."""
     uses = {use.role: use for use in role_uses(fleet) if use.role in _AT_WORK}
     all_workers = sum(use.workers for use in uses.values())
     if not all_workers:

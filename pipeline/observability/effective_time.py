@@ -1,12 +1,11 @@
-"""How much of a run's time became updates: the effective training time ratio. Pure.
+"""How much of a run's time turned into updates: the effective training time ratio. Does no I/O.
 
-A run with n updates has been effective for n times the usual time from one update to the next. The
-ratio is that over the time in which the run was up. Updates that a resumed learner makes again
-count once, and the time that they took twice. The usual time is the median of all distances, so
-that faults, evaluations and checkpoints do not change it. Time after a crash of the supervisor is
-time up; time after a requested end is not.
+A run with n updates has been effective for n times the usual time between updates; the ratio is this
+over the time the run was up. Updates that a resumed learner repeats count once, but the time they took
+counts twice. The usual time is the median gap between updates, so faults, evaluations and checkpoints
+do not change it. Time after a crash of the supervisor counts as up; time after a requested end does not.
 
-Source: ByteRobust (arXiv 2509.16293), sections on ETTR; theirs counts time, this counts updates."""
+Source: ByteRobust (arXiv 2509.16293), sections on ETTR. Theirs counts time; this counts updates."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from pipeline.observability.repairs import parts_in_words
 
 _NO_REPAIRS: Mapping[str, float] = {}
 WINDOW_S = 3600.0
-"""Length of the sliding ratio."""
+"""Length of the sliding window."""
 _FEWEST = 3
-"""Updates that make a usual time."""
+"""Minimum number of updates for a usual time."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpSpan:
-    """A time in which the run was up, in seconds since 1970."""
+    """A period during which the run was up, in seconds since 1970."""
 
     begin_s: float
     end_s: float
@@ -35,21 +34,21 @@ class UpSpan:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveTime:
-    """Shares of a run's time. A share may exceed 1 by a little: updates differ in length."""
+    """Ratios of a run's time. They may slightly exceed 1, because updates differ in length."""
 
     by_steps: float
     """Updates times the usual time, over the time up."""
     lowest_hour: float | None
-    """Lowest sliding ratio over an hour; None for a shorter run."""
+    """Lowest ratio over a sliding hour; None for a shorter run."""
     last_hour: float | None
     usual_s: float
-    """From one update to the next."""
+    """Usual time from one update to the next."""
     up_s: float
     by_device: float | None = None
-    """Productive time of all workers, over their time (``device_time``). None when not known."""
+    """Productive time of all workers over their total time; None if unknown."""
     lost_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds that workers of this host were under repair, by part (``repairs.PARTS``); empty
-    without a repair. Others may have worked meanwhile."""
+    """Seconds that workers of this host were under repair, by part (``repairs.PARTS``); empty if none.
+    Others may have worked meanwhile."""
 
     def in_words(self) -> str:
         """Return ``effective time: 97.1 % by steps (last hour 96.0 %), 41.0 % by device``."""
@@ -69,12 +68,11 @@ def effective_time(
     by_device: float | None = None,
     lost_s: Mapping[str, float] = _NO_REPAIRS,
 ) -> EffectiveTime | None:
-    """Return the ratios; None before three updates of one span.
+    """Return the ratios; None before three updates in one span.
 
     Args:
-        updates_at_s: Ends of updates, in order.
-        spans: Times in which the run was up, in order, none over another. Time between them counts
-            for nothing.
+        updates_at_s: When updates ended, in order.
+        spans: When the run was up, in order and without overlap. The time between them is ignored.
         by_device: The share of the workers' time, if known.
         lost_s: Seconds under repair, by part."""
     up_s = sum(span.end_s - span.begin_s for span in spans)
@@ -87,10 +85,11 @@ def effective_time(
         return None
     usual_s = median(distances)
     whole = len(updates_at_s) * usual_s / up_s
-    # on a clock that stands still while the run is down
+    # on a clock that is stopped while the run is down
     at_s = [_up_before(when, spans) for when in updates_at_s]
     hours = [
-        (bisect_right(at_s, end) - bisect_right(at_s, end - WINDOW_S)) * usual_s / WINDOW_S for end in _ends(at_s, up_s)
+        (bisect_right(at_s, end) - bisect_right(at_s, end - WINDOW_S)) * usual_s / WINDOW_S
+        for end in _window_ends(at_s, up_s)
     ]
     lowest, last = (min(hours), hours[-1]) if up_s >= WINDOW_S else (None, None)
     return EffectiveTime(whole, lowest, last, usual_s, up_s, by_device, lost_s)
@@ -100,8 +99,8 @@ def _up_before(when_s: float, spans: Sequence[UpSpan]) -> float:
     return sum(max(0.0, min(span.end_s, when_s) - span.begin_s) for span in spans)
 
 
-def _ends(at_s: Sequence[float], up_s: float) -> list[float]:
-    """Return ends of windows in order: at each update, just before it, and at the last moment."""
+def _window_ends(at_s: Sequence[float], up_s: float) -> list[float]:
+    """Return where windows end: just before and at each update, and at the last moment."""
     first = bisect_left(at_s, WINDOW_S)
     ends = [end for when in at_s[first:] for end in (max(WINDOW_S, when - 1e-6), when)]
     return [*ends, up_s]

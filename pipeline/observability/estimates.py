@@ -1,10 +1,9 @@
-"""Estimates from an evaluation's responses: avg@k and pass@k with 95 % intervals, their differences, and
-the best evaluation so far.
+"""Statistics of evaluations: avg@k and pass@k with 95 % intervals, differences, and the best evaluation.
 
-The prompts are the sample: the responses of one prompt depend on one another, and so count as one
-observation. The interval is Wilson's (1927), with as many observations as give the variance between
-the prompts. It is good for few prompts too, and never empty. Means of few runs have intervals by
-Student's t (1908), and Welch's (1947)."""
+The prompts are the sample: responses to one prompt depend on one another, so they count as one
+observation. The interval is Wilson's (1927), with as many observations as match the variance between
+prompts; it holds for few prompts too and is never empty. Means over few runs have intervals by Student's
+t (1908) and Welch's test (1947)."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from dataclasses import dataclass
 from pipeline.observability.history import EvaluationRow
 
 _Z = 1.959964
-"""Two-sided 95 % of the normal distribution."""
+"""Two-sided 95 % quantile of the normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A share with its interval."""
+    """A value with its 95 % interval."""
 
     value: float
     low: float
@@ -29,20 +28,20 @@ class Estimate:
 
 
 def average(accuracies: Mapping[int, Sequence[float]]) -> Estimate:
-    """Return avg@k of accuracies by prompt, each in [0, 1]: the mean over all responses. Raises
-    ValueError without a response."""
+    """Return avg@k, the mean of all responses' accuracies, given by prompt and each in [0, 1]. Raises
+    ValueError if there is no response."""
     held = [list(one) for one in accuracies.values() if one]
     if not held:
-        raise ValueError("an evaluation without a response has no accuracy")
+        raise ValueError("an evaluation without responses has no accuracy")
     num_responses = sum(map(len, held))
     value = sum(map(sum, held)) / num_responses
     return _with_interval(value, [statistics.fmean(one) for one in held], num_responses)
 
 
 def pass_at(accuracies: Mapping[int, Sequence[float]], k: int) -> Estimate | None:
-    """Return pass@k: the mean over the prompts of 1 - C(n - c, k) / C(n, k), of which c of n
-    responses are right (accuracy 1). Unbiased: Chen and others, 2021, eq. 1. Prompts with fewer
-    than k responses are left out; None when none is left."""
+    """Return pass@k: the mean over prompts of 1 - C(n - c, k) / C(n, k), where c of n responses are
+    right (accuracy 1). Unbiased: Chen et al., 2021, eq. 1. Prompts with fewer than k responses are left
+    out; None if none remain."""
     held = [(len(one), sum(accuracy == 1.0 for accuracy in one)) for one in accuracies.values() if len(one) >= k]
     if not held:
         return None
@@ -54,7 +53,7 @@ def _with_interval(value: float, of_prompts: Sequence[float], num_responses: int
     num_prompts = len(of_prompts)
     variance = statistics.variance(of_prompts) / num_prompts if num_prompts > 1 else 0.0
     spread = value * (1.0 - value)
-    # the observations whose mean has this variance: between the prompts' number and the responses'
+    # how many observations would have this variance of the mean: between prompts and responses
     count = spread / variance if variance > 0.0 else math.inf if spread > 0.0 else num_prompts
     count = min(max(count, num_prompts), num_responses) if num_prompts > 1 else 1.0
     z2 = _Z * _Z / count
@@ -64,17 +63,17 @@ def _with_interval(value: float, of_prompts: Sequence[float], num_responses: int
 
 
 class BestEvaluation:
-    """The first of the evaluations with the highest accuracy."""
+    """Keeps the first evaluation with the highest accuracy."""
 
     def __init__(self, rows: Iterable[EvaluationRow] = ()) -> None:
         self.row: EvaluationRow | None = None
         self.num_since = 0
-        """Evaluations of the main set after it, none of them better."""
+        """Evaluations of the main set since the best one."""
         for row in rows:
             self.add(row)
 
     def add(self, row: EvaluationRow) -> None:
-        """Count an evaluation; those of other sets change nothing."""
+        """Add an evaluation; those of other sets are ignored."""
         if not row.is_main:
             return
         if self.row is None or row.accuracy > self.row.accuracy:
@@ -84,18 +83,18 @@ class BestEvaluation:
 
 
 _T = (12.7062, 4.3027, 3.1825, 2.7765, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
-"""Two-sided 95 % of Student's t, with 1 to 10 degrees of freedom."""
+"""Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom."""
 
 
 def t_quantile(freedom: float) -> float:
-    """Return the two-sided 95 % quantile of Student's t; of broken degrees of freedom, that of the
-    next whole number below. Raises ValueError below 1."""
+    """Return the two-sided 95 % quantile of Student's t. Fractional degrees of freedom are rounded
+    down. Raises ValueError below 1."""
     whole = math.floor(freedom + 1e-9)
     if whole < 1:
         raise ValueError(f"{freedom} degrees of freedom; expected at least 1")
     if whole <= len(_T):
         return _T[whole - 1]
-    # Cornish and Fisher's expansion (1938), right to four digits from 10 on
+    # Cornish-Fisher expansion (1938), right to four digits from 10 on
     z = _Z
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -104,8 +103,8 @@ def t_quantile(freedom: float) -> float:
 
 
 def mean_of(values: Sequence[float]) -> Estimate | None:
-    """Return the mean of independent observations with its t-interval; None for fewer than two, or
-    for equal ones: an interval without width would claim to be exact."""
+    """Return the mean of independent observations with its t-interval. None for fewer than two, or for
+    equal ones, because an interval of zero width would claim to be exact."""
     if len(values) < 2 or not (deviation := statistics.stdev(values)):
         return None
     mean = statistics.fmean(values)
@@ -114,9 +113,9 @@ def mean_of(values: Sequence[float]) -> Estimate | None:
 
 
 def paired_difference(ones: Sequence[float | None], others: Sequence[float | None]) -> tuple[Estimate, int] | None:
-    """Return the mean of ``others`` less ``ones``, by their places, with its interval, and the
-    number of pairs. Places beyond the shorter, or without a value, are left out. None for fewer
-    than two pairs, or where all differ alike."""
+    """Return the mean of ``others`` minus ``ones`` by position, with its interval, and the number of
+    pairs. Positions without both values are left out. None for fewer than two pairs, or if all
+    differences are equal."""
     both = zip(ones, others, strict=False)
     differences = [other - one for one, other in both if one is not None and other is not None]
     found = mean_of(differences)
@@ -124,8 +123,8 @@ def paired_difference(ones: Sequence[float | None], others: Sequence[float | Non
 
 
 def difference_of(ones: Sequence[float], others: Sequence[float]) -> Estimate | None:
-    """Return the mean of ``others`` less that of ``ones``, with Welch's interval; None for fewer
-    than two observations of either, or where neither scatters."""
+    """Return the mean of ``others`` minus the mean of ``ones``, with Welch's interval. None for fewer
+    than two observations of either, or if neither varies."""
     if len(ones) < 2 or len(others) < 2:
         return None
     parts = [statistics.variance(values) / len(values) for values in (ones, others)]
@@ -138,5 +137,4 @@ def difference_of(ones: Sequence[float], others: Sequence[float]) -> Estimate | 
 
 
 def overlap(one: Estimate, other: Estimate) -> bool:
-    """Return whether two intervals have a point in common."""
     return one.low <= other.high and other.low <= one.high

@@ -1,9 +1,9 @@
-"""A run's records as tables of any fleet: ``metrics``, ``states``, ``links`` and ``work``.
+"""Exports a run's records as the tables ``metrics``, ``states``, ``links`` and ``work``.
 
-They are what ``headrace fleet watch --from`` and ``headrace run trace --from`` read. Times are seconds since
-1970. ``work`` has the scored messages of the run's host, each with its time of service alone, and
-the learner's updates. Files of ``observed`` are read one after another: memory holds two minutes. A
-file that cannot be read is left out, and counted."""
+``headrace fleet watch --from`` and ``headrace run trace --from`` read them. Times are seconds since
+1970. ``work`` has the scored messages of the run's host, each with its service time only, and the
+learner's updates. Files of ``observed`` are read one after another, so memory holds two minutes.
+Unreadable files are skipped and counted."""
 
 from __future__ import annotations
 
@@ -31,29 +31,26 @@ COLUMNS: Final = {
     "links": (*(one.name for one in fields(LinkRow)), "given_s"),
     "work": WORK_COLUMNS,
 }
-"""Of each table."""
 _SOURCES: Final = {"metrics": "metrics", "states": "states", "links": "links", "work": "messages"}
 
 
 @dataclass(slots=True)
 class ExportReport:
-    """Numbers of an export."""
-
     rows: dict[str, int] = field(default_factory=dict[str, int])
-    """Rows of each table; a table without rows has no file."""
+    """Number of rows by table; a table without rows has no file."""
     num_skipped: int = 0
     """Damaged files of ``observed``, and damaged lines of the history."""
     without_messages: list[str] = field(default_factory=list[str])
-    """Workers with states and without messages: ``work`` lacks their pieces."""
+    """Workers with states but no messages; their work is missing from ``work``."""
 
 
 def export_tables(
     run_dir: Path, out: Path, *, as_csv: bool = False, progress: Callable[[int, int], None] = lambda *_: None
 ) -> ExportReport:
-    """Write a run's tables into the new folder ``out``, which appears whole or not at all.
+    """Write a run's tables to the new folder ``out``, which appears only once complete.
 
-    ``progress`` gets the numbers of files that were read and of all. Raises ConfigError: ``out``
-    exists. Raises DataError: the run has recorded nothing. Raises OSError."""
+    ``progress`` receives the number of files read and their total. Raises ConfigError: ``out`` exists.
+    Raises DataError: nothing is recorded. Raises OSError."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--tables {out} exists; give a new or an empty folder")
     files = {name: observed_files(run_dir, source) for name, source in _SOURCES.items()}
@@ -85,7 +82,7 @@ def export_tables(
                 f"{run_dir} has recorded nothing that can be read: the observer writes files every two minutes, and at "
                 "the run's end"
             )
-        # The target is absent or an empty folder.
+        # ``out`` is absent or an empty folder.
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -93,7 +90,7 @@ def export_tables(
 
 
 class _Table:
-    """One table's file, made with its first rows."""
+    """One table's file, created with its first rows."""
 
     def __init__(self, folder: Path, name: str, *, as_csv: bool) -> None:
         pa = arrow()
@@ -107,7 +104,7 @@ class _Table:
         self.num_rows = 0
 
     def add(self, rows: Any) -> None:
-        """Write rows; columns that they lack are empty. Raises DataError."""
+        """Write rows; columns they lack are left empty. Raises DataError."""
         pa = arrow()
         try:
             columns = [
@@ -130,13 +127,12 @@ class _Table:
         self.num_rows += rows.num_rows
 
     def close(self) -> None:
-        """Complete the file."""
         if self._writer is not None:
             self._writer.close()
 
 
 def _cast(column: Any, kind: Any) -> Any:
-    """Return a column as another type; numbers may lose digits."""
+    """Cast a column; numbers may lose precision."""
     return arrow(".compute").cast(column, kind, safe=False)
 
 
@@ -149,8 +145,8 @@ def _read(file: Path) -> Any:
 
 
 def _work_of(messages: Any) -> Any:
-    """Return the pieces of work whose result the ledger has. Failures are counted in the metrics:
-    here they look like work that was not wanted any more."""
+    """Return the pieces of work whose result is in the ledger. Failed ones cannot be told from work
+    that was no longer wanted, and are counted in the metrics."""
     pa, pc = arrow(), arrow(".compute")
     try:
         stored = pc.equal(messages.column("outcome"), MessageOutcome.STORED.name.lower())

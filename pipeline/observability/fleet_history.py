@@ -1,10 +1,10 @@
 """How a fleet spent its time: ``<run_dir>/fleet-history.jsonl``, a row every few seconds.
 
-A row is made of heartbeats and totals that the supervisor reads anyway. It has the share of time at
-each wait, and the tokens, by role; and the ledger's drops and queues.
+A row is made from heartbeats and totals that the supervisor reads anyway. By role, it has the share of
+time spent on each kind of wait and the tokens; for the ledger, its drops and queues.
 
-The file is bounded: above its limit, two neighbouring rows become one of twice the length. Old rows
-are so coarser than new ones, and a run of days keeps its whole course."""
+The file is bounded: above its limit, pairs of neighbouring rows are merged. Old rows become coarser than
+new ones, and even a run of days keeps its whole history."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from protocol.ids import Role
 
 FLEET_HISTORY_NAME: Final = "fleet-history.jsonl"
 EVERY_S: Final = 5.0
-"""Seconds of a new row."""
+"""Length of a new row's interval."""
 SILENT: Final = "silent"
-"""Stands for the wait of a worker without a recent heartbeat."""
+"""In place of the wait of a worker without a recent heartbeat."""
 ABSENT: Final = "absent"
-"""Stands for the wait of a wanted worker without a heartbeat: its process starts, or is started."""
+"""In place of the wait of a wanted worker without a heartbeat, whose process is starting."""
 _MAX_BYTES = 2 << 20
 _MAX_COUNTED = 4096
-"""Workers whose counters are known, those that ended among them."""
+"""Maximum number of workers, ended ones included, whose counters are remembered."""
 _MAX_GAP_S = 5.0
-"""A longer time between two looks counts as this much: what was between is not known."""
+"""Longer gaps between two readings count as this much, because what happened between is unknown."""
 _TOKENS: Final = {
     Role.GENERATOR: "written_tokens",
     Role.REWARD: "scored_tokens",
@@ -41,30 +41,29 @@ _TOKENS: Final = {
     Role.VALUE: "scored_tokens",
     Role.LEARNER: "trained_tokens",
 }
-"""The counter of each role's heartbeats that has its work."""
+"""The heartbeat counter that measures each role's work."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleTime:
-    """A role in one interval."""
+    """A role's workers during one interval."""
 
     workers: float
     """Mean number with a heartbeat, or wanted."""
     shares: dict[str, float]
-    """Of the workers' time, at each wait (``WaitingFor``, ``silent``, ``absent``); they add up to
-    1."""
+    """Share of the workers' time by wait (``WaitingFor``, ``silent``, ``absent``); sums to 1."""
     tokens: int = 0
-    """Written, scored or trained; those of a reward worker are of the judged responses."""
+    """Tokens written, scored or trained; for reward workers, those of the judged responses."""
     rss_bytes: int = 0
-    """Resident memory of all, at the end."""
+    """Resident memory of all of them, at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """One interval of a fleet. The ledger's numbers are sums since the run began."""
+    """One interval of a fleet. The ledger's numbers are totals since the run began."""
 
     at_s: float
-    """Its end, in seconds since 1970."""
+    """End of the interval, in seconds since 1970."""
     span_s: float
     roles: dict[str, RoleTime] = field(default_factory=dict[str, RoleTime])
     num_groups_admitted: int = 0
@@ -74,17 +73,17 @@ class FleetRow:
     num_ready_units: int = 0
     num_running: int = 0
     queues: dict[str, int] = field(default_factory=dict[str, int])
-    """Depth of each queue, at the end."""
+    """Depth of each queue at the end."""
 
     def followed_by(self, later: FleetRow) -> FleetRow:
-        """Return both intervals as one."""
+        """Merge this interval with the one after it."""
         names = dict.fromkeys([*self.roles, *later.roles])
         span_s = self.span_s + later.span_s
         parts = ((self, self.span_s / span_s), (later, later.span_s / span_s))
-        return replace(later, span_s=span_s, roles={name: _joined(name, parts) for name in names})
+        return replace(later, span_s=span_s, roles={name: _merged(name, parts) for name in names})
 
 
-def _joined(name: str, parts: Sequence[tuple[FleetRow, float]]) -> RoleTime:
+def _merged(name: str, parts: Sequence[tuple[FleetRow, float]]) -> RoleTime:
     there = [(row.roles[name], weight) for row, weight in parts if name in row.roles]
     time = {wait: 0.0 for span, _ in there for wait in span.shares}
     for span, weight in there:
@@ -100,21 +99,21 @@ def _joined(name: str, parts: Sequence[tuple[FleetRow, float]]) -> RoleTime:
 
 
 class FleetMeter:
-    """Adds looks at the heartbeats up to the row of an interval. Pure: times are arguments."""
+    """Accumulates readings of heartbeats into rows. Does no I/O; times are arguments."""
 
     def __init__(self, now_s: float) -> None:
-        """``now_s``: the monotonic time at which the first interval begins."""
+        """``now_s``: monotonic time at which the first interval begins."""
         self._began_s = self._seen_s = now_s
         self._first_s = now_s
         self._time: dict[Role, dict[str, float]] = {}
         self._tokens: dict[Role, int] = {}
         self._rss: dict[Role, int] = {}
         self._counted: dict[str, tuple[int, float]] = {}
-        """Epoch of each worker, and its counter at the last look."""
+        """Epoch of each worker, and its counter at the last reading."""
 
-    def see(self, beats: Iterable[Heartbeat], now_s: float, wanted: Mapping[str, Role] | None = None) -> None:
-        """Take a look at the heartbeats at ``now_s``. ``wanted``: workers that run or start, with
-        their roles; one without a heartbeat counts as absent."""
+    def observe(self, beats: Iterable[Heartbeat], now_s: float, wanted: Mapping[str, Role] | None = None) -> None:
+        """Add a reading of the heartbeats at ``now_s``. ``wanted`` are the workers that run or start,
+        with their roles; those without a heartbeat count as absent."""
         step_s = min(max(0.0, now_s - self._seen_s), _MAX_GAP_S)
         self._seen_s = now_s
         missing = dict(wanted or {})
@@ -130,7 +129,7 @@ class FleetMeter:
         for role in missing.values():
             time = self._time.setdefault(role, {})
             time[ABSENT] = time.get(ABSENT, 0.0) + step_s
-        # of workers that have ended, the last is kept
+        # keep the last value of roles whose workers have ended
         self._rss |= rss
         while len(self._counted) > _MAX_COUNTED:
             del self._counted[next(iter(self._counted))]
@@ -140,10 +139,10 @@ class FleetMeter:
         if name is None:
             return 0
         count = beat.counters.get(name, 0.0)
-        # taken out, so that the longest unseen are the first to be forgotten
+        # removed and added again, so that the longest unseen are forgotten first
         epoch, before = self._counted.pop(beat.who.worker, (0, 0.0))
         if epoch == 0 and beat.at_s - beat.started_s > now_s - self._first_s:
-            # It is older than this meter: an earlier supervisor has counted.
+            # It is older than this meter, so an earlier supervisor has counted it.
             before = count
         elif epoch != beat.who.epoch:
             before = 0.0
@@ -151,11 +150,11 @@ class FleetMeter:
         return round(max(0.0, count - before))
 
     def is_due(self, now_s: float, every_s: float = EVERY_S) -> bool:
-        """Return whether the interval has its length."""
+        """Return whether the interval is complete."""
         return now_s - self._began_s >= every_s
 
-    def take(self, totals: Totals, queues: Iterable[QueueStat], now_s: float, at_s: float) -> FleetRow:
-        """Return the row of the interval, and begin the next one. ``at_s``: the wall-clock time."""
+    def finish_row(self, totals: Totals, queues: Iterable[QueueStat], now_s: float, at_s: float) -> FleetRow:
+        """Return the interval's row and begin the next one. ``at_s`` is the wall-clock time."""
         span_s = max(now_s - self._began_s, 1e-3)
         roles = {str(role): self._span(role, time, span_s) for role, time in self._time.items()}
         self._began_s, self._time, self._tokens, self._rss = now_s, {}, {}, {}
@@ -183,14 +182,13 @@ class FleetMeter:
 
 
 class FleetHistoryFile:
-    """Appends rows to the file, and thins it above its limit."""
+    """Appends rows, and thins the file if it exceeds its limit."""
 
     def __init__(self, run_dir: Path, *, max_bytes: int = _MAX_BYTES) -> None:
         self._path = run_dir / FLEET_HISTORY_NAME
         self._max_bytes = max_bytes
 
     def append(self, row: FleetRow) -> None:
-        """Write one row. Raises OSError."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(_line(row))
             size = file.tell()
@@ -200,8 +198,8 @@ class FleetHistoryFile:
 
 
 def thinned(rows: Sequence[FleetRow]) -> Iterator[FleetRow]:
-    """Yield the rows with each two neighbours as one. Rows with a gap between them, in which
-    nothing ran, stay apart."""
+    """Merge the rows in pairs of neighbours. Rows with a gap between them, in which nothing ran, are not
+    merged."""
     held: FleetRow | None = None
     for row in rows:
         if held is None:
@@ -217,7 +215,7 @@ def thinned(rows: Sequence[FleetRow]) -> Iterator[FleetRow]:
 
 
 def read_fleet_history(run_dir: Path) -> tuple[list[FleetRow], int]:
-    """Return the rows, oldest first, and the number of damaged lines; nothing without a file."""
+    """Return the rows, oldest first, and the number of damaged lines; empty if there is no file."""
     try:
         data = (run_dir / FLEET_HISTORY_NAME).read_bytes()
     except FileNotFoundError:
@@ -232,8 +230,7 @@ def read_fleet_history(run_dir: Path) -> tuple[list[FleetRow], int]:
 
 
 def fleet_row(line: bytes) -> FleetRow:
-    """Return a line's row. Raises ValueError, TypeError, KeyError or AttributeError for a damaged
-    one."""
+    """Parse a line. Raises ValueError, TypeError, KeyError or AttributeError if it is damaged."""
     values: dict[str, Any] = json.loads(line)
     roles = {str(role): _known(RoleTime, span) for role, span in values.pop("roles").items()}
     row: FleetRow = _known(FleetRow, values | {"roles": roles})
@@ -252,7 +249,7 @@ def _line(row: FleetRow) -> str:
 
 
 AT_WORK = (WaitingFor.COMPUTE, WaitingFor.COMPILE)
-"""Words of a loop that is at work."""
+"""Waits that mean working."""
 IN_WORDS: dict[str, str] = {
     WaitingFor.COMPUTE: "computing",
     WaitingFor.COMPILE: "first computation",
@@ -270,33 +267,33 @@ IN_WORDS: dict[str, str] = {
     SILENT: "nothing: silent",
     ABSENT: "its next process",
 }
-"""Each wait in words, in the order in which waits are shown."""
+"""Each wait in words, in display order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleUse:
-    """A role over a run."""
+    """A role over a whole run."""
 
     role: str
     workers: float
-    """Mean number, over the time of the whole run."""
+    """Mean number over the whole run."""
     compute_share: float
-    """Of its workers' time, from 0 to 1."""
+    """Share of its workers' time spent computing, from 0 to 1."""
     waits: dict[str, float]
-    """Share of their time at each wait, the largest first."""
+    """Share of their time by wait, largest first."""
     tokens_per_s: float
-    """Written, scored or trained, over the time of the whole run."""
+    """Tokens written, scored or trained per second, over the whole run."""
     num_tokens: int
 
     def waits_in_words(self, most: int = 4) -> str:
-        """Return the largest waits: ``credit 31 %, weights 4 %``."""
+        """Return the longest waits: ``credit 31 %, weights 4 %``."""
         large = [(wait, share) for wait, share in self.waits.items() if share >= 0.005]
         named = [f"{IN_WORDS.get(wait, wait)} {100 * share:.0f} %" for wait, share in large[:most]]
         return ", ".join(named) or "nothing for long"
 
 
 def role_uses(rows: Sequence[FleetRow]) -> list[RoleUse]:
-    """Return each role's use of its time over all rows."""
+    """Return how each role used its time, over all rows."""
     whole_s = sum(row.span_s for row in rows)
     time: dict[str, dict[str, float]] = {}
     tokens: dict[str, int] = {}
@@ -317,13 +314,13 @@ def _use(name: str, time: dict[str, float], num_tokens: int, whole_s: float) -> 
 
 
 def in_order(roles: dict[str, object] | dict[str, dict[str, float]] | set[str]) -> list[str]:
-    """Return the names of roles in the order in which roles are shown."""
+    """Sort the names of roles into display order."""
     known = [str(role) for role in ROLE_ORDER]
     return sorted(roles, key=lambda name: (known.index(name) if name in known else len(known), name))
 
 
 def at_most(rows: Sequence[FleetRow], most: int) -> list[FleetRow]:
-    """Return the rows, neighbours merged until they are few enough to draw."""
+    """Merge neighbouring rows until they are few enough to draw."""
     found = list(rows)
     while len(found) > most and len(merged := list(thinned(found))) < len(found):
         found = merged

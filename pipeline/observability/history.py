@@ -1,12 +1,12 @@
-"""A run's history: ``<run_dir>/history.jsonl``, and ``value-history.jsonl`` of the value model.
+"""A run's history: ``<run_dir>/history.jsonl``, and ``value-history.jsonl`` for the value model.
 
-Each file has one JSON object a line, and one writer: the learner, or the value worker. A row is
-written whole and flushed. A reader skips a line cut short by a crash. A writer that resumes from a
-checkpoint first drops the rows after it, so that no update appears twice. JSON has no word for a
-number that is not finite: the strings ``NaN``, ``Infinity`` and ``-Infinity`` stand for them.
+Each file has one JSON object per line and one writer: the learner or the value worker. A row is written
+whole and flushed; readers skip a last line cut short by a crash. A writer that resumes from a checkpoint
+first drops the rows after it, so that no update appears twice. JSON cannot express numbers that are not
+finite, so the strings ``NaN``, ``Infinity`` and ``-Infinity`` stand for them.
 
-``read_history`` refuses a damaged line: the writer that resumes must not lose rows. Views and
-reports skip such a line and count it (``HistoryTail``, ``read_for_view``)."""
+``read_history`` refuses damaged lines, because a resuming writer must not lose rows. Views and reports
+skip and count them (``HistoryTail``, ``read_for_view``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALUE_HISTORY_NAME = "value-history.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Numbers counted in bins of equal width, from ``low`` to ``high``."""
+    """Counts in bins of equal width from ``low`` to ``high``."""
 
     low: float
     high: float
@@ -39,9 +39,9 @@ class UpdateRow:
     """One update of the policy."""
 
     update: int
-    """1 for the first."""
+    """Number of the update; the first is 1."""
     policy_version: int
-    """Published by the update."""
+    """Version that the update published."""
     at_s: float
     """Seconds since 1970."""
     num_trajectories: int
@@ -51,58 +51,56 @@ class UpdateRow:
     reward: float
     """Mean over the batch."""
     accuracy: float
-    """Mean raw accuracy of the batch. With dynamic sampling it has informative groups only."""
+    """Mean raw accuracy of the batch. With dynamic sampling, only informative groups are in it."""
     response_length: float
     staleness_mean: float
     """Versions between the learner and each token."""
     staleness_max: int
     num_segments_mean: float
-    """Policy versions a trajectory spans."""
+    """Mean number of policy versions per trajectory."""
     loss: float
     grad_norm: float
     learning_rate: float
     num_refused_steps: int
-    """Optimiser steps that were not finite, or spikes, so not applied."""
+    """Optimiser steps not applied, because they were not finite or were spikes."""
     wait_s: float
-    """Wait for enough ready units."""
+    """Time spent waiting for enough ready units."""
     logprob_s: float
     step_s: float
     publish_s: float
     metrics: dict[str, float] = field(default_factory=dict)
-    """The objective's metrics: means over the optimiser steps; of a name that ends in ``_max`` or
-    ``_min`` the largest or smallest of any step. Earlier rows may have means of these too."""
+    """The objective's metrics: means over the optimiser steps; names ending in ``_max`` or ``_min`` are
+    the extreme of any step (in old rows they may be means, too)."""
     reward_parts: dict[str, float] = field(default_factory=dict)
-    """Mean of each summand of the reward over the batch: they add up to ``reward``."""
+    """Mean of each part of the reward over the batch; they add up to ``reward``."""
     histograms: dict[str, Histogram] = field(default_factory=dict)
-    """``length`` of finished responses in tokens, ``advantage`` and ``staleness`` of trained
-    tokens. Empty in rows of earlier versions."""
+    """``length`` of finished responses in tokens, ``advantage`` and ``staleness`` of trained tokens.
+    Empty in rows of older versions."""
     settings_change: int = 0
-    """Number of the change of the run's settings that held; 0: those of the start."""
+    """Number of the settings change in force; 0 for the initial settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """An update of which no step was applied: it made no version, and its number comes again."""
+    """An update of which no step was applied. It made no version, and its number is used again."""
 
     update: int
     policy_version: int
-    """Of the weights, which stayed."""
+    """Version of the weights, which did not change."""
     at_s: float
     num_trajectories: int
     num_refused_steps: int
-    """0 when no response of the claim was finite."""
+    """0 if no response of the claim was finite."""
     loss: float
-    """Mean over the steps; 0 without any."""
+    """Mean over the steps; 0 if there were none."""
     grad_norm: float
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """One finished evaluation."""
-
     number: int
     policy_version: int
-    """Requested."""
+    """The version that was to be evaluated."""
     at_s: float
     num_responses: int
     num_failed: int
@@ -111,32 +109,32 @@ class EvaluationRow:
     response_length: float
     oldest_version: int
     newest_version: int
-    """The versions that sampled it."""
+    """The oldest and newest version that actually sampled it."""
     set: str = ""
-    """Name of the evaluation set; empty for that of ``data.evaluation``."""
+    """Name of the evaluation set; empty for ``data.evaluation``."""
     is_main: bool = True
-    """Whether early stopping and the best checkpoint go by this set."""
+    """Whether early stopping and the best checkpoint depend on this set."""
     low: float | None = None
-    """95 % interval of the accuracy; None in rows of earlier versions."""
+    """95 % interval of the accuracy; None in rows of older versions."""
     high: float | None = None
     pass_k: int = 1
     pass_at_k: float | None = None
-    """Chance that one of ``pass_k`` responses is right; None with one response a prompt."""
+    """Chance that at least one of ``pass_k`` responses is right; None with one response per prompt."""
     pass_low: float | None = None
     pass_high: float | None = None
 
     @property
     def set_name(self) -> str:
-        """The set in words."""
+        """The set's name for people."""
         return self.set or "held-out"
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRow:
-    """One optimiser step of the value model, on finished responses that are new to it."""
+    """One optimiser step of the value model, on finished responses it has not seen before."""
 
     step: int
-    """1 for the first."""
+    """Number of the step; the first is 1."""
     value_version: int
     at_s: float
     num_trajectories: int
@@ -144,9 +142,9 @@ class ValueRow:
     """Prompt and response tokens that went through the model."""
     loss: float
     explained_variance: float
-    """Of this batch's targets, by the values from before the step; 0 is a constant."""
+    """Explained variance of this batch's targets by the values before the step; a constant has 0."""
     mean_explained_variance: float
-    """Mean over the last ``value.explained_variance_steps``, which the gate reads."""
+    """Mean over the last ``value.explained_variance_steps`` steps, which the gate uses."""
     gate_open: bool
     clip_fraction: float
     value_mean: float
@@ -167,16 +165,14 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 class History:
-    """Appends rows."""
-
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", encoding="utf-8")
 
     @classmethod
     def resume(cls, path: Path, *, last_version: int) -> Self:
-        """Open for appending, without a line cut short and without rows after ``last_version``,
-        which is a step for value rows. Raises DataError for a damaged line before the last."""
+        """Open for appending, dropping an unfinished line and all rows after ``last_version`` (for value
+        rows, a step). Raises DataError for a damaged line before the last."""
         if path.exists():
             rows = [row for row in read_history(path) if _place(row) <= last_version]
             partial = path.with_suffix(".partial")
@@ -193,17 +189,16 @@ class History:
         self._file.flush()
 
     def sync(self) -> None:
-        """Flush to the disk, before a checkpoint that counts on the rows."""
+        """Sync to disk, before a checkpoint that relies on the rows."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 def read_history(path: Path) -> Iterator[Row]:
-    """Yield every whole row of known kind, oldest first; nothing without a file. Unknown fields are
-    skipped. Raises DataError, with the line's number, for a damaged line before the last."""
+    """Yield every complete row of a known kind, oldest first; unknown fields are ignored. Raises DataError,
+    with the line number, for a damaged line before the last."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -221,9 +216,9 @@ def read_history(path: Path) -> Iterator[Row]:
 
 
 def columns(rows: Iterable[Row], kind: str) -> dict[str, list[Any]]:
-    """Return the rows of one kind as columns of one length. A table's entries become columns
-    ``metrics.NAME``, with None in rows without them; histograms are left out. Raises ConfigError
-    for an unknown kind."""
+    """Return the rows of one kind as columns of equal length. Entries of metrics become columns
+    ``metrics.NAME``, with None where a row lacks them; histograms are left out. Raises ConfigError for an
+    unknown kind."""
     if kind not in _KINDS:
         raise ConfigError(f"no rows of kind {kind!r}; expected {', '.join(_KINDS)}")
     found = [_flat(row) for row in rows if isinstance(row, _KINDS[kind])]
@@ -240,18 +235,18 @@ def _flat(row: Row) -> dict[str, Any]:
 
 
 class HistoryTail:
-    """Reads the rows that are new since the last read, for views."""
+    """Reads new rows as the file grows, for views."""
 
     def __init__(self, path: Path) -> None:
         self._file = GrowingFile(path)
         self._num_replaced = 0
         self.rows: list[Row] = []
-        """All whole rows so far; emptied when a resuming learner has replaced the file."""
+        """All complete rows so far; starts over when a resuming learner replaces the file."""
         self.num_skipped = 0
-        """Damaged lines so far; those of a replaced file do not count."""
+        """Damaged lines so far, not counting those of a replaced file."""
 
     def read(self) -> list[Row]:
-        """Read new rows, and return all."""
+        """Read new rows, and return all rows."""
         lines = self._file.read()
         if self._file.num_replaced != self._num_replaced:
             self._num_replaced, self.rows, self.num_skipped = self._file.num_replaced, [], 0
@@ -266,37 +261,34 @@ class HistoryTail:
 
 
 def row_of(line: bytes) -> Row | None:
-    """Return the row of a whole line, without its end; None for an unknown kind. Raises ValueError,
-    TypeError or KeyError for a damaged line."""
+    """Parse a complete line without its newline; None for an unknown kind. Raises ValueError, TypeError
+    or KeyError if it is damaged."""
     return _row(line.decode("utf-8", errors="replace") + "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryReading:
-    """A history as a view reads it."""
-
     rows: Sequence[Row]
     num_skipped: int
-    """Damaged lines, which are left out."""
+    """Damaged lines, which were skipped."""
 
 
 def read_for_view(path: Path) -> HistoryReading:
-    """Return every whole row of known kind, oldest first, and the number of damaged lines; nothing
-    without a file."""
+    """Return every complete row of a known kind, oldest first, and the number of damaged lines."""
     tail = HistoryTail(path)
     return HistoryReading(tail.read(), tail.num_skipped)
 
 
 def skipped_words(num_skipped: int, name: str) -> str:
-    """Return a sentence on damaged lines of a file; empty without any."""
+    """Return a sentence about skipped damaged lines of a file; empty if there are none."""
     if not num_skipped:
         return ""
     lines = "line" if num_skipped == 1 else "lines"
-    return f"{num_skipped} damaged {lines} of {name} skipped: the figures are without them"
+    return f"{num_skipped} damaged {lines} of {name} skipped; the figures lack them"
 
 
 def _row(line: str) -> Row | None:
-    """Return a line's row; None for an unknown kind."""
+    """Parse a line; None for an unknown kind."""
     if not line.endswith("\n"):
         raise ValueError("the line is cut short")
     values: dict[str, Any] = json.loads(line)
@@ -329,7 +321,7 @@ def _line(row: Row) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with words for numbers that are not finite."""
+    """Replace numbers that are not finite by strings."""
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, float) and not math.isfinite(value):

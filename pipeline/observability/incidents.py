@@ -1,7 +1,7 @@
-"""A run's incidents as rows: what was found wrong, and what its supervisor did and warned of.
+"""A run's incidents as rows: what was found wrong, and what the supervisor did about it or warned of.
 
-Findings are in ``<run_dir>/incidents.jsonl`` (``pipeline.incidents``); ends and restarts of workers
-in ``<run_dir>/logs/supervisor.jsonl``."""
+Findings are in ``<run_dir>/incidents.jsonl`` (``pipeline.incidents``); exits and restarts of workers in
+``<run_dir>/logs/supervisor.jsonl``."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _MAX_ENDED = 1000
 
 @dataclass(frozen=True, slots=True)
 class IncidentRow:
-    """A finding; or what the supervisor logged as a warning or an error, or a restart after it."""
+    """A finding, a warning or error logged by the supervisor, or a restart that followed."""
 
     at_s: float
     """Seconds since 1970."""
     level: str
     """``info``, ``warning`` or ``error``."""
     worker: str
-    """The component it is about, or ``supervisor``."""
+    """The component concerned, or ``supervisor``."""
     event: str
-    """A finding's kind, or the log's name: ``worker_exited``, ``worker_replaced`` ..."""
+    """The finding's kind, or the log event: ``worker_exited``, ``worker_replaced`` ..."""
     words: str
-    """Its description, on one line."""
+    """Description, on one line."""
 
 
 class IncidentReader:
-    """Reads findings and the supervisor's log as they grow, and keeps the newest."""
+    """Follows findings and the supervisor's log, and keeps the newest."""
 
     def __init__(self, run_dir: Path, *, max_incidents: int = MAX_INCIDENTS) -> None:
         self._supervised = SupervisorLogReader(run_dir, max_rows=max_incidents)
@@ -48,30 +48,30 @@ class IncidentReader:
         self._max_incidents = max_incidents
 
     def read(self) -> tuple[IncidentRow, ...]:
-        """Return the newest incidents, the oldest of them first. A damaged line is skipped."""
+        """Return the newest incidents, oldest first. Damaged lines are skipped."""
         findings = self._findings.read()[-self._max_incidents :]
         rows = sorted([*map(_finding, findings), *self._supervised.read()], key=lambda row: row.at_s)
         return tuple(rows[-self._max_incidents :])
 
 
 class SupervisorLogReader:
-    """Reads the supervisor's log as it grows, and keeps the newest of what matters."""
+    """Follows the supervisor's log, and keeps the newest rows that matter."""
 
     def __init__(self, run_dir: Path, *, max_rows: int = MAX_INCIDENTS) -> None:
         self._log = LogReader(run_dir, workers=("supervisor",))
         self._found: deque[IncidentRow] = deque(maxlen=max_rows)
         self._ended: dict[str, float] = {}
-        """When workers ended that have not started again, in seconds since 1970."""
+        """When each worker ended that has not started again, in seconds since 1970."""
 
     def read(self) -> tuple[IncidentRow, ...]:
-        """Return the newest rows, the oldest of them first. A damaged line is skipped."""
+        """Return the newest rows, oldest first. Damaged lines are skipped."""
         for line in self._log.new():
-            row = self._of(line)
+            row = self._row(line)
             if row is not None:
                 self._found.append(row)
         return tuple(self._found)
 
-    def _of(self, line: LogLine) -> IncidentRow | None:
+    def _row(self, line: LogLine) -> IncidentRow | None:
         try:
             at_s = datetime.fromisoformat(line.at).astimezone(UTC).timestamp()
         except ValueError:
@@ -81,17 +81,17 @@ class SupervisorLogReader:
         match line.event:
             case "worker_exited":
                 self._end(line.worker, at_s)
-                words = _exited(fields)
+                words = _exit_words(fields)
             case "worker_replaced":
                 self._end(line.worker, at_s)
-                words = f"was replaced: {fields.get('reason', 'frozen or stuck')}{_stood(fields)}"
+                words = f"was replaced: {fields.get('reason', 'frozen or stuck')}{_stack_words(fields)}"
             case "worker_started":
                 ended_s = self._ended.pop(line.worker, None)
                 if ended_s is None:
                     return None
                 words = f"was started again after {max(0.0, at_s - ended_s):.1f} s"
             case "settings_changed":
-                words = _changed(fields)
+                words = _change_words(fields)
             case _:
                 if line.level == "info":
                     return None
@@ -109,8 +109,8 @@ class SupervisorLogReader:
 
 def _finding(incident: Incident) -> IncidentRow:
     number, words = f"incident {incident.number}", incident.sentence
-    if incident.stands:
-        words = f"{words}; {incident.stands[0]}"
+    if incident.stacks:
+        words = f"{words}; {incident.stacks[0]}"
     if incident.ended_s is not None:
         words = f"{words} (ended after {incident.ended_s - incident.since_s:.0f} s)"
     worker, kind = printable_line(incident.component), printable_line(incident.kind)
@@ -118,20 +118,20 @@ def _finding(incident: Incident) -> IncidentRow:
     return IncidentRow(incident.opened_s, level, worker, kind, printable_line(f"{number}: {words}")[:_MAX_WORDS_CHARS])
 
 
-def _changed(fields: Mapping[str, Any]) -> str:
+def _change_words(fields: Mapping[str, Any]) -> str:
     sets = fields.get("sets")
     given = ", ".join(f"{key} {value}" for key, value in sets.items()) if isinstance(sets, dict) else "settings"
     why = f": {reason}" if (reason := fields.get("reason")) else ""
     return f"change {fields.get('number')} of the settings: {given}, by {fields.get('by')}{why}"
 
 
-def _exited(fields: Mapping[str, Any]) -> str:
+def _exit_words(fields: Mapping[str, Any]) -> str:
     how = fields.get("meaning", fields.get("exit_code"))
     error = fields.get("error")
     return f"ended ({how})" + (f" by {error}" if error else "")
 
 
-def _stood(fields: Mapping[str, Any]) -> str:
+def _stack_words(fields: Mapping[str, Any]) -> str:
     stands = fields.get("stands")
     return f"; {stands[0]}" if isinstance(stands, list) and stands else ""
 

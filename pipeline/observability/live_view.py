@@ -1,7 +1,6 @@
-"""Views of a run for ``headrace up``: lines without a screen, and the picture that stays.
+"""Views of a run for ``headrace up``: plain lines, and the last picture.
 
-The view on a screen is that of ``headrace top``, in a separate process
-(``pipeline.operator.top.child``)."""
+The full-screen view is ``headrace top`` in a separate process (``pipeline.operator.top.child``)."""
 
 from __future__ import annotations
 
@@ -44,11 +43,11 @@ _STATE_STYLE = {
     RunState.FAILED: "red",
 }
 _ON_EVERY_LINE = re.compile(r"(?<= )(at|policy_version|worker)=(supervisor|-1|\d{4}-\S+)(?= |$)")
-"""Fields on every line of the supervisor's log that the picture shows already."""
+"""Fields on every line of the supervisor's log that the picture already shows."""
 
 
 class View(AbstractContextManager["View"]):
-    """Shared by both views: progress and elapsed time."""
+    """What both views share: progress and elapsed time."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         self._config = config
@@ -57,18 +56,17 @@ class View(AbstractContextManager["View"]):
 
     @property
     def log_terminal(self) -> TextIO | None:
-        """Terminal for the supervisor's log; None: standard error."""
+        """Where the supervisor's log is written; None for standard error."""
         return None
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:
-        """Show nothing more. Repeated calls do nothing."""
+        """Stop showing anything. Repeated calls do nothing."""
 
     @abc.abstractmethod
-    def show(self, snapshot: RunSnapshot) -> None:
-        """Show a snapshot."""
+    def show(self, snapshot: RunSnapshot) -> None: ...
 
     def _progress(self) -> RunProgress:
         return RunProgress.of(self._tail.read(), self._config.run.num_updates)
@@ -82,7 +80,7 @@ class View(AbstractContextManager["View"]):
 
 
 class PlainView(View):
-    """One line every few seconds and at every change of state, for logs and pipes."""
+    """Prints a line every few seconds and at every change of state, for logs and pipes."""
 
     def __init__(self, config: RunConfig, run_dir: Path, *, every_s: float = 5.0) -> None:
         super().__init__(config, run_dir)
@@ -91,7 +89,7 @@ class PlainView(View):
         self._state: RunState | None = None
 
     def show(self, snapshot: RunSnapshot) -> None:
-        """Print a line when the time has come or the state has changed."""
+        """Print a line if it is time, or if the state has changed."""
         if time.monotonic() < self._next_s and snapshot.status.state is self._state:
             return
         self._next_s, self._state = time.monotonic() + self._every_s, snapshot.status.state
@@ -104,14 +102,13 @@ class PlainView(View):
 
 
 class Notices(io.StringIO):
-    """A terminal that keeps the log's last lines, for a view to show."""
+    """A stream that keeps the log's last lines for a view to show."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: deque[str] = deque(maxlen=_NUM_NOTICES)
 
     def write(self, text: str, /) -> int:
-        """Keep whole lines."""
         self.lines.extend(" ".join(_ON_EVERY_LINE.sub("", line).split()) for line in text.splitlines() if line.strip())
         return len(text)
 
@@ -120,7 +117,7 @@ def last_picture(
     name: str, progress: RunProgress, snapshot: RunSnapshot, elapsed: str, notices: Iterable[str] = ()
 ) -> Panel:
     """Return the picture that stays on the terminal: progress, figures, state and the log's last
-    warnings. ``name``: the run's. ``elapsed``: how long it was shown."""
+    warnings. ``elapsed`` is how long the run was shown."""
     lines = map(printable_line, notices)
     return Panel(
         Group(

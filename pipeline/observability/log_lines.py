@@ -1,8 +1,7 @@
-"""The lines of a run's logs, of all workers in the order of time, and those that come.
+"""Reads the logs of a run's workers, merged in order of time, and follows them.
 
-They are in ``<run_dir>/logs/*.jsonl``, as ``pipeline.runtime.log`` writes them; those of joined
-hosts come home there. A file is read from its end, so that a long log costs no more than a short
-one."""
+They are in ``<run_dir>/logs/*.jsonl``, as ``pipeline.runtime.log`` writes them; joined hosts send theirs
+there. Files are read from the end, so a long log costs no more than a short one."""
 
 from __future__ import annotations
 
@@ -20,18 +19,16 @@ from protocol.printable import json_safe, printable, printable_line
 
 LEVELS: Final = ("info", "warning", "error")
 _TAIL_BYTES: Final = 1 << 20
-"""Most bytes of a file that are read at once: its end at first, or one line."""
+"""Maximum bytes read from a file at first (from its end), or for one line."""
 _PIECE_BYTES: Final = 1 << 16
-"""Bytes of a file that are read at once later, unless one line is longer."""
+"""Maximum bytes read at once later, unless a line is longer."""
 _LEFT_OUT: Final = frozenset({"at", "worker", "role", "run", "level", "event", "exception", "epoch", "policy_version"})
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogLine:
-    """One line of a worker's log."""
-
     at: str
-    """ISO 8601 in UTC, so that texts sort as times."""
+    """ISO 8601 in UTC, so that text sorts by time."""
     worker: str
     level: str
     event: str
@@ -39,11 +36,11 @@ class LogLine:
     """The line as it is in the file."""
 
     def as_json(self) -> str:
-        """Return the line as it is in the file, with control characters escaped."""
+        """Return the original line with control characters escaped."""
         return json_safe(self.text)
 
     def shown(self) -> str:
-        """Return the line for a terminal, with a traceback below it."""
+        """Format the line for a terminal, followed by its traceback if any."""
         fields: dict[str, Any] = json.loads(self.text)
         values = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _LEFT_OUT)
         head = f"{self.at[11:19]} {self.worker:<12} {self.level:<7} {self.event}  {values}"
@@ -53,7 +50,7 @@ class LogLine:
 
 
 def parse(text: str) -> LogLine | None:
-    """Return a line of a log; None for one that is torn or no log line."""
+    """Parse a line; None if it is torn or not a log line."""
     try:
         fields = json.loads(text)
         return LogLine(
@@ -64,16 +61,16 @@ def parse(text: str) -> LogLine | None:
 
 
 class _Position(NamedTuple):
-    """How far a file was read."""
+    """How far a file has been read."""
 
     inode: int
     offset: int
     last: int
-    """Hash of the last whole line, to find the place again in a file that was cut."""
+    """Hash of the last complete line, to find the place again in a truncated file."""
 
 
 class LogReader:
-    """Reads a run's logs as they grow, in bounded memory."""
+    """Follows a run's logs in bounded memory."""
 
     def __init__(
         self,
@@ -83,27 +80,27 @@ class LogReader:
         level: str = "info",
         tail_bytes: int = _TAIL_BYTES,
     ) -> None:
-        """``workers``: None for all. ``level``: the least one. ``tail_bytes``: of a file's end that
-        are read at first, a megabyte at most."""
+        """``workers``: None for all. ``level``: the minimum. ``tail_bytes``: how much of a file's end is
+        read at first, at most a megabyte."""
         self._tail_bytes = min(tail_bytes, _TAIL_BYTES)
         self._folder = run_dir / "logs"
         self._workers = workers
         self._levels = frozenset(LEVELS[LEVELS.index(level) :]) | {"critical"}
         self._read: dict[Path, _Position] = {}
         self.is_behind = False
-        """Whether a file had more new lines than one call returns; the next call goes on."""
+        """Whether a file had more new lines than one call returns; call again for the rest."""
 
     def new(self, last: int | None = None) -> list[LogLine]:
-        """Return the lines since the last call, in the order of time.
+        """Return the lines since the last call, in order of time.
 
-        At first these are the last ones of each file, of ``tail_bytes`` at most; ``last`` is how
-        many of them are returned. Later calls read 64 KiB a file, or one longer line."""
+        The first call returns the last lines of each file, reading up to ``tail_bytes`` of it; ``last``
+        limits their number. Later calls read 64 KiB per file, or one longer line."""
         self.is_behind = False
         lines = (
             line
             for path in sorted(self._folder.glob("*.jsonl"))
             if self._workers is None or path.stem in self._workers
-            for line in self._of(path)
+            for line in self._new_lines(path)
         )
         return sorted(lines) if last is None else sorted(heapq.nlargest(last, lines))
 
@@ -112,16 +109,16 @@ class LogReader:
         return sorted(path.stem for path in self._folder.glob("*.jsonl"))
 
     def newest(self, most: int) -> list[str]:
-        """Return the names of the workers whose logs were written last, at most ``most``."""
+        """Return up to ``most`` workers whose logs were written last."""
         found = list[tuple[float, str]]()
         for path in self._folder.glob("*.jsonl"):
             with suppress(OSError):
                 found.append((path.stat().st_mtime, path.stem))
         return [name for _, name in heapq.nlargest(most, found)]
 
-    def _of(self, path: Path) -> Iterator[LogLine]:
+    def _new_lines(self, path: Path) -> Iterator[LogLine]:
         known = self._read.get(path)
-        for place in (path,) if known is None else self._places(path, known.inode):
+        for place in (path,) if known is None else self._files(path, known.inode):
             try:
                 with place.open("rb") as file:
                     found, has_more = self._lines(path, file)
@@ -134,19 +131,19 @@ class LogReader:
                 self.is_behind = True
                 return
 
-    def _places(self, path: Path, inode: int) -> list[Path]:
-        """Return the files that may have new lines, the oldest first: a file at its limit is
-        renamed, and another comes in its place."""
+    def _files(self, path: Path, inode: int) -> list[Path]:
+        """Return the files that may have new lines, oldest first: a full file is renamed and replaced by
+        a new one."""
         places = [path]
         for number in range(1, NUM_OLD_FILES + 1):
             if _inode(places[-1]) == inode:
                 return places[::-1]
             places.append(path.with_name(f"{path.name}.{number}"))
-        # The known one is gone, or the last of those that are kept.
+        # The known file is gone, or is the oldest one kept.
         return places[::-1] if _inode(places[-1]) == inode else [path]
 
     def _lines(self, path: Path, file: BinaryIO) -> tuple[list[str], bool]:
-        """Return the next lines of a file, and whether it has more; note how far it was read."""
+        """Return the next lines of a file and whether there are more; record how far it was read."""
         status, known = os.fstat(file.fileno()), self._read.get(path)
         begin, is_cut = 0, False
         if known is None:
@@ -159,10 +156,10 @@ class LogReader:
             found = _read_at(file, begin, _TAIL_BYTES)
         whole, newline, torn = found.rpartition(b"\n")
         if not newline and len(torn) >= _TAIL_BYTES:
-            # No log has such a line; what follows of it is passed over, too.
+            # No log has such a line; skip it, and what follows of it.
             torn = b""
         end = begin + len(found) - len(torn)
-        # Of the first reading of a long file, the first line is torn.
+        # When a long file is first read, the first line is torn.
         lines = whole.split(b"\n")[1 if known is None and begin > 0 else 0 :] if whole else []
         if is_cut and known is not None:
             hashes = list(map(hash, lines))

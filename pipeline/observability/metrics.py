@@ -1,12 +1,11 @@
 """A run as Prometheus metrics.
 
-*Consumes* the fleet's heartbeats and the ledger's queues and totals, which the supervisor reads.
-*Produces* an HTTP endpoint for the whole fleet, on 127.0.0.1 unless set otherwise. *Waits for* no
-request: a scrape reads the latest heartbeats.
+The supervisor passes in the heartbeats, queues and totals it reads anyway; one HTTP endpoint serves them
+for the whole fleet, on 127.0.0.1 unless configured otherwise. A scrape reads the latest heartbeats and
+waits for nothing.
 
-Every metric has the label ``run``, but ``headrace_build_info``. Those of a worker have ``role`` and
-``worker`` besides; ``metric_names`` has the counters of their heartbeats.
-
+Every metric but ``headrace_build_info`` has the label ``run``; those of a worker also have ``role`` and
+``worker``. ``metric_names`` lists the counters in heartbeats.
     headrace_up, headrace_worker_*      a worker: heartbeat, progress, wait, version, vitals
     headrace_worker_service_*{kind}     finished work by its kind: pieces, time, tokens
     headrace_link_*{link}               messages between two workers, or to a role
@@ -14,7 +13,7 @@ Every metric has the label ``run``, but ``headrace_build_info``. Those of a work
     headrace_ledger_*                   admitted, dropped by reason, credit, tokens
     headrace_learner_input_wait_ratio   share of recent time that the learner waits for units
     headrace_effective_time_ratio{by}   time that became updates: by steps, last_hour, device
-    headrace_registry_unreadable_entries  what the supervisor cannot read there, and leaves out
+    headrace_registry_unreadable_entries  entries that the supervisor cannot read and skips
     headrace_repair_seconds{part}       workers under repair: detect, localise, replace, reload, repeat
     headrace_run_info, headrace_build_info
 """
@@ -52,24 +51,24 @@ from protocol.ids import Role
 
 _MEMORY_S = 60.0
 _MAX_STEP_S = 10.0
-"""A longer time between two readings counts as this much: what was between is not known."""
+"""Longer gaps between two readings count as this much, because what happened between is unknown."""
 
 
 class LearnerWaits:
-    """The share of its time that the learner waits for units: the measure by which generators are scaled.
+    """The share of time the learner waits for units, which drives the number of generators.
 
-    Pure; time is an argument. Older time counts less: by half after 42 s."""
+    An exponential average that halves in 42 s. Time is an argument."""
 
     def __init__(self) -> None:
         self.share = 0.0
         self._seen_s: float | None = None
 
     def skip(self) -> None:
-        """Leave out the time until the next reading, which has nothing to do with the need."""
+        """Ignore the time until the next reading, because it says nothing about demand."""
         self._seen_s = None
 
-    def see(self, beats: Iterable[Heartbeat], now_s: float) -> float:
-        """Take a reading of heartbeats at ``now_s``, monotonic; return the share."""
+    def observe(self, beats: Iterable[Heartbeat], now_s: float) -> float:
+        """Add a reading of heartbeats at ``now_s`` (monotonic); return the share."""
         learner = next((beat for beat in beats if beat.who.role is Role.LEARNER), None)
         if learner is None:
             self._seen_s = None
@@ -84,25 +83,29 @@ class LearnerWaits:
 _LINK_METRICS: Final = {
     "sent": MetricName(f"{PREFIX}link_sent_messages_total", "Messages that a link's sender has sent."),
     "produced": MetricName(
-        f"{PREFIX}link_produced_messages_total", "Messages made for a role's workers; the link's end is the role."
+        f"{PREFIX}link_produced_messages_total",
+        "Messages produced for the workers of a role; the link ends at the role.",
     ),
     "received": MetricName(f"{PREFIX}link_received_messages_total", "Messages that a link's mailbox has received."),
-    "done": MetricName(f"{PREFIX}link_done_messages_total", "Received messages that were worked on to the end."),
+    "done": MetricName(f"{PREFIX}link_done_messages_total", "Received messages that were handled completely."),
     "stored": MetricName(f"{PREFIX}link_stored_messages_total", "Received messages whose result is in the ledger."),
     "refused": MetricName(f"{PREFIX}link_refused_messages_total", "Messages that a link or mailbox refused."),
     "gaps": MetricName(f"{PREFIX}link_lost_messages_total", "Messages missing in a link's sequence."),
 }
 """By field of a LinkReport that only grows."""
-_LINK_OPEN: Final = MetricName(f"{PREFIX}link_open_messages", "Messages that a link's ends have and have not ended.")
+_LINK_OPEN: Final = MetricName(f"{PREFIX}link_open_messages", "Messages at either end of a link that are not done.")
 _LINK_AGE: Final = MetricName(f"{PREFIX}link_oldest_message_age_seconds", "Age of the oldest open message of a link.")
 _VITALS: Final = {
     "loop_lag_ms": (MetricName(f"{PREFIX}worker_loop_lag_seconds", "Longest delay of the main loop's timer."), 1e-3),
-    "cpu": (MetricName(f"{PREFIX}worker_used_cores", "Cores that the process used since its last heartbeat."), 1.0),
+    "cpu": (
+        MetricName(f"{PREFIX}worker_used_cores", "Average cores used by the process since its last heartbeat."),
+        1.0,
+    ),
     "num_fds": (MetricName(f"{PREFIX}worker_open_files", "Open file descriptors of the process."), 1.0),
     "disk_free_bytes": (MetricName(f"{PREFIX}worker_disk_free_bytes", "Room on the run folder's file system."), 1.0),
     "disk_free_share": (MetricName(f"{PREFIX}worker_disk_free_ratio", "Free share of that file system."), 1.0),
     "gpu_util": (
-        MetricName(f"{PREFIX}worker_gpu_used_ratio", "Share of time that a kernel ran, of visible GPUs."),
+        MetricName(f"{PREFIX}worker_gpu_used_ratio", "Share of time that a kernel ran, over the visible GPUs."),
         1.0,
     ),
     "gpu_mem_bytes": (MetricName(f"{PREFIX}worker_gpu_memory_bytes", "Used memory of the visible GPUs."), 1.0),
@@ -115,14 +118,14 @@ _VITALS: Final = {
         1e-3,
     ),
     "oldest_age_s": (
-        MetricName(f"{PREFIX}worker_oldest_work_age_seconds", "Age of the oldest work that is held."),
+        MetricName(f"{PREFIX}worker_oldest_work_age_seconds", "Age of the oldest work held."),
         1.0,
     ),
     "input_depth": (
-        MetricName(f"{PREFIX}worker_waiting_work", "Work that waits for the worker, as far as known."),
+        MetricName(f"{PREFIX}worker_waiting_work", "Work waiting for the worker, as far as known."),
         1.0,
     ),
-    "output_depth": (MetricName(f"{PREFIX}worker_finished_work", "Finished work that is not stored or sent."), 1.0),
+    "output_depth": (MetricName(f"{PREFIX}worker_finished_work", "Finished work not yet stored or sent."), 1.0),
 }
 """By field of a worker's vitals, with the factor to the metric's unit."""
 _SERVICE: Final = {
@@ -130,18 +133,16 @@ _SERVICE: Final = {
     "seconds": MetricName(f"{PREFIX}worker_service_seconds_total", "Time of finished pieces of a kind of work."),
     "size": MetricName(f"{PREFIX}worker_service_tokens_total", "Size of finished pieces of a kind of work, in tokens."),
 }
-"""By field of a kind's service sums."""
+"""By field of ``ServiceSums``."""
 
 
 class _Families:
-    """The metrics of one scrape. A family appears once it has a value."""
-
     def __init__(self, run: str) -> None:
         self._run = run
         self._families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
 
     def add(self, metric: MetricName, value: float, **labels: str) -> None:
-        """Add a value; every call for one metric names the same labels."""
+        """Add a value. All calls for a metric must use the same labels."""
         given = {"run": self._run, **labels}
         family = self._families.get(metric.name)
         if family is None:
@@ -151,23 +152,20 @@ class _Families:
         family.add_metric(list(given.values()), value)
 
     def gauge(self, name: str, text: str, value: float, **labels: str) -> None:
-        """Add a value of a metric that goes up and down."""
         self.add(MetricName(PREFIX + name, text), value, **labels)
 
     def counter(self, name: str, text: str, value: float, **labels: str) -> None:
-        """Add a value of a metric that only grows."""
         self.add(MetricName(f"{PREFIX}{name}_total", text), value, **labels)
 
     def all(self) -> list[Metric]:
-        """Return every metric."""
         return list(self._families.values())
 
 
 class HeartbeatCollector(Collector):
-    """Turns the latest heartbeats into metrics for each scrape."""
+    """Turns the latest heartbeats into metrics, for each scrape."""
 
     def __init__(self, clock: Clock, run: str, info: Mapping[str, str] | None = None) -> None:
-        """``info``: the further labels of ``headrace_run_info``, with their values."""
+        """``info``: additional labels of ``headrace_run_info`` and their values."""
         self._clock, self._run, self._info = clock, run, dict(info or {})
         self._heartbeats: tuple[Heartbeat, ...] = ()
         self._queues: tuple[QueueStat, ...] = ()
@@ -185,8 +183,8 @@ class HeartbeatCollector(Collector):
         effective: EffectiveTime | None = None,
         num_unreadable: int = 0,
     ) -> None:
-        """Set the latest heartbeats, queues, totals, effective time and the number of the registry's
-        entries that cannot be read. Without totals or effective time, the last ones stay."""
+        """Set what the next scrape returns. ``num_unreadable``: registry entries that cannot be read. If
+        totals or effective time are None, the previous ones are kept."""
         self._num_unreadable = num_unreadable
         self._heartbeats, self._read_s = tuple(heartbeats), self._clock.monotonic()
         self._queues = tuple(queues)
@@ -195,14 +193,13 @@ class HeartbeatCollector(Collector):
         if self._is_paused:
             self._waits.skip()
         else:
-            self._waits.see(self._heartbeats, self._read_s)
+            self._waits.observe(self._heartbeats, self._read_s)
 
     @property
     def _is_paused(self) -> bool:
         return self._totals is not None and self._totals.paused is not None
 
     def collect(self) -> Iterable[Metric]:
-        """Return every metric."""
         families = _Families(self._run)
         since_s = self._clock.monotonic() - self._read_s
         families.gauge("run_info", "The run; its value is always 1.", 1.0, **self._info)
@@ -214,11 +211,11 @@ class HeartbeatCollector(Collector):
             _add_queue(families, queue)
         if self._totals is not None:
             _add_totals(families, self._totals)
-        waits = "Share of recent time that the learner waits for units, from 0 to 1; 0 in a pause."
+        waits = "Share of recent time that the learner waits for units, from 0 to 1; 0 while paused."
         families.gauge("learner_input_wait_ratio", waits, 0.0 if self._is_paused else self._waits.share)
         if self._effective is not None:
             _add_effective(families, self._effective)
-        dropped = "Entries of the registry that the supervisor cannot read, and leaves out."
+        dropped = "Entries of the registry that the supervisor cannot read and skips."
         families.gauge("registry_unreadable_entries", dropped, self._num_unreadable)
         build = GaugeMetricFamily(f"{PREFIX}build_info", "The program; its value is always 1.", labels=["version"])
         build.add_metric([version("headrace")], 1.0)
@@ -226,13 +223,13 @@ class HeartbeatCollector(Collector):
 
 
 class MetricsServer:
-    """The endpoint. Use as a context manager, or ``close`` it."""
+    """The HTTP endpoint. Use as a context manager, or ``close`` it."""
 
     def __init__(
         self, port: int, clock: Clock, *, host: str = "127.0.0.1", run: str = "", info: Mapping[str, str] | None = None
     ) -> None:
-        """Listen on ``port`` of an address; 0 takes a free one. ``info``: labels of
-        ``headrace_run_info``. Raises ConfigError for a port in use."""
+        """Listen on ``port``; 0 picks a free one. ``info``: labels of ``headrace_run_info``. Raises
+        ConfigError if the port is in use."""
         registry = CollectorRegistry(auto_describe=False)
         self._collector = HeartbeatCollector(clock, run, info)
         registry.register(self._collector)
@@ -244,7 +241,6 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """The port of the endpoint."""
         return int(self._server.server_port)
 
     def update(
@@ -255,11 +251,10 @@ class MetricsServer:
         effective: EffectiveTime | None = None,
         num_unreadable: int = 0,
     ) -> None:
-        """Set what ``HeartbeatCollector.update`` takes."""
+        """Same as ``HeartbeatCollector.update``."""
         self._collector.update(heartbeats, queues, totals, effective, num_unreadable)
 
     def close(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         thread: threading.Thread = self._thread
@@ -289,12 +284,12 @@ def _add_worker(families: _Families, beat: Heartbeat, since_s: float) -> None:
     families.gauge("worker_start_time_seconds", "Start of the process, in seconds since 1970.", beat.started_s, **of)
     families.counter("worker_progress", "Productive turns of the main loop.", beat.progress, **of)
     age_s = max(0.0, beat.at_s - beat.progress_at_s + beat.silent_s + since_s)
-    families.gauge("worker_progress_age_seconds", "Time since the main loop last got on.", age_s, **of)
+    families.gauge("worker_progress_age_seconds", "Time since the main loop last made progress.", age_s, **of)
     families.gauge("worker_policy_version", "Version served or published; -1 for none.", beat.policy_version, **of)
     families.gauge("worker_resident_memory_bytes", "Resident memory of the process.", beat.rss_bytes, **of)
-    waits = "1 for what the worker waits for now."
+    waits = "1 for the current kind of wait."
     families.gauge("worker_waiting", waits, 1.0, **of, **{"for": str(beat.waiting_for)})
-    families.gauge("worker_held_work", "Work taken and not finished.", beat.held, **of)
+    families.gauge("worker_held_work", "Work taken but not finished.", beat.held, **of)
     if beat.vitals is not None:
         _add_vitals(families, beat.vitals, of)
 
@@ -345,7 +340,7 @@ def _add_links(families: _Families, heartbeats: Sequence[Heartbeat]) -> None:
 def _add_queue(families: _Families, queue: QueueStat) -> None:
     families.gauge("queue_depth", "Entries of a ledger's queue.", queue.depth, queue=queue.name)
     if queue.limit is not None:
-        families.gauge("queue_limit", "Most entries of a ledger's queue.", queue.limit, queue=queue.name)
+        families.gauge("queue_limit", "Maximum entries of a ledger's queue.", queue.limit, queue=queue.name)
     if queue.oldest_age_s is not None:
         text = "Age of the oldest entry of a ledger's queue."
         families.gauge("queue_oldest_age_seconds", text, queue.oldest_age_s, queue=queue.name)
@@ -354,16 +349,16 @@ def _add_queue(families: _Families, queue: QueueStat) -> None:
 def _add_totals(families: _Families, totals: Totals) -> None:
     families.gauge("ledger_policy_version", "Version that the learner has published.", totals.policy_version)
     families.gauge(
-        "ledger_credit_used", "Credit that trained, claimed, ready and running work takes.", totals.credit_used
+        "ledger_credit_used", "Credit taken by trained, claimed, ready and running work.", totals.credit_used
     )
     families.gauge("ledger_credit_limit", "Credit at the learner's version.", totals.credit_limit)
-    families.gauge("ledger_ready_units", "Units that wait for the learner.", totals.num_ready_units)
-    families.gauge("ledger_running", "Credit of work that is not ready.", totals.num_running)
+    families.gauge("ledger_ready_units", "Units waiting for the learner.", totals.num_ready_units)
+    families.gauge("ledger_running", "Credit taken by work that is not ready.", totals.num_running)
     families.gauge("ledger_is_closed", "1 once nothing more is admitted.", float(totals.is_closed))
     families.gauge("ledger_is_paused", "1 while an operator has paused admission.", float(totals.paused is not None))
     families.counter("ledger_admitted_groups", "Groups admitted.", totals.num_groups_admitted)
     families.counter("ledger_generated_tokens", "Response tokens stored for training.", totals.num_tokens_generated)
-    trained = "Response tokens of trained units; fewer after the learner went back to a checkpoint."
+    trained = "Response tokens of trained units; falls when the learner resumes from an older checkpoint."
     families.gauge("ledger_trained_tokens", trained, totals.num_tokens_trained)
     for reason, number in sorted(totals.num_groups_dropped.items()):
         families.counter("ledger_dropped_groups", "Groups dropped untrained, by reason.", number, reason=reason)

@@ -1,4 +1,4 @@
-"""A run's progress: how far it is, how well it goes, and when it will end."""
+"""A run's progress: how far it is, how well it learns, and when it will end."""
 
 from __future__ import annotations
 
@@ -14,33 +14,31 @@ from pipeline.observability.status import in_minutes
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PACE_UPDATES = 20
 _KL = {"reference_kl": "to the reference", "behavior_kl": "sampling to learner"}
-"""Metrics shown as the KL; the first present."""
+"""Metrics that may be shown as KL; the first one present is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """Progress of a run."""
-
     num_updates: int
     num_wanted: int
     accuracies: tuple[float, ...]
     """Mean raw accuracy of each update's batch, oldest first."""
     held_out: tuple[float, ...]
-    """Held-out accuracy, oldest first: of the main set."""
+    """Held-out accuracy on the main set, oldest first."""
     last: UpdateRow | None = None
     update_s: float | None = None
-    """Median seconds from one of the last updates to the next; None before the learner's second
-    since it was started or resumed."""
+    """Median seconds between recent updates; None before the second since the learner started or
+    resumed."""
     tokens_per_update: float = 0.0
     """Mean trained tokens of the same updates."""
     evaluation: EvaluationRow | None = None
-    """The newest of the main set."""
+    """The newest evaluation of the main set."""
     others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Accuracy on the other evaluation sets, by name, oldest first."""
+    """Accuracy on the other evaluation sets by name, oldest first."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], num_wanted: int) -> Self:
-        """Return the progress that a run's history shows."""
+        """Compute the progress from a run's history."""
         updates = [row for row in rows if isinstance(row, UpdateRow)]
         evaluations = [row for row in rows if isinstance(row, EvaluationRow)]
         others: dict[str, tuple[float, ...]] = {}
@@ -48,7 +46,7 @@ class RunProgress:
             if not row.is_main:
                 others[row.set_name] = (*others.get(row.set_name, ()), row.accuracy)
         main = [row for row in evaluations if row.is_main]
-        recent = _of_this_life(updates[-_PACE_UPDATES - 1 :])
+        recent = _since_resume(updates[-_PACE_UPDATES - 1 :])
         gaps = [later.at_s - earlier.at_s for earlier, later in pairwise(recent)]
         return cls(
             num_updates=updates[-1].update if updates else 0,
@@ -64,7 +62,7 @@ class RunProgress:
 
     @property
     def of_updates(self) -> str:
-        """The updates done, of those wanted, and a policy version that a resume made another."""
+        """Updates done and wanted, plus the policy version if a resume made it differ."""
         if not self.num_wanted:
             return "no updates wanted"
         text = f"update {self.num_updates} of {self.num_wanted}"
@@ -72,7 +70,7 @@ class RunProgress:
         return f"{text} (policy version {self.last.policy_version})" if self.last is not None and is_apart else text
 
     def learning(self) -> list[str]:
-        """Return reward, loss and KL of the newest update; nothing before the first."""
+        """Return reward, loss and KL of the newest update; empty before the first."""
         if self.last is None:
             return []
         parts = [f"{name} {value + 0.0:+.2f}" for name, value in self.last.reward_parts.items()]
@@ -82,7 +80,7 @@ class RunProgress:
         return words + ([f"KL {self.last.metrics[name]:.2g} {_KL[name]}"] if name else [])
 
     def pace(self, now_s: float) -> list[str]:
-        """Return tokens a second, update time and time left; nothing before the second update."""
+        """Return tokens per second, update time and time left; empty before the second update."""
         if not self.update_s or self.last is None or self.update_s <= 0.0:
             return []
         words = [f"{self.tokens_per_update / self.update_s:,.0f} trained tokens/s", f"{self.update_s:.1f} s an update"]
@@ -93,7 +91,7 @@ class RunProgress:
         return words
 
     def in_words(self, now_s: float) -> str:
-        """Return all in one line."""
+        """Return everything on one line."""
         words = [self.of_updates, *self.learning()]
         if self.accuracies:
             words.append(f"batch accuracy {100 * self.accuracies[-1]:.0f} %")
@@ -103,9 +101,9 @@ class RunProgress:
         return ", ".join(words + self.pace(now_s))
 
 
-def _of_this_life(updates: Sequence[UpdateRow]) -> Sequence[UpdateRow]:
-    """Return the updates since the learner's last resume, which makes the policy version jump: what
-    came before says nothing about the pace, and between them the run may have been off for days."""
+def _since_resume(updates: Sequence[UpdateRow]) -> Sequence[UpdateRow]:
+    """Return the updates since the learner last resumed, when the policy version jumped. Earlier ones say
+    nothing about the pace, and the run may have been down for days in between."""
     for at in range(len(updates) - 1, 0, -1):
         if updates[at].policy_version != updates[at - 1].policy_version + 1:
             return updates[at:]
@@ -113,19 +111,19 @@ def _of_this_life(updates: Sequence[UpdateRow]) -> Sequence[UpdateRow]:
 
 
 def interval(row: EvaluationRow | None) -> str:
-    """Return an evaluation's 95 % interval, with a space before; nothing where it has none."""
+    """Format an evaluation's 95 % interval with a leading space; empty if there is none."""
     if row is None or row.low is None or row.high is None:
         return ""
     return f" ({100 * row.low:.1f} to {100 * row.high:.1f})"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return values from 0 to 1 as a row of blocks."""
+    """Draw values from 0 to 1 as a row of blocks."""
     top = len(_BLOCKS) - 1
     return "".join(_BLOCKS[max(0, min(top, round(value * top)))] for value in values)
 
 
 def course(accuracies: Sequence[float]) -> str:
-    """Return the first and the last of the accuracies."""
+    """Format the first and the last accuracy."""
     first, last = (f"{100 * value:.1f} %" for value in (accuracies[0], accuracies[-1]))
     return f"{first} → {last}" if len(accuracies) > 1 else first

@@ -1,8 +1,8 @@
-"""Accuracy of each held-out prompt: ``<run_dir>/evaluations.jsonl``, one JSON object an evaluation.
+"""Accuracy on each held-out prompt: ``<run_dir>/evaluations.jsonl``, one JSON object per evaluation.
 
-Two runs with the same held-out prompts can be compared prompt by prompt, which needs far fewer of
-them than a comparison of two means. The learner appends a row when it records an evaluation. The
-file is bounded: above its limit every second row goes, but neither the first nor the newest."""
+Two runs with the same held-out prompts can be compared prompt by prompt, which needs far fewer prompts
+than comparing two means. The learner appends a row when it records an evaluation. The file is bounded:
+above its limit every other row is dropped, but never the first or the newest ones."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ class PromptAccuracies:
     """One evaluation, prompt by prompt."""
 
     number: int
-    """As in ``EvaluationRow``; an evaluation that was made again has a later row."""
+    """Number as in ``EvaluationRow``; if an evaluation was repeated, the later row counts."""
     policy_version: int
     set: str
     digest: str
-    """Of the set's prompts and answers: those of equal digests have the same place in each run."""
+    """Digest of the set's prompts and answers. If two are equal, the prompts are in the same order."""
     accuracies: Sequence[float | None]
-    """Mean over a prompt's responses, by the prompt's place in the set; None without a response."""
+    """Mean over each prompt's responses, in the set's order; None for a prompt without a response."""
 
 
 def of_prompts(by_prompt: Mapping[int, Sequence[float]], num_prompts: int) -> list[float | None]:
-    """Return the mean accuracy of each prompt, rounded to four places."""
     found = (by_prompt.get(index) for index in range(num_prompts))
     return [round(fmean(each), 4) if each else None for each in found]
 
 
 def add_accuracies(run_dir: Path, row: PromptAccuracies, *, max_bytes: int = _MAX_BYTES) -> None:
-    """Append a row, and thin the file above its limit. Raises OSError."""
+    """Append a row, and thin the file if it exceeds its limit. Raises OSError."""
     path = run_dir / EVALUATIONS_NAME
     with path.open("a", encoding="utf-8") as file:
         file.write(_line(row))
@@ -53,7 +52,7 @@ def add_accuracies(run_dir: Path, row: PromptAccuracies, *, max_bytes: int = _MA
 
 
 def read_accuracies(run_dir: Path) -> tuple[list[PromptAccuracies], int]:
-    """Return the rows, oldest first, and the number of damaged lines; nothing without a file."""
+    """Return the rows, oldest first, and the number of damaged lines; empty if there is no file."""
     try:
         data = (run_dir / EVALUATIONS_NAME).read_bytes()
     except FileNotFoundError:
@@ -73,7 +72,7 @@ def read_accuracies(run_dir: Path) -> tuple[list[PromptAccuracies], int]:
 
 
 def newest_of(rows: Iterable[PromptAccuracies], number: int, version: int) -> PromptAccuracies | None:
-    """Return an evaluation's newest row; None without one."""
+    """Return the newest row of an evaluation, or None."""
     return next((row for row in reversed(list(rows)) if (row.number, row.policy_version) == (number, version)), None)
 
 

@@ -1,9 +1,8 @@
-"""Tokens that are generated again because a generator died, counted to the decode step.
+"""Counts the tokens that are generated again because a generator died, exact to the decode step.
 
-A trajectory goes on from its last chunk in the ledger. The tokens that its dead generator had
-sampled since are sampled again: at most one window a trajectory. Each generator writes three
-numbers in place to ``<run_dir>/tallies/<worker>.<epoch>`` after every decode step, which survive a
-kill."""
+A trajectory continues from its last chunk in the ledger, so the tokens its dead generator sampled after
+that are sampled again: at most one window per trajectory. After every decode step, each generator
+overwrites three numbers in ``<run_dir>/tallies/<worker>.<epoch>``, which survive a kill."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _NUMBERS = struct.Struct("<QQQ")
 
 
 class SampledTokenCounts:
-    """The file of a living generator."""
+    """The file of a live generator."""
 
     def __init__(self, run_dir: Path, who: Incarnation) -> None:
         folder = run_dir / FOLDER
@@ -29,17 +28,17 @@ class SampledTokenCounts:
         self._file = os.open(folder / f"{who.worker}.{who.epoch}", os.O_WRONLY | os.O_CREAT, 0o600)
 
     def write(self, *, num_sampled: int, num_refused: int, num_held: int) -> None:
-        """Write the tokens sampled, those refused by the ledger, and the trajectories held."""
+        """Write the tokens sampled, the tokens the ledger refused, and the trajectories held."""
         os.pwrite(self._file, _NUMBERS.pack(num_sampled, num_refused, num_held), 0)
 
     def close(self) -> None:
-        """Close the file, which stays."""
+        """Close the file without removing it."""
         os.close(self._file)
 
 
 @dataclass(frozen=True, slots=True)
 class RegeneratedTokens:
-    """The tokens of one incarnation of a generator."""
+    """Token counts of one incarnation of a generator."""
 
     who: str
     """``generator-0#3``"""
@@ -47,37 +46,39 @@ class RegeneratedTokens:
     num_sampled: int
     num_stored: int
     num_refused: int
-    """Sampled, never stored: of a trajectory lost to another generator, or a window given up."""
+    """Sampled but never stored: of a trajectory lost to another generator, or an abandoned window."""
     num_held: int
     """Trajectories held at its last decode step."""
     window_tokens: int
 
     @property
     def num_unwritten(self) -> int:
-        """Sampled and not yet written. A dead generator's are generated again."""
+        """Sampled but not written; if the generator is dead, these are generated again."""
         return max(0, self.num_sampled - self.num_stored - self.num_refused)
 
     @property
     def num_again(self) -> int:
-        """Tokens generated again, if their trajectories go on."""
+        """Tokens generated again, if their trajectories continue."""
         return self.num_refused + (0 if self.is_live else self.num_unwritten)
 
     @property
     def limit(self) -> int:
-        """Upper bound of ``num_unwritten``: one window for each held trajectory."""
+        """Upper bound of ``num_unwritten``: one window for each trajectory held."""
         return self.num_held * self.window_tokens
 
 
 def read_regenerated(
     run_dir: Path, stored: Mapping[str, int], live: Collection[str], *, window_tokens: int
 ) -> list[RegeneratedTokens]:
-    """Return one row an incarnation that has sampled, by name. ``stored``: tokens in the ledger by
-    incarnation (``Audit.tokens_stored``). ``live``: living incarnations."""
+    """Return one row for each incarnation that has sampled, by name.
+
+    ``stored``: tokens in the ledger by incarnation (``Audit.tokens_stored``). ``live``: living
+    incarnations."""
     rows: list[RegeneratedTokens] = []
     for path in sorted((run_dir / FOLDER).glob("*.*")):
         worker, _, epoch = path.name.rpartition(".")
         content = path.read_bytes()
-        # An incarnation that has not sampled has an empty file.
+        # An incarnation that has not sampled yet has an empty file.
         if len(content) != _NUMBERS.size or not epoch.isdecimal():
             continue
         sampled, refused, held = _NUMBERS.unpack(content)
@@ -87,14 +88,14 @@ def read_regenerated(
 
 
 def in_words(rows: Collection[RegeneratedTokens]) -> str:
-    """Return the sum as a sentence."""
+    """Summarise the rows in a sentence."""
     dead = [row for row in rows if not row.is_live and row.num_unwritten]
     unwritten, limit = sum(row.num_unwritten for row in dead), sum(row.limit for row in dead)
     refused = sum(row.num_refused for row in rows)
     sampled = sum(row.num_sampled for row in rows)
     text = f"{sum(row.num_again for row in rows):,} of {sampled:,} sampled tokens are generated again"
     if dead:
-        text += f": {unwritten:,} of {len(dead)} generators that ended with windows in hand (at most {limit:,})"
+        text += f": {unwritten:,} of {len(dead)} generators that died with unwritten windows (at most {limit:,})"
     if refused:
         text += f"{',' if dead else ':'} {refused:,} of windows that the ledger refused"
     return text

@@ -1,10 +1,9 @@
-"""Repairs of workers and the steps to them: ``<run_dir>/repairs.jsonl``, by the supervisor.
+"""Repairs of workers and the steps taken: ``<run_dir>/repairs.jsonl``, written by the supervisor.
 
-A repair is the way of a worker's name from its last progress to its successor's first. Its parts
-add up to its whole. A step is one decision about the repair of a worker, in words. Lines
-are only appended, with ``kind`` "step" or without it. The file is bounded: of very many lines the
-newest are kept. The first line, of kind "sums", then has the times of the repairs before them, so
-that sums never fall."""
+A repair covers the time from a worker's last progress to its successor's first; its parts add up to the
+whole. A step is one decision about a repair, in words. Lines are appended; ``kind`` is "step" for steps
+and absent for repairs. The file is bounded: if there are very many lines, the newest are kept, and a first
+line of kind "sums" then holds the total times of the dropped repairs, so that totals never fall."""
 
 from __future__ import annotations
 
@@ -23,35 +22,33 @@ _MAX_BYTES = 1 << 20
 _STEP = "step"
 _SUMS = "sums"
 PARTS = ("detect_s", "localise_s", "replace_s", "reload_s", "repeat_s")
-"""Of a repair, in their order."""
+"""The parts of a repair, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairRow:
-    """One repair."""
-
     at_s: float
-    """Its end, in seconds since 1970."""
+    """End of the repair, in seconds since 1970."""
     worker: str
     role: str
     cause: str
     """Why the process was lost, in words."""
     detect_s: float
-    """From the last progress to the first sign: the supervisor knew, or an incident was found. 0
-    for a process that ended: its end is the sign."""
+    """From the last progress to the first sign: the supervisor noticed, or an incident was opened. 0 if
+    the process exited, since that is the sign."""
     replace_s: float
-    """From the decision to the start of a new process: fence, end, back-off."""
+    """From the decision to the start of a new process: fencing, ending, back-off."""
     reload_s: float
-    """To the end of its start: imports, model, weights."""
+    """Until the new process is ready: imports, model, weights."""
     repeat_s: float
-    """To its first progress; of a learner, to a version that was not there before."""
+    """Until its first progress; for a learner, until it makes a version that is new."""
     num_losses: int = 1
-    """Processes that were lost before one came to work."""
+    """Processes lost before one got to work."""
     localise_s: float = 0.0
-    """From the sign to the decision that this worker is to be repaired. 0 where the sign is its own
-    loss, and in lines of earlier versions."""
+    """From the sign to the decision to repair this worker. 0 if the sign is its own loss, and in lines of
+    older versions."""
     standby: str = ""
-    """The standby that took over; empty: a new process was started."""
+    """The standby that took over; empty if a new process was started."""
 
     @property
     def whole_s(self) -> float:
@@ -66,24 +63,21 @@ class RepairRow:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step of a repair."""
-
     at_s: float
-    """In seconds since 1970."""
     case: int
-    """Steps of one case have one number; 0: of an incident that makes no case."""
+    """Number shared by the steps of one case; 0 for an incident that makes no case."""
     worker: str
     role: str
     rung: str
     outcome: str
     sentence: str
     limit_s: float | None = None
-    """Until its deadline, in seconds; None without one."""
+    """Seconds until its deadline; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleRepairs:
-    """All repairs of a role."""
+    """All repairs of a role, summed up."""
 
     role: str
     number: int
@@ -93,7 +87,7 @@ class RoleRepairs:
     """Seconds of each part, over all repairs."""
 
     def in_words(self) -> str:
-        """Return the parts' shares: ``detect 71 %, reload 20 %``."""
+        """Return the shares of the parts: ``detect 71 %, reload 20 %``."""
         return parts_in_words(self.sums)
 
 
@@ -108,13 +102,13 @@ def parts_in_words(sums: Mapping[str, float]) -> str:
 
 
 def part_sums(rows: Iterable[RepairRow]) -> dict[str, float]:
-    """Return the seconds of each part, over repairs; empty without any."""
+    """Return the total seconds of each part; empty if there are no repairs."""
     own = list(rows)
     return {part: float(sum(getattr(row, part) for row in own)) for part in PARTS} if own else {}
 
 
 def role_repairs(rows: Sequence[RepairRow]) -> list[RoleRepairs]:
-    """Return the repairs by role, in the order of names."""
+    """Return the repairs by role, sorted by name."""
     found = list[RoleRepairs]()
     for role in sorted({row.role for row in rows}):
         own = [row for row in rows if row.role == role]
@@ -149,19 +143,18 @@ def _append(run_dir: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def read_repairs(run_dir: Path) -> tuple[list[RepairRow], int]:
-    """Return a run's repairs, oldest first, and the number of damaged lines; nothing without a
-    file."""
+    """Return a run's repairs, oldest first, and the number of damaged lines; empty if there is no file."""
     rows = [_repair(line) for line in _lines(run_dir) if _kind(line) not in (_STEP, _SUMS)]
     return [row for row in rows if row is not None], sum(row is None for row in rows)
 
 
 def read_repair_sums(run_dir: Path) -> dict[str, float]:
-    """Return the seconds of each part of all a run's repairs; empty without any."""
+    """Return the seconds of each part over all repairs of a run; empty if there are none."""
     return _sums(_lines(run_dir))
 
 
 def read_steps(run_dir: Path) -> list[StepRow]:
-    """Return a run's repair steps, oldest first; damaged lines are left out."""
+    """Return a run's repair steps, oldest first; damaged lines are skipped."""
     rows = (_row(StepRow, line, lambda row: row.at_s + row.case) for line in _lines(run_dir) if _kind(line) == _STEP)
     return [row for row in rows if row is not None]
 
@@ -175,7 +168,7 @@ def _repair(line: Any) -> RepairRow | None:
 
 
 def _sums(lines: Iterable[Any]) -> dict[str, float]:
-    """Return the sums of repairs, those of earlier lines too."""
+    """Sum repairs, including the sums of dropped lines."""
     found: dict[str, float] = {}
     for line in lines:
         if _kind(line) == _SUMS:
@@ -197,7 +190,7 @@ def _lines(run_dir: Path) -> Iterator[Any]:
 
 
 def _values(data: bytes) -> Iterator[Any]:
-    """Yield the values of all lines; None for a line that is no JSON."""
+    """Decode every line; None for a line that is not JSON."""
     for line in data.splitlines():
         try:
             yield json.loads(line)
@@ -206,7 +199,7 @@ def _values(data: bytes) -> Iterator[Any]:
 
 
 def _row(kind: type[_Row], line: Any, number: Callable[[_Row], float]) -> _Row | None:
-    """Return a line's row; None for a damaged one, or one whose ``number`` is not finite."""
+    """Convert a decoded line; None if it is damaged, or if ``number`` of it is not finite."""
     names = {each.name for each in fields(kind)}
     try:
         row = kind(**{name: value for name, value in line.items() if name in names})

@@ -1,8 +1,8 @@
 """A run's report: ``<run_dir>/report.html``, and its figures in ``report.json``.
 
-The page is made of the run's records (``report_data``) and the last audit. It has no scripts and
-loads nothing. It names what the records lack. Training needs none of it; ``headrace run report`` writes
-it again at any time."""
+The page is made from the run's records (``report_data``) and the last audit. It has no scripts, loads
+nothing, and says what the records lack. Training does not need it; ``headrace run report`` rewrites it at
+any time."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from pipeline.observability.settings_changes import effect_figures
 from pipeline.observability.start_record import in_words
 
 _MOST_UPDATES_SHOWN = 12
-"""Most updates whose samples the page shows."""
+"""Maximum number of updates whose samples the page shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures on top of the report."""
+    """The figures at the top of the report."""
 
     num_updates: int
     num_trained_tokens: int
     train_s: float
-    """From the first claim to the last update, by the wall clock."""
+    """Wall-clock time from the first claim to the last update."""
     accuracy_before: float | None
-    """Held-out accuracy of the first and the last evaluation; None when there was none."""
+    """Held-out accuracy of the first and the last evaluation; None if there was none."""
     accuracy_after: float | None
     num_held_out: int
     num_left_out: int
-    """Held-out responses of the last evaluation that got no verdict, and are not in its accuracy."""
+    """Held-out responses of the last evaluation without a verdict, which its accuracy leaves out."""
     best_accuracy: float | None
-    """Of the best evaluation of the main set, and its policy version."""
+    """Accuracy and policy version of the main set's best evaluation."""
     best_version: int | None
     max_staleness: int
     learner_wait_share: float
-    """Share of the training time in which the learner waited for ready units."""
+    """Share of the training time that the learner waited for ready units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Card:
 
 
 def summarize(run_dir: Path) -> Summary:
-    """Return the summary of a run's history; zeros for an empty one."""
+    """Summarise a run's history; an empty one gives zeros."""
     return _summary(read_records(run_dir))
 
 
@@ -82,7 +82,7 @@ def _summary(records: RunRecords) -> Summary:
 
 
 def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None) -> Path:
-    """Write ``report.html`` and ``report.json`` into the run's folder; return the page's path."""
+    """Write ``report.html`` and ``report.json`` to the run's folder; return the path of the page."""
     records = read_records(run_dir)
     summary = _summary(records)
     names = ("groups", "trajectories", "tokens") if audit else ()
@@ -122,7 +122,7 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
 
 
 def _settings_text(run_dir: Path, records: RunRecords) -> str:
-    """Return every setting as TOML without secrets, or the file's text when it cannot be parsed."""
+    """Return all settings as TOML without secrets, or the file's text if it cannot be parsed."""
     if records.settings:
         return tomli_w.dumps(records.settings)
     try:
@@ -137,7 +137,7 @@ def _charts(records: RunRecords) -> dict[str, list[str]]:
 
 
 def _figures(summary: Summary, records: RunRecords, missing: list[str]) -> dict[str, Any]:
-    """Return the contents of ``report.json``: the summary, and what else the page shows."""
+    """Return the contents of ``report.json``."""
     return asdict(summary) | {
         "num_wanted": records.num_wanted,
         "seed": records.seed,
@@ -191,7 +191,6 @@ def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words."""
     if seconds < 600:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.1f} h"

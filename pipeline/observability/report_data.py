@@ -1,6 +1,6 @@
-"""The records of a run that its report is made of, and what they lack, in words.
+"""The records of a run that its report is made from, and what they lack, in words.
 
-Every file may be absent, cut or damaged: readable lines are used, and damaged ones counted."""
+Every file may be missing, truncated or damaged: readable lines are used, damaged ones counted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from pipeline.observability.settings_changes import Effect, change_words, effect
 from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts
 
 _MOST_INCIDENTS = 10_000
-"""More than the megabyte of the log has that is read."""
+"""More than fit into the megabyte of the log that is read."""
 _MOST_SHOWN = 60
 _MOST_STARTS = 20
 _CRITICS = frozenset({"ppo", "vapo", "tppo"})
@@ -52,15 +52,15 @@ class StartCells:
     took: str
     ended: str
     differs: str
-    """Facts that the newest start has otherwise."""
+    """What was different from the newest start."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """Everything that a run has left in its folder for people."""
+    """Everything that a run leaves in its folder for people."""
 
     settings: Mapping[str, Any]
-    """The resolved configuration without secrets; empty when it cannot be read."""
+    """The resolved configuration without secrets; empty if it cannot be read."""
     updates: Sequence[UpdateRow]
     evaluations: Sequence[EvaluationRow]
     value_rows: Sequence[ValueRow]
@@ -70,28 +70,25 @@ class RunRecords:
     repairs: Sequence[RepairRow]
     """The newest ones."""
     repair_sums: Mapping[str, float]
-    """Seconds of all repairs, by part."""
+    """Total seconds of all repairs, by part."""
     effects: Sequence[Effect]
-    """Changes of the settings while the run went on, each with the updates around it."""
+    """Settings changes during the run, each with the updates around it."""
     has_log: bool
-    """Whether the supervisor's log exists."""
     samples: list[ResponseSample]
     skipped: Mapping[str, int]
-    """Damaged lines by file, of those that have any."""
+    """Number of damaged lines, for each file that has any."""
 
     @property
     def main_evaluations(self) -> list[EvaluationRow]:
-        """Evaluations of the main set."""
         return [row for row in self.evaluations if row.is_main]
 
     @property
     def uses(self) -> list[RoleUse]:
-        """Each role's use of its time."""
         return role_uses(self.fleet)
 
     @property
     def effective_time(self) -> EffectiveTime | None:
-        """The share of the time up that became updates; None before there are a few."""
+        """How the time up was used; None before a few updates."""
         return run_effective_time(
             [row.at_s for row in self.updates], self.starts, self.fleet, self.repair_sums,
             num_response_tokens=sum(row.num_response_tokens for row in self.updates),
@@ -100,28 +97,25 @@ class RunRecords:
 
     @property
     def repaired(self) -> list[RoleRepairs]:
-        """Repairs of workers, by role."""
         return role_repairs(self.repairs)
 
     @property
     def seed(self) -> int | None:
-        """The run's seed, as set."""
         return _whole(self.setting("run", "seed"))
 
     @property
     def num_wanted(self) -> int | None:
-        """The updates wanted, as set."""
         return _whole(self.setting("run", "num_updates"))
 
     @property
     def num_incidents(self) -> int:
-        """Incidents that are known: those in the last megabyte of the supervisor's log."""
+        """Known incidents: those in the last megabyte of the supervisor's log."""
         return len(self.incidents)
 
     @property
     def num_ends(self) -> int:
-        """Unrequested ends of workers among the incidents. The exit of a worker that the supervisor
-        replaced is no other end: that is how it was replaced."""
+        """Unrequested exits of workers. The exit of a worker that the supervisor replaced is part of
+        its replacement, so it is not counted again."""
         number, replaced = 0, set[str]()
         for each in self.incidents:
             if each.event == "worker_replaced":
@@ -135,16 +129,16 @@ class RunRecords:
         return number
 
     def setting(self, section: str, key: str) -> Any:
-        """Return a setting; None when it is not known."""
+        """Return a setting, or None if it is unknown."""
         table = self.settings.get(section)
         return table.get(key) if isinstance(table, Mapping) else None
 
     def incident_rows(self) -> list[tuple[str, IncidentRow]]:
-        """Return the newest incidents with their times, the newest last."""
+        """Return the newest incidents with their times, newest last."""
         return [(_moment(each.at_s), each) for each in self.incidents[-_MOST_SHOWN:]]
 
     def change_rows(self) -> list[tuple[str, str, str, str]]:
-        """Return the newest changes of the settings: time, change, by and why, effect."""
+        """Return the newest settings changes: time, change, by whom and why, effect."""
         found = list[tuple[str, str, str, str]]()
         for effect in self.effects[-_MOST_SHOWN:]:
             change = effect.change
@@ -153,36 +147,36 @@ class RunRecords:
         return found
 
     def start_rows(self) -> list[StartCells]:
-        """Return the newest starts, the newest last."""
+        """Return the newest starts, newest last."""
         newest = self.starts[-1] if self.starts else None
         return [_start_line(each, newest) for each in self.starts[-_MOST_STARTS:] if newest is not None]
 
     def missing(self, *, has_audit: bool, can_draw: bool) -> list[str]:
-        """Return a sentence on each thing that the page cannot show, and why."""
+        """Return a sentence about each thing that the page cannot show, and why."""
         return [words for words in self._missing(has_audit=has_audit, can_draw=can_draw) if words]
 
     def _missing(self, *, has_audit: bool, can_draw: bool) -> Iterable[str]:
         if not can_draw:
-            yield "Charts: they need matplotlib, the extra headrace[charts]."
+            yield "Charts: they need matplotlib; install headrace[charts]."
         yield from self._missing_learning()
         if not self.fleet:
             yield (
-                f"Throughput and use of time by role: there is no {FLEET_HISTORY_NAME}. Its first row comes after 5 s of a "
-                "running fleet; runs of earlier versions have none."
+                f"Throughput and use of time by role: there is no {FLEET_HISTORY_NAME}. Its first row is written after "
+                "5 s of a running fleet; older versions wrote none."
             )
         if not self.starts:
             yield (
-                f"Versions, host and commit: there is no {STARTS_NAME}, which a run writes at its start. Those of the "
-                "present are not shown, since they may differ."
+                f"Versions, host and commit: there is no {STARTS_NAME}, which a run writes at its start. The "
+                "current ones are not shown, because they may differ."
             )
         elif self.starts[-1].end is None:
-            yield "The end: the newest start has none on record, so the run goes on or its supervisor was killed."
+            yield "The end: none is recorded for the newest start, so the run is still going or its supervisor was killed."
         if not self.has_log:
             yield "Faults and restarts: there is no logs/supervisor.jsonl."
         if not has_audit:
             yield "The ledger's balance: it was not read for this page; `headrace run report` reads it."
         if not self.samples:
-            yield "Samples: no update has kept any, or samples.per_update is 0."
+            yield "Samples: no update has kept any yet, or samples.per_update is 0."
         for name, number in self.skipped.items():
             yield f"{skipped_words(number, name)}."
 
@@ -201,7 +195,7 @@ class RunRecords:
 
 
 def read_records(run_dir: Path) -> RunRecords:
-    """Read a run's records. Nothing raises but a folder that this user may not read."""
+    """Read a run's records. Raises only for a folder that this user may not read."""
     skipped: dict[str, int] = {}
     history, values = read_for_view(run_dir / HISTORY_NAME), read_for_view(run_dir / VALUE_HISTORY_NAME)
     fleet, skipped[FLEET_HISTORY_NAME] = read_fleet_history(run_dir)
@@ -240,7 +234,7 @@ def _start_line(each: RunStart, newest: RunStart) -> StartCells:
 
 
 def _differs(each: RunStart, newest: RunStart) -> str:
-    """Return what an earlier start had otherwise."""
+    """Return what was different in an earlier start."""
     found: list[str] = []
     for name in ("seed", "num_updates", "headrace", "commit", "python", "host", "cpu", "gpus", "driver", "server"):
         before, now = getattr(each.start, name), getattr(newest.start, name)

@@ -1,8 +1,8 @@
-"""Responses to read, of updates all over a run: ``samples.jsonl``, one JSON object a line.
+"""Responses for people to read, from updates all over a run: ``samples.jsonl``, one JSON object per line.
 
-The file is bounded. At twice ``samples.keep_updates`` updates, the newest are kept, and of the
-older those at even distances. Long texts lose their middle. Only the owner can read the file. A
-failed write is logged once and loses those samples; training goes on."""
+The file is bounded. At twice ``samples.keep_updates`` updates, the newest are kept, and older ones at
+even distances. Long texts lose their middle. Only the owner can read the file. A failed write is logged
+once and loses those samples; training continues."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ _log = structlog.get_logger(__name__)
 TRAINED = "trained"
 _KINDS: Mapping[str, list[str]] = {TRAINED: [], "evaluation": ["of an evaluation"]}
 _CHARS_PER_TOKEN = 4
-"""Of ``samples.max_chars``, for the limit of tokens."""
+"""Converts ``samples.max_chars`` to a limit of tokens."""
 _DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDetail:
-    """A response token by token: all of it, or its begin and its end."""
+    """A response token by token: all of it, or its beginning and end."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """When sampled."""
+    """Log-probs at sampling."""
     segments: tuple[tuple[int, int], ...]
-    """Policy version and number of tokens, in order."""
+    """Policy version and number of tokens of each segment, in order."""
     advantages: tuple[float, ...]
-    """One a token, or one for all of them; empty for a response without loss."""
+    """One per token, or one for all of them; empty for a response without loss."""
     cuts: tuple[tuple[int, int], ...] = ()
-    """Before the token of this place, so many tokens are left out."""
+    """Pairs of an index and the number of tokens left out before it."""
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> TokenDetail:
-        """Return what a line has. Raises KeyError, TypeError, ValueError."""
+        """Convert decoded JSON. Raises KeyError, TypeError, ValueError."""
 
         def pairs(name: str) -> tuple[tuple[int, int], ...]:
             return tuple((int(first), int(second)) for first, second in values[name])
@@ -75,11 +75,11 @@ class ResponseSample:
 
     update: int
     policy_version: int
-    """Made by the update; older versions sampled the response."""
+    """Version made by the update; older versions sampled the response."""
     trajectory: str
     prompt: str
     answer: str
-    """The data's right answer."""
+    """The right answer, from the data."""
     verifier: str
     response: str
     num_tokens: int
@@ -88,13 +88,13 @@ class ResponseSample:
     """Oldest and newest version that sampled its tokens."""
     reward: float
     accuracy: float
-    """Raw correctness, 0 to 1."""
+    """Raw correctness, from 0 to 1."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Summands of the reward."""
+    """The parts that add up to the reward."""
     masked: bool = False
-    """Over-long, so without loss."""
+    """Over-long, and therefore without loss."""
     tokens: TokenDetail | None = None
-    """None in samples of earlier versions, and of responses that were not trained on."""
+    """None in samples of older versions, and for responses that were not trained on."""
     kind: str = TRAINED
     """``trained``, ``evaluation``, or the reason why its group was dropped."""
 
@@ -107,7 +107,7 @@ class ResponseSample:
 
     @property
     def facts(self) -> str:
-        """Reward, length and sampling versions, in one line."""
+        """Reward, length and sampling versions, on one line."""
         parts = ", ".join(f"{name} {value + 0.0:+.2f}" for name, value in self.parts.items())
         first, last = self.versions
         words = [
@@ -122,16 +122,16 @@ class ResponseSample:
 
 
 class Samples:
-    """Keeps responses of updates. Blocking."""
+    """Keeps responses of updates. Blocks."""
 
     def __init__(self, settings: SamplesSection, run_dir: Path, last_version: int) -> None:
-        """Open the file, without the samples after ``last_version``, the resumed checkpoint's."""
+        """Open the file, dropping the samples after ``last_version``, the resumed checkpoint's version."""
         self._settings = settings
         self._path = run_dir / SAMPLES_NAME
         self._has_failed = False
         self._updates: list[int] = []
         if settings.per_update and self._path.exists():
-            self._try(self._write, [s for s in read_samples(self._path) if s.policy_version <= last_version])
+            self._try_to(self._write, [s for s in read_samples(self._path) if s.policy_version <= last_version])
 
     def keep(
         self,
@@ -141,15 +141,16 @@ class Samples:
         trained: Sequence[TrainingSample] = (),
         shown: Sequence[ShownResponse] = (),
     ) -> None:
-        """Keep some responses of an update; its number alone chooses them. ``trained``: of the same
-        units, for their advantages. ``shown``: responses that none trains on, of which as many are
-        kept of each kind."""
+        """Keep some responses of an update, chosen by its number alone.
+
+        ``trained``: training samples of the same units, for their advantages. ``shown``: responses that
+        are not trained on; as many are kept of each kind."""
         if not self._settings.per_update:
             return
         kinds = dict.fromkeys(one.kind for one in shown)
         for kind in kinds:
             some = [one for one in shown if one.kind == kind][: self._settings.per_update]
-            self._try(self._append, [_shown(one, update, policy_version, self._settings.max_chars) for one in some])
+            self._try_to(self._append, [_shown(one, update, policy_version, self._settings.max_chars) for one in some])
         found = _choose(_finished(units, update), self._settings.per_update)
         if found:
             most = self._settings.max_chars
@@ -158,7 +159,7 @@ class Samples:
                 replace(_sample(chunks, update, policy_version, most), tokens=_tokens(chunks, by_name, most))
                 for chunks in found
             ]
-            self._try(self._append, kept)
+            self._try_to(self._append, kept)
 
     def _append(self, samples: list[ResponseSample]) -> None:
         if len(self._updates) + 1 >= 2 * self._settings.keep_updates:
@@ -174,7 +175,7 @@ class Samples:
         write_private(self._path, _lines(samples))
         self._updates = sorted({sample.update for sample in samples})
 
-    def _try(self, write: Any, samples: list[ResponseSample]) -> None:
+    def _try_to(self, write: Any, samples: list[ResponseSample]) -> None:
         try:
             write(samples)
             self._has_failed = False
@@ -185,7 +186,7 @@ class Samples:
 
 
 def read_samples(path: Path) -> Iterator[ResponseSample]:
-    """Yield whole samples, oldest first. Damaged lines and unknown fields are skipped."""
+    """Yield complete samples, oldest first. Damaged lines and unknown fields are ignored."""
     if not path.exists():
         return
     known = {f.name for f in fields(ResponseSample)}
@@ -203,8 +204,8 @@ def read_samples(path: Path) -> Iterator[ResponseSample]:
 
 
 def kept_updates(updates: Sequence[int], number: int) -> set[int]:
-    """Return about ``number`` of ascending updates: the first, the newest half, half evenly over
-    all. The older ones are multiples of a power of two: an update once left out stays out."""
+    """Return about ``number`` of the ascending ``updates``: the first, the newest half, and a half spread
+    evenly. The latter are multiples of a power of two, so that what was once dropped stays dropped."""
     half = max(1, number // 2)
     stride = 1
     while updates[-1] // stride > half:
@@ -213,14 +214,14 @@ def kept_updates(updates: Sequence[int], number: int) -> set[int]:
 
 
 def spread(samples: Sequence[ResponseSample], num_updates: int) -> list[ResponseSample]:
-    """Return the samples of at most ``num_updates`` updates: first, last, evenly between."""
+    """Return the samples of up to ``num_updates`` updates: first, last, and evenly spaced between."""
     updates = sorted({sample.update for sample in samples})
     kept = set(_evenly(updates, num_updates))
     return [sample for sample in samples if sample.update in kept]
 
 
 def _finished(units: Sequence[ClaimedUnit], update: int) -> Iterator[tuple[ScoredChunk, ...]]:
-    """Yield finished responses by unit, from a unit that the update's number chooses."""
+    """Yield finished responses unit by unit, starting at a unit chosen by the update's number."""
     # A prime, so that the unit varies with the update.
     start = update * 7919 % max(1, len(units))
     for unit in (*units[start:], *units[:start]):
@@ -229,7 +230,7 @@ def _finished(units: Sequence[ClaimedUnit], update: int) -> Iterator[tuple[Score
 
 
 def _choose(found: Iterable[tuple[ScoredChunk, ...]], number: int) -> list[tuple[ScoredChunk, ...]]:
-    """Return ``number`` responses of the first group or groups: worst, best, evenly between."""
+    """Return ``number`` responses of the first groups: worst, best, and evenly spaced between."""
     first: list[tuple[ScoredChunk, ...]] = []
     group = None
     for chunks in found:
@@ -280,7 +281,7 @@ def _shown(one: ShownResponse, update: int, policy_version: int, most: int) -> R
 
 
 def _tokens(chunks: tuple[ScoredChunk, ...], trained: Mapping[str, TrainingSample], max_chars: int) -> TokenDetail:
-    """Return the tokens of a response; of windows that are units, those of the last one."""
+    """Return the tokens of a response; if its windows are units, those of the last one."""
     last = chunks[-1].chunk
     ids = np.concatenate([one.chunk.tokens for one in chunks])
     logprobs = np.concatenate([one.chunk.behavior_logprobs for one in chunks])
@@ -313,7 +314,7 @@ def _rounded(values: np.ndarray) -> tuple[float, ...]:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return ``text`` with at most ``most`` of its characters; the middle is left out."""
+    """Shorten ``text`` to ``most`` characters by leaving out the middle."""
     if len(text) <= most:
         return text
     head = most // 3

@@ -1,7 +1,7 @@
-"""The changes of a run's settings, with their effects: a few updates before and after each.
+"""Changes of a run's settings and their effects: a few updates before and after each.
 
-``settings-changes.json`` in the run's folder has the changes (``pipeline.supervisor`` writes it),
-and each row of the history has the number of the change that held."""
+The supervisor writes the changes to ``settings-changes.json`` in the run's folder, and each row of the
+history has the number of the change in force."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pipeline.runtime.registry.settings_change import SettingsChange
 from protocol.errors import DataError
 
 NUM_COMPARED = 20
-"""Updates on each side of a change."""
+"""Maximum number of updates compared on each side of a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Some updates, on average."""
+    """Averages over some updates."""
 
     num_updates: int
     updates_per_s: float | None
@@ -40,14 +40,14 @@ class Effect:
 
     change: SettingsChange
     first_update: int | None
-    """The first that was made with it, if any."""
+    """The first update made with it, if any."""
     before: Means | None
     after: Means | None
 
 
 def read_changes(run_dir: Path) -> list[SettingsChange]:
-    """Return the changes of a run's settings, in their order; none without the file. Raises
-    DataError for a damaged one."""
+    """Return the changes of a run's settings in order; empty if there is no file. Raises DataError if it
+    is damaged."""
     path = run_dir / CHANGES_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[SettingsChange])
@@ -58,8 +58,7 @@ def read_changes(run_dir: Path) -> list[SettingsChange]:
 
 
 def effects(changes: Iterable[SettingsChange], updates: Sequence[UpdateRow]) -> list[Effect]:
-    """Return each change's effect, by the run's updates in their order: up to ``NUM_COMPARED``
-    updates before it, and as many that were made with it."""
+    """Return each change with up to ``NUM_COMPARED`` of ``updates`` before it, and as many made with it."""
     found: list[Effect] = []
     for change in changes:
         made = [place for place, row in enumerate(updates) if row.settings_change == change.number]
@@ -74,8 +73,8 @@ def effects(changes: Iterable[SettingsChange], updates: Sequence[UpdateRow]) -> 
 
 
 def read_effects(run_dir: Path) -> list[Effect]:
-    """Return each change of a run's settings with its effect, by the run's files; none where the
-    changes cannot be read."""
+    """Return each change of a run's settings with its effect, from the run's files; empty if the changes
+    cannot be read."""
     try:
         changes = read_changes(run_dir)
     except DataError:
@@ -85,14 +84,13 @@ def read_effects(run_dir: Path) -> list[Effect]:
 
 
 def in_words(effect: Effect) -> str:
-    """Return a change and its effect as one sentence."""
+    """Describe a change and its effect in one sentence."""
     why = f" ({effect.change.reason})" if effect.change.reason else ""
     return f"{change_words(effect.change)}, by {effect.change.by}{why}; {'; '.join(effect_words(effect))}"
 
 
 def effect_figures(found: Sequence[Effect]) -> list[dict[str, Any]]:
-    """Return changes with their effects as plain values for JSON; a mean that is not finite is
-    None."""
+    """Convert effects to plain values for JSON; means that are not finite become None."""
     return msgspec.json.decode(msgspec.json.encode(list(found)))
 
 
@@ -115,14 +113,14 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def change_words(change: SettingsChange) -> str:
-    """Return a change on one line: ``change 2: learner.learning_rate 1e-4, was 2e-4``."""
+    """Describe a change on one line: ``change 2: learner.learning_rate 1e-4, was 2e-4``."""
     sets = ", ".join(f"{key} {value}, was {change.former.get(key, 'unset')}" for key, value in change.sets.items())
     undone = ", ".join(map(str, change.undone)) or (f"{change.undoes} and those after it" if change.undoes else "")
     return f"change {change.number}{f', which undoes {undone}' if undone else ''}: {sets}"
 
 
 def effect_words(effect: Effect) -> list[str]:
-    """Return a change's effect as lines; one line where no update was made with it."""
+    """Describe a change's effect as lines, or as one line if no update was made with it."""
     if effect.first_update is None or effect.after is None:
         return ["no update was made with it"]
     sides = [("before", effect.before), (f"from update {effect.first_update}", effect.after)]

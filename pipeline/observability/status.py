@@ -1,4 +1,4 @@
-"""The fleet's state as rows, for ``headrace status``, ``headrace ledger queues`` and the views."""
+"""The state of the fleet as rows, for ``headrace status``, ``headrace ledger queues`` and the views."""
 
 from __future__ import annotations
 
@@ -28,30 +28,28 @@ if TYPE_CHECKING:
 
 _A_MOMENT_S = 2.0
 _MAX_CLOCKS = 4
-"""Hosts named for their clocks."""
+"""Maximum number of hosts named in the sentence about clocks."""
 _LEAST_SHARE = 0.02
-"""Least share done for an estimate of the remaining time."""
+"""Minimum share done for an estimate of the remaining time."""
 ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.OBSERVER, Role.SUPERVISOR)
 
 _LONG = {WaitingFor.COMPILE, WaitingFor.DISK, WaitingFor.QUARANTINE, WaitingFor.STARTING}
-_PATIENT = _LONG | {WaitingFor.DRAINING, WaitingFor.STOPPED}
-"""Waits with separate time limits (``pipeline.supervisor.watchdog``)."""
+_OWN_LIMITS = _LONG | {WaitingFor.DRAINING, WaitingFor.STOPPED}
+"""Waits with their own time limits (``pipeline.supervisor.watchdog``)."""
 
 
 class Health(StrEnum):
-    """A worker's state, seen from outside."""
+    """A worker's health, seen from outside."""
 
     LIVE = "live"
     SILENT = "silent"
-    """No recent heartbeat: dead, frozen, or its host is away."""
+    """No recent heartbeat: dead, frozen, or its host is unreachable."""
     STUCK = "stuck"
-    """Heartbeats without progress: the main loop does not turn, or computes without an end."""
+    """Heartbeats without progress: the main loop does not turn, or computes forever."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker."""
-
     worker: str
     role: Role
     epoch: int
@@ -63,21 +61,21 @@ class WorkerRow:
     policy_version: int
     progress: int
     since_progress_s: float
-    """Since work last moved or began."""
+    """Time since work last advanced or began."""
     since_heartbeat_s: float
     uptime_s: float
     rss_bytes: int
     counters: Mapping[str, float]
     work: WorkRow | None = None
-    """Present work, when it takes longer than a moment."""
+    """Current work, if it takes longer than a moment."""
     storing: WorkRow | None = None
-    """The write to the disk in progress, during ``work``."""
+    """Disk write in progress during ``work``."""
     unreached: str = ""
     """Unreachable mailboxes, in words."""
     refused: str = ""
-    """The disk's refusal, in words."""
+    """Why the disk refuses writes, in words."""
     clock_ahead_s: float = 0.0
-    """Its host's clock less the ledger's."""
+    """Its host's clock minus the ledger's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +84,10 @@ class WorkRow:
 
     kind: str
     share: float
-    """From 0 to 1."""
+    """Share done, from 0 to 1."""
     elapsed_s: float
     remaining_s: float | None
-    """At the rate so far; None without a rate."""
+    """Estimate from the rate so far; None without a rate."""
     per_s: float | None
     unit: str
 
@@ -111,11 +109,11 @@ class RunSnapshot:
     heartbeats: Sequence[Heartbeat]
     totals: Totals
     absent: tuple[str, ...] = ()
-    """Wanted workers that are being started again."""
+    """Wanted workers that are being restarted."""
 
 
 def in_minutes(seconds: float) -> str:
-    """Return a duration as ``2:10`` or ``1:02:10``."""
+    """Format a duration as ``2:10`` or ``1:02:10``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -123,18 +121,16 @@ def in_minutes(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RoleRow:
-    """A role's live workers, and how many are wanted."""
+    """Number of live and wanted workers of a role."""
 
     role: Role
     num_live: int
     num_wanted: int | None
-    """None without a fleet."""
+    """None if there is no fleet."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One queue of the ledger, or one link."""
-
     name: str
     kind: str
     """``ledger`` or ``link``."""
@@ -142,13 +138,13 @@ class QueueRow:
     limit: int | None
     oldest_age_s: float | None
     waiting_for: str
-    """The consumer."""
+    """The role or worker that consumes it."""
     num_refused: int = 0
     num_gaps: int = 0
 
 
 def worker_rows(heartbeats: Iterable[Heartbeat], *, stuck_after_s: float | None) -> list[WorkerRow]:
-    """Return one row a worker, by role and name. ``stuck_after_s``: the setting."""
+    """Return one row for each worker, by role and name. ``stuck_after_s`` is the setting."""
     rows = [_worker_row(beat, stuck_after_s) for beat in heartbeats]
     return sorted(rows, key=lambda row: (ROLE_ORDER.index(row.role), len(row.worker), row.worker))
 
@@ -158,7 +154,7 @@ def _worker_row(beat: Heartbeat, stuck_after_s: float | None) -> WorkerRow:
     health = Health.LIVE
     if is_silent(beat.silent_s):
         health = Health.SILENT
-    elif beat.waiting_for not in _PATIENT:
+    elif beat.waiting_for not in _OWN_LIMITS:
         has_work = beat.waiting_for is WaitingFor.COMPUTE
         limit_s = piece_limit_s(beat.work.slowest_s, stuck_after_s)
         is_still = beat.turns > 0 and beat.at_s - max(beat.turned_at_s, beat.moved_at_s) > limit_s
@@ -189,7 +185,7 @@ def _worker_row(beat: Heartbeat, stuck_after_s: float | None) -> WorkerRow:
 
 
 def work_row(report: WorkReport) -> WorkRow | None:
-    """Return a heartbeat's work that takes longer than a moment; None without any."""
+    """Return a heartbeat's work if it takes longer than a moment, else None."""
     if not report.kind or report.elapsed_s < _A_MOMENT_S:
         return None
     remaining_s = report.remaining_s if report.share >= _LEAST_SHARE else None
@@ -197,14 +193,14 @@ def work_row(report: WorkReport) -> WorkRow | None:
 
 
 def clock_words(workers: Iterable[WorkerRow]) -> str:
-    """Return a sentence on workers whose clocks differ from the ledger's; empty without any."""
+    """Return a sentence about workers whose clocks differ from the ledger's; empty if none."""
     by_host: dict[str, list[WorkerRow]] = {}
     for row in workers:
         if clock_differs(row.clock_ahead_s):
             by_host.setdefault(row.host, []).append(row)
     if not by_host:
         return ""
-    named = [_clock_of(host, rows) for host, rows in sorted(by_host.items())]
+    named = [_clock_phrase(host, rows) for host, rows in sorted(by_host.items())]
     more = f"; and {len(named) - _MAX_CLOCKS} more hosts" if len(named) > _MAX_CLOCKS else ""
     return (
         f"clocks differ from the ledger's: {'; '.join(named[:_MAX_CLOCKS])}{more}. Work is not affected; times in logs and "
@@ -212,42 +208,43 @@ def clock_words(workers: Iterable[WorkerRow]) -> str:
     )
 
 
-def _clock_of(host: str, rows: list[WorkerRow]) -> str:
+def _clock_phrase(host: str, rows: list[WorkerRow]) -> str:
     ahead_s = rows[0].clock_ahead_s
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
     return f"{rows[0].worker}{more} on {host} by {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}"
 
 
 def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -> list[RoleRow]:
-    """Return the number of live workers of every wanted or present role."""
+    """Count the live workers of every wanted or present role."""
     live = [row.role for row in workers if row.health is not Health.SILENT]
     roles = [role for role in ROLE_ORDER if role in live or (wanted and role in wanted)]
     return [RoleRow(role, live.count(role), None if wanted is None else wanted.get(role, 0)) for role in roles]
 
 
 def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> list[QueueRow]:
-    """Return the ledger's queues, then the links with the messages on their way. A worker with many
-    peers names some links and sums the others. A link that only its receiver names shows the
-    sender's sum with nothing on its way."""
+    """Return the ledger's queues, then the links with their messages in flight.
+
+    A worker with many peers reports some links individually and the rest as a sum. A link that only its
+    receiver reports shows the sender's sum, with nothing in flight."""
     ledger = [QueueRow(q.name, "ledger", q.depth, q.limit, q.oldest_age_s, q.waiting_for) for q in queues]
     beats = list(heartbeats)
     received = {link.name for beat in beats for link in beat.links if not _is_sender(beat, link)}
     sums: dict[str, list[int]] = {}
-    # messages that wait for any worker of a role
+    # messages that any worker of a role may take
     waiting = [link for beat in beats for link in beat.links if link.produced and (link.open or link.refused)]
     for beat in beats:
         for link in beat.links:
             if link.produced:
                 continue
             others = link_name(OTHER_LINKS, link.name.partition(">")[2])
-            # Unnamed senders belong to the receiver's sum of the others.
+            # Senders that are not reported belong to the receiver's sum of the others.
             name = others if link.name not in received and others in received else link.name
             totals = sums.setdefault(name, [0, 0, 0, 0])
             for index, value in enumerate((link.sent, link.received, link.refused, link.gaps)):
                 totals[index] += value
     links = [
-        # The difference is negative when one end has restarted with its counters at 0.
-        QueueRow(name, "link", _on_its_way(name, sent, got), None, None, name.partition(">")[2], refused, gaps)
+        # The difference is negative if one end has restarted with its counters at 0.
+        QueueRow(name, "link", _in_flight(name, sent, got), None, None, name.partition(">")[2], refused, gaps)
         for name, (sent, got, refused, gaps) in sorted(sums.items())
     ] + [
         QueueRow(
@@ -259,7 +256,7 @@ def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> 
     return ledger + links
 
 
-def _on_its_way(name: str, sent: int, received: int) -> int:
+def _in_flight(name: str, sent: int, received: int) -> int:
     return 0 if name.endswith(link_name("", OTHER_LINKS)) else max(0, sent - received)
 
 
@@ -268,7 +265,7 @@ def _is_sender(beat: Heartbeat, link: LinkReport) -> bool:
 
 
 def pause_words(pause: Pause, *, has_ended: bool = False) -> str:
-    """Return an operator's pause as a phrase, with the local time of its beginning."""
+    """Describe an operator's pause, with the local time it began."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(pause.since_s))
     why = f": {printable_line(pause.reason)}" if pause.reason else ""
     return (
@@ -277,7 +274,7 @@ def pause_words(pause: Pause, *, has_ended: bool = False) -> str:
 
 
 def eviction_words(fleet: Fleet | None) -> tuple[str, ...]:
-    """Return a sentence on each evicted worker or host, with the local time and the way back."""
+    """Return a sentence for each evicted worker or host: when, by whom, and how to undo it."""
     return () if fleet is None else tuple(map(_evicted, fleet.evictions))
 
 
@@ -289,7 +286,7 @@ def _evicted(one: Eviction) -> str:
 
 
 def doing(row: WorkerRow) -> str:
-    """Return a worker's work or wait, with the progress of long work."""
+    """Describe a worker's work or wait, with the progress of long work."""
     parts = [row.detail, row.work.in_words() if row.work else "", row.storing.in_words() if row.storing else ""]
     details = "; ".join(part for part in parts if part)
     return f"{row.waiting_for}{f': {details}' if details else ''}"

@@ -1,6 +1,4 @@
-"""A run's state as tables and lines, for commands and views.
-
-Tables wrap instead of cutting: a narrow terminal shows more lines."""
+"""A run's state as tables and lines, for commands and views. Tables wrap on narrow terminals."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ _HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: 
 
 
 def fleet_table(workers: Sequence[WorkerRow], *, max_rows: int | None = None, rest: str = "headrace status") -> Table:
-    """Return one row a worker: health, version, memory, wait, counters. Above ``max_rows``, unwell
-    workers come first, and ``rest`` is named as the place of the others."""
+    """Return one row for each worker: health, version, memory, wait, counters. Above ``max_rows``, unwell
+    workers come first, and ``rest`` says where to find the others."""
     table = Table(**_PLAIN)
     table.add_column("worker", no_wrap=True)
     table.add_column("version", justify="right", no_wrap=True)
@@ -50,7 +48,7 @@ def fleet_table(workers: Sequence[WorkerRow], *, max_rows: int | None = None, re
 
 
 def roles_line(roles: Sequence[RoleRow]) -> str:
-    """Return the number of live workers of each role: ``generator 899 of 900, reward 67 of 67``."""
+    """Return the live workers of each role: ``generator 899 of 900, reward 67 of 67``."""
     return ", ".join(
         f"{row.role} {row.num_live:,}{'' if row.num_wanted is None else f' of {row.num_wanted:,}'}" for row in roles
     )
@@ -59,13 +57,13 @@ def roles_line(roles: Sequence[RoleRow]) -> str:
 def _most_urgent(workers: Sequence[WorkerRow], max_rows: int | None) -> set[str]:
     if max_rows is None or len(workers) <= max_rows:
         return {row.worker for row in workers}
-    # The sort is stable: else in the given order.
+    # The sort is stable, so workers otherwise keep their order.
     ordered = sorted(workers, key=lambda row: row.health is Health.LIVE)
     return {row.worker for row in ordered[: max(1, max_rows - 1)]}
 
 
 def work_done(row: WorkerRow) -> str:
-    """Return a worker's work so far, by the role's counters."""
+    """Describe a worker's work so far, by its role's counters."""
     counters = row.counters
     if row.role is Role.GENERATOR:
         sampled = counters.get("sampled_tokens", 0)
@@ -97,7 +95,7 @@ def work_done(row: WorkerRow) -> str:
 
 
 def _endpoints(counters: Mapping[str, float]) -> Iterator[str]:
-    """Yield the work of each endpoint of a reward worker."""
+    """Describe a reward worker's use of each endpoint."""
     for counter in counters:
         name, colon, what = counter.partition(":")
         if not colon or what != "requests":
@@ -118,7 +116,7 @@ _ENDPOINT_WORDS = (
 
 
 def queue_table(rows: Sequence[QueueRow]) -> Table:
-    """Return one row a queue or link: depth, limit, age, consumer."""
+    """Return one row for each queue or link: depth, limit, age, consumer."""
     table = Table(**_PLAIN)
     table.add_column("queue", overflow="fold")
     for name in ("depth", "limit", "oldest"):
@@ -145,9 +143,9 @@ def _amount(queue: str, number: int) -> str:
 
 
 def audit_table(audit: Audit) -> Table:
-    """Return the conservation law as a sum: a column a currency, a row a term."""
+    """Return the conservation law as a sum: one column per currency, one row per term."""
     columns = {"groups": audit.groups, "trajectories": audit.trajectories, "tokens": audit.tokens}
-    # Only a run with a critic has these.
+    # Only runs with a critic have these.
     if audit.finished.admitted:
         columns["for the critic"] = audit.finished
     balances = tuple(columns.values())
@@ -167,7 +165,7 @@ def audit_table(audit: Audit) -> Table:
 
 
 def durability_line(num_unflushed: int) -> str | None:
-    """Return a warning about ``num_unflushed`` unconfirmed checkpoints in a row; None for 0."""
+    """Return a warning about checkpoints that were not confirmed to be on disk; None for 0."""
     if not num_unflushed:
         return None
     return (
@@ -177,7 +175,7 @@ def durability_line(num_unflushed: int) -> str | None:
 
 
 def groups_line(totals: Totals) -> str:
-    """Return the groups by their end, the credit and a pause of admission, in one line."""
+    """Return the groups by outcome, the credit, and any pause of admission, on one line."""
     dropped = {str(reason).replace("_", " "): number for reason, number in totals.num_groups_dropped.items() if number}
     by_reason = ", ".join(f"{number:,} {reason}" for reason, number in sorted(dropped.items()))
     gone = f"{sum(dropped.values()):,} dropped ({by_reason})" if dropped else "none dropped"
@@ -189,5 +187,5 @@ def groups_line(totals: Totals) -> str:
 
 
 def tokens_line(totals: Totals) -> str:
-    """Return the tokens in one line; a trained one counts once a checkpoint holds its effect."""
+    """Return the token totals on one line; a token is trained once a checkpoint holds its effect."""
     return f"{totals.num_tokens_generated:,} generated, {totals.num_tokens_trained:,} trained and checkpointed"

@@ -1,15 +1,14 @@
-"""The wait-for graph of ``pipeline.flow`` at one moment, from the workers of a snapshot, and in one
-sentence the worker that everything waits for.
+"""The wait-for graph of ``pipeline.flow`` at one moment, and in one sentence the worker that everything
+waits for.
 
-The observer reads the same graph every second. One moment has no counters of links, so a link counts
-as full when a wait names its receiver. An empty input waits for any worker of the roles that feed it.
-``why`` does not follow waits for input, since the ledger's view names the unit and the trajectory that
-are waited for. The sentence has no such view, and follows them."""
+The observer builds the same graph every second from link counters. A single moment has none, so a link
+counts as full if a wait names its receiver, and an empty input waits for all workers of the roles that
+feed it. ``why`` does not follow waits for input, because the ledger tells it which unit and trajectory
+is awaited; the sentence has no such information and follows them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pipeline.flow.fleet import FleetTracks
 from pipeline.flow.format import fleet_names, wait_word
@@ -19,18 +18,14 @@ from pipeline.observability.status import Health, WorkerRow, doing
 from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
 from protocol.ids import Role
 
-if TYPE_CHECKING:
-    from pipeline.observability.status import WorkerRow
-
-
 _SCORERS = tuple(map(str, (Role.REWARD, Role.REFERENCE, Role.VALUE)))
 _FEEDS = {str(Role.LEARNER): (str(Role.GENERATOR), *_SCORERS)} | dict.fromkeys(_SCORERS, (str(Role.GENERATOR),))
 """Role -> the roles whose work it waits for."""
 
 
 def graph_of(workers: Sequence[WorkerRow]) -> Graph:
-    """Return who waits for whom among these workers. A worker that does not reach a mailbox waits
-    for the network, and for no worker."""
+    """Return who waits for whom. A worker that cannot reach a mailbox waits for the network and for no
+    worker."""
     names = fleet_names([(row.worker, row.role) for row in workers])
     states, links = list[StateRow](), list[LinkRow]()
     for row in workers:
@@ -47,22 +42,21 @@ def graph_of(workers: Sequence[WorkerRow]) -> Graph:
 
 
 def waited_for(graph: Graph, worker: str) -> list[str]:
-    """Return the workers that a worker waits for, by name; a link leads to the worker at its other
-    end."""
+    """Return the workers that a worker waits for, by name; a link stands for the worker at its other end."""
     nodes = graph.get(worker, ())
     ends = {end for node in nodes if ">" in node for end in graph.get(node, ())}
     return sorted((ends | {node for node in nodes if ">" not in node}) - {worker})
 
 
 _LIKELY = (WaitingFor.COMPUTE, WaitingFor.ENDPOINT)
-"""Ends of waits that limit a run, the likelier the later."""
+"""Kinds of wait at the end of a chain that limit a run, likelier ones last."""
 
 
 def bottleneck(workers: Sequence[WorkerRow]) -> str:
-    """Return where the waits end that begin at the first worker: the learner, if there is one.
+    """Describe the chain of waits from the first worker, the learner if there is one, to its end.
 
-    They end at workers that wait for no other. An outside service counts before a worker at work;
-    of equals the one longest still. In a circle of waits every worker is such an end.
+    It ends at a worker that waits for no other. Among several, an outside service comes before a worker
+    that computes, and then the one without progress for longest; in a circle, every worker is an end.
     ``workers``: in the order of ``worker_rows``."""
     unwell = [row for row in workers if row.health is not Health.LIVE and row.role is not Role.OBSERVER]
     if unwell:
@@ -71,7 +65,7 @@ def bottleneck(workers: Sequence[WorkerRow]) -> str:
         return f"{row.worker} is {row.health} for {age:.0f} s ({row.waiting_for})"
     if not workers:
         return "no worker has a heartbeat"
-    path = _way_of_waits(workers)
+    path = _path_of_waits(workers)
     end = path[-1]
     what = doing(end)
     if end.waiting_for is WaitingFor.INPUT and not any(row.role is Role.GENERATOR for row in workers):
@@ -79,9 +73,9 @@ def bottleneck(workers: Sequence[WorkerRow]) -> str:
     return f"{' waits for '.join(row.worker for row in path)}{', which' if len(path) > 1 else ''} is at {what}"
 
 
-def _way_of_waits(workers: Sequence[WorkerRow]) -> list[WorkerRow]:
+def _path_of_waits(workers: Sequence[WorkerRow]) -> list[WorkerRow]:
     """Return the workers from the first one to the end of its waits."""
-    # Deferred: it imports numpy, and a view begins without.
+    # Deferred: it imports numpy, which a view does not need at first.
     from pipeline.flow.graph import ways
 
     graph = graph_of(workers)

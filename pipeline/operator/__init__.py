@@ -1,1 +1,1 @@
-"""The operator's side: a run that is connected, its status, and how it is changed and ended."""
+"""The operator's side: connecting to a run, showing its status, changing it and ending it."""

@@ -1,10 +1,10 @@
-"""A run that an operator looks at or changes: find it, connect to its ledger and registry.
+"""Finds a run that an operator inspects or changes, and connects to its ledger and registry.
 
-Reading uses ``look_at``. When the run's embedded server is down, it starts a private server on a
-copy of its append-only file. It writes nothing to the run and starts nothing of it.
+``look_at`` is for reading. If the run's embedded server is down, it starts a private server on a copy
+of the append-only file; it writes nothing to the run and starts nothing of it.
 
-Changing uses ``attach``. It starts the run's own server when that is down, and stops it afterwards.
-A lock lets one command do so at a time, and none while a supervisor runs."""
+``attach`` is for changes. It starts the run's own server if that is down, and stops it afterwards. A
+lock admits one such command at a time, and none while a supervisor runs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 5.0
 _NAMED_RUNS = 3
-"""Number of other runs that the error about a missing run names."""
+"""Number of other runs named in the error about a missing run."""
 
-_Hold = Callable[[contextlib.ExitStack, Path, int], str | None]
+_StartServer = Callable[[contextlib.ExitStack, Path, int], str | None]
 _T = TypeVar("_T")
 
 
@@ -45,39 +45,36 @@ class Attached:
     connect_ledger: Callable[[], RedisLedger]
     registry: Registry
     client: Any
-    """That both use, for further parts of the ledger."""
+    """Redis client shared by both, for other parts of the ledger."""
     is_copy: bool = False
-    """Whether the server reads a copy: what is changed there is lost."""
+    """Whether the server works on a copy, so that changes are lost."""
 
     @cached_property
     def ledger(self) -> RedisLedger:
-        """The run's ledger, made when it is first needed: its import takes time."""
+        """The run's ledger, connected on first use because its import takes time."""
         return self.connect_ledger()
 
     @cached_property
     def tokens(self) -> TokenAdmin:
-        """The run's join tokens."""
         from pipeline.ledger.redis.tokens import TokenAdmin
 
         return TokenAdmin(self.client, self.settings.run.name)
 
     @property
     def admin(self) -> LedgerAdmin:
-        """Operations of an operator on the ledger."""
         from pipeline.ledger.redis.admin import RedisAdmin
 
         return RedisAdmin(self.ledger)
 
     @property
     def inspection(self) -> LedgerInspection:
-        """Looks into the ledger."""
         from pipeline.ledger.redis.admin import RedisInspection
 
         return RedisInspection(self.ledger)
 
     @cached_property
     def config(self) -> RunConfig:
-        """All settings. Reading them takes longer than ``settings``, which has a few."""
+        """All settings. Slower to read than ``settings``, which has only a few."""
         from pipeline.config.load import read_resolved
 
         return read_resolved(self.run_dir)
@@ -105,7 +102,7 @@ def find_run(run: Path | None) -> Path:
 
 
 def _known_runs(folder: Path) -> list[Path]:
-    """Return the settings of the runs in a folder, the newest last."""
+    """Return the settings files of the runs in a folder, newest last."""
     from pipeline.config import RESOLVED_NAME
 
     found = list[tuple[float, Path]]()
@@ -116,9 +113,9 @@ def _known_runs(folder: Path) -> list[Path]:
 
 
 def look_at(run: Path | None, *, in_thread: bool = False) -> AbstractAsyncContextManager[Attached]:
-    """Connect to a run's ledger for reading; to a copy when its embedded server is down.
+    """Connect to a run's ledger for reading; to a copy if its embedded server is down.
 
-    ``in_thread``: make and remove the copy in a thread, so that the event loop goes on."""
+    ``in_thread``: make and remove the copy in a thread, so that the event loop is not blocked."""
     from pipeline.ledger.server.copy import remove_stale_copies
     from pipeline.runtime.log import log_to_stderr
 
@@ -128,13 +125,13 @@ def look_at(run: Path | None, *, in_thread: bool = False) -> AbstractAsyncContex
 
 
 def attach(run: Path | None) -> AbstractAsyncContextManager[Attached]:
-    """Connect to a run's ledger for changes; start an embedded server that is down."""
+    """Connect to a run's ledger for changes; start its embedded server if that is down."""
     return _connected(run, _hold_server)
 
 
 @asynccontextmanager
-async def _connected(run: Path | None, hold: _Hold, *, in_thread: bool = False) -> AsyncIterator[Attached]:
-    """``hold``: returns the URL of the server that it holds for a run without a supervisor."""
+async def _connected(run: Path | None, hold: _StartServer, *, in_thread: bool = False) -> AsyncIterator[Attached]:
+    """``hold`` starts a server for a run without a supervisor and returns its URL."""
     from pipeline.config.resolved import read_light
     from pipeline.ledger.address import read_address
     from pipeline.ledger.redis.client import connect
@@ -150,7 +147,7 @@ async def _connected(run: Path | None, hold: _Hold, *, in_thread: bool = False) 
     async with contextlib.AsyncExitStack() as held:
         is_copy = False
         if address is not None and address.is_embedded and supervisor_pid(run_dir) is None:
-            # None when the run's own server came up meanwhile.
+            # None if the run's own server came up in the meantime.
             found = await held.enter_async_context(_held(hold, run_dir, settings.ledger.max_memory_mb, in_thread))
             is_copy = found is not None and hold is _hold_copy
             url = found or read_ledger_url(run_dir)
@@ -173,7 +170,7 @@ async def _connected(run: Path | None, hold: _Hold, *, in_thread: bool = False) 
 
 
 @asynccontextmanager
-async def _held(hold: _Hold, run_dir: Path, max_memory_mb: int, in_thread: bool) -> AsyncIterator[str | None]:
+async def _held(hold: _StartServer, run_dir: Path, max_memory_mb: int, in_thread: bool) -> AsyncIterator[str | None]:
     from pipeline.ledger.server.copy import ended_by_signals
     from pipeline.ledger.server.embedded import server_runs
 
@@ -182,20 +179,20 @@ async def _held(hold: _Hold, run_dir: Path, max_memory_mb: int, in_thread: bool)
         with held:
             yield hold(held, run_dir, max_memory_mb)
         return
-    # A signal reaches the main thread alone, not the one that makes the copy. Without a copy, the
-    # caller's own handlers stay.
+    # Signals reach the main thread, not the one that makes the copy. If there is no copy, the
+    # caller's handlers stay.
     with contextlib.nullcontext() if server_runs(run_dir) else ended_by_signals():
         try:
-            yield await _to_its_end(functools.partial(hold, held, run_dir, max_memory_mb))
+            yield await _run_in_thread(functools.partial(hold, held, run_dir, max_memory_mb))
         finally:
-            await _to_its_end(held.close)
+            await _run_in_thread(held.close)
 
 
-async def _to_its_end(work: Callable[[], _T]) -> _T:
-    """Return what a thread returns. A cancellation waits for it, so that its copy is removed."""
+async def _run_in_thread(work: Callable[[], _T]) -> _T:
+    """Run ``work`` in a thread. Cancellation waits for it, so that the copy is always removed."""
     import asyncio
 
-    # A future, no task: the end of an event loop cancels all tasks.
+    # A future, not a task: an ending event loop cancels all tasks.
     future = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         return await asyncio.shield(future)

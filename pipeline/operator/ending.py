@@ -1,9 +1,8 @@
-"""End a run: drain it, or end what a dead supervisor left of it.
+"""Ends a run: drains it, or cleans up what a dead supervisor left behind.
 
-*Consumes* a run's folder. *Produces* the state "stopping" in the registry, which the supervisor
-reads several times a second. *Waits for* the supervisor's end. Without a supervisor, ``end_run``
-ends the processes that it left, the embedded server, published weights, sockets and temporary
-files."""
+With a supervisor, ``end_run`` sets the state "stopping" in the registry, which the supervisor reads
+several times a second, and waits for it to exit. Without one, it ends the leftover processes and the
+embedded server, and removes published weights, sockets and temporary files."""
 
 from __future__ import annotations
 
@@ -30,12 +29,14 @@ _POLL_S = 0.2
 _REPORT_EVERY_S = 5.0
 _NOW_S = 120.0
 _ENDING_S = 60.0
-"""For what follows the drain: the report, and the ledger's server."""
+"""Time for what follows the drain: the report and stopping the ledger's server."""
 
 
 def end_run(run_dir: Path, *, now: bool, timeout_s: float | None, report: Callable[[str], object]) -> bool:
-    """Drain a run and end it; return whether it ran. ``now``, ``timeout_s``: as in ``headrace
-    down``. ``report`` receives a line every few seconds. Raises DeadlineExceeded."""
+    """Drain a run and end it; return whether it was running.
+
+    ``now`` and ``timeout_s`` are those of ``headrace down``. ``report`` receives a line every few
+    seconds. Raises DeadlineExceeded."""
     from pipeline.config.load import read_resolved
     from pipeline.ledger.server.copy import remove_stale_copies
     from pipeline.runtime.log import log_to_stderr
@@ -52,18 +53,18 @@ def end_run(run_dir: Path, *, now: bool, timeout_s: float | None, report: Callab
     else:
         was_running = True
         if now:
-            # Two different signals: two of one kind would be merged into one.
+            # Two different signals, because two of the same kind would be merged into one.
             for number in (signal.SIGTERM, signal.SIGINT):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         else:
             _request(run_dir, pid)
-        request = "to end at once" if now else "to drain and end; Ctrl-C ends the waiting, not the drain"
+        request = "to end at once" if now else "to drain and end; Ctrl-C stops waiting, not the drain"
         report(f"{run_dir} was asked {request}")
         try:
             asyncio.run(_until_down(run_dir, deadline, report))
         except KeyboardInterrupt:
-            report(f"{run_dir} still drains; `headrace down {run_dir}` waits again, --now ends it")
+            report(f"{run_dir} is still draining; `headrace down {run_dir}` waits again, and --now ends it at once")
             raise
         if supervisor_pid(run_dir) is not None:
             raise DeadlineExceeded(
@@ -73,8 +74,8 @@ def end_run(run_dir: Path, *, now: bool, timeout_s: float | None, report: Callab
 
 
 def _request(run_dir: Path, pid: int) -> None:
-    """Ask the supervisor to drain and end: by the registry, or by a signal while that does not
-    answer, as before the ledger's server has started."""
+    """Ask the supervisor to drain and end: through the registry, or by a signal if the ledger does not
+    answer, for instance because its server has not started yet."""
     try:
         asyncio.run(_request_drain(run_dir, pid))
     except LedgerError:
@@ -86,24 +87,24 @@ async def _request_drain(run_dir: Path, pid: int) -> None:
     from pipeline.runtime.registry.contract import RunState, RunStatus
 
     async with attach(run_dir) as at:
-        detail = f"stopped by `headrace down`; go on with `headrace up --resume {at.run_dir}`"
-        # By its process id a supervisor that starts knows that it is meant, and no earlier one.
+        detail = f"stopped by `headrace down`; continue with `headrace up --resume {at.run_dir}`"
+        # The process id addresses this supervisor only, even while it is still starting.
         await at.registry.set_run_status(RunStatus(RunState.STOPPING, detail, pid))
 
 
 async def _until_down(run_dir: Path, deadline: float, report: Callable[[str], object]) -> None:
-    """Wait for the supervisor's end or the deadline, and report what still drains."""
+    """Wait for the supervisor to exit or the deadline, and report what is still draining."""
     from pipeline.supervisor.run_folder import supervisor_pid
 
     next_report = time.monotonic() + _REPORT_EVERY_S
     while supervisor_pid(run_dir) is not None and time.monotonic() < deadline:
         if time.monotonic() >= next_report:
             next_report = time.monotonic() + _REPORT_EVERY_S
-            report(await _what_drains(run_dir))
+            report(await _drain_progress(run_dir))
         await asyncio.sleep(_POLL_S)
 
 
-async def _what_drains(run_dir: Path) -> str:
+async def _drain_progress(run_dir: Path) -> str:
     try:
         async with look_at(run_dir) as at:
             beats = await at.registry.heartbeats()
@@ -121,7 +122,7 @@ def _in_words(beats: Sequence[Heartbeat]) -> str:
 
 
 def _end_leftovers(run_dir: Path, report: Callable[[str], object], *, now: bool, timeout_s: float) -> bool:
-    """End a dead supervisor's workers, server and processes; return whether there was anything."""
+    """End a dead supervisor's workers, server and processes; return whether there were any."""
     from pipeline.ledger.server.embedded import end_server
     from pipeline.supervisor.processes import Processes
     from pipeline.supervisor.run_folder import run_lock, server_lock
@@ -141,8 +142,8 @@ def _end_leftovers(run_dir: Path, report: Callable[[str], object], *, now: bool,
 
 
 def _end_jobs(run_dir: Path, report: Callable[[str], object]) -> bool:
-    """End the jobs of a launcher; return whether there were any. A place that does not answer is
-    named, and the rest of the run ends."""
+    """End a launcher's jobs; return whether there were any. A launcher that does not answer is
+    reported and does not keep the rest of the run from ending."""
     from pipeline.config.load import read_resolved
 
     config = read_resolved(run_dir)
@@ -160,7 +161,7 @@ def _end_jobs(run_dir: Path, report: Callable[[str], object]) -> bool:
 
 @contextlib.contextmanager
 def _reporting(write_line: Callable[[str], object]) -> Iterator[Callable[[str], None]]:
-    """Report what is waited for, every few seconds; the yielded function sets it."""
+    """Every few seconds, report what is awaited; the yielded function sets it."""
     ended, awaited = threading.Event(), "its ledger's server to answer"
 
     def report(words: str) -> None:
@@ -181,7 +182,7 @@ def _reporting(write_line: Callable[[str], object]) -> Iterator[Callable[[str], 
 
 
 async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: bool, timeout_s: float) -> bool:
-    """Drain, then end, the workers that a dead supervisor left; return whether there were any."""
+    """Drain and then end the workers a dead supervisor left; return whether there were any."""
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.embedded import server_runs
     from pipeline.runtime.liveness import HEARTBEAT_WITHIN_S
@@ -203,17 +204,19 @@ async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: boo
             report(f"workers to drain: {_in_words(left)}")
             if time.monotonic() > deadline:
                 names = ", ".join(beat.who.worker for beat in left)
-                raise DeadlineExceeded(f"{names} did not drain within {timeout_s:g} s; `headrace down {run_dir} --now`")
+                raise DeadlineExceeded(
+                    f"{names} did not drain within {timeout_s:g} s; end them with `headrace down {run_dir} --now`"
+                )
             await asyncio.sleep(_POLL_S)
-        # Left are dead and silent workers; with --now, all. Their writes no longer count.
+        # The rest are dead or silent workers (all of them with --now). Fence off their writes.
         for beat in await registry.heartbeats():
             await registry.fence(beat.who.worker)
         report("workers to end")
-        # Left are frozen and starting processes; with --now, busy ones too.
+        # The rest are frozen and starting processes; with --now, busy ones too.
         for found in processes.find():
             await asyncio.to_thread(processes.end, found)
         if now:
-            # a fenced worker ends with its next heartbeat
+            # a fenced worker exits at its next heartbeat
             await asyncio.sleep(2 * HEARTBEAT_WITHIN_S)
     return True
 

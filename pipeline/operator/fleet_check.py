@@ -1,6 +1,6 @@
-"""A self-check of a running fleet: all generators answer the same prompts, and are compared.
+"""Self-check of a running fleet: all generators answer the same prompts and are compared.
 
-The check is a number in the desired fleet. Answers come back in heartbeats."""
+A check is requested by a number in the desired fleet; the answers come back in heartbeats."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from pipeline.supervisor.self_checking import Differing, differing
 if TYPE_CHECKING:
     from pipeline.runtime.registry.contract import Fleet
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class AskedGenerators:
-    """The answers to one self-check, and what follows from them."""
+    """The answers to one self-check, and the conclusion."""
 
     number: int
     found: Differing
     answers: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
-    """Digests by worker and policy version: of the tokens, a hyphen, of the log-probs."""
+    """Digests by worker and policy version: tokens, a hyphen, log-probs."""
     silent: tuple[str, ...] = ()
-    """Generators without an answer under a version that another one has answered."""
+    """Generators that have not answered for a version that another one has answered for."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether all have answered, and alike; a lone one has."""
+        """Whether all answered, and alike; a lone generator only has to answer."""
         return bool(self.answers) and self.found.is_sound and (not self.silent or len(self.answers) == 1)
 
 
 async def check_fleet(at: Attached, timeout_s: float, clock: Clock | None = None) -> AskedGenerators:
-    """Let all generators answer, and compare them; wait for at most ``timeout_s``. Raises
-    ConfigError: the run does not run. Raises LedgerUnavailable."""
+    """Have all generators answer, wait up to ``timeout_s``, and compare the answers.
+
+    Raises ConfigError if the run is not running, and LedgerUnavailable."""
     from protocol.ids import Role
 
     clock = clock or RealClock()
 
     def asked(present: Fleet) -> Fleet:
-        # above those of all earlier supervisors, which begin with their own fleets
+        # higher than the numbers of all earlier supervisors, each of which began its own fleet
         return replace(present, check=max(present.check + 1, int(clock.time())))
 
     fleet = await replace_fleet(at, asked)
@@ -62,8 +63,8 @@ async def check_fleet(at: Attached, timeout_s: float, clock: Clock | None = None
         found = differing(answers, hosts)
         there = {beat.who.worker for beat in beats}
         silent = tuple(sorted(there - set(found.compared)))
-        # a lone generator has none to be compared with
+        # a lone generator has nothing to be compared with
         is_done = bool(answers) and len(there) >= num_wanted and (not silent or len(there) == 1)
         if is_done or clock.monotonic() >= end_s:
             return AskedGenerators(number, found, answers, silent)
-        await clock.sleep(_LOOK_S)
+        await clock.sleep(_POLL_S)

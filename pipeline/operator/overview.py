@@ -1,8 +1,8 @@
-"""One picture of a run, as ``headrace top`` and the web page show it.
+"""One snapshot of a run, as ``headrace top`` and the web page show it.
 
-``OverviewReader`` reads the registry and the ledger by five calls, whatever they hold. It reads the
-new lines of the run's history and of its supervisor's log. Its memory between readings is bounded.
-A ledger that does not answer leaves the last picture, with the reason."""
+``OverviewReader`` makes five calls to the registry and the ledger, whatever they hold, and reads the
+new lines of the run's history and incidents. Its memory between reads is bounded. If the ledger does
+not answer, the last snapshot is returned with the reason."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ from protocol.ids import Role
 from protocol.printable import printable_line
 
 MAX_UPDATES = 256
-"""Newest updates that are kept."""
 MAX_EVALUATIONS = 256
 
 
 class ProgressReader:
-    """The newest rows of a run's history, and the first evaluation of each set."""
+    """Keeps the newest rows of a run's history, and the first evaluation of each set."""
 
     def __init__(self, run_dir: Path) -> None:
         self._tail = HistoryTail(run_dir / HISTORY_NAME)
@@ -51,12 +50,11 @@ class ProgressReader:
         self._evaluations: list[EvaluationRow] = []
 
     def read(self, num_wanted: int) -> RunProgress:
-        """Read the new rows; return the run's progress."""
         rows = self._tail.read()
         for row in rows:
             if isinstance(row, UpdateRow):
                 if self._updates and row.update <= self._updates[-1].update:
-                    # A learner that went back has rewritten the file.
+                    # A learner that resumed from an older checkpoint has rewritten the file.
                     self._updates = [kept for kept in self._updates if kept.update < row.update]
                 self._updates.append(row)
             elif isinstance(row, EvaluationRow):
@@ -83,7 +81,7 @@ if TYPE_CHECKING:
     from pipeline.runtime.registry.contract import Fleet, RunStatus
 
 ANSWER_S = 4.0
-"""Limit of all the ledger's answers together."""
+"""Time limit for all of the ledger's answers together."""
 _NO_PROGRESS = RunProgress(0, 0, (), ())
 
 
@@ -94,37 +92,27 @@ class _Views(Protocol):
 
 
 class OverviewSource(Protocol):
-    """The parts of a connected run that a reader needs; ``Attached`` has it."""
+    """What an ``OverviewReader`` needs of a connected run; ``Attached`` implements it."""
 
     @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-        ...
+    def run_dir(self) -> Path: ...
 
     @property
-    def settings(self) -> LightConfig:
-        """A few settings."""
-        ...
+    def settings(self) -> LightConfig: ...
 
     @property
-    def config(self) -> RunConfig:
-        """All settings."""
-        ...
+    def config(self) -> RunConfig: ...
 
     @property
-    def ledger(self) -> _Views:
-        """The run's ledger."""
-        ...
+    def ledger(self) -> _Views: ...
 
     @property
-    def registry(self) -> Registry:
-        """The run's registry."""
-        ...
+    def registry(self) -> Registry: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RoleOverview:
-    """A role's workers together."""
+    """The workers of a role, summed up."""
 
     role: Role
     num_live: int
@@ -133,19 +121,19 @@ class RoleOverview:
     num_unwell: int
     """Silent or stuck."""
     waiting_for: Mapping[str, int]
-    """Number of workers by what they wait for; ``compute`` is work."""
+    """Number of workers by what they wait for; ``compute`` means working."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionsOverview:
-    """Policy versions, and how far samples were behind."""
+    """Policy versions, and how stale the training samples were."""
 
     published: int
     """The version that admission counts from."""
     sampling: Mapping[int, int]
-    """Number of generators by the version that they sample with; -1: none yet."""
+    """Number of generators by the version they sample with; -1 for none yet."""
     staleness_mean: float | None = None
-    """Of the newest update: versions between the learner and each trained token. None before."""
+    """Versions between the learner and each trained token, in the newest update; None before it."""
     staleness_max: int | None = None
     max_staleness: int | None = None
     """The limit, ``staleness.eta``."""
@@ -153,48 +141,44 @@ class VersionsOverview:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Amounts a second over the last ten; None at the first reading."""
+    """Amounts per second over the last ten seconds; None at the first read."""
 
     sampled_tokens: float | None = None
-    """By the generators' heartbeats."""
     written_tokens: float | None = None
-    """That entered the ledger."""
+    """Tokens that entered the ledger."""
     trained_tokens: float | None = None
-    """By the learner's heartbeats; a step for each update."""
+    """From the learner's heartbeats, so it grows in steps of one update."""
     admitted_groups: float | None = None
     dropped_groups: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunOverview:
-    """A run at one moment."""
-
     run: Path
-    """Its folder."""
     name: str
     at_s: float
     """When it was read, in seconds since 1970."""
     state: RunState
     detail: str
     supervisor_pid: int | None
-    """None without a living supervisor."""
+    """None if no supervisor is alive."""
     is_over: bool
-    """The run has ended: no supervisor, no live worker."""
+    """The run has ended: no supervisor and no live worker."""
     trouble: str = ""
-    """Why the ledger's part is of an earlier moment; empty when it is not."""
+    """Why the ledger's part is out of date; empty if it is not."""
     trouble_s: float = 0.0
     """Seconds since the ledger last answered."""
     is_paused: bool = False
-    """Admission of new work was stopped by a person."""
+    """Whether a person has stopped the admission of new work."""
     pause: str = ""
-    """Since when and why, in words."""
+    """Since when and why it is paused, in words."""
     roles: tuple[RoleOverview, ...] = ()
     workers: tuple[WorkerRow, ...] = ()
     absent: tuple[str, ...] = ()
     """Wanted workers without a heartbeat."""
     queues: tuple[QueueOverview, ...] = ()
     totals: Totals | None = None
-    """Counters of the ledger, credit among them; None before the first answer."""
+    """The ledger's counters, including credit; None before the first answer."""
     versions: VersionsOverview = VersionsOverview(0, {})
     rates: Rates = Rates()
     progress: RunProgress = _NO_PROGRESS
@@ -202,17 +186,17 @@ class RunOverview:
     waits: str = ""
     """The worker that everything waits for, in one sentence."""
     incidents: tuple[IncidentRow, ...] = ()
-    """The newest ones, the oldest of them first."""
+    """The newest incidents, oldest first."""
     clocks: str = ""
-    """Workers whose clocks differ from the ledger's, in one sentence; empty without any."""
+    """Workers whose clocks differ from the ledger's, in one sentence; empty if none."""
     demand: str = ""
-    """How many generators the learner needs, and why; empty where the number is fixed."""
+    """How many generators the learner needs and why; empty if their number is fixed."""
     evicted: tuple[str, ...] = ()
-    """A sentence on each evicted worker and host."""
+    """A sentence for each evicted worker or host."""
 
 
 class OverviewReader:
-    """Reads pictures of one connected run; one reading at a time."""
+    """Reads snapshots of one connected run, one at a time."""
 
     def __init__(self, at: OverviewSource | Attached, *, clock: Clock | None = None) -> None:
         self._at = at
@@ -224,8 +208,8 @@ class OverviewReader:
         self._answered_s = self._clock.monotonic()
 
     async def read(self) -> RunOverview:
-        """Return the run's present picture. Never raises for a ledger without an answer: the last
-        picture comes again, with ``trouble``."""
+        """Return the current snapshot. If the ledger does not answer, this does not raise: it returns
+        the last snapshot with ``trouble`` set."""
         progress, incidents, pid, eta = await asyncio.to_thread(self._files)
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -268,7 +252,7 @@ class OverviewReader:
         fleet = await at.registry.fleet()
         totals = await at.ledger.totals()
         queues = await at.ledger.queues()
-        # Last: a heartbeat's age counts from now.
+        # Last, because a heartbeat's age counts from the read.
         beats = await at.registry.heartbeats()
         return self._picture(status, fleet, totals, queues, beats)
 

@@ -1,11 +1,11 @@
-"""Rates from counters that are read again and again. Pure: the time is an argument.
+"""Rates from counters that are read repeatedly. Does no I/O; the time is an argument.
 
-A counter of a process begins at 0 with each of its incarnations. A counter of the ledger goes back
-when its server has lost its last writes, or the learner went back to an older checkpoint.
+A process's counter restarts at 0 with each incarnation. A ledger counter goes back when its server
+lost its last writes or the learner resumed from an older checkpoint.
 
-Counters that only grow give one side of a queue; the other follows from the depth, since
-``in - out = change of depth``. So it is net of work that leaves without being scored, and of leases
-that are given back.
+Counters give one side of a queue; the other follows from the depth, since
+``in - out = change of depth``. It is therefore net of work that leaves without being scored and of
+leases that are given back.
 
     queue                    in                        out
     credit, evaluation_open, parked, again, dead, bytes   neither is counted
@@ -19,8 +19,7 @@ that are given back.
     finished_claimed         out and the growth        finished trained, at checkpoints
     mailboxes of a role      ``sent`` of the links     ``received`` of the links
 
-Messages sent to a role of more than eight workers are not known: a sender names eight links.
-"""
+The messages sent to a role of more than eight workers are unknown: a sender reports eight links."""
 
 from __future__ import annotations
 
@@ -36,31 +35,29 @@ from protocol.ids import Role
 from protocol.printable import printable_line
 
 WINDOW_S = 10.0
-"""A rate is the mean over the readings of this many last seconds."""
+"""A rate is the mean over this many last seconds."""
 _MAX_READINGS = 64
 _MAX_COUNTERS = 8192
 
 
 class ProcessCount(NamedTuple):
-    """One process's counter."""
-
     epoch: int
-    """The incarnation that counts."""
+    """Incarnation of the process."""
     value: float
 
 
 class ProcessCounters:
-    """The sum of one counter over many processes: it never falls, whichever of them restart."""
+    """Sum of one counter over many processes; it never falls, even if they restart."""
 
     def __init__(self) -> None:
         self.total = 0.0
-        """Counted since the first reading."""
+        """Growth since the first reading."""
         self._seen: dict[str, ProcessCount] = {}
         self._has_begun = False
 
-    def see(self, readings: Mapping[str, ProcessCount]) -> float:
-        """Take the present readings by process; return the total. A process that is new since the
-        last call counts from 0."""
+    def observe(self, readings: Mapping[str, ProcessCount]) -> float:
+        """Add the current readings by process; return the total. A process that is new since the last
+        call counts from 0."""
         for name, reading in readings.items():
             before = self._seen.pop(name, None)
             if before is None:
@@ -68,7 +65,7 @@ class ProcessCounters:
             elif before.epoch != reading.epoch:
                 self.total += reading.value
             else:
-                # An incarnation that forgets a peer takes its part out of a sum.
+                # An incarnation that forgets a peer drops that peer's part from its sum.
                 self.total += max(0.0, reading.value - before.value)
             self._seen[name] = reading
         while len(self._seen) > _MAX_COUNTERS:
@@ -78,14 +75,13 @@ class ProcessCounters:
 
 
 class LedgerCounter:
-    """A counter of the ledger: what it has grown by since the first reading. A fall counts 0."""
+    """Growth of a ledger counter since the first reading, ignoring falls."""
 
     def __init__(self) -> None:
         self.total = 0.0
         self._value: float | None = None
 
-    def see(self, value: float) -> float:
-        """Take the present value; return the total."""
+    def observe(self, value: float) -> float:
         if self._value is not None:
             self.total += max(0.0, value - self._value)
         self._value = value
@@ -99,8 +95,8 @@ class Rate:
         self._window_s = window_s
         self._readings: deque[tuple[float, float]] = deque(maxlen=_MAX_READINGS)
 
-    def see(self, total: float, now_s: float) -> float | None:
-        """Take a total at ``now_s``, monotonic; return its growth a second, None before the second
+    def observe(self, total: float, now_s: float) -> float | None:
+        """Add a total at ``now_s`` (monotonic); return its growth per second, None before the second
         reading."""
         readings = self._readings
         if not readings or now_s > readings[-1][0]:
@@ -113,15 +109,13 @@ class Rate:
 
 @dataclass(slots=True)
 class Meters:
-    """Counters and rates between readings."""
-
     counters: dict[str, ProcessCounters | LedgerCounter] = field(
         default_factory=dict[str, ProcessCounters | LedgerCounter]
     )
     rates: dict[str, Rate] = field(default_factory=dict[str, Rate])
 
     def of_processes(self, name: str, beats: Iterable[Heartbeat], counter: str) -> float:
-        """Return the total of a counter of heartbeats."""
+        """Return the total of a counter in heartbeats."""
         found = {b.who.worker: ProcessCount(b.who.epoch, b.counters[counter]) for b in beats if counter in b.counters}
         return self.sums(name, found)
 
@@ -129,22 +123,20 @@ class Meters:
         """Return the total of readings by process."""
         meter = self.counters.setdefault(name, ProcessCounters())
         assert isinstance(meter, ProcessCounters)
-        return meter.see(readings)
+        return meter.observe(readings)
 
     def of_ledger(self, name: str, value: float) -> float:
-        """Return the growth of a counter of the ledger."""
+        """Return the growth of a ledger counter."""
         meter = self.counters.setdefault(name, LedgerCounter())
         assert isinstance(meter, LedgerCounter)
-        return meter.see(value)
+        return meter.observe(value)
 
     def forget(self, name: str) -> None:
-        """Start a counter and its rate again."""
         self.counters.pop(name, None)
         self.rates.pop(name, None)
 
     def rate(self, name: str, total: float, now_s: float) -> float | None:
-        """Return a total's growth a second."""
-        return self.rates.setdefault(name, Rate()).see(total, now_s)
+        return self.rates.setdefault(name, Rate()).observe(total, now_s)
 
 
 _UNITS: Final = {"open": "trajectories", "parked": "trajectories", "leased": "trajectories", "again": "prompts"} | {
@@ -167,39 +159,38 @@ _SCORED: Final = (
     ("value", Role.VALUE, "scored"),
     ("guidance", Role.REFERENCE, "guided"),
 )
-"""Each scoring queue with the role that empties it, and the counter of what left it."""
+"""Each scoring queue with the role that empties it and the counter of what left it."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
-    """A queue of the ledger, or the mailboxes of a role together."""
+    """A queue of the ledger, or all mailboxes of a role together."""
 
     name: str
     kind: str
     """``ledger`` or ``mailbox``."""
     unit: str
-    """Of depth and rates: chunks, trajectories, credits, prompts, letters, bytes."""
+    """Unit of depth and rates: chunks, trajectories, credits, prompts, letters or bytes."""
     depth: int
-    """In a mailbox: messages on their way and not yet received."""
+    """For mailboxes, the messages in flight."""
     limit: int | None
     oldest_age_s: float | None
-    """Seconds since its first entry came; None where that is not known."""
+    """Seconds since its first entry came; None if unknown."""
     waiting_for: str
     """The role that empties it."""
     in_per_s: float | None
-    """Entries a second over the last ten; None where it is not counted, and at the first reading.
-    """
+    """Entries per second over the last ten seconds; None if not counted, and at the first reading."""
     out_per_s: float | None
     num_refused: int = 0
-    """Messages of a mailbox that could not be read."""
+    """Mailbox messages that could not be read."""
     num_gaps: int = 0
-    """Messages of a mailbox that were lost on the way, and came again by the ledger."""
+    """Mailbox messages that were lost in transit and sent again through the ledger."""
 
 
 def ledger_queues(
     meters: Meters, totals: Totals, queues: Sequence[QueueStat], beats: Sequence[Heartbeat], now_s: float
 ) -> list[QueueOverview]:
-    """Return the ledger's queues with their rates, at ``now_s``, monotonic."""
+    """Return the ledger's queues and their rates at ``now_s`` (monotonic)."""
     depth = {queue.name: queue.depth for queue in queues}
     came: dict[str, float] = {}
     went: dict[str, float] = {}
@@ -228,15 +219,15 @@ def ledger_queues(
             limit=queue.limit,
             oldest_age_s=queue.oldest_age_s,
             waiting_for=queue.waiting_for,
-            in_per_s=_flow(meters, f"in {queue.name}", came.get(queue.name), now_s),
-            out_per_s=_flow(meters, f"out {queue.name}", went.get(queue.name), now_s),
+            in_per_s=_flow_rate(meters, f"in {queue.name}", came.get(queue.name), now_s),
+            out_per_s=_flow_rate(meters, f"out {queue.name}", went.get(queue.name), now_s),
         )
         for queue in queues
     ]
 
 
 def mailboxes(meters: Meters, beats: Sequence[Heartbeat], now_s: float) -> list[QueueOverview]:
-    """Return a row for the mailboxes of each role together."""
+    """Return one row for all mailboxes of each role."""
     role_of = {beat.who.worker: str(beat.who.role) for beat in beats}
     num_of = Counter(role_of.values())
     sent: dict[str, dict[str, ProcessCount]] = {}
@@ -257,7 +248,7 @@ def mailboxes(meters: Meters, beats: Sequence[Heartbeat], now_s: float) -> list[
     for role in sorted(sent.keys() | received.keys()):
         own = [row for row in links if _role_of(row.name.partition(">")[2], role_of) == role]
         came = went = None
-        # Of more receivers a sender names some, and not always the same.
+        # With more receivers, a sender reports some of them, and not always the same ones.
         if role in sent and num_of[role] <= MAX_NAMED_LINKS:
             came = meters.sums(f"sent {role}", sent[role])
         else:
@@ -273,8 +264,8 @@ def mailboxes(meters: Meters, beats: Sequence[Heartbeat], now_s: float) -> list[
                 limit=None,
                 oldest_age_s=None,
                 waiting_for=role,
-                in_per_s=_flow(meters, f"sent {role}", came, now_s),
-                out_per_s=_flow(meters, f"received {role}", went, now_s),
+                in_per_s=_flow_rate(meters, f"sent {role}", came, now_s),
+                out_per_s=_flow_rate(meters, f"received {role}", went, now_s),
                 num_refused=sum(row.num_refused for row in own),
                 num_gaps=sum(row.num_gaps for row in own),
             )
@@ -282,19 +273,18 @@ def mailboxes(meters: Meters, beats: Sequence[Heartbeat], now_s: float) -> list[
     return rows
 
 
-def _flow(meters: Meters, name: str, total: float | None, now_s: float) -> float | None:
+def _flow_rate(meters: Meters, name: str, total: float | None, now_s: float) -> float | None:
     if total is None:
         return None
     rate = meters.rate(name, total, now_s)
-    # More can be given back, or dropped, than moved on.
+    # More may be given back or dropped than moved on.
     return None if rate is None else max(0.0, rate)
 
 
 def of_role(beats: Iterable[Heartbeat], role: Role) -> list[Heartbeat]:
-    """Return the heartbeats of a role."""
     return [beat for beat in beats if beat.who.role is role]
 
 
 def _role_of(receiver: str, role_of: Mapping[str, str]) -> str:
-    """Return a receiver's role: that of its heartbeat, or the beginning of its name."""
+    """Return a receiver's role from its heartbeat, or else from its name."""
     return role_of.get(receiver) or printable_line(receiver.partition("-")[0])

@@ -1,4 +1,4 @@
-"""A connected run's present state, as ``pipeline.observability.why`` explains it."""
+"""The current state of a connected run, for ``pipeline.observability.why`` to explain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 async def snapshot_of(at: Attached) -> Snapshot:
-    """Return an attached run's present state."""
     from pipeline.observability.status import eviction_words, worker_rows
     from pipeline.observability.why.silence import read_exits
     from pipeline.observability.why.types import CriticNeeds, Snapshot
@@ -28,7 +27,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
     waits = await at.admin.waits()
     totals, queues = await at.ledger.totals(), await at.ledger.queues()
     unwritten = await at.ledger.unwritten()
-    # Last: a heartbeat's age counts from now.
+    # Last, because a heartbeat's age counts from the read.
     beats = await at.registry.heartbeats()
     incidents = await asyncio.to_thread(_open_incidents, at.run_dir)
     return Snapshot(

@@ -1,9 +1,8 @@
-"""All runs of a folder, each in a row: state, updates, accuracy, when, how long.
+"""All runs of a folder, one row each: state, updates, accuracy, start time and duration.
 
-Reads a few files of each run, so that hundreds of runs take a moment. A list that is made again reads
-only what is new in each history, and parses few lines of it: the first, evaluations, and the last
-update. No server is needed: the state comes from the supervisor's lock, its pulse and
-``starts.jsonl``."""
+Only a few files of each run are read, so hundreds of runs take a moment. Listing again reads only what
+is new in each history, and of that parses few lines: the first, evaluations, and the last update. No
+server is needed: the state comes from the supervisor's lock, its pulse and ``starts.jsonl``."""
 
 from __future__ import annotations
 
@@ -33,19 +32,19 @@ _PIECE_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class RunCourse:
-    """The part of a history that a row shows."""
+    """What a row shows of a run's history."""
 
     accuracies: Sequence[float]
-    """Of the main set's evaluations."""
+    """From the main set's evaluations."""
     num_updates: int
     first_s: float | None
     last_s: float | None
-    """Time of the first and the last row."""
+    """Times of the first and the last row."""
     num_skipped: int
 
 
 class CourseReader:
-    """Reads one history. A history that was replaced or cut short is read from its start."""
+    """Reads one history incrementally; starts over if the file was replaced or cut short."""
 
     def __init__(self, path: Path) -> None:
         self._file = GrowingFile(path)
@@ -53,10 +52,10 @@ class CourseReader:
         self._forget()
 
     def read(self) -> RunCourse:
-        """Read what is new; return the course until now. Raises OSError."""
+        """Read what is new and return the totals so far. Raises OSError."""
         while lines := self._file.read(_PIECE_BYTES):
             self._restart()
-            self._take(lines)
+            self._add_lines(lines)
         self._restart()
         last = self._last_update
         times = [*self._times, *(float(row["at_s"]) for row in (self._first, last) if row is not None)]
@@ -74,24 +73,24 @@ class CourseReader:
         self._last_update: dict[str, Any] | None = None
         self._accuracies: list[float] = []
         self._times: list[float] = []
-        """The earliest and the latest of the evaluations."""
+        """Times of the earliest and the latest evaluation."""
         self._num_damaged = 0
-        """Of evaluations."""
+        """Damaged evaluations."""
         self._num_damaged_after = 0
-        """Of updates after the last good one."""
+        """Damaged updates after the last good one."""
 
     def _restart(self) -> None:
-        """Forget a file that another took the place of."""
+        """Start over if the file was replaced."""
         if self._file.num_replaced != self._num_replaced:
             self._num_replaced = self._file.num_replaced
             self._forget()
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _add_lines(self, lines: list[bytes]) -> None:
         if not self._has_begun:
             self._has_begun, self._first = True, _row(lines[0])
         for line in lines:
             if line.startswith(_EVALUATION):
-                self._evaluated(_row(line))
+                self._add_evaluation(_row(line))
         num_damaged = 0
         for line in reversed(lines):
             if not line.startswith(_UPDATE):
@@ -102,7 +101,7 @@ class CourseReader:
             num_damaged += 1
         self._num_damaged_after += num_damaged
 
-    def _evaluated(self, row: dict[str, Any] | None) -> None:
+    def _add_evaluation(self, row: dict[str, Any] | None) -> None:
         if row is None:
             self._num_damaged += 1
             return
@@ -113,7 +112,7 @@ class CourseReader:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """Return a line's row; None for a damaged one."""
+    """Parse a line; None if it is damaged."""
     try:
         row = json.loads(line)
         _ = float(row["at_s"]), float(row.get("accuracy", 0.0))
@@ -128,84 +127,85 @@ _T = TypeVar("_T")
 
 
 class ListedState(StrEnum):
-    """A run's state, as far as its folder shows it."""
+    """A run's state as far as its folder shows it."""
 
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
     FINISHED = "finished"
     STOPPED = "stopped"
-    """drained by a person; ``headrace up --resume`` goes on"""
+    """drained by an operator; ``headrace up --resume`` continues it"""
     FAILED = "failed"
     ENDED = "ended"
-    """ended, of a version that did not record how"""
+    """ended, by a version that did not record how"""
     DIED = "died"
-    """without a supervisor, and no end is recorded: it was killed, or its host went down"""
+    """no supervisor and no recorded end: it was killed, or its host went down"""
     NEW = "new"
-    """a configuration, and nothing that ran"""
+    """configured but never run"""
     UNREADABLE = "unreadable"
-    """its configuration cannot be read; ``detail`` has the reason"""
+    """its configuration cannot be read; ``detail`` says why"""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """One run of a folder. None: not known, or none yet."""
+    """One run of a folder. None means unknown or none yet."""
 
     run: Path
     state: ListedState
     detail: str = ""
     algorithm: str = ""
     model: str = ""
-    """The model's folder, or its name on the Hub."""
+    """The model's folder or its name on the Hub."""
     seed: int | None = None
     num_updates: int = 0
     num_wanted: int | None = None
     accuracy_first: float | None = None
-    """Held-out accuracy of the main set's first, last and best evaluation."""
+    """Held-out accuracy in the main set's first, last and best evaluation."""
     accuracy_last: float | None = None
     accuracy_best: float | None = None
     started_s: float | None = None
-    """Seconds since 1970, of the first start."""
+    """First start, in seconds since 1970."""
     ended_s: float | None = None
     """None while it runs."""
     took_s: float | None = None
-    """Sum of its starts' times, without the time between them."""
+    """Total time of all starts, without the pauses between them."""
     num_starts: int = 0
     num_skipped: int = 0
-    """Damaged lines of its history and of ``starts.jsonl``."""
+    """Damaged lines in the history and in ``starts.jsonl``."""
 
 
 class KeptFiles:
-    """Contents of files, for a list that is made again and again. One call at a time."""
+    """Caches file contents between listings. Not safe for concurrent calls."""
 
     def __init__(self) -> None:
         self._kept: dict[Path, tuple[tuple[int, int, int], Any]] = {}
         self._courses: dict[Path, CourseReader] = {}
 
     def of(self, path: Path, read: Callable[[Path], _T]) -> _T:
-        """Return what ``read`` returns for a file, which is read again when its inode, size or time
-        of change differs. Raises what ``read`` raises."""
+        """Return ``read(path)``, cached until the file's inode, size or modification time changes.
+        Raises what ``read`` raises."""
         stamp = _stamp(path)
         kept = self._kept.get(path)
         if kept is None or kept[0] != stamp:
-            # The stamp is of before: a row that is written meanwhile is read the next time.
+            # The stamp is taken first, so a row written meanwhile is read the next time.
             kept = self._kept[path] = stamp, read(path)
         return kept[1]
 
     def course(self, path: Path) -> RunCourse:
-        """Return a history's course. Only what is new is read. Raises OSError."""
+        """Return what a history shows, reading only what is new. Raises OSError."""
         return self._courses.setdefault(path, CourseReader(path)).read()
 
     def keep_only(self, run_dirs: list[Path]) -> None:
-        """Forget the files of all other runs."""
+        """Forget all other runs' files."""
         present = set(run_dirs)
         self._kept = {path: kept for path, kept in self._kept.items() if path.parent in present}
         self._courses = {path: reader for path, reader in self._courses.items() if path.parent in present}
 
 
 def list_runs(folder: Path, now_s: float | None = None, kept: KeptFiles | None = None) -> list[ListedRun]:
-    """Return the runs of a folder, the newest first; a run's own folder is one run. Raises
-    ConfigError for a folder without any, with what is there instead. ``kept``: of earlier calls."""
+    """Return the runs of a folder, newest first; a run's own folder counts as one run.
+
+    ``kept`` caches files between calls. Raises ConfigError if there is no run, naming what is there."""
     found = run_folders(folder)
     if not found:
         raise ConfigError(no_runs_words(folder))
@@ -217,33 +217,33 @@ def list_runs(folder: Path, now_s: float | None = None, kept: KeptFiles | None =
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the folders of runs in a folder, by name; the folder itself when it is a run's."""
+    """Return the run folders in a folder, by name, or the folder itself if it is a run's."""
     if (folder / RESOLVED_NAME).is_file():
         return [folder]
     return sorted(path.parent for path in folder.glob(f"*/{RESOLVED_NAME}"))
 
 
 def no_runs_words(folder: Path) -> str:
-    """Return a sentence on a folder without runs, with what exists instead."""
+    """Return a sentence about a folder without runs, naming where there are some."""
     if not folder.is_dir():
         parent = next((path for path in folder.absolute().parents if path.is_dir()), Path("/"))
         near = run_folders(parent)
-        instead = f"; {parent} has the runs {_some(near)}" if near else ""
-        return f"{folder} is not there{instead}; expected a folder of runs, as `headrace up` makes under ./runs"
+        instead = f"; {parent} has the runs {_names_of_newest(near)}" if near else ""
+        return f"{folder} does not exist{instead}; expected a folder of runs, as `headrace up` makes under ./runs"
     deeper = sorted({path.parent.parent for path in folder.glob(f"*/*/{RESOLVED_NAME}")})
     instead = f"; there are runs in {', '.join(map(str, deeper[:_MOST_NAMED]))}" if deeper else ""
     return f"{folder} holds no run{instead}; `headrace up` makes one under ./runs"
 
 
 def unknown_run_words(given: Path) -> str:
-    """Return a sentence saying that a path is not a run, with the runs that exist next to it."""
+    """Return a sentence saying that a path is not a run, naming runs next to it."""
     for place in (given.parent, Path("runs")):
         if near := run_folders(place):
-            return f"{given} is not a run; {place} has the runs {_some(near)}"
+            return f"{given} is not a run; {place} has the runs {_names_of_newest(near)}"
     return f"{given} is not a run: it has no {RESOLVED_NAME}; give a folder that `headrace up` made"
 
 
-def _some(runs: list[Path]) -> str:
+def _names_of_newest(runs: list[Path]) -> str:
     newest = sorted(runs, key=lambda path: (path / RESOLVED_NAME).stat().st_mtime, reverse=True)
     more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
     return ", ".join(path.name for path in newest[:_MOST_NAMED]) + more
@@ -302,13 +302,13 @@ def _state(run_dir: Path, starts: list[RunStart], history: RunCourse) -> tuple[L
     if newest is None:
         return (ListedState.NEW if history.last_s is None else ListedState.ENDED), ""
     if newest.end is None:
-        return ListedState.DIED, f"no supervisor, and no end is recorded; `headrace up --resume {run_dir}` goes on"
+        return ListedState.DIED, f"no supervisor and no recorded end; `headrace up --resume {run_dir}` continues it"
     states = {"finished": ListedState.FINISHED, "failed": ListedState.FAILED, "stopping": ListedState.STOPPED}
     return states.get(newest.end.state, ListedState.ENDED), newest.end.detail
 
 
 def _last_sign_s(run_dir: Path, starts: list[RunStart], history: RunCourse) -> float:
-    """Return the time of the end, or else of the last sign of life."""
+    """Return when the run ended, or else its last sign of life."""
     if starts and starts[-1].end is not None:
         return starts[-1].end.at_s
     signs = [history.last_s or 0.0, *(each.start.at_s for each in starts[-1:])]
@@ -318,7 +318,7 @@ def _last_sign_s(run_dir: Path, starts: list[RunStart], history: RunCourse) -> f
 
 
 def _took_s(starts: list[RunStart], first_s: float, until_s: float) -> float:
-    """Return the time of all starts; of one that died before another began, that is not known."""
+    """Return the total time of all starts, except those whose end was not recorded."""
     if not starts:
         return max(0.0, until_s - first_s)
     whole = sum(max(0.0, each.end.at_s - each.start.at_s) for each in starts if each.end is not None)

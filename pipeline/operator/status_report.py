@@ -1,4 +1,4 @@
-"""A run at one moment: state, workers, progress and waits."""
+"""What ``headrace status`` shows: a run's state, workers, progress and waits."""
 
 from __future__ import annotations
 
@@ -20,41 +20,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """A run at one moment, as ``headrace status --json`` prints it."""
+    """A run at one moment, as printed by ``headrace status --json``."""
 
     run: Path
-    """The run's folder."""
     state: RunState
     detail: str
     supervisor_pid: int | None
-    """None without a living supervisor."""
+    """None if no supervisor is alive."""
     roles: Sequence[RoleRow]
-    """Present and wanted number of workers of each role."""
+    """Present and wanted number of workers by role."""
     workers: Sequence[WorkerRow]
     totals: Totals
-    """Groups and tokens that were admitted, trained and dropped."""
+    """Groups and tokens admitted, trained and dropped."""
     waits: str
     """The worker that everything waits for, in one sentence."""
     clocks: str
-    """Workers whose clocks differ from the ledger's, in one sentence; empty without any."""
+    """Workers whose clocks differ from the ledger's, in one sentence; empty if none."""
     demand: str = ""
-    """How many generators the learner needs, and why; empty where the number is fixed."""
+    """How many generators the learner needs and why; empty if their number is fixed."""
     evicted: Sequence[str] = ()
-    """A sentence on each evicted worker and host."""
+    """A sentence for each evicted worker or host."""
     effective_time: EffectiveTime | None = None
-    """Shares of the time up that became updates; None before a few."""
+    """How the time since the start was used; None until a few updates are done."""
     copies: MirrorRecord | None = None
-    """The copies at the run's mirror; None without any."""
+    """The copies in the run's mirror; None if it has none."""
     settings_change: str = ""
-    """The newest change of the run's settings, with its effect; empty without any."""
+    """The newest change of the run's settings and its effect; empty if none."""
     standbys: Sequence[str] = ()
-    """A sentence on each standby of this host, with its idle memory."""
+    """A sentence for each standby on this host, with the memory it uses while idle."""
     unreadable: Sequence[str] = ()
-    """A sentence on each entry of the registry that cannot be read."""
+    """A sentence for each unreadable entry of the registry."""
 
 
 async def read_status(at: Attached) -> StatusReport:
-    """Read workers, progress and waits of a connected run."""
     from pipeline.observability.status import clock_words, eviction_words, role_rows, worker_rows
     from pipeline.observability.wait_graph import bottleneck
     from pipeline.supervisor.run_folder import supervisor_pid
@@ -95,7 +93,7 @@ def _demand(fleet: Fleet | None) -> str:
 
     if fleet is not None and fleet.is_by_hand:
         count = fleet.counts.get(Role.GENERATOR, 0)
-        return f"generators by hand: {count} wanted, whatever the demand; `headrace scale generator=auto` ends that"
+        return f"generators by hand: {count} wanted, whatever the demand; `headrace scale generator=auto` follows demand again"
     return "" if fleet is None else fleet.demand
 
 

@@ -1,8 +1,8 @@
-"""Changes of a running run, for the command line, the terminal view and the web page alike.
+"""Changes to a running run, shared by the command line, the terminal view and the web page.
 
-Each is an entry in the run's registry, which the supervisor reads several times a second, or in its
-ledger, which workers ask for work. Evictions are entries in the desired fleet, which every supervisor
-of the run reads; ``pipeline.supervisor.fleet_edits`` has their rules."""
+A change is an entry in the run's registry, which the supervisor reads several times a second, or in
+its ledger, which workers ask for work. Evictions are entries in the desired fleet, so that every
+supervisor of the run sees them; ``pipeline.supervisor.fleet_edits`` has their rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.ledger.types import Pause
-    from pipeline.runtime.registry.contract import Drain, Fleet, Heartbeat
+    from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, Heartbeat
     from protocol.ids import Role
 
 _MAX_TRIES = 10
@@ -29,44 +29,47 @@ MAX_REASON_CHARS = 300
 
 
 async def pause(at: Attached, reason: str = "") -> Pause:
-    """Stop the admission of new groups, until ``resume``; return the pause, the earlier one if
-    there was one. ``reason``: in the operator's words. Work in flight is finished, and evaluation
-    goes on. Raises ConfigError: the reason is too long, or all groups are admitted already."""
+    """Stop admitting new groups until ``resume``; return the pause (the earlier one, if any).
+
+    Work in flight is finished and evaluation continues. ``reason`` is the operator's. Raises
+    ConfigError: the reason is too long, or all groups are already admitted."""
     if len(reason) > MAX_REASON_CHARS:
         raise ConfigError(f"the reason has {len(reason)} characters; expected at most {MAX_REASON_CHARS}: shorten it")
     if (await at.ledger.totals()).is_closed:
-        raise ConfigError(f"{at.run_dir} admits no group any more: it has all its updates; `headrace down` ends a run")
+        raise ConfigError(
+            f"{at.run_dir} admits no more groups because all its updates are done; `headrace down` ends the run"
+        )
     return await at.admin.pause(by=operator(), reason=" ".join(reason.split()))
 
 
 async def resume(at: Attached) -> Pause | None:
-    """Admit new groups again; return the pause that ended, None without one."""
+    """Admit new groups again; return the pause that ended, or None."""
     return await at.admin.resume()
 
 
 def operator() -> str:
-    """Return this process's user and host."""
+    """Return this process's user and host as ``user@host``."""
     try:
         user = getpass.getuser()
-    # a container's user without a name
+    # a container's user may have no name
     except (KeyError, OSError):
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
 
 
 async def change_fleet(at: Attached, wanted: Mapping[Role, int | None]) -> Fleet:
-    """Set how many workers of some roles a running run has; return the whole fleet that is wanted.
-    None for generators: as many as the learner needs. Raises ConfigError: the run does not run,
-    lacks such a role, or the fleet is too large."""
-    return await replace_fleet(at, lambda present: _changed(at, present, wanted))
+    """Set the number of workers of some roles; return the whole desired fleet.
+
+    None, for generators, means as many as the learner needs. Raises ConfigError: the run is not
+    running, has no such role, or the fleet would be too large."""
+    return await replace_fleet(at, lambda present: _resized(at, present, wanted))
 
 
 async def drain(at: Attached, worker: str, replace: bool = False) -> Fleet:
-    """Have one worker finish or give back what it holds, take no new work, and leave; return the
-    fleet that is wanted from now on.
+    """Have a worker finish or give back its work and leave; return the desired fleet.
 
-    Its role has one worker fewer; with ``replace`` a fresh one is started in its place. A repeat
-    changes nothing. Raises ConfigError: the run does not run, has no such worker, or needs it."""
+    Its role has one worker fewer, or with ``replace`` gets a new one in its place. Repeating this
+    changes nothing. Raises ConfigError: the run is not running, has no such worker, or needs it."""
     from pipeline.runtime.registry.contract import Drain
     from pipeline.supervisor.fleet_edits import drained
 
@@ -85,7 +88,7 @@ async def drain(at: Attached, worker: str, replace: bool = False) -> Fleet:
 
 
 def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Drain) -> Role:
-    """Return the role of a worker that may be drained. Raises ConfigError."""
+    """Return the worker's role if it may be drained. Raises ConfigError."""
     from pipeline.supervisor.fleet_plan import wanted_names
     from protocol.ids import ELASTIC_ROLES, Role
 
@@ -113,13 +116,13 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
     if role is Role.GENERATOR and one.worker in own and follows_demand and present.counts[role] <= least:
         raise ConfigError(
             f"{one.worker} is one of fleet.min_generators={least}: another would be started at once; `--replace` does just "
-            f"that, `headrace scale generator={max(1, least - 1)}` ends the following of demand"
+            f"that, `headrace scale generator={max(1, least - 1)}` stops following demand"
         )
     return role
 
 
 def role_of(at: Attached, present: Fleet, beats: Sequence[Heartbeat], worker: str) -> Role:
-    """Return the role of a worker that is wanted or there. Raises ConfigError."""
+    """Return the role of a worker that is wanted or present. Raises ConfigError."""
     from pipeline.supervisor.fleet_plan import wanted_names
 
     roles = {beat.who.worker: beat.who.role for beat in beats} | wanted_names(present.counts, present.left_out)
@@ -134,7 +137,7 @@ def role_of(at: Attached, present: Fleet, beats: Sequence[Heartbeat], worker: st
 
 def staying_guests(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat]:
     """Return the heartbeats of joined hosts' workers that are neither silent nor leaving. The run's
-    own are not among them: ``Fleet.counts`` has those that stay."""
+    own workers are not included; ``Fleet.counts`` has those that stay."""
     from pipeline.runtime.liveness import is_silent
     from pipeline.runtime.registry.contract import WaitingFor
     from pipeline.supervisor.takeover import is_own
@@ -152,8 +155,8 @@ def staying_guests(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat
 
 
 async def replace_fleet(at: Attached, change: Callable[[Fleet], Fleet], *, needs_supervisor: bool = True) -> Fleet:
-    """Change the desired fleet of a running run; return it. ``needs_supervisor``: whether a change
-    without one is refused. Raises ConfigError."""
+    """Apply ``change`` to the desired fleet; return the result. Raises ConfigError: others keep
+    changing it or, with ``needs_supervisor``, the run is not running."""
     if needs_supervisor:
         await check_running(at)
     for _ in range(_MAX_TRIES):
@@ -167,7 +170,7 @@ async def replace_fleet(at: Attached, change: Callable[[Fleet], Fleet], *, needs
 
 
 async def check_running(at: Attached) -> None:
-    """Raise ConfigError unless the run runs, and has a supervisor."""
+    """Raise ConfigError unless the run is running under a supervisor."""
     from pipeline.runtime.registry.contract import RunState
     from pipeline.supervisor.run_folder import supervisor_pid
 
@@ -178,13 +181,13 @@ async def check_running(at: Attached) -> None:
     if pid is None:
         resume = f"`headrace up --resume {at.run_dir}` starts one"
         raise ConfigError(f"{at.run_dir} has no supervisor to change its fleet; {resume}")
-    # The state is an earlier supervisor's until this one has set the fleet.
+    # The state may still be an earlier supervisor's, until this one has set the fleet.
     if pid and status.supervisor not in (0, pid):
-        raise ConfigError(f"the supervisor of {at.run_dir} (process {pid}) still starts; try again in a moment")
+        raise ConfigError(f"the supervisor of {at.run_dir} (process {pid}) is still starting; try again in a moment")
 
 
-def _changed(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) -> Fleet:
-    """Return the fleet with other numbers of some roles. Raises ConfigError."""
+def _resized(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) -> Fleet:
+    """Return a copy of the fleet with these worker counts. Raises ConfigError."""
     from pipeline.runtime.machine import this_machine
     from pipeline.supervisor.fleet_edits import resized
     from pipeline.supervisor.fleet_size import check_fleet_size
@@ -211,15 +214,11 @@ def _changed(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) ->
     return fleet
 
 
-if TYPE_CHECKING:
-    from pipeline.runtime.registry.contract import Eviction, Fleet, Heartbeat
-    from protocol.ids import Role
-
-
 async def evict(at: Attached, *, worker: str = "", host: str = "", reason: str = "") -> Fleet:
-    """Take a worker, or all workers of a joined host, out of the run at once; return the fleet that
-    is wanted. Their epochs are fenced, and others go on with what they held. A repeat changes
-    nothing. Raises ConfigError: the run does not run, has no such worker or host, or needs it."""
+    """Remove a worker, or all workers of a joined host, at once; return the desired fleet.
+
+    Their epochs are fenced off, and other workers take over what they held. Repeating this changes
+    nothing. Raises ConfigError: the run is not running, has no such worker or host, or needs it."""
     from pipeline.runtime.registry.contract import Eviction
     from pipeline.supervisor.fleet_edits import MAX_REASON_CHARS, evicted
 
@@ -243,8 +242,8 @@ async def evict(at: Attached, *, worker: str = "", host: str = "", reason: str =
 
 
 async def readmit(at: Attached, *, worker: str = "", host: str = "") -> Fleet:
-    """Let an evicted worker or joined host work again; return the fleet that is wanted. Raises
-    ConfigError: it is not evicted."""
+    """Let an evicted worker or joined host work again; return the desired fleet. Raises ConfigError
+    if it is not evicted."""
     from pipeline.supervisor.fleet_edits import readmitted
     from protocol.ids import Role
 
@@ -264,7 +263,7 @@ def _evicted(evictions: Sequence[Eviction]) -> str:
 
 
 def _check_others(present: Fleet, beats: Sequence[Heartbeat], worker: str, role: Role) -> None:
-    """Raise ConfigError where a role would have no worker left, or none that works."""
+    """Raise ConfigError if the role would have no worker left, or none that works."""
     from pipeline.supervisor.fleet_plan import wanted_names
     from protocol.ids import ELASTIC_ROLES
 
@@ -291,8 +290,7 @@ def _check_others(present: Fleet, beats: Sequence[Heartbeat], worker: str, role:
 
 
 def _check_host(present: Fleet, beats: Sequence[Heartbeat], host: str) -> None:
-    """Raise ConfigError for an unknown host, the run's own, or one with the last working worker of
-    a role."""
+    """Raise ConfigError if the host is unknown, the run's own, or has a role's last working worker."""
     from pipeline.supervisor.takeover import is_own
 
     there = [beat for beat in beats if beat.host == host]
@@ -311,13 +309,13 @@ def _check_host(present: Fleet, beats: Sequence[Heartbeat], host: str) -> None:
     for role in {beat.who.role for beat in working if beat.host == host}:
         if not any(beat.who.role is role and beat.host != host for beat in working):
             raise ConfigError(
-                f"{printable_line(host)} has the run's last {role} that does its work: without it the role is empty, and the "
-                f"host is not evicted; `headrace scale {role}=1` or another `headrace fleet join` first"
+                f"{printable_line(host)} has the run's last {role} that works, so it cannot be evicted; first run "
+                f"`headrace scale {role}=1`, or join another host with `headrace fleet join`"
             )
 
 
 def _at_work(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat]:
-    """Return the heartbeats of workers that stay, and have begun their work."""
+    """Return the heartbeats of workers that stay and have begun their work."""
     from pipeline.runtime.liveness import is_silent
     from pipeline.runtime.registry.contract import WaitingFor
     from pipeline.supervisor.fleet_plan import wanted_names

@@ -1,12 +1,12 @@
-"""Changes of a running run's settings and code by an operator (``pipeline.config.changing`` has the rules).
+"""An operator's changes to a running run's settings and code (``pipeline.config.changing`` has the rules).
 
-A change is a numbered entry of the run's registry. Workers apply it where it may have its effect,
-and report it in their heartbeats.
+A change is a numbered entry in the run's registry. Workers apply it where it takes effect, and
+acknowledge it in their heartbeats.
 
-Another version of the code is copied and checked, and then is a change of settings. A folder with
-Headrace's own packages is code of the workers; any other has reward functions. The check imports it in
-a separate process, reward functions with the sandbox's limits. A version that fails there never
-reaches the run."""
+A new version of code is copied and checked, and from then on is a change of settings like any other. A
+folder with Headrace's own packages is code of the workers; any other holds reward functions. The check
+imports the code in a separate process (reward functions under the sandbox's limits), so a version that
+cannot be imported never reaches the run."""
 
 from __future__ import annotations
 
@@ -24,15 +24,19 @@ from protocol.ids import Role
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
+    from pipeline.runtime.clock import Clock
+    from pipeline.runtime.registry.contract import Heartbeat
+    from pipeline.runtime.registry.settings_change import SettingsChange
 
 _CHECK_S = 120.0
-"""For imports of all workers on a busy machine."""
+"""Enough to import all workers on a busy machine."""
 
 
 async def prepare_code(at: Attached, config: RunConfig, source: Path) -> tuple[str, str]:
-    """Copy and check another version of code; return its setting and the version. ``config``: what
-    holds now. Raises ConfigError: the code cannot be copied or imported, or has nothing of the
-    run's. It raises that, too, where shared code differs, or workers are out of reach."""
+    """Copy and check a new version of code; return the setting that selects it, and the version.
+
+    ``config`` is the one in force. Raises ConfigError: the code cannot be copied or imported, contains
+    nothing that the run uses, differs in shared code, or concerns workers that it would not reach."""
     from pipeline.config.operations import REWARDS, WORKERS
 
     if packages := _own_packages(source):
@@ -41,9 +45,10 @@ async def prepare_code(at: Attached, config: RunConfig, source: Path) -> tuple[s
 
 
 async def prepare_rewards(at: Attached, config: RunConfig, source: Path) -> str:
-    """Copy and check another version of the run's reward functions; return it. ``config``: what
-    holds now. Raises ConfigError: the code cannot be copied or imported, has none of the run's
-    functions, or would not reach all of its reward workers."""
+    """Copy and check a new version of the reward functions; return the version.
+
+    ``config`` is the one in force. Raises ConfigError: the code cannot be copied or imported, contains
+    none of the run's functions, or would not reach all of its reward workers."""
     import asyncio
 
     from pipeline.config.operations import REWARDS
@@ -58,7 +63,7 @@ async def prepare_rewards(at: Attached, config: RunConfig, source: Path) -> str:
 
 
 async def check_rewards(config: RunConfig, folder: Path, source: Path) -> None:
-    """Import the run's reward functions with a version's folder first. Raises ConfigError."""
+    """Import the run's reward functions from ``folder``. Raises ConfigError."""
     from pipeline.config.import_path import is_import_path
     from pipeline.files.code_copies import module_names
     from pipeline.rewards.pool import VerifierPool
@@ -77,7 +82,7 @@ async def check_rewards(config: RunConfig, folder: Path, source: Path) -> None:
 
 
 async def _prepare_workers(at: Attached, config: RunConfig, source: Path, packages: list[str]) -> str:
-    """Copy and check another version of Headrace's packages; return it."""
+    """Copy and check a new version of Headrace's packages; return the version."""
     import asyncio
 
     from pipeline.config.operations import WORKERS
@@ -96,7 +101,7 @@ async def _prepare_workers(at: Attached, config: RunConfig, source: Path, packag
     shared = starts[-1].start.shared_code if starts else {}
     if not shared:
         raise ConfigError(
-            f"{at.run_dir} was started by a Headrace that records no shared code, to compare with: {remedy}"
+            f"{at.run_dir} was started by a Headrace that did not record its shared code, so nothing can be compared: {remedy}"
         )
     version = await asyncio.to_thread(keep_code, source, at.run_dir, PACKAGES)
     if version == config.code.workers:
@@ -104,7 +109,7 @@ async def _prepare_workers(at: Attached, config: RunConfig, source: Path, packag
     folder = checked_code(at.run_dir, version)
     if (place := differing(shared, await asyncio.to_thread(shared_digests, folder))) is not None:
         raise ConfigError(
-            f"{source} has other code in {place} than the run was started with. All processes share that code, and the "
+            f"{source} differs in {place} from the code the run was started with. All processes share that code, and the "
             f"supervisor keeps its own: {remedy}"
         )
     await asyncio.to_thread(_check_workers, at.run_dir, folder, source)
@@ -112,14 +117,13 @@ async def _prepare_workers(at: Attached, config: RunConfig, source: Path, packag
 
 
 def _own_packages(source: Path) -> list[str]:
-    """Return which of Headrace's packages a folder has."""
     from protocol.headrace import PACKAGES
 
     return [name for name in PACKAGES if (source / name / "__init__.py").is_file()]
 
 
 def _check_workers(run_dir: Path, folder: Path, source: Path) -> None:
-    """Import a version's workers in a separate process, with the run's settings. Raises
+    """Import the version's workers in a separate process with the run's settings. Raises
     ConfigError."""
     import subprocess
 
@@ -135,7 +139,7 @@ def _check_workers(run_dir: Path, folder: Path, source: Path) -> None:
             timeout=_CHECK_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{source}: its workers are not imported within {_CHECK_S:g} s; nothing is changed") from None
+        raise ConfigError(f"{source}: importing its workers took over {_CHECK_S:g} s; nothing is changed") from None
     except OSError as error:
         raise ConfigError(f"{source}: its workers cannot be imported: {error}; nothing is changed") from error
     if done.returncode != 0:
@@ -144,13 +148,12 @@ def _check_workers(run_dir: Path, folder: Path, source: Path) -> None:
 
 
 async def check_reach(at: Attached, config: RunConfig, key: str) -> None:
-    """Raise ConfigError where workers that a version of this setting concerns are out of the run's
-    host."""
+    """Raise ConfigError if the setting concerns workers on other hosts, which the code cannot reach."""
     from pipeline.config.changing import coded_roles
     from pipeline.config.operations import REWARDS
     from pipeline.supervisor.takeover import is_own
 
-    reason = "rewards of one group must be comparable" if key == REWARDS else "its workers must go by the same code"
+    reason = "rewards of one group must be comparable" if key == REWARDS else "its workers must run the same code"
     for role in sorted(coded_roles(key)):
         guests = [beat for beat in await at.registry.heartbeats(role) if not is_own(beat.who.worker)]
         if guests or role in config.launch.launched:
@@ -165,54 +168,46 @@ async def check_reach(at: Attached, config: RunConfig, key: str) -> None:
             )
 
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pipeline.config.schema import RunConfig
-    from pipeline.runtime.clock import Clock
-    from pipeline.runtime.registry.contract import Heartbeat
-    from pipeline.runtime.registry.settings_change import SettingsChange
-
-_LOOK_S = 0.02
-_LOOK_SHARE = 0.02
-"""Of the time waited so far: a worker that takes minutes is looked at seldom."""
-_LONGEST_LOOK_S = 0.5
+_POLL_S = 0.02
+_POLL_SHARE = 0.02
+"""Polling interval relative to the time waited so far, so that slow workers are polled less often."""
+_LONGEST_POLL_S = 0.5
 _MAX_CHANGES = 1000
-"""Of one run. Each is a few hundred bytes in the registry."""
+"""Maximum number of changes of one run. Each takes a few hundred bytes in the registry."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenChange:
-    """A worker's answer to a change, or the lack of one."""
+    """Whether a worker has acknowledged a change."""
 
     worker: str
     is_taken: bool
     first_update: int = 0
-    """The learner's first update with it; 0 of other workers."""
+    """The learner's first update under the change; 0 for other workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeOutcome:
-    """The answers to a change, as far as they were waited for."""
+    """Who has acknowledged a change when waiting ended."""
 
     taken: list[TakenChange]
-    """Of the supervisor, and of every worker that the change concerns."""
+    """One entry for the supervisor and each worker concerned."""
     undone_by: SettingsChange | None = None
-    """The rollback of a version of code; None while it is in force."""
+    """The change that rolled this version of code back; None if it is in force."""
 
     @property
     def is_taken(self) -> bool:
-        """Whether all go by it."""
+        """Whether everyone has acknowledged it."""
         return self.undone_by is None and all(one.is_taken for one in self.taken)
 
 
 async def update(at: Attached, overrides: Sequence[str], reason: str = "") -> SettingsChange:
-    """Change settings (``section.key=value``) of a running run; return the change. Raises
-    ConfigError: the run does not run, a setting may not change, or a value does not fit."""
+    """Change settings (``section.key=value``) of a running run; return the change. Raises ConfigError:
+    the run is not running, a setting may not change, or a value is invalid."""
     from pipeline.config.changing import checked, value_of
     from pipeline.runtime.registry.settings_change import after
 
-    words = _in_a_line(reason)
+    words = _one_line(reason)
     await check_running(at)
     last = await at.registry.last_settings_change()
     present = present_config(at, last)
@@ -222,15 +217,15 @@ async def update(at: Attached, overrides: Sequence[str], reason: str = "") -> Se
 
 
 async def update_code(at: Attached, source: Path, reason: str = "", *, is_lazy: bool = False) -> SettingsChange:
-    """Bring other reward functions, or other code of the workers, into a running run; return the
-    change.
+    """Switch a running run to other reward functions or other worker code; return the change.
 
-    ``source``: a folder of modules, one module's file, or a Headrace. ``is_lazy``: workers take it
-    when they restart anyway. Raises ConfigError: the run does not run, or as ``prepare_code``."""
+    ``source`` is a folder of modules, a single module, or a Headrace source tree. With ``is_lazy``,
+    workers switch only when they next restart. Raises ConfigError: the run is not running, or as for
+    ``prepare_code``."""
     from pipeline.config.changing import value_of
     from pipeline.runtime.registry.settings_change import after
 
-    words = _in_a_line(reason)
+    words = _one_line(reason)
     await check_running(at)
     last = await at.registry.last_settings_change()
     present = present_config(at, last)
@@ -242,13 +237,13 @@ async def update_code(at: Attached, source: Path, reason: str = "", *, is_lazy: 
 
 
 async def roll_back(at: Attached, reason: str = "") -> SettingsChange:
-    """Undo the newest change in force; return the change that does so. Raises
-    ConfigError: the run does not run, or no change is in force."""
+    """Undo the newest change in force; return the change that does so. Raises ConfigError: the run
+    is not running, or no change is in force."""
     from pipeline.config.changing import checked
     from pipeline.files.code_copies import checked_code
     from pipeline.runtime.registry.settings_change import standing, undoing
 
-    words = _in_a_line(reason)
+    words = _one_line(reason)
     await check_running(at)
     changes = await at.registry.settings_changes()
     found = standing(changes)
@@ -264,7 +259,7 @@ async def roll_back(at: Attached, reason: str = "") -> SettingsChange:
 
 
 def present_config(at: Attached, last: SettingsChange | None) -> RunConfig:
-    """Return the settings that hold after the last change."""
+    """Return the settings in force after the last change."""
     from pipeline.config.changing import with_settings
 
     return at.config if last is None else with_settings(at.config, last.holds)
@@ -273,9 +268,10 @@ def present_config(at: Attached, last: SettingsChange | None) -> RunConfig:
 async def wait_until_taken(
     at: Attached, change: SettingsChange, timeout_s: float, clock: Clock | None = None
 ) -> ChangeOutcome:
-    """Wait until the supervisor and every worker that the change concerns have taken it, or a
-    version of code is rolled back, at most ``timeout_s``. A ledger that does not answer has until
-    then, too. Raises ConfigError: the run has ended meanwhile."""
+    """Wait up to ``timeout_s`` until the supervisor and every worker concerned have acknowledged the
+    change, or a version of code is rolled back. A ledger that does not answer is waited for, too.
+
+    Raises ConfigError if the run ends meanwhile."""
     from pipeline.runtime.clock import RealClock
     from pipeline.supervisor.run_folder import supervisor_pid
 
@@ -294,17 +290,17 @@ async def wait_until_taken(
                 ) from None
         if found.is_taken or found.undone_by is not None or clock.monotonic() >= end_s:
             return found
-        await clock.sleep(min(_LONGEST_LOOK_S, max(_LOOK_S, _LOOK_SHARE * (clock.monotonic() - began_s))))
+        await clock.sleep(min(_LONGEST_POLL_S, max(_POLL_S, _POLL_SHARE * (clock.monotonic() - began_s))))
 
 
 async def undone_by(at: Attached, change: SettingsChange) -> SettingsChange | None:
-    """Return the rollback of a change; None while it is in force."""
+    """Return the change that rolled this one back; None if it is in force."""
     return next((one for one in await at.registry.settings_changes() if one.rolls_back(change.number)), None)
 
 
 async def taken(at: Attached, change: SettingsChange) -> list[TakenChange]:
-    """Return which of the concerned workers go by a change, the supervisor first. A role without a
-    worker has not taken it."""
+    """Return the state of the supervisor and of each worker concerned. A role without any worker
+    counts as not having acknowledged."""
     from pipeline.config.changing import takers
 
     found = [TakenChange("supervisor", _written(at) >= change.number)]
@@ -314,14 +310,14 @@ async def taken(at: Attached, change: SettingsChange) -> list[TakenChange]:
     for role in () if change.is_lazy else sorted(roles):
         answers = {beat.who.worker: _answer(beat, change) for beat in await at.registry.heartbeats(role)}
         if change.is_code:
-            # one that is being replaced has no heartbeat
+            # a worker that is being replaced has no heartbeat
             answers = {name: TakenChange(name, False) for name in await _wanted(at, role)} | answers
         found += answers.values() or [TakenChange(str(role), False)]
     return found
 
 
 async def _wanted(at: Attached, role: Role) -> list[str]:
-    """Return the names of the run's own workers of a role."""
+    """Return the names of the run's own workers in a role."""
     from pipeline.supervisor.fleet_plan import wanted_names
 
     fleet = await at.registry.fleet()
@@ -349,7 +345,7 @@ def _written(at: Attached) -> int:
     return changes[-1].number if changes else 0
 
 
-def _in_a_line(reason: str) -> str:
+def _one_line(reason: str) -> str:
     if len(reason) > MAX_REASON_CHARS:
         raise ConfigError(f"the reason has {len(reason)} characters; expected at most {MAX_REASON_CHARS}: shorten it")
     return " ".join(reason.split())
@@ -357,15 +353,15 @@ def _in_a_line(reason: str) -> str:
 
 async def _add(at: Attached, change: SettingsChange) -> SettingsChange:
     if change.number > _MAX_CHANGES:
-        raise ConfigError(f"{at.run_dir} has had {_MAX_CHANGES} changes of its settings, the most that a run keeps")
+        raise ConfigError(f"{at.run_dir} has had {_MAX_CHANGES} changes of its settings, the most that a run can have")
     if not await at.registry.add_settings_change(change):
         raise ConfigError(f"the settings of {at.run_dir} are being changed by others; look at them, then try again")
     return change
 
 
 async def _num_updates(at: Attached, overrides: Sequence[str]) -> int:
-    """Return how many updates the run has made, by its history and its learner. Overrides that no
-    number of updates bounds get 0: a long history takes seconds to read."""
+    """Return how many updates the run has made, by its history and its learner; 0 if no override
+    depends on it, because reading a long history takes seconds."""
     if not any(text.strip().startswith("run.num_updates") for text in overrides):
         return 0
     from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view

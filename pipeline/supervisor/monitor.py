@@ -71,7 +71,7 @@ class FleetRecorder:
     ) -> None:
         """Take in heartbeats, and write a row when it is due. ``wanted``: workers that run or
         start. Raises LedgerError."""
-        self._meter.see(beats, now_s, wanted)
+        self._meter.observe(beats, now_s, wanted)
         if self._meter.is_due(now_s):
             await self._write(ledger, queues, now_s)
 
@@ -80,7 +80,7 @@ class FleetRecorder:
             await self._write(ledger, queues, now_s)
 
     async def _write(self, ledger: RedisLedger, queues: Sequence[QueueStat], now_s: float) -> None:
-        row = self._meter.take(await ledger.totals(), queues, now_s, self._clock())
+        row = self._meter.finish_row(await ledger.totals(), queues, now_s, self._clock())
         try:
             await asyncio.to_thread(self._history.append, row)
         except OSError as error:

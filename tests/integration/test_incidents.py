@@ -39,7 +39,7 @@ def kinds(run: RunningFleet) -> dict[str, tuple[str, ...]]:
 
 
 def stands(run: RunningFleet, worker: str) -> tuple[str, ...]:
-    return next(one.stands for one in RunIncidents(run.run_dir).read() if one.component == worker)
+    return next(one.stacks for one in RunIncidents(run.run_dir).read() if one.component == worker)
 
 
 def num_moments(run: RunningFleet) -> float:

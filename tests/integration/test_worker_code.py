@@ -59,7 +59,7 @@ def test_workers_go_by_other_code_one_after_another_and_bad_code_does_not_stay(t
         run.wait_until(lambda: run.num_updates() >= 6, "updates")
         pids = {name: worker["pid"] for name, worker in run.workers().items()}
         assert "no_such_module_of_ours" in run.refused("update", folder, "--code", broken)
-        assert "has other code in protocol than the run was started with" in run.refused(
+        assert "differs in protocol from the code the run was started with" in run.refused(
             "update", folder, "--code", changed
         )
         shutil.rmtree(tmp_path / "changed" / "workers")

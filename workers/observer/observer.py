@@ -134,7 +134,7 @@ class Observer(Actor):
         self._stands.examine(one.component for one in records if one.is_finding and one.kind in HANGS)
 
     async def _add_stands(self, component: str, lines: tuple[str, ...]) -> None:
-        await self._record(self._book.stood(component, lines))
+        await self._record(self._book.add_stacks(component, lines))
 
     async def _write_segment(self) -> None:
         await self._stored(self._segments.take(), "metrics_not_written")

@@ -1,6 +1,6 @@
-"""Where a run's metrics are written in addition to its history: TensorBoard, Weights & Biases, MLflow.
+"""Writes a run's metrics to TensorBoard, Weights & Biases or MLflow, in addition to its history.
 
     history.jsonl, value-history.jsonl, fleet-history.jsonl  ->  points  ->  pump  ->  a sink
 
-A sink has a record in ``<run_dir>/sinks``, of what it has written. So a resumed run writes nothing
-twice, and what a sink could not take yet is read from the history again."""
+What a sink has written is recorded in ``<run_dir>/sinks``. A resumed run therefore writes nothing twice,
+and what a sink could not take is read from the history again later."""

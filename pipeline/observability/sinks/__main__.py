@@ -1,11 +1,10 @@
-"""The process of one sink: writes a run's metrics until its standard input closes.
+"""The process of one sink, which writes a run's metrics until its standard input closes.
 
     python -P .../headrace.py pipeline.observability.sinks RUN_DIR SINK
 
-*Consumes* the run's histories, and one word of its supervisor on standard input: that the run ended
-well. *Produces* writes to the sink, and ``<run_dir>/sinks/<sink>.json``.
-*Waits for* the sink; after the input's end for ``sinks.finish_s`` at most. It alone has the sink's
-credentials in its environment."""
+It reads the run's histories, and one word from its supervisor on standard input: that the run ended well.
+It writes to the sink and to ``<run_dir>/sinks/<sink>.json``. After the input closes it waits for the sink
+for at most ``sinks.finish_s``. Only this process has the sink's credentials in its environment."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ _OPENERS: Final = {"wandb": "WandbSink", "mlflow": "MlflowSink"}
 
 
 class SupervisorWord:
-    """Reads the input on a thread, until it ends."""
+    """Reads standard input on a thread until it ends."""
 
     def __init__(self) -> None:
         self.has_failed = True
-        """Until the word has come."""
+        """True until the supervisor's word has come."""
         self.ended = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -49,7 +48,6 @@ class SupervisorWord:
 
 
 def main() -> int:
-    """Run; return the exit code."""
     keep_private()
     with suppress(OSError):
         os.nice(_NICE)
@@ -74,8 +72,8 @@ def main() -> int:
         pump.turn(time.monotonic())
         while not word.ended.wait(_TURN_S):
             pump.turn(time.monotonic())
-        # Clients wait for a network without a limit, also when the interpreter ends. A supervisor
-        # that is there ends this process a little sooner.
+        # Clients wait for the network without a limit, even while the interpreter exits. A live
+        # supervisor ends this process a little earlier.
         giving_up = threading.Timer(finish_s + _PATIENCE_S, os._exit, (ExitCode.FAILURE,))
         giving_up.daemon = True
         giving_up.start()
@@ -85,7 +83,7 @@ def main() -> int:
 
 
 def _locked(lock: IO[bytes]) -> bool:
-    """Take the sink's lock; an earlier supervisor's process may still be at its end."""
+    """Take the sink's lock, waiting for the process of an earlier supervisor to exit."""
     deadline = time.monotonic() + _LOCK_S
     while True:
         try:

@@ -1,6 +1,6 @@
-"""MLflow: one run there for one run here, which a resume continues.
+"""MLflow: each run here is one run there, which a resume continues.
 
-Every write is a request that the server, or a file of SQLite, has answered on return."""
+A write returns once the server, or the SQLite file, has answered."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ from pipeline.observability.sinks.seam import SinkFailed, SinkSpec
 _MAX_METRICS: Final = 1000
 _MAX_PARAMETERS: Final = 100
 _MAX_CHARS: Final = 500
-"""Limits of a request, of MLflow's interface."""
+"""Limits of one request, set by MLflow's API."""
 _QUIET: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
-"""Defaults of ours for MLflow's variables: no reports to its makers, and failures that come
-soon."""
+"""Our defaults for MLflow's environment variables: no telemetry, and failures that come soon."""
 
 
 class MlflowSink:
-    """A run at MLflow."""
-
     def __init__(self, spec: SinkSpec) -> None:
         """Begin or continue the run. Raises SinkFailed."""
         for name, value in _QUIET.items():
@@ -44,7 +41,6 @@ class MlflowSink:
             raise SinkFailed(_reason(error)) from error
 
     def write(self, points: Sequence[Point]) -> None:
-        """Write points. Raises SinkFailed."""
         metrics = self._metrics(points)
         try:
             while some := list(islice(metrics, _MAX_METRICS)):
@@ -53,7 +49,6 @@ class MlflowSink:
             raise SinkFailed(_reason(error)) from error
 
     def close(self, *, has_failed: bool) -> None:
-        """End the run. Raises SinkFailed."""
         try:
             self._client.set_terminated(self.id, "FAILED" if has_failed else "FINISHED")
         except Exception as error:

@@ -1,11 +1,11 @@
-"""The figures of a run as sinks write them: stable names, in groups. Pure.
+"""A run's figures as sinks write them, under stable names in groups.
 
 * ``train/``: reward, accuracy, loss ... of an update's batch
-* ``reward/NAME``: summands of the reward
-* ``objective/NAME``: means of the objective's metrics over the optimiser steps of an update
+* ``reward/NAME``: parts of the reward
+* ``objective/NAME``: means of the objective's metrics over an update's optimiser steps
 * ``staleness/``: versions between the learner and the tokens that it trained on
 * ``time/``: seconds of an update's parts
-* ``eval/SET/``: an evaluation set; ``held-out`` is the one of data.evaluation
+* ``eval/SET/``: an evaluation set; ``held-out`` is data.evaluation
 * ``value/``: the critic
 * ``fleet/``: workers, throughput, waits, queues and drops, every few seconds"""
 
@@ -55,7 +55,7 @@ _VALUE: Final = (
 
 
 class Axis(StrEnum):
-    """The unit in which a point's steps count."""
+    """What the steps of a point count."""
 
     UPDATE = "update"
     """Updates of the policy."""
@@ -66,12 +66,12 @@ class Axis(StrEnum):
 
 
 MAIN: Final = {Axis.UPDATE: "update", Axis.VALUE: "value", Axis.FLEET: "fleet"}
-"""The series that goes through an axis step by step."""
+"""The series that defines an axis, step by step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Figures of one moment."""
+    """Figures at one moment."""
 
     series: str
     """``update``, ``value``, ``fleet``, or ``evaluation/SET``."""
@@ -80,11 +80,10 @@ class Point:
     at_s: float
     """Seconds since 1970."""
     values: Mapping[str, float]
-    """By name."""
 
 
 def plain(name: str) -> str:
-    """Return a name in letters, digits and ``_ . @ -``, which every sink takes."""
+    """Replace characters outside letters, digits and ``_ . @ -``, which every sink accepts."""
     return _UNUSUAL.sub("_", name) or "_"
 
 
@@ -96,12 +95,11 @@ class RowNames:
     _updates: list[int] = field(default_factory=list[int])
 
     def clear(self) -> None:
-        """Forget the updates: the history starts again."""
+        """Forget the updates, because the history starts over."""
         self._versions.clear()
         self._updates.clear()
 
     def point(self, row: Row) -> Point:
-        """Return a row's point."""
         if isinstance(row, UpdateRow):
             self._versions.append(row.policy_version)
             self._updates.append(row.update)
@@ -128,7 +126,7 @@ class RowNames:
 
 
 def fleet_point(row: FleetRow, origin_s: float) -> Point:
-    """Return the point of a fleet's row. ``origin_s``: time of the first one."""
+    """Return the point of a fleet row. ``origin_s``: time of the first row."""
     values = {
         "groups_admitted": float(row.num_groups_admitted),
         "tokens_generated": float(row.num_tokens_generated),

@@ -1,9 +1,8 @@
-"""Brings a run's points to one sink: each once, also over restarts of the run.
+"""Brings a run's points to one sink, each exactly once, even across restarts of the run.
 
-A pump reads the histories of updates, critic and fleet as they grow. It writes to a sink, and keeps
-the sink's record. A write may take as long as a network does, so a pump has a thread or a process
-of its own. A sink that fails is opened again after growing pauses. Meanwhile rows wait in the
-histories."""
+A pump follows the histories of updates, critic and fleet, writes to a sink, and keeps the sink's record. A
+write may take as long as the network does, so each pump has its own thread or process. A sink that fails
+is reopened after growing pauses; meanwhile, rows wait in the histories."""
 
 from __future__ import annotations
 
@@ -31,45 +30,44 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class SinkRecord(msgspec.Struct, frozen=True):
-    """A sink of a run."""
+    """What is remembered about a run's sink."""
 
     id: str = ""
-    """The run's name at the sink, as the sink needs it to go on; empty before the first write."""
+    """The run's id at the sink, needed to continue it; empty before the first write."""
     origin_s: float = 0.0
-    """Time of the fleet's first row, from which its steps count; 0 before it."""
+    """Time of the fleet's first row, from which its steps are counted; 0 before it."""
     marks: dict[str, Mark] = {}
-    """By series."""
+    """Newest point by series."""
     trouble: str = ""
-    """Why it takes nothing now, in a sentence; empty while it does."""
+    """Why the sink accepts nothing now, as a sentence; empty while it does."""
 
     def is_new(self, point: Point) -> bool:
-        """Whether a point was never written. A learner that went back to a checkpoint makes updates
-        again: their steps are old, their times are new."""
+        """Whether a point was never written. A learner that resumed from an older checkpoint repeats
+        updates: their steps are old, but their times are new."""
         mark = self.marks.get(point.series)
         return mark is None or point.at_s > mark.at_s or point.step > mark.step
 
     def is_again(self, point: Point) -> bool:
-        """Whether a point's step was written before, for an update that was since given up."""
+        """Whether the point's step was already written, for an update that was taken back since."""
         mark = self.marks.get(point.series)
         return mark is not None and point.step <= mark.step
 
     def written(self, point: Point) -> SinkRecord:
-        """A point was written."""
+        """Return the record after a point was written."""
         return msgspec.structs.replace(self, marks=self.marks | {point.series: Mark(point.step, point.at_s)})
 
     def passed(self, point: Point) -> SinkRecord:
-        """A point was left out: its step was written before."""
+        """Return the record after a point was skipped because its step was already written."""
         mark = self.marks[point.series]
         return msgspec.structs.replace(self, marks=self.marks | {point.series: Mark(mark.step, point.at_s)})
 
 
 def record_path(run_dir: Path, sink: str) -> Path:
-    """Return the file of a sink's record."""
     return run_dir / FOLDER / f"{sink}.json"
 
 
 def read_record(run_dir: Path, sink: str) -> SinkRecord:
-    """Return a sink's record; an empty one if it is missing or cannot be read."""
+    """Return a sink's record; an empty one if it is missing or unreadable."""
     try:
         return msgspec.json.decode(record_path(run_dir, sink).read_bytes(), type=SinkRecord)
     except (OSError, msgspec.MsgspecError):
@@ -77,14 +75,13 @@ def read_record(run_dir: Path, sink: str) -> SinkRecord:
 
 
 def write_record(run_dir: Path, sink: str, record: SinkRecord) -> None:
-    """Write a sink's record. Raises OSError."""
     path = record_path(run_dir, sink)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(path, msgspec.json.encode(record))
 
 
 def forget_trouble(run_dir: Path, sink: str) -> None:
-    """Remove the trouble from a sink's record, before the sink is opened."""
+    """Clear the trouble in a sink's record, before the sink is opened."""
     record = read_record(run_dir, sink)
     if record.trouble:
         with suppress(OSError):
@@ -98,10 +95,10 @@ _MAX_REASON: Final = 500
 
 
 class HistoryPoints:
-    """The points of a run's histories that were not read yet."""
+    """The points of a run's histories that have not been read yet."""
 
     def __init__(self, run_dir: Path, origin_s: float) -> None:
-        """``origin_s``: time of the fleet's first row; 0 when it is not known yet."""
+        """``origin_s``: time of the fleet's first row; 0 if unknown yet."""
         self.origin_s = origin_s
         self._files = tuple(GrowingFile(run_dir / name) for name in (HISTORY_NAME, VALUE_HISTORY_NAME))
         self._names = tuple(RowNames() for _ in self._files)
@@ -109,8 +106,8 @@ class HistoryPoints:
         self._fleet = GrowingFile(run_dir / FLEET_HISTORY_NAME)
 
     def read(self) -> list[Point]:
-        """Return about a megabyte's points of each file. A history that was replaced is read from its start.
-        Raises OSError."""
+        """Return about a megabyte's points from each file. A history that was replaced is read from its
+        start. Raises OSError."""
         points: list[Point] = []
         for number, (file, names) in enumerate(zip(self._files, self._names, strict=True)):
             lines = file.read(_READ_BYTES)
@@ -118,7 +115,7 @@ class HistoryPoints:
                 self._num_replaced[number] = file.num_replaced
                 names.clear()
             for line in lines:
-                # A damaged line is left out, and counted by the views.
+                # Damaged lines are skipped; the views count them.
                 with suppress(ValueError, TypeError, KeyError):
                     row = row_of(line)
                     points += [] if row is None else [names.point(row)]
@@ -134,50 +131,48 @@ class Pump:
     """Writes one run to one sink. Used by one thread."""
 
     def __init__(self, sink: str, run_dir: Path, open_sink: Callable[[str], Sink]) -> None:
-        """``open_sink``: takes the run's name at the sink, or "" for a run that begins. Raises
-        SinkFailed."""
+        """``open_sink`` takes the run's id at the sink ("" for a new run) and raises SinkFailed."""
         self._name, self._run_dir, self._open = sink, run_dir, open_sink
         self._record = read_record(run_dir, sink)
         self._history = HistoryPoints(run_dir, self._record.origin_s)
         self._pending: list[Point] = []
         self._sink: Sink | None = None
         self._begun: set[Axis] = set()
-        """Axes that the open sink has points of."""
+        """Axes of which the open sink has points."""
         self._num_failed = 0
         self._next_s = 0.0
 
     @property
     def record(self) -> SinkRecord:
-        """The sink's record."""
         return self._record
 
     def turn(self, now: float, *, at_once: bool = False) -> bool:
-        """Write what is new; return whether that was all. ``now``: monotonic. ``at_once``: without
+        """Write what is new; return whether that was everything. ``now`` is monotonic; ``at_once`` skips
         the pause after a failure."""
         if now < self._next_s and not at_once:
             return False
         try:
-            while self._pending or self._take():
+            while self._pending or self._read_new():
                 self._write()
         except SinkFailed as error:
             self._fail(now, str(error))
             return False
         if self._record.trouble:
-            self._keep(msgspec.structs.replace(self._record, trouble=""))
+            self._save(msgspec.structs.replace(self._record, trouble=""))
         self._num_failed = 0
         return True
 
     def close(self, *, has_failed: bool = False) -> None:
-        """Close the sink. It may wait for a network."""
+        """Close the sink, which may wait for the network."""
         sink, self._sink = self._sink, None
         if sink is not None:
             try:
                 sink.close(has_failed=has_failed)
             except SinkFailed as error:
-                self._keep(msgspec.structs.replace(self._record, trouble=str(error)[:_MAX_REASON]))
+                self._save(msgspec.structs.replace(self._record, trouble=str(error)[:_MAX_REASON]))
 
-    def _take(self) -> bool:
-        """Read what is new; return whether there is any. Raises SinkFailed."""
+    def _read_new(self) -> bool:
+        """Read what is new; return whether there was anything. Raises SinkFailed."""
         try:
             read = self._history.read()
         except OSError as error:
@@ -187,7 +182,7 @@ class Pump:
         return bool(read)
 
     def _write(self) -> None:
-        """Write what is pending, with the record that goes with it."""
+        """Write what is pending, and then the record."""
         if not self._pending:
             return
         sink = self._sink or self._opened()
@@ -206,20 +201,20 @@ class Pump:
             record = record.written(point)
         sink.write(points)
         self._pending.clear()
-        self._keep(record)
+        self._save(record)
 
     def _void_from(self, point: Point, record: SinkRecord) -> int | None:
-        """Return the step from which on a point's axis is void, before the point is written."""
+        """Return the step from which a point's axis must be voided before writing it, or None."""
         if record.is_again(point) and point.series == MAIN[point.axis]:
             return point.step
         mark = record.marks.get(MAIN[point.axis])
-        # A process that was killed may have written more than its record has.
+        # A process that was killed may have written more than its record says.
         return mark.step + 1 if mark is not None and point.axis not in self._begun else None
 
     def _opened(self) -> Sink:
         self._begun.clear()
         self._sink = sink = self._open(self._record.id)
-        self._keep(msgspec.structs.replace(self._record, id=sink.id))
+        self._save(msgspec.structs.replace(self._record, id=sink.id))
         return sink
 
     def _fail(self, now: float, reason: str) -> None:
@@ -230,10 +225,10 @@ class Pump:
             with suppress(SinkFailed):
                 sink.close(has_failed=True)
         if self._record.trouble != reason[:_MAX_REASON]:
-            self._keep(msgspec.structs.replace(self._record, trouble=reason[:_MAX_REASON]))
+            self._save(msgspec.structs.replace(self._record, trouble=reason[:_MAX_REASON]))
 
-    def _keep(self, record: SinkRecord) -> None:
+    def _save(self, record: SinkRecord) -> None:
         self._record = record
-        # A full disk stops the run's workers too, and is reported by them.
+        # A full disk also stops the run's workers, which report it.
         with suppress(OSError):
             write_record(self._run_dir, self._name, record)

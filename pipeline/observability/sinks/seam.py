@@ -1,5 +1,5 @@
-"""The seam of a sink, a place besides the history where metrics are written: its methods, its arguments,
-and the sinks that need a package and a network."""
+"""The interface of a sink, the arguments it is opened with, and the sinks that need a package and a
+network."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ from pipeline.observability.sinks.points import Axis, Point
 
 
 class SinkFailed(Exception):
-    """A sink takes nothing now. Its message is a sentence with the reason, without a secret."""
+    """A sink accepts nothing now. The message is a sentence with the reason, without secrets."""
 
 
 class Sink(Protocol):
-    """An open sink. Used by one thread. Points of updates that were given up stay in it, and the
-    updates that are made in their place are left out."""
+    """An open sink, used by one thread. Points of updates that were taken back stay in it; the updates made
+    in their place are left out."""
 
     id: str
-    """The run's name at the sink, for the next opening; empty where it needs none."""
+    """The run's id at the sink, for reopening it; empty if it needs none."""
 
     def write(self, points: Sequence[Point]) -> None:
         """Write points. Raises SinkFailed."""
         ...
 
     def close(self, *, has_failed: bool) -> None:
-        """Hand over all that is written; ``has_failed``: so has the run. May take as long as a
+        """Flush everything and close; ``has_failed`` says whether the run did. May take as long as the
         network does. Raises SinkFailed."""
         ...
 
 
 @runtime_checkable
 class VoidingSink(Sink, Protocol):
-    """A sink that can void written points: updates that are made again replace those that were
-    given up."""
+    """A sink that can void points, so that repeated updates replace those that were taken back."""
 
     def restart(self, axis: Axis, step: int) -> None:
-        """Void what was written at ``step`` of an axis and after it. Raises SinkFailed."""
+        """Void what was written to an axis from ``step`` on. Raises SinkFailed."""
         ...
 
 
@@ -51,19 +50,18 @@ Plain = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """The arguments with which a sink is opened."""
+    """What a sink is opened with."""
 
     run_dir: Path
     run: str
-    """The run's name."""
     id: str
-    """The run's name at the sink, from its record; empty for one that begins."""
+    """The run's id at the sink, from its record; empty for a new run."""
     settings: Mapping[str, Any]
     """The run's settings as a tree, without secrets."""
 
     @property
     def parameters(self) -> dict[str, Plain]:
-        """The settings by key, ``section.name``. Lists are texts."""
+        """The settings as ``section.name`` -> value; lists become text."""
         return dict(_flat("", self.settings))
 
     @property
@@ -72,7 +70,7 @@ class SinkSpec:
         return tomli_w.dumps(self.settings)
 
     def setting(self, key: str) -> Any:
-        """Return a setting of ``[sinks]``; None for one that is not set."""
+        """Return a setting of ``[sinks]``, or None if it is not set."""
         return self.settings.get("sinks", {}).get(key)
 
 
@@ -98,13 +96,13 @@ class RemoteSink:
     """A sink that runs in its own process."""
 
     name: str
-    """Also its setting in ``[sinks]``, and its extra."""
+    """Also the name of its setting in ``[sinks]`` and of its extra."""
     module: str
     """The package that its extra installs."""
     title: str
 
     def missing(self) -> str:
-        """Return what to do when its package is not installed; "" when it is."""
+        """Return what to do if its package is not installed; "" if it is."""
         if importlib.util.find_spec(self.module) is not None:
             return ""
         return (
@@ -116,7 +114,7 @@ REMOTE: Final[Mapping[str, RemoteSink]] = {
     "wandb": RemoteSink("wandb", "wandb", "Weights & Biases"),
     "mlflow": RemoteSink("mlflow", "mlflow", "MLflow"),
 }
-"""By setting."""
+"""By the name of the setting."""
 
 RUN_ENDED: Final = b"ended\n"
-"""A supervisor's last word to the process of a sink; without it the run has failed."""
+"""A supervisor's last word to the process of a sink; without it, the run has failed."""

@@ -1,14 +1,14 @@
 """TensorBoard: event files in ``<run_dir>/tensorboard``, for ``tensorboard --logdir runs``.
 
-Updates and evaluations are in the folder itself. The critic's steps and the fleet's seconds are in
-the folders ``value`` and ``fleet``, since they count another thing.
+Updates and evaluations are in the folder itself; the critic's steps and the fleet's seconds are in the
+folders ``value`` and ``fleet``, because their steps count something else.
 
-The packages that write event files import torch (tensorboardX: 1.3 s, 220 MB) or bring a web server
-with gRPC (tensorboard). The format is small and frozen: a framed record for each event, and seven
-messages in protocol buffers. TensorBoard itself reads these files in the tests.
+The packages that write event files import torch (tensorboardX: 1.3 s, 220 MB) or bring a web server with
+gRPC (tensorboard). The format is small and frozen: one framed record per event, and seven protocol buffer
+messages. The tests read these files with TensorBoard itself.
 
-Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/util/event.proto,
-framework/summary.proto and framework/tensor.proto, for the numbers of the fields."""
+Source: tensorflow/core/lib/io/record_writer.h; for the field numbers tensorflow/core/util/event.proto,
+framework/summary.proto and framework/tensor.proto."""
 
 from __future__ import annotations
 
@@ -27,17 +27,14 @@ _FOLDERS: Final = {Axis.UPDATE: ".", Axis.VALUE: "value", Axis.FLEET: "fleet"}
 
 
 class TensorBoardSink:
-    """Event files of one run."""
-
     id = ""
 
     def __init__(self, spec: SinkSpec) -> None:
-        """Open no file yet."""
         self._spec = spec
         self._files: dict[Axis, EventFile] = {}
 
     def write(self, points: Sequence[Point]) -> None:
-        """Write points; they are with the operating system on return. Raises SinkFailed."""
+        """Write points; they have reached the operating system on return. Raises SinkFailed."""
         try:
             for point in points:
                 self._file(point.axis).scalars(point.at_s, point.step, point.values)
@@ -47,14 +44,12 @@ class TensorBoardSink:
             raise SinkFailed(f"{self._spec.run_dir / NAME} cannot be written: {error.strerror}") from error
 
     def restart(self, axis: Axis, step: int) -> None:
-        """Void the points of an axis from ``step`` on. Raises SinkFailed."""
         try:
             self._file(axis).restart(time.time(), step)
         except OSError as error:
             raise SinkFailed(f"{self._spec.run_dir / NAME} cannot be written: {error.strerror}") from error
 
     def close(self, *, has_failed: bool) -> None:
-        """Close the files. Raises SinkFailed."""
         files, self._files = self._files, {}
         failed = [error for file in files.values() if (error := file.close()) is not None]
         if failed:
@@ -72,13 +67,13 @@ _VERSION: Final = b"brain.Event:2"
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 """Wire types."""
 _START: Final = 1
-"""SessionLog.START: what earlier events have at and after this step is void."""
+"""SessionLog.START: voids what earlier events have from this step on."""
 _STRING: Final = 7
 """DataType.DT_STRING"""
-_MOST: Final = 3.4028234663852886e38
-"""The largest float of 32 bits."""
+_MAX_FLOAT32: Final = 3.4028234663852886e38
+"""The largest 32-bit float."""
 _POLYNOMIAL: Final = 0x82F63B78
-"""Of CRC-32C, reflected."""
+"""Reflected polynomial of CRC-32C."""
 
 
 def _table() -> tuple[int, ...]:
@@ -95,7 +90,7 @@ _TABLE: Final = _table()
 
 
 def crc32c(data: bytes) -> int:
-    """Return the CRC-32C of some bytes (RFC 3720, B.4)."""
+    """Return the CRC-32C checksum (RFC 3720, B.4)."""
     value = 0xFFFFFFFF
     for byte in data:
         value = _TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
@@ -103,21 +98,21 @@ def crc32c(data: bytes) -> int:
 
 
 class EventFile:
-    """One new event file of a folder. Its events are read after those of the folder's older files.
+    """A new event file in a folder, read after the folder's older files.
 
-    Raises OSError, also later."""
+    All methods may raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         times = (path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*"))
-        # Files are read in the order of their names.
+        # TensorBoard reads files in the order of their names.
         newest = max((int(time_) for time_ in times if time_.isdigit()), default=0)
         self.path = folder / f"events.out.tfevents.{max(int(time.time()), newest + 1):010d}.headrace"
         self._file = self.path.open("xb")
         self._write(time.time(), 0, _field(3, _BYTES, _VERSION))
 
     def scalars(self, at_s: float, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers of one step, by tag."""
+        """Write the numbers of one step, by tag."""
         of = (_sized(1, _sized(1, tag.encode()) + _field(2, _FLOAT, value)) for tag, value in values.items())
         self._write(at_s, step, _sized(5, b"".join(of)))
 
@@ -129,15 +124,14 @@ class EventFile:
         self._write(at_s, 0, _sized(5, _sized(1, _sized(1, tag.encode()) + tensor + plugin)))
 
     def restart(self, at_s: float, step: int) -> None:
-        """Void what was written at ``step`` and after it."""
+        """Void what was written from ``step`` on."""
         self._write(at_s, step, _sized(7, _field(1, _VARINT, _START)))
 
     def flush(self) -> None:
-        """Hand all events to the operating system."""
         self._file.flush()
 
     def close(self) -> OSError | None:
-        """Close the file in any case; return why its last events are not in it, if so."""
+        """Close the file; return the error if its last events could not be written."""
         try:
             self._file.close()
         except OSError as error:
@@ -152,7 +146,7 @@ class EventFile:
 
 def _checksum(data: bytes) -> bytes:
     value = crc32c(data)
-    # Rotated and shifted, since a checksum of bytes with a checksum inside would be weak.
+    # Masked, because a checksum of data that contains checksums would be weak.
     return struct.pack("<I", (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
@@ -164,8 +158,10 @@ def _field(number: int, kind: int, value: float | bytes) -> bytes:
         return key + _varint(int(value))
     if kind == _DOUBLE:
         return key + struct.pack("<d", value)
-    # Beyond a float's range it is infinite.
-    return key + struct.pack("<f", value if abs(value) <= _MOST or value != value else math.copysign(math.inf, value))
+    # Values beyond a float's range become infinite.
+    return key + struct.pack(
+        "<f", value if abs(value) <= _MAX_FLOAT32 or value != value else math.copysign(math.inf, value)
+    )
 
 
 def _sized(number: int, value: bytes) -> bytes:

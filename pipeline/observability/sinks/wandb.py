@@ -1,8 +1,8 @@
-"""Weights & Biases: one run there for one run here, which a resume continues.
+"""Weights & Biases: each run here is one run there, which a resume continues.
 
-The client's own service process sends what is logged, and keeps it through an outage. Offline, the
-run is in ``<run_dir>/sinks/wandb``. Nothing is sent that Headrace did not write: no console output,
-no code, no git remote, no system metrics."""
+The client's own service process sends what is logged and keeps it through an outage. Offline, the run is
+in ``<run_dir>/sinks/wandb``. Only what Headrace writes is sent: no console output, code, git remote or
+system metrics."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ _GROUPS: Final = {
     Axis.VALUE: ("value/*",),
     Axis.FLEET: ("fleet/*",),
 }
-"""By axis: names of figures that are drawn over it."""
+"""By axis, the figures that are plotted over it."""
 
 
 class WandbSink:
-    """A run at Weights & Biases."""
-
     def __init__(self, spec: SinkSpec) -> None:
         """Begin or continue the run. Raises SinkFailed: no network, no login, no such entity."""
         wandb: Any = import_module("wandb")
@@ -61,7 +59,7 @@ class WandbSink:
                 for group in groups:
                     self._run.define_metric(group, step_metric=str(axis))
         except Exception as error:
-            # The client keeps a state of the process, which a second call would meet.
+            # The client keeps process-wide state, which would break a second call.
             with suppress(Exception):
                 wandb.teardown(exit_code=1)
             raise SinkFailed(_reason("Weights & Biases", error)) from error
@@ -75,7 +73,7 @@ class WandbSink:
             raise SinkFailed(_reason("Weights & Biases", error)) from error
 
     def close(self, *, has_failed: bool) -> None:
-        """Wait until all is sent, and end the run. Raises SinkFailed."""
+        """Wait until everything is sent, and end the run. Raises SinkFailed."""
         try:
             self._run.finish(exit_code=int(has_failed))
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A run as a picture in time, for Perfetto and chrome://tracing.
+"""A run as a timeline, for Perfetto and chrome://tracing.
 
-``timeline`` reads what the run has recorded, ``trace_events`` writes the file. ``lanes`` and
-``waits`` put stretches on tracks on which nothing overlaps."""
+``timeline`` reads what the run recorded, ``drawing`` turns it into slices and arrows on tracks, and
+``trace_events`` writes the file."""

@@ -1,7 +1,7 @@
 """Draws workers, messages, updates, versions and incidents as trace events.
 
-Everything comes in the order of time, and messages of one worker in the order of their ends. The
-number of arrows that are remembered is bounded."""
+Input comes in order of time, and the messages of one worker in the order of their ends. The number of
+pending arrows is bounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOK_HOLDS_US: Final = 3_000_000
 
 
 class Interval(NamedTuple):
-    """A word of a main loop."""
+    """A period in which a main loop reported the same word."""
 
     begin_us: int
     end_us: int
@@ -29,34 +29,34 @@ class Interval(NamedTuple):
 
 
 class WaitTrack:
-    """A worker's main loop in time: one word at each moment, from two sources.
+    """A worker's main loop over time, merged from two sources into one word at each moment.
 
-    *Waits* are intervals, exact to a tenth of a second, and known while the worker has something open.
-    *Looks* are the words of heartbeats, one a second, and count until the next one where no wait is
-    known. Waits become known up to ``LATE_US`` after their start, so looks are held back for as long."""
+    *Waits* are intervals, exact to a tenth of a second, recorded while the worker has something open.
+    *Looks* are the words of heartbeats, one a second; each holds until the next one where no wait is known.
+    Waits arrive up to ``LATE_US`` after their start, so looks are held back for as long."""
 
     def __init__(self) -> None:
         self._waits: deque[Interval] = deque()
         self._looks: deque[tuple[int, str]] = deque()
         self._drawn_us = -1
         self._present: Interval | None = None
-        """The newest stretch, which may grow."""
+        """The newest stretch, which may still grow."""
 
     def wait(self, begin_us: int, end_us: int, word: str) -> None:
-        """Take a wait. They come in the order of their ends."""
+        """Add a wait; waits come in the order of their ends."""
         self._waits.append(Interval(begin_us, end_us, word))
 
     def look(self, at_us: int, word: str) -> None:
-        """Take a look. They come in the order of time; a repeat changes nothing."""
+        """Add a look; looks come in order of time, and repeats are ignored."""
         if not self._looks or at_us > self._looks[-1][0]:
             self._looks.append((at_us, word))
 
     def until(self, now_us: int) -> Iterator[Interval]:
-        """Yield the stretches that are certain at ``now_us``: all that begin ``LATE_US`` before."""
+        """Yield the stretches that are final at ``now_us``: those that begin ``LATE_US`` before."""
         yield from self._settled(now_us - LATE_US)
 
     def rest(self) -> Iterator[Interval]:
-        """Yield all that are left."""
+        """Yield all remaining stretches."""
         yield from self._settled(None)
         if self._present is not None:
             yield self._present
@@ -96,22 +96,20 @@ MAX_LANES: Final = 64
 
 
 class Lanes:
-    """Gives each stretch a lane in which nothing else is at its time.
+    """Assigns stretches to lanes so that no two in a lane overlap.
 
-    Stretches come in the order of their ends. So a lane is free for one that begins after the
-    lane's last end."""
+    Stretches come in the order of their ends, so a lane is free for any that begins after its last end."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []
 
     def __len__(self) -> int:
-        """Lanes so far."""
         return len(self._ends)
 
     def take(self, begin: int, end: int) -> int | None:
-        """Return the lane of a stretch, from 0; None when all ``MAX_LANES`` are taken.
+        """Return a lane for the stretch, from 0; None if all ``MAX_LANES`` are taken.
 
-        It is the free lane whose last end is the latest, so that few lanes are needed."""
+        Of the free lanes it is the one that became free last, so that few lanes are needed."""
         free = [(last, -lane) for lane, last in enumerate(self._ends) if last <= begin]
         if free:
             lane = -max(free)[1]
@@ -125,10 +123,9 @@ class Lanes:
 
 LEARNER: Final = str(Role.LEARNER)
 _LOOP, _SECOND, _FIRST_LANE = 1, 2, 3
-"""Tracks of a worker."""
 _ORDER: Final = {str(role): place for place, role in enumerate(dict.fromkeys((Role.LEARNER, Role.GENERATOR, *Role)), 1)}
 _MAX_CHUNKS: Final = 100_000
-"""Ends of arrows that are remembered of each kind; the oldest are forgotten first."""
+"""Maximum number of pending arrows of each kind; the oldest are dropped first."""
 _VERSION_HOLDS_US: Final = 5_000_000
 _INCIDENTS: Final = "incidents"
 _SENDERS: Final = frozenset({MessageOutcome.SENT.name.lower(), MessageOutcome.GIVEN_UP.name.lower()})
@@ -138,7 +135,7 @@ K = TypeVar("K")
 
 
 class MessageRow(NamedTuple):
-    """A row of the table ``messages``; its key as a number that a float holds."""
+    """A row of the table ``messages``. The key fits into a float exactly."""
 
     time_s: float
     worker: str
@@ -153,7 +150,7 @@ class MessageRow(NamedTuple):
 
 
 class StateLook(NamedTuple):
-    """A row of the table ``states``, as far as it is drawn."""
+    """The part of a ``states`` row that is drawn."""
 
     time_s: float
     worker: str
@@ -163,18 +160,18 @@ class StateLook(NamedTuple):
 
 @dataclass(slots=True)
 class TimelineReport:
-    """Numbers of a picture."""
+    """What a timeline contains."""
 
     num_events: int = 0
     num_workers: int = 0
     num_updates: int = 0
     num_messages: int = 0
     num_not_drawn: int = 0
-    """Messages for which their worker had no track left."""
+    """Messages for which their worker had no lane left."""
     num_skipped: int = 0
     """Damaged files of ``observed``, and damaged lines of the history."""
     without_messages: tuple[str, ...] = ()
-    """Workers whose states are drawn, and of which no message or wait is recorded."""
+    """Workers with states but without recorded messages or waits."""
 
 
 @dataclass(slots=True)
@@ -185,21 +182,19 @@ class _Serving:
 
 
 class Drawing:
-    """One picture."""
-
     def __init__(self, events: TraceEventWriter, *, from_us: int = 0) -> None:
-        """``from_us``: what ended before is not drawn."""
+        """``from_us``: leave out what ended earlier."""
         self._events, self._from_us = events, from_us
         self.report = TimelineReport()
         self._workers: dict[str, tuple[int, str]] = {}
-        """Process and role of each worker."""
+        """Process number and role of each worker."""
         self._loops: dict[str, WaitTrack] = {}
         self._lanes: dict[str, Lanes] = {}
         self._serving: dict[str, _Serving] = {}
-        self._looked, self._recorded = set[str](), set[str]()
+        self._with_states, self._with_records = set[str](), set[str]()
         """Workers with a state; workers with a message or wait."""
         self._updates: dict[int, tuple[Slice, Moment]] = {}
-        """Of each version: its update, and the begin of its publishing."""
+        """By version: its update, and when its publishing began."""
         self._updated_us = 0
         self._sent: OrderedDict[tuple[float, str], Moment] = OrderedDict()
         self._scored: OrderedDict[float, Moment] = OrderedDict()
@@ -234,14 +229,13 @@ class Drawing:
         self.report.num_updates += 1
 
     def wait(self, worker: str, begin_s: float, end_s: float, word: str) -> None:
-        """Take a wait of a main loop."""
-        self._recorded.add(worker)
+        self._with_records.add(worker)
         self._loop(worker).wait(microseconds(begin_s), microseconds(end_s), word)
 
     def look(self, row: StateLook) -> None:
-        """Take a heartbeat's word, and the version that a generator serves."""
+        """Add a heartbeat's word, and the version that a generator serves."""
         at_us = microseconds(row.time_s)
-        self._looked.add(row.worker)
+        self._with_states.add(row.worker)
         if row.waiting_for:
             self._loop(row.worker).look(at_us, row.waiting_for)
         if self._worker(row.worker)[1] != Role.GENERATOR or not row.policy_version >= 0:
@@ -255,8 +249,8 @@ class Drawing:
         self._serving[row.worker] = _Serving(version, at_us, at_us)
 
     def message(self, row: MessageRow) -> None:
-        """Draw a message at one end of its link, with the arrow that ends here."""
-        self._recorded.add(row.worker)
+        """Draw a message at one end of its link, and the arrow that ends here."""
+        self._with_records.add(row.worker)
         pid, role = self._worker(row.worker)
         if role == LEARNER:
             self._claimed(row)
@@ -294,12 +288,12 @@ class Drawing:
             _remember(self._scored, row.key, drawn.last)
 
     def settle(self, at_s: float) -> None:
-        """Draw what is certain when everything up to ``at_s`` is taken."""
+        """Draw what is final, given that everything up to ``at_s`` has been added."""
         for worker, loop in self._loops.items():
             self._draw_loop(worker, loop, microseconds(at_s))
 
     def end(self, incidents: Sequence[Incident], now_s: float) -> None:
-        """Draw the rest. ``now_s``: the end of incidents that are open."""
+        """Draw the rest. Open incidents end at ``now_s``."""
         for worker, loop in self._loops.items():
             self._draw_loop(worker, loop, None)
         for worker, serving in self._serving.items():
@@ -318,7 +312,7 @@ class Drawing:
             told = {"number": one.number, "kinds": list(one.kinds), "sentence": one.sentence, "causes": causes}
             name = f"{one.component}: {one.kind}"
             self._events.slice(pid, lane + 1, name, "incident", begin_us, end_us, told)
-        self.report.without_messages = tuple(sorted(self._looked - self._recorded))
+        self.report.without_messages = tuple(sorted(self._with_states - self._with_records))
         self.report.num_workers = len(self._workers)
         self.report.num_events = self._events.num_events
 

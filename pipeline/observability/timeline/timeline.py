@@ -1,16 +1,16 @@
-"""A run's records, drawn as trace events.
+"""Draws a run's records as trace events.
 
-Each worker is a process of the picture. Its first track has the words of its main loop. A learner's
-second track has its updates, a generator's the versions that it serves. The other tracks have
-messages at this end of their link, each until a link took it, or until the ledger has its result.
-Incidents are shown as a separate process. Arrows are:
+Each worker is a process of the timeline. Its first track shows the waits of its main loop; the second
+shows a learner's updates or the versions a generator serves; the others show messages at this end of
+their link, until the link took them or the ledger has their result. Incidents form a separate process.
+There are three kinds of arrows:
 
 * *chunk*: from the sender's end of a link to the receiver's;
-* *claim*: from the last scorer of a chunk to the update that trained on it;
+* *claim*: from a chunk's last scorer to the update that trained on it;
 * *weights*: from the publishing of a version to each generator that serves it.
 
-The files of ``observed`` are read one after another, so memory holds two minutes of a run. A file
-that cannot be read is left out, and counted."""
+The files of ``observed`` are read one after another, so memory holds two minutes of a run. Unreadable
+files are skipped and counted."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ _MESSAGES: Final = (
     Column("policy_version", Cell.NUMBER, -1.0),
 )  # fmt: skip
 _TABLES: Final = {"waits": (_WAITS, "end_s"), "states": (_STATES, "time_s"), "messages": (_MESSAGES, "time_s")}
-"""Columns of each table, and the one by whose order its rows are drawn."""
+"""Columns of each table, and the one that orders its rows."""
 
 
 def write_timeline(
     run_dir: Path, out: Path, *, last_s: float | None = None, progress: Callable[[int, int], None] = lambda *_: None
 ) -> TimelineReport:
-    """Draw a run into ``out``.
+    """Write the timeline of a run to ``out``.
 
     Args:
-        run_dir: the run's folder; the run may go on meanwhile.
-        out: a new file, or one that is replaced.
-        last_s: the run's last seconds alone; None: all of it.
-        progress: gets the numbers of read files and of all.
+        run_dir: The run's folder; the run may still be running.
+        out: A new file, or one to be replaced.
+        last_s: Only the last seconds of the run; None for all of it.
+        progress: Receives the number of files read and their total.
 
     Raises DataError: the run has recorded nothing. Raises OSError."""
     files = {kind: observed_files(run_dir, kind) for kind in _TABLES}
@@ -88,7 +88,7 @@ def write_timeline(
 
 
 def _last_s(kind: str, files: Sequence[Path]) -> float:
-    """Return the last time in the newest file of a table; 0 without one that can be read."""
+    """Return the last time in the newest file of a table; 0 if none can be read."""
     _, order_by = _TABLES[kind]
     for file in files[-1:]:
         with suppress(DataError):
@@ -107,7 +107,7 @@ def _updates(run_dir: Path) -> Iterator[UpdateRow | None]:
                 yield None
             else:
                 if isinstance(row, UpdateRow):
-                    # histograms and metrics are not drawn
+                    # not drawn, so free the memory
                     row.histograms.clear()
                     row.metrics.clear()
                     yield row
@@ -131,7 +131,7 @@ def _draw(drawing: Drawing, kind: str, files: Sequence[Path]) -> None:
 
 
 def _rows(file: Path, columns: Sequence[Column], order_by: str) -> Iterable[tuple[Any, ...]]:
-    """Return a file's rows in the order of one column. Raises DataError."""
+    """Return a file's rows sorted by one column. Raises DataError."""
     table = read_columns(file, columns)
     order = np.argsort(table.numbers[order_by], kind="stable")
     cells = [

@@ -1,11 +1,11 @@
-"""A file of trace events, as Perfetto and chrome://tracing open it.
+"""Writes a file of trace events that Perfetto and chrome://tracing can open.
 
-The format is Chrome's Trace Event Format, in its form as a JSON object: complete events (``X``),
-instants (``i``), flows (``s``, ``f``) and metadata (``M``). Times are whole microseconds since
-1970. Slices of one track must nest, which is the caller's part. A flow binds to the slice around
-its moment, so slices are at least ``LEAST_US`` long, and a flow begins and ends inside of one.
+The format is Chrome's Trace Event Format as a JSON object: complete events (``X``), flows (``s``, ``f``)
+and metadata (``M``). Times are whole microseconds since 1970. Slices on one track must nest; the caller
+ensures that. A flow binds to the slice around its moment, so slices are at least ``LEAST_US`` long and
+flows begin and end inside one.
 
-Reference: "Trace Event Format", the document that the Chromium project's catapult/docs names."""
+Reference: "Trace Event Format", linked from catapult/docs of the Chromium project."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment on a track."""
-
     pid: int
     tid: int
     at_us: int
@@ -36,8 +34,6 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A stretch that was drawn."""
-
     pid: int
     tid: int
     begin_us: int
@@ -45,22 +41,21 @@ class Slice:
 
     @property
     def first(self) -> Moment:
-        """A moment inside of it, at its begin."""
+        """A moment inside the slice, at its beginning."""
         return Moment(self.pid, self.tid, self.begin_us + 1)
 
     @property
     def last(self) -> Moment:
-        """A moment inside of it, at its end."""
+        """A moment inside the slice, at its end."""
         return Moment(self.pid, self.tid, self.end_us - 1)
 
 
 def microseconds(at_s: float) -> int:
-    """Return a time in whole microseconds."""
     return round(at_s * 1e6)
 
 
 class TraceEventWriter:
-    """Writes events one by one: memory holds the names of processes and tracks alone."""
+    """Writes events one by one; memory only holds the names of processes and tracks."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -73,7 +68,7 @@ class TraceEventWriter:
     @classmethod
     @contextmanager
     def at(cls, path: Path) -> Iterator[Self]:
-        """Write the file ``path``; it appears when it is whole. Raises OSError."""
+        """Write the file ``path``, which appears only once complete. Raises OSError."""
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         try:
             with partial.open("x", encoding="utf-8") as file:
@@ -86,7 +81,7 @@ class TraceEventWriter:
                 partial.unlink()
 
     def process(self, name: str, *, order: int = 0) -> int:
-        """Return the number of a group of tracks. ``order``: lower ones are shown first."""
+        """Return the number of a group of tracks, creating it if new. Lower ``order`` is shown first."""
         pid = self._pids.get(name)
         if pid is None:
             pid = self._pids[name] = len(self._pids) + 1
@@ -96,7 +91,7 @@ class TraceEventWriter:
         return pid
 
     def track(self, pid: int, tid: int, name: str) -> None:
-        """Name a track. Tracks of a process are shown in the order of their numbers."""
+        """Name a track. A process's tracks are shown in the order of their numbers."""
         if (pid, tid) not in self._tracks:
             self._tracks.add((pid, tid))
             self._write({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
@@ -106,10 +101,10 @@ class TraceEventWriter:
     def slice(
         self, pid: int, tid: int, name: str, kind: str, begin_us: int, end_us: int, told: Mapping[str, Any] = _NONE
     ) -> Slice:
-        """Write an interval of a track. ``kind``: its category. ``told``: shown when it is chosen."""
+        """Write an interval. ``kind`` is its category; ``told`` is shown when it is selected."""
         end_us = max(end_us, begin_us + LEAST_US)
         event = {"ph": "X", "name": name, "cat": kind, "pid": pid, "tid": tid, "ts": begin_us}
-        # JSON has no NaN: a loss may be one
+        # JSON has no NaN, but a loss may be NaN
         whole = {key: None if isinstance(cell, float) and not isfinite(cell) else cell for key, cell in told.items()}
         self._write(event | {"dur": end_us - begin_us, "args": whole})
         return Slice(pid, tid, begin_us, end_us)

@@ -1,9 +1,9 @@
-"""Why the run waits: from a snapshot of one moment to chains of waits and their roots.
+"""Why a run waits: from a snapshot of one moment to chains of waits and their root causes.
 
-``headrace why`` takes a ``Snapshot``: heartbeats, the ledger's view of the next update, queues and
-counters. ``explain`` makes an ``Explanation`` of it. A chain begins at the learner and ends at a
-root, with an outlook and the next step. Which worker waits for which is the wait-for graph of
-``pipeline.flow``. All functions are pure, but for ``exits`` and ``silence``.
+``headrace why`` passes a ``Snapshot`` (heartbeats, the ledger's view of the next update, queues and
+counters) to ``explain``, which returns an ``Explanation``. A chain begins at the learner and ends at a root
+cause, with an outlook and the next step. Who waits for whom is the wait-for graph of ``pipeline.flow``. Only
+``silence`` does I/O.
 
     learner <- units not ready  <- fields missing  <- scorers: dead, frozen, busy; a lost message
                                 <- trajectories    <- generators: the same; room in a mailbox; weights

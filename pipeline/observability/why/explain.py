@@ -1,4 +1,4 @@
-"""From a snapshot to an explanation: where the chains begin, and their order."""
+"""From a snapshot to an explanation: where the chains of waits begin, and which matters most."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MAX_INCIDENTS = 5
 
 
 def explain(s: Snapshot) -> Explanation:
-    """Return what the run waits for, the most important chain first."""
+    """Explain what the run waits for, most important chain first."""
     chains = _chains(s)
     if s.waits is not None and s.state not in _OVER:
         chains[:0] = [_no_room(name, ended) for name, ended in s.exits.items() if ended.is_without_room]
@@ -74,17 +74,17 @@ def _chains(s: Snapshot) -> list[Chain]:
 
 
 def _no_room(name: str, ended: Ended) -> Chain:
-    link = f"{name} finds no room on a disk: {ended}"
-    doing = "make room in that folder. Work since the worker's last checkpoint is done again; nothing is lost"
+    link = f"{name} ran out of disk space: {ended}"
+    doing = "make room in that folder. Work since the worker's last checkpoint is repeated; nothing is lost"
     return Chain((link,), Cause.DISK, name, Outlook.YOU, doing)
 
 
 def _refused(row: WorkerRow) -> Chain:
     doing = (
         "make room or grant rights there; updates go on, and the next checkpoint tries again. If the process dies "
-        "first, work since its last checkpoint is done again; nothing is lost"
+        "first, work since its last checkpoint is repeated; nothing is lost"
     )
-    return Chain((f"{row.worker} is refused by its disk: {row.refused}",), Cause.DISK, row.worker, Outlook.YOU, doing)
+    return Chain((f"{row.worker} cannot write to its disk: {row.refused}",), Cause.DISK, row.worker, Outlook.YOU, doing)
 
 
 def _full_disk(s: Snapshot, folder: str) -> Chain:
@@ -103,8 +103,8 @@ def _no_process(s: Snapshot) -> Chain:
         return Chain((f"nothing: the run is {how}",), Cause.NOBODY, "", Outlook.ENDED, doing)
     doing = f"`headrace up --resume {s.run}` continues it"
     if s.state is RunState.FAILED:
-        doing = f"repair that first; then {doing}"
-    return Chain((f"no process of the run is there; it is {how}",), Cause.NOBODY, "", Outlook.YOU, doing)
+        doing = f"fix that first; then {doing}"
+    return Chain((f"the run has no process; it is {how}",), Cause.NOBODY, "", Outlook.YOU, doing)
 
 
 def _is_unsupervised(s: Snapshot) -> bool:
@@ -113,7 +113,7 @@ def _is_unsupervised(s: Snapshot) -> bool:
 
 
 def _unsupervised(s: Snapshot) -> Chain:
-    link = "no supervisor runs: workers go on, but a dead one is not started again"
+    link = "no supervisor runs: workers go on, but a dead one is not restarted"
     doing = f"`headrace up --resume {s.run}` goes on with them, `headrace down {s.run}` ends them"
     return Chain((link,), Cause.SUPERVISOR, "supervisor", Outlook.YOU, doing)
 
@@ -121,7 +121,7 @@ def _unsupervised(s: Snapshot) -> Chain:
 def _ending(s: Snapshot) -> Chain:
     link = f"the run is {s.state}" + (f", {s.detail}" if s.detail else "")
     if s.state is RunState.FAILED:
-        doing = f"the run ends; repair that, then `headrace up --resume {s.run}`"
+        doing = f"the run ends; fix that, then `headrace up --resume {s.run}`"
         return Chain((link,), Cause.FAILED, "supervisor", Outlook.YOU, doing)
     left = sorted(s.workers, key=lambda row: (row.health is Health.LIVE, row.role is not Role.LEARNER))
     if not left:
@@ -137,12 +137,12 @@ def _ending(s: Snapshot) -> Chain:
 
 
 def _learner_busy(s: Snapshot, waits: Waits, row: WorkerRow) -> Chain:
-    """Return the chain of a learner that computes, publishes, starts, or is frozen."""
+    """Explain a learner that computes, publishes, starts, or is frozen."""
     if row.health is Health.LIVE and row.waiting_for is WaitingFor.WEIGHTS:
         link = f"learner waits for {row.detail}"
         if lag := s.awaited(row):
             return worst([worker_chain(s, other, seen=(row.worker,)) for other in lag]).after(link)
-        doing = "a generator that takes no weights for weights.ack_timeout_s is fenced and replaced"
+        doing = "a generator that takes no weights within weights.ack_timeout_s is fenced and replaced"
         return Chain((link,), Cause.WEIGHTS, "learner", Outlook.MOVES, doing)
     chain = worker_chain(s, row)
     if chain.cause is not Cause.WORKING:
@@ -171,8 +171,8 @@ def _unit_chains(s: Snapshot, waits: Waits, totals: Totals) -> list[Chain]:
     missing = waits.num_needed - waits.num_ready
     noun = _noun(waits)
     if missing <= 0 and waits.late is LatePolicy.WAIT and waits.units:
-        link = f"learner has {count(waits.num_needed, noun)} ready, and waits for work that would become too stale after it"
-        # All units of the oldest version are waited for.
+        link = f"learner has {count(waits.num_needed, noun)} ready, but waits for work that would be too stale after it"
+        # All units of the oldest version are awaited.
         oldest = min((u.oldest_version for u in waits.units if u.oldest_version is not None), default=None)
         late = [unit_chain(s, waits, unit) for unit in waits.units if unit.oldest_version == oldest]
         return [chain.after(link) for chain in _grouped(late, enough=False)]
@@ -182,7 +182,7 @@ def _unit_chains(s: Snapshot, waits: Waits, totals: Totals) -> list[Chain]:
     link = f"learner waits for {missing} of {count(waits.num_needed, noun)}"
     chains = [unit_chain(s, waits, unit) for unit in waits.units]
     num_moving = sum(chain.outlook is Outlook.MOVES for chain in chains)
-    # Units outside of the sample count like those in it.
+    # The units are a sample; assume that the others are like them.
     num_moving = num_moving * waits.num_running // max(1, len(chains))
     grouped = _grouped(chains, enough=num_moving >= missing)
     if waits.num_running < missing:
@@ -196,8 +196,7 @@ def _unit_chains(s: Snapshot, waits: Waits, totals: Totals) -> list[Chain]:
 
 
 def _without_signal(s: Snapshot, waits: Waits) -> Chain | None:
-    """Return the chain of data without anything to learn from; None for fewer useless groups in a
-    row than a batch has."""
+    """Explain a batch's worth of groups in a row with nothing to learn from; None if there were fewer."""
     row = s.rows(Role.LEARNER)[0]
     unusable = int(row.counters.get(UNUSABLE_IN_A_ROW, 0))
     groups = waits.num_needed if waits.unit is Unit.GROUP else waits.num_needed // waits.group_size
@@ -212,7 +211,7 @@ def _without_signal(s: Snapshot, waits: Waits) -> Chain | None:
 
 
 def _grouped(chains: list[Chain], *, enough: bool) -> list[Chain]:
-    """Return one chain a root, the gravest first; last when ``enough`` units are on their way."""
+    """Keep one chain for each root cause, gravest first, or last if ``enough`` units are on their way."""
     by_root: dict[tuple[Cause, str], Chain] = {}
     for chain in chains:
         root = (chain.cause, chain.who)
@@ -222,14 +221,14 @@ def _grouped(chains: list[Chain], *, enough: bool) -> list[Chain]:
 
 
 def _gate_chain(s: Snapshot, waits: Waits, totals: Totals) -> Chain | None:
-    """Return the chain of a policy that waits for its critic; None when it does not."""
+    """Explain a policy that waits for its critic; None if it does not."""
     needs = s.critic
     if needs is None:
         return None
     row = next(iter(s.rows(Role.VALUE)), None)
     learner = s.rows(Role.LEARNER)[0]
     if row is None:
-        # A policy that has started needs the value worker for chunks only.
+        # Once started, the policy needs the value worker for chunks only.
         if learner.counters.get("updates", 0):
             return None
         names = s.absent(Role.VALUE)
@@ -265,7 +264,7 @@ def _noun(waits: Waits) -> str:
 
 
 def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
-    """Return other facts of interest, of workers that no chain has named."""
+    """Return other noteworthy facts, about workers that no chain names."""
     told = {chain.who for chain in chains}
     incidents = () if s.state in _OVER else s.incidents
     words = [_incident(s, incident) for incident in incidents[:_MAX_INCIDENTS]]
@@ -279,7 +278,7 @@ def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
     words += [unreachable_chain(row).links[0] for row in s.workers if row.unreached and row.worker not in cut_off]
     again = {row.worker for row in s.workers} - told
     worth = {name: ended for name, ended in s.exits.items() if name in again and ended.is_worth_a_word}
-    words += [f"{name} is there again: {ended}" for name, ended in worth.items()]
+    words += [f"{name} is back: {ended}" for name, ended in worth.items()]
     if len(words) > _MAX_WORKERS:
         words[_MAX_WORKERS:] = [f"{len(words) - _MAX_WORKERS} more workers: `headrace status {s.run}`"]
     if (

@@ -1,8 +1,8 @@
 """Why an embedded ledger server does not answer, from the run's folder and the process table; and how
 workers' processes ended, from the supervisor's log.
 
-The first comes before any request to the ledger, whose connections and retries would take far longer.
-It takes a second, and two more when the server's process is not stopped."""
+The first is tried before any request to the ledger, whose connections and retries would take far longer.
+It takes a second, or three if the server's process is alive and not stopped."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pipeline.process.records import identify
 
 FIRST_S = 1.0
 SECOND_S = 2.0
-"""Seconds for a server that is only slow."""
+"""Seconds to wait for a server that may only be slow: at first, and once more."""
 
 
 def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
-    """Return why the run's embedded server does not answer, as a clause. Return None when it
-    answers, when the run has ended, and for a server that is not embedded."""
+    """Return a clause that says why the run's embedded server does not answer. None if it answers, if the
+    run has ended, or if the server is not embedded."""
     address = read_address(run_dir)
     if address is None or not address.is_embedded:
         return None
@@ -39,12 +39,12 @@ def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
         case ServerState.SERVES:
             return None
         case ServerState.LOADING:
-            return f"its server (process {probed.pid}) reads its file, {probed.loaded_bytes >> 20} MB so far"
+            return f"its server (process {probed.pid}) is still reading its file, {probed.loaded_bytes >> 20} MB so far"
         case ServerState.STRANGE:
             return f"another program answers at {socket}: {probed.words}"
         case _ if pid:
             how = state_words(pid)
-            return f"its server (process {pid}) is there and gave no answer within {waited_s:g} s{how}"
+            return f"its server (process {pid}) is running but gave no answer within {waited_s:g} s{how}"
         case _ if is_locked(run_dir / "ledger"):
             return f"its server is being started or is ending: {probed.words}"
         case _:
@@ -52,35 +52,35 @@ def silence(run_dir: Path, *, is_supervised: bool) -> str | None:
 
 
 def no_ledger_chain(s: Snapshot) -> Chain:
-    """Return the chain of a run whose ledger does not answer."""
+    """Explain a run whose ledger does not answer."""
     link = "everything waits for the ledger: " + (s.ledger_error or "it does not answer")
     if s.has_supervisor:
         doing = (
             "the supervisor restarts an embedded server that has ended within seconds, and replaces one that stays "
-            "silent. You start a server of your own. Workers wait for ledger.outage_timeout_s"
+            "silent. A server of your own you restart yourself. Workers wait for ledger.outage_timeout_s"
         )
         return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
     return Chain((link,), Cause.LEDGER, "ledger", Outlook.YOU, f"start the server, then `headrace up --resume {s.run}`")
 
 
 def whereabouts(run_dir: Path) -> str:
-    """Return the state of the embedded server's process as the end of a sentence, or nothing."""
+    """Describe the embedded server's process in a clause; empty if there is none."""
     address = read_address(run_dir)
     if address is None or not address.is_embedded:
         return ""
     pid = _process(run_dir, address)
-    return f"; process {pid} is there{state_words(pid)}" if pid else ""
+    return f"; process {pid} is running{state_words(pid)}" if pid else ""
 
 
 def state_words(pid: int) -> str:
-    """Return why a process may be silent, by its state, as the end of a sentence."""
+    """Return a clause that says why a process may be silent, by its state."""
     if _is_stopped(pid):
         return f": it is stopped (SIGSTOP, or a debugger); `kill -CONT {pid}` lets it go on"
     return ": it waits for its disk" if _state(pid) == "D" else ": it hangs, or is slow"
 
 
 def _process(run_dir: Path, address: LedgerAddress) -> int:
-    """Return the server's process id; 0 when it has ended, or cannot be identified."""
+    """Return the server's process id; 0 if it has exited or cannot be identified."""
     if address.process is not None and identify(address.pid) == address.process:
         return address.pid
     return next(iter(holders(run_dir / "ledger")), 0)
@@ -95,19 +95,19 @@ def _state(pid: int) -> str:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    # The name before the last bracket may hold any character.
+    # The process name before the last bracket may contain any character.
     return status.rpartition(")")[2].split()[0]
 
 
 COUNTED_S = 600.0
-"""Ends of this many last seconds are counted."""
+"""Exits within this many last seconds are counted."""
 _TAIL_BYTES = 1 << 18
 _OF_ONE_DEATH_S = 60.0
-"""A replaced process ends within this; replacement and end count as one."""
+"""A replaced process exits within this time; replacement and exit then count as one."""
 
 
 def read_exits(run_dir: Path, now_s: float) -> dict[str, Ended]:
-    """Return the last end of each worker with an ended process; ``now_s`` is seconds since 1970."""
+    """Return the last exit of each worker that had one. ``now_s`` is in seconds since 1970."""
     path = run_dir / "logs" / "supervisor.jsonl"
     try:
         with path.open("rb") as file:
@@ -120,7 +120,7 @@ def read_exits(run_dir: Path, now_s: float) -> dict[str, Ended]:
         try:
             row = json.loads(line)
             worker, event, at = row["worker"], row["event"], datetime.fromisoformat(row["at"])
-        # A line torn at either end of the tail, or a line without a worker.
+        # A line torn by the start of the tail or the end of the file, or a line without a worker.
         except (ValueError, RecursionError, KeyError, TypeError):
             continue
         ended = _ended(row, event, now_s - at.astimezone(UTC).timestamp())

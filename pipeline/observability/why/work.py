@@ -1,5 +1,5 @@
-"""From work that is not ready to the worker that has it: units, trajectories, evaluations; and the roots
-when too little is in flight: credit, memory, data, paused or closed admission."""
+"""From work that is not ready to the worker that holds it (units, trajectories, evaluations), and why too
+little is in flight: credit, memory, data, paused or closed admission."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from protocol.ids import Role
 
 
 def unit_chain(s: Snapshot, waits: Waits, unit: WaitedUnit) -> Chain:
-    """Return the chain of a unit that is not ready: its trajectory with the gravest outlook."""
+    """Explain why a unit is not ready, by its trajectory with the gravest outlook."""
     if waits.unit is not Unit.GROUP:
-        # Without trajectories, the unit has become complete since.
+        # A unit without trajectories has become complete in the meantime.
         if not unit.trajectories:
             return _complete(unit.name)
         return _trajectory_chain(s, waits, unit.trajectories[0], unit.trajectories[0].name)
@@ -40,7 +40,7 @@ def _trajectory_chain(s: Snapshot, waits: Waits, one: WaitedTrajectory, called: 
     missing = [scorer_chain(s, lack) for lack in one.lacks]
     if one.place is Place.FINISHED:
         return worst(missing).after(f"{called} is sampled ({_size(one)})")
-    # Earlier chunks delay nothing yet, unless their scorer is in trouble.
+    # Missing scores of earlier chunks delay nothing yet, unless their scorer is in trouble.
     grave = [chain for chain in missing if chain.outlook is not Outlook.MOVES and chain.cause is not Cause.REDELIVERY]
     if one.place is Place.LEASED:
         sampling = _leased(s, waits, one, called)
@@ -58,7 +58,7 @@ def _leased(s: Snapshot, waits: Waits, one: WaitedTrajectory, called: str) -> Ch
 
 
 def _holder_chain(s: Snapshot, worker: str, epoch: int, holder: Holder | None) -> Chain:
-    """Return the chain of an incarnation's work."""
+    """Explain the work held by an incarnation of a generator."""
     row = s.row(worker)
     left_s = holder.lease_left_s if holder else 0.0
     when = f"when its lease ends in {seconds(left_s)}" if left_s > 0.0 else "at the next lease call of any generator"
@@ -81,7 +81,7 @@ def _holder_chain(s: Snapshot, worker: str, epoch: int, holder: Holder | None) -
 
 
 def evaluation_chain(s: Snapshot, waits: Waits) -> Chain | None:
-    """Return the chain of an evaluation's missing responses; None when none is missing."""
+    """Explain an evaluation's missing responses; None if none are missing."""
     chains: list[Chain] = []
     if waits.num_evaluation_open:
         chains.append(generators_chain(s).after(f"{count(waits.num_evaluation_open, 'evaluation response')} are open"))
@@ -104,7 +104,7 @@ _MB = 2.0**20
 
 
 def admission_chain(s: Snapshot, totals: Totals) -> Chain:
-    """Return why no more work is on the way."""
+    """Explain why no more work is on the way."""
     if totals.is_closed:
         link = "admission is closed: the run has all its updates"
         return Chain((link,), Cause.CLOSED, "", Outlook.ENDED, "the run ends when evaluation is done")
@@ -128,7 +128,7 @@ def admission_chain(s: Snapshot, totals: Totals) -> Chain:
 
 
 def _memory_chain(s: Snapshot) -> Chain:
-    """Return what holds the ledger's memory, and the worker that frees it."""
+    """Explain what holds the ledger's memory, and which worker frees it."""
     if claimed := s.depth("claimed"):
         link = f"{count(claimed, 'claimed unit')} are kept until the checkpoint that holds their effect"
         return _freed_by(s, Role.LEARNER, link, "an idle learner checkpoints after some seconds, which settles them")

@@ -1,4 +1,4 @@
-"""The roots among workers: absent, frozen, stuck, starting, waiting, or at work."""
+"""Root causes among workers: absent, frozen, stuck, starting, waiting, or working."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _AT_WORK = {
 
 
 def absent_chain(s: Snapshot, name: str) -> Chain:
-    """Return the chain of a wanted worker without a heartbeat."""
+    """Explain a wanted worker without a heartbeat."""
     ended = s.exits.get(name)
-    link = f"{name} is not there" + (f": {ended}" if ended else "")
+    link = f"{name} is missing" + (f": {ended}" if ended else "")
     if not s.has_supervisor:
         return Chain((link,), Cause.ABSENT, name, Outlook.YOU, _no_supervisor(s))
-    doing = f"the supervisor starts it; if it does not come, read logs/{name}.jsonl and logs/{name}.out"
+    doing = f"the supervisor starts it; if it does not come up, read logs/{name}.jsonl and logs/{name}.out"
     if ended and ended.error:
         again = "the supervisor starts it again. The same error before any finished work ends the run"
         doing = f"{again}: logs/{name}.jsonl"
@@ -40,7 +40,7 @@ def absent_chain(s: Snapshot, name: str) -> Chain:
 
 
 def role_absent_chain(s: Snapshot, role: Role) -> Chain:
-    """Return the chain of a role without a heartbeat."""
+    """Explain a role without a heartbeat."""
     names = s.absent(role)
     if names:
         return absent_chain(s, names[0])
@@ -51,13 +51,13 @@ def role_absent_chain(s: Snapshot, role: Role) -> Chain:
 
 
 def role_chain(s: Snapshot, role: Role) -> Chain:
-    """Return the gravest chain of a role's live workers, else of all, else of its absence."""
+    """Explain the gravest wait of a role's live workers, else of all its workers, else its absence."""
     rows = s.healthy(role) or s.rows(role)
     return worst([worker_chain(s, row) for row in rows]) if rows else role_absent_chain(s, role)
 
 
 def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> Chain:
-    """Return the chain of a worker with a heartbeat. ``seen``: workers earlier in the chain."""
+    """Explain a worker with a heartbeat. ``seen``: workers earlier in the chain."""
     name, at = row.worker, row.waiting_for
     if row.health is not Health.LIVE:
         return _unwell(s, row)
@@ -69,7 +69,7 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
         doing = "it loads its model and data; its log has the progress"
         return Chain((link,), Cause.STARTING, name, Outlook.MOVES, doing)
     if at in (WaitingFor.DRAINING, WaitingFor.STOPPED):
-        doing = "it returns what it holds, for others to go on with, and ends"
+        doing = "it returns what it holds, so that others can continue it, and ends"
         return Chain((f"{name} is {at}{detail}",), Cause.DRAINING, name, Outlook.MOVES, doing)
     if at is WaitingFor.QUARANTINE:
         doing = (
@@ -81,8 +81,8 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
         return ledger_chain(f"{name} waits for the ledger{detail}")
     if at is WaitingFor.ENDPOINT:
         doing = (
-            "see that it runs, and at its limits: it is tried again until it judges. No response counts as wrong or as failed "
-            "meanwhile"
+            "check that it is running, and its rate limits: requests are retried until it answers. Meanwhile no response "
+            "counts as wrong or failed"
         )
         return Chain((f"{name} waits for {row.detail}",), Cause.ENDPOINT, name, Outlook.YOU, doing)
     unreached = unreached_workers(row.unreached)
@@ -106,7 +106,8 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
     if at is WaitingFor.DISK:
         doing = (
             "it goes on once the files are written; a learner whose checkpoint gains no file for "
-            "supervisor.checkpoint_timeout_s is replaced. If it is always so, the disk is slow: raise checkpoint.every_updates"
+            "supervisor.checkpoint_timeout_s is replaced. If this keeps happening, the disk is slow: raise "
+            "checkpoint.every_updates"
         )
         return Chain((f"{name} waits for its disk{detail}",), Cause.CHECKPOINT, name, Outlook.MOVES, doing)
     if at is WaitingFor.COMPUTE:
@@ -118,12 +119,12 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
 
 
 def how_far(row: WorkerRow) -> str:
-    """Return a worker's progress on long work, else the time since its last progress."""
+    """Return a worker's progress on long work, or else the time since its last progress."""
     return row.work.in_words() if row.work is not None else f"last progress {seconds(row.since_progress_s)} ago"
 
 
 def scorer_chain(s: Snapshot, lack: Lack) -> Chain:
-    """Return the chain of a missing field, to the worker that should write it."""
+    """Explain a missing score by the worker that should write it."""
     role = SCORER[lack.field]
     failures = f", a scorer failed on it {count(lack.num_failures, 'time')}" if lack.num_failures else ""
     late = f"{seconds(lack.overdue_s)} overdue" if lack.overdue_s > 0.0 else f"due again in {seconds(-lack.overdue_s)}"
@@ -145,13 +146,13 @@ def scorer_chain(s: Snapshot, lack: Lack) -> Chain:
         return unreachable_chain(cut_off[0]).after(link)
     names = " and ".join(row.worker for row in healthy)
     idle = f"{names} {'is' if len(healthy) == 1 else 'are'} idle: the message is on its way, or was lost with a dead process"
-    doing = f"its deadline hands it out again; `headrace ledger requeue --field {lack.field}` does so now"
+    doing = f"it is handed out again at its deadline; `headrace ledger requeue --field {lack.field}` does so now"
     outlook = Outlook.MOVES if lack.age_s < s.replaced_after_s else Outlook.MENDS
     return Chain((idle,), Cause.REDELIVERY, str(role), outlook, doing).after(link)
 
 
 def unreachable_chain(row: WorkerRow) -> Chain:
-    """Return the chain of a worker that cannot reach a mailbox."""
+    """Explain a worker that cannot reach a mailbox."""
     doing = (
         f"let {row.host} connect there: check firewalls (wire.ports), and an address that means another host there "
         "(wire.host, wire.advertise_host). Until then "
@@ -164,7 +165,7 @@ def unreachable_chain(row: WorkerRow) -> Chain:
 
 
 def generators_chain(s: Snapshot) -> Chain:
-    """Return the chain of work that any generator can take."""
+    """Explain work that any generator can take."""
     healthy = s.healthy(Role.GENERATOR)
     if not healthy:
         return role_chain(s, Role.GENERATOR)
@@ -175,9 +176,9 @@ def generators_chain(s: Snapshot) -> Chain:
 
 
 def ledger_chain(link: str) -> Chain:
-    """Return the chain of a ledger that does not answer a worker, or is full."""
+    """Explain a ledger that does not answer a worker, or is full."""
     doing = (
-        "workers keep their work and try again. The supervisor restarts an embedded server; you restart your own. "
+        "workers keep their work and retry. The supervisor restarts an embedded server; you restart your own. "
         "Scorers and learner make room in a full one"
     )
     return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
@@ -192,7 +193,7 @@ def _unwell(s: Snapshot, row: WorkerRow) -> Chain:
         return Chain((link,), cause, row.worker, Outlook.YOU, _no_supervisor(s))
     if row.worker not in s.wanted:
         end = f"end process {row.pid} on {row.host}, and start it again if you want it"
-        doing = f"the supervisor does not know it: {end}"
+        doing = f"it is not one of the supervisor's workers: {end}"
         return Chain((link,), cause, row.worker, Outlook.MENDS, doing)
     after = f"after {seconds(s.replaced_after_s)} of silence" if is_silent else "(supervisor.stuck_after_s)"
     doing = f"the supervisor replaces it {after}; its work goes to others"
@@ -200,7 +201,7 @@ def _unwell(s: Snapshot, row: WorkerRow) -> Chain:
 
 
 def _room(s: Snapshot, row: WorkerRow, seen: tuple[str, ...]) -> Chain:
-    """Return the chain of a full mailbox, to the worker that reads it."""
+    """Explain a full mailbox by the worker that reads it."""
     link = f"{row.worker} waits for room: {row.detail}"
     passed = (*seen, row.worker)
     ends = [worker_chain(s, other, seen=passed) for other in s.awaited(row) if other.worker not in passed]
@@ -218,5 +219,4 @@ def _no_supervisor(s: Snapshot) -> str:
 
 
 def unwell(workers: Sequence[WorkerRow]) -> list[WorkerRow]:
-    """Return the workers that are silent or stuck."""
     return [row for row in workers if row.health is not Health.LIVE]

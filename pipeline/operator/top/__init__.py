@@ -1,1 +1,1 @@
-"""``headrace top``: a full-screen view of a run on a terminal, with keys that change the run."""
+"""``headrace top``: a full-screen terminal view of a run, with keys that change the run."""

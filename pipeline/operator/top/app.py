@@ -1,7 +1,7 @@
-"""The view of ``headrace top``, as a Textual app.
+"""The full-screen view of ``headrace top``, a Textual app.
 
-It shows a feed's pictures, one a second, never two at once, and turns keys into changes of the run.
-The feed always answers, also when the run has ended; so a person alone ends the view."""
+It shows one snapshot a second from a feed, never reading two at once, and turns keys into changes of
+the run. The feed keeps answering after the run has ended, so only the user closes the view."""
 
 from __future__ import annotations
 
@@ -88,8 +88,6 @@ Input, Input:focus { height: 1; border: none; padding: 0; text-style: reverse; }
 
 
 class TopApp(App[int]):
-    """The view. Its exit value is 0."""
-
     CSS = _CSS
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (_WIDE, "-wide")]  # noqa: RUF012
@@ -116,8 +114,8 @@ class TopApp(App[int]):
         on_interrupt: Callable[[], None] | None = None,
         on_start: Callable[[], None] | None = None,
     ) -> None:
-        """``on_interrupt``: called for Ctrl-C in place of leaving. ``on_start``: called once the
-        terminal is a screen."""
+        """``on_interrupt`` is called for Ctrl-C instead of leaving; ``on_start`` once the app owns the
+        terminal."""
         super().__init__()
         self.animation_level = "none"
         self.feed = feed
@@ -132,7 +130,6 @@ class TopApp(App[int]):
     # -- the screen --------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        """Build the screen."""
         yield Static(Text("reading the run"), id="head")
         yield Static(id="views")
         with Container(id="body"):
@@ -147,7 +144,6 @@ class TopApp(App[int]):
         yield Static(Text(_KEYS, style="reverse", no_wrap=True, overflow="ellipsis"), id="keys")
 
     def on_mount(self) -> None:
-        """Begin to read."""
         self.action_view("run")
         if self._on_start is not None:
             self.call_after_refresh(self._on_start)
@@ -163,12 +159,12 @@ class TopApp(App[int]):
             await asyncio.sleep(max(0.1 * self._refresh_s, self._refresh_s - (time.monotonic() - began_s)))
 
     def show(self, picture: RunOverview) -> None:
-        """Show a picture. Hidden tables are left as they are."""
+        """Show a snapshot. Hidden tables are not updated."""
         self.picture = picture
         screen = self.screen_stack[0]
         lines = fitted(head_lines(picture), self.size.width, num_wrapped=2)
         head = Text("\n").join(Text(line, style=style) for line, style in lines)
-        # A new layout costs as much as all the rest.
+        # A new layout costs as much as everything else.
         screen.query_one("#head", Static).update(head, layout=len(lines) != self._num_lines)
         self._num_lines = len(lines)
         for name, rows in (
@@ -188,13 +184,12 @@ class TopApp(App[int]):
             table.show(rows())
 
     def say(self, sentence: str) -> None:
-        """Show a sentence above the keys, until the next."""
+        """Show a sentence above the keys, until the next one."""
         self.screen_stack[0].query_one("#said", Static).update(Text(printable_line(sentence), style="bold"))
 
     # -- keys --------------------------------------------------------------------------------------
 
     def action_view(self, name: str) -> None:
-        """Show one of the views."""
         self._view = name
         screen = self.screen_stack[0]
         for other in _VIEWS:
@@ -209,7 +204,7 @@ class TopApp(App[int]):
             self.show(self.picture)
 
     def action_scale(self, change: int) -> None:
-        """Have one worker more or fewer of the role under the cursor."""
+        """Add or remove a worker of the role under the cursor."""
         role = self._chosen_role()
         if role is None:
             self.say("choose a role or a worker with the arrows first (views 1 and 2)")
@@ -220,7 +215,6 @@ class TopApp(App[int]):
             self._ask(question, lambda: self.feed.scale(role, -1))
 
     def action_drain(self) -> None:
-        """Have the worker under the cursor finish and leave."""
         worker = self._chosen_worker()
         if worker is None:
             self.say("choose a worker first: 2 shows the workers")
@@ -229,16 +223,13 @@ class TopApp(App[int]):
             self._ask(question, lambda: self.feed.drain(worker))
 
     def action_pause(self) -> None:
-        """Stop the admission of new groups."""
         question = "Pause the run? No new group is admitted until r resumes; work in flight is finished."
         self._ask(question, self.feed.pause)
 
     def action_resume(self) -> None:
-        """Admit new groups again."""
         self._act(self.feed.resume)
 
     def action_log(self) -> None:
-        """Show the log of the worker under the cursor."""
         worker = self._chosen_worker()
         if worker is None:
             self.say("choose a worker first: 2 shows the workers")
@@ -246,27 +237,23 @@ class TopApp(App[int]):
             self.push_screen(LogScreen(worker, self.feed.log(worker)))
 
     def action_trajectories(self) -> None:
-        """Show what the ledger holds of responses."""
         self.push_screen(TrajectoriesScreen(self.feed.recent, self.feed.trajectory))
 
     def action_help(self) -> None:
-        """Show the keys."""
         ctrl_c = CTRL_C_LEAVES if self._on_interrupt is None else CTRL_C_DRAINS
         self.push_screen(TextScreen("headrace top", HELP.format(ctrl_c=ctrl_c).splitlines()))
 
     def action_leave(self) -> None:
-        """Leave the view; the run goes on."""
         self.exit(0)
 
     def action_interrupt(self) -> None:
-        """Leave, or do what Ctrl-C means here."""
         if self._on_interrupt is None:
             self.exit(0)
         else:
             self._on_interrupt()
 
     def on_live_table_taken(self, event: LiveTable.Taken) -> None:
-        """Enter: from a role to its workers, from a worker to its log."""
+        """Enter: go from a role to its workers, from a worker to its log."""
         if event.table.id == "roles":
             role = self._chosen_role()
             self.action_view("workers")

@@ -1,11 +1,8 @@
-"""The view of ``headrace up``: that of ``headrace top``, in a separate process.
+"""The view of ``headrace up``: ``headrace top`` in a child process.
 
-*Consumes* the terminal, and the supervisor's snapshots. *Produces* one child, which reads the run
-as any other view does. *Waits for* nothing while the run goes on; afterwards for the child's end,
-within a limit. *Unblocked by* the pipe between both: the child ends with it.
-
-A child that has ended, however, gives its terminal back, and lines follow in its place. The kernel
-sends Ctrl-C to the supervisor, whatever the child does."""
+The child reads the run like any other view. The supervisor waits for it only at the end, for a limited
+time; the child exits when the pipe between them closes. If the child exits earlier, the terminal is
+restored and plain lines follow. The kernel sends Ctrl-C to the supervisor, whatever the child does."""
 
 from __future__ import annotations
 
@@ -29,14 +26,14 @@ if TYPE_CHECKING:
 
 _END_S: Final = 3.0
 _LEAVE_SCREEN: Final = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l"
-"""Leaves the other screen, shows the cursor, and ends reports of mouse, focus and pasting."""
+"""Leaves the alternate screen, shows the cursor, and disables mouse, focus and paste reports."""
 
 
 class ChildView(View):
-    """The full-screen view of a supervisor's own terminal."""
+    """The full-screen view on a supervisor's own terminal."""
 
     def __init__(self, config: RunConfig, run_dir: Path, *, command: Sequence[str] | None = None) -> None:
-        """``command``: of the child; the descriptor of the pipe's end is appended."""
+        """``command`` starts the child; the descriptor of the pipe's read end is appended."""
         super().__init__(config, run_dir)
         self._command = command or headrace.command("pipeline.cli.top", str(run_dir))
         self._plain = PlainView(config, run_dir)
@@ -48,7 +45,7 @@ class ChildView(View):
 
     @property
     def log_terminal(self) -> TextIO:
-        """Keeps the log's last warnings while the screen is shown, else prints them."""
+        """Holds back the log's last warnings while the child has the terminal; otherwise prints them."""
         return self._terminal
 
     @property
@@ -69,7 +66,7 @@ class ChildView(View):
         return self
 
     def show(self, snapshot: RunSnapshot) -> None:
-        """Keep the snapshot for the end; print it once the child has ended."""
+        """Keep the snapshot for the end; print it if the child has exited."""
         self._last = snapshot
         if self._child is not None and self._child.poll() is not None:
             self._take_back(self._child.returncode)
@@ -77,7 +74,7 @@ class ChildView(View):
             self._plain.show(snapshot)
 
     def end(self) -> None:
-        """End the child, and print the last picture. Repeated calls do nothing."""
+        """End the child and print the last snapshot. Repeated calls do nothing."""
         if self._pipe < 0:
             return
         was_shown = self._child is not None
@@ -90,7 +87,7 @@ class ChildView(View):
                 self._child.kill()
             self._take_back(self._child.wait())
         if was_shown and self._last is not None:
-            # An OSError means that the terminal has hung up.
+            # OSError: the terminal has hung up.
             with suppress(OSError):
                 self._print_last(self._last)
 
@@ -101,7 +98,7 @@ class ChildView(View):
         Console(stderr=True).print(last_picture(name, self._progress(), snapshot, self._elapsed(), notices))
 
     def _take_back(self, code: int) -> None:
-        """Make the terminal a usual one again, where the child could not."""
+        """Restore the terminal if the child could not."""
         self._child = None
         with suppress(OSError, termios.error):
             if code != 0:
@@ -112,7 +109,7 @@ class ChildView(View):
 
 
 class _Terminal(io.StringIO):
-    """The terminal as the supervisor's log has it."""
+    """The stream that the supervisor's log writes to."""
 
     def __init__(self, view: ChildView) -> None:
         super().__init__()
@@ -120,7 +117,6 @@ class _Terminal(io.StringIO):
         self.notices = Notices()
 
     def write(self, text: str, /) -> int:
-        """Keep the lines, or print them."""
         if self._view.is_shown:
             return self.notices.write(text)
         sys.stderr.write(text)

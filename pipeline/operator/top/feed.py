@@ -1,8 +1,7 @@
-"""The connection of ``headrace top`` to a run: pictures, and changes of the run.
+"""The connection of ``headrace top`` to a run: snapshots and changes.
 
-Each of the ledger's answers has a limit. The run need not be there yet, may end, and may come back:
-the feed reconnects. It never starts a copy of the ledger for a run that has ended while it was
-shown."""
+Every answer of the ledger has a time limit. The run may not exist yet, may end and may come back; the
+feed reconnects. For a run that ended while shown, it never starts a copy of the ledger."""
 
 from __future__ import annotations
 
@@ -27,20 +26,24 @@ from protocol.errors import ConfigError, HeadraceError
 from protocol.ids import Role
 from protocol.printable import printable_line
 
+if TYPE_CHECKING:
+    from pipeline.ledger.admin import StoredChunk
+    from pipeline.runtime.registry.contract import Fleet
+
 _MAX_COLUMNS = 8
-"""Values of staleness with a separate column; larger ones share the last."""
+"""Values of staleness with their own column; larger ones share the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionView:
-    """The ledger's looks that a view shows."""
+    """What the versions and drops views show of the ledger."""
 
     versions: StalenessView
     drops: DropsView
 
 
 def version_lines(run: RunOverview, found: InspectionView | None) -> list[str]:
-    """Return which versions sample, how stale the newest update was, and units by staleness."""
+    """Show which versions sample, how stale the newest update was, and units by staleness."""
     versions = run.versions
     lines = [f"published: version {versions.published}"]
     for version, number in sorted(versions.sampling.items(), reverse=True):
@@ -75,7 +78,7 @@ def _histogram(view: StalenessView) -> list[str]:
 
 
 def drop_lines(run: RunOverview, found: InspectionView | None) -> list[str]:
-    """Return what was dropped by reason, with length and difficulty, against what was trained."""
+    """Show what was dropped by reason, with length and difficulty, compared with what was trained."""
     if found is None:
         return [run.trouble or "the ledger has not answered yet"]
     head = ("groups", "responses", "tokens", "length", "difficulty")
@@ -83,7 +86,7 @@ def drop_lines(run: RunOverview, found: InspectionView | None) -> list[str]:
     lines += [_line(f"dropped: {printable_line(row.reason)}", _cells(row), 11) for row in found.drops.dropped]
     if not found.drops.dropped:
         lines.append("nothing was dropped")
-    lines += ["", "length: tokens in the mean; difficulty: 1 less the mean accuracy of its group"]
+    lines += ["", "length: mean tokens; difficulty: 1 minus the mean accuracy of the group"]
     return [*lines, *(f"! {printable_line(warning)}" for warning in found.drops.warnings)]
 
 
@@ -102,13 +105,9 @@ def _line(name: str, cells: Sequence[str], width: int = 7) -> str:
     return f"{name:<22}" + "".join(f"{cell:>{width}}" for cell in cells)
 
 
-if TYPE_CHECKING:
-    from pipeline.ledger.admin import StoredChunk
-    from pipeline.runtime.registry.contract import Fleet
-
 _CONNECT_S = 8.0
 _RECONNECT_AFTER_S = 10.0
-"""Silence after which a supervisor's ledger may have moved."""
+"""After this long without an answer, the supervisor's ledger may have moved."""
 _ACT_S = 8.0
 MAX_RECENT = 200
 
@@ -117,52 +116,48 @@ class Feed(Protocol):
     """A run as the app reads and changes it."""
 
     @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-        ...
+    def run_dir(self) -> Path: ...
 
     async def read(self) -> RunOverview:
-        """Return the present picture; errors of the ledger are its ``trouble``."""
+        """Return the current snapshot; errors of the ledger become its ``trouble``."""
         ...
 
     async def inspect(self) -> InspectionView | None:
-        """Return staleness and drops as the ledger counts them; None while it does not answer."""
+        """Return the ledger's counts of staleness and drops; None if it does not answer."""
         ...
 
     async def scale(self, role: Role, change: int) -> str:
-        """Change the wanted number of a role's workers; return what is wanted now, in words."""
+        """Change the number of a role's workers; return the desired fleet in words."""
         ...
 
     async def drain(self, worker: str) -> str:
-        """Have a worker finish and leave; return what is wanted from now on, in words."""
+        """Have a worker finish and leave; return the desired fleet in words."""
         ...
 
     async def pause(self) -> str:
-        """Stop the admission of new groups; return the pause in words."""
+        """Stop admitting new groups; return the pause in words."""
         ...
 
     async def resume(self) -> str:
-        """Admit new groups again; return what was changed, in words."""
+        """Admit new groups again; return what changed, in words."""
         ...
 
     async def recent(self) -> Sequence[StoredChunk]:
-        """Return the newest chunks of responses that the ledger holds."""
+        """Return the newest response chunks that the ledger holds."""
         ...
 
     async def trajectory(self, name: str) -> list[str]:
-        """Return the life of a trajectory, or a chunk, as lines."""
+        """Describe the life of a trajectory or chunk, as lines."""
         ...
 
-    def log(self, worker: str) -> LogReader:
-        """Return a reader of a worker's log."""
-        ...
+    def log(self, worker: str) -> LogReader: ...
 
 
 class RunFeed:
-    """The feed of a real run."""
+    """The feed of a real run. Changes raise ConfigError if refused."""
 
     def __init__(self, run_dir: Path, describe: Callable[[Attached, str], Awaitable[list[str]]]) -> None:
-        """``describe``: returns a trajectory's life as lines; raises ConfigError for an unknown
+        """``describe`` returns a trajectory's life as lines; it raises ConfigError for an unknown
         name."""
         self.run_dir = run_dir
         self._describe = describe
@@ -170,10 +165,10 @@ class RunFeed:
         self._at: Attached | None = None
         self._reader: OverviewReader | None = None
         self._is_copy = False
-        """Connected to a copy of the ledger, or to a server that no supervisor keeps."""
+        """Whether connected to a copy of the ledger, or to a server without a supervisor."""
 
     async def read(self) -> RunOverview:
-        """Return the present picture; it never raises for a run that is away."""
+        """Return the current snapshot; never raises if the run is not reachable."""
         try:
             await self._connect()
             assert self._reader is not None
@@ -188,21 +183,19 @@ class RunFeed:
         if picture.trouble_s > _RECONNECT_AFTER_S and picture.supervisor_pid is not None:
             await self.aclose()
         if picture.trouble and picture.supervisor_pid is None:
-            # The server ends with its supervisor: the run is over, as far as can be seen.
+            # The server ends with its supervisor, so the run seems to be over.
             picture = replace(picture, is_over=True, trouble="")
         return picture
 
     async def inspect(self) -> InspectionView | None:
-        """Return staleness and drops as the ledger counts them; None while it does not answer."""
         try:
             async with asyncio.timeout(_ACT_S):
-                inspection = self._there().inspection
+                inspection = self._connected().inspection
                 return InspectionView(await inspection.versions(), await inspection.drops())
         except (HeadraceError, OSError, TimeoutError):
             return None
 
     async def scale(self, role: Role, change: int) -> str:
-        """Change the wanted number of a role's workers by ``change``. Raises ConfigError."""
         at = self._attached()
         async with asyncio.timeout(_ACT_S):
             fleet = await at.registry.fleet()
@@ -213,40 +206,34 @@ class RunFeed:
         return _in_words(wanted)
 
     async def drain(self, worker: str) -> str:
-        """Have a worker finish and leave. Raises ConfigError."""
         at = self._attached()
         async with asyncio.timeout(_ACT_S):
             return f"{printable_line(worker)} drains; {_in_words(await steering.drain(at, worker))}"
 
     async def pause(self) -> str:
-        """Stop the admission of new groups. Raises ConfigError."""
         at = self._attached()
         async with asyncio.timeout(_ACT_S):
             return pause_words(await steering.pause(at))
 
     async def resume(self) -> str:
-        """Admit new groups again. Raises ConfigError."""
         at = self._attached()
         async with asyncio.timeout(_ACT_S):
             ended = await steering.resume(at)
         return "it was not paused" if ended is None else "resumed: new groups are admitted"
 
     async def recent(self) -> Sequence[StoredChunk]:
-        """Return the newest chunks of responses that the ledger holds, newest first."""
         async with asyncio.timeout(_ACT_S):
-            return sorted(await self._there().admin.stored(max_trajectories=MAX_RECENT), key=lambda one: one.age_s)
+            return sorted(await self._connected().admin.stored(max_trajectories=MAX_RECENT), key=lambda one: one.age_s)
 
     async def trajectory(self, name: str) -> list[str]:
-        """Return a trajectory's life as lines. Raises ConfigError for an unknown name."""
         async with asyncio.timeout(_ACT_S):
-            return await self._describe(self._there(), name)
+            return await self._describe(self._connected(), name)
 
     def log(self, worker: str) -> LogReader:
-        """Return a reader of a worker's log."""
         return LogReader(self.run_dir, workers=(worker,))
 
     async def aclose(self) -> None:
-        """End the connection; the next reading reconnects."""
+        """Disconnect; the next read reconnects."""
         self._at = self._reader = None
         held, self._held = self._held, AsyncExitStack()
         await held.aclose()
@@ -264,13 +251,13 @@ class RunFeed:
     async def _has_supervisor(self) -> bool:
         return await asyncio.to_thread(supervisor_pid, self.run_dir) is not None
 
-    def _there(self) -> Attached:
+    def _connected(self) -> Attached:
         if self._at is None:
             raise ConfigError(f"{self.run_dir} does not answer yet")
         return self._at
 
     def _attached(self) -> Attached:
-        at = self._there()
+        at = self._connected()
         if self._is_copy:
             raise ConfigError(f"{self.run_dir} is not running; continue it with `headrace up --resume {self.run_dir}`")
         return at

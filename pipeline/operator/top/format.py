@@ -1,6 +1,6 @@
-"""An overview in words: the lines and tables of ``headrace top``, as plain text.
+"""The lines and tables of ``headrace top``, as plain text.
 
-Pure. Every text is safe for a terminal, and each colour comes with a word."""
+Does no I/O. All text is safe for a terminal, and nothing is said by colour alone."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from protocol.printable import printable_line
 _TREND = 20
 _TROUBLE, _WAITS = "bold red", "italic"
 _WRAPPED = (_TROUBLE, _WAITS)
-"""Styles of lines that may take more than one."""
+"""Styles of lines that may wrap."""
 NONE: Final = "–"
 ROLE_COLUMNS: Final = ("role", "live", "waits for")
 QUEUE_COLUMNS: Final = ("queue", "depth", "in/s", "out/s", "oldest")
 WORKER_COLUMNS: Final = ("worker", "v", "MB", "waits for", "done")
 INCIDENT_COLUMNS: Final = ("time", "who", "what")
 RIGHT: Final = frozenset({"live", "depth", "in/s", "out/s", "oldest", "v", "MB"})
-"""Columns of numbers."""
-_WAY: Final = ("credit", "open", "leased", "", "reward", "reference", "value", "guidance", "ready", "claimed")
-"""Queues on every chunk's way, with the place of the mailboxes; the others follow."""
-_MAILBOXES: Final = _WAY.index("")
+"""Columns of numbers, aligned to the right."""
+_QUEUE_ORDER: Final = ("credit", "open", "leased", "", "reward", "reference", "value", "guidance", "ready", "claimed")
+"""Queues in the order in which a chunk passes them; "" stands for the mailboxes. Others follow."""
+_MAILBOXES: Final = _QUEUE_ORDER.index("")
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A row of a table, with a name that it keeps from picture to picture."""
+    """A row of a table; its key identifies it across snapshots."""
 
     key: str
     cells: tuple[str, ...]
@@ -46,7 +46,7 @@ class TableRow:
 
 
 def head_lines(run: RunOverview) -> list[tuple[str, str]]:
-    """Return the lines at the top, each with a style. Troubles come first."""
+    """Return the lines at the top, each with a style; troubles come first."""
     progress, rates, totals = run.progress, run.rates, run.totals
     lines = [(words, _TROUBLE) for words in troubles(run)]
     is_going = run.state is RunState.RUNNING and not run.is_over
@@ -73,7 +73,7 @@ def head_lines(run: RunOverview) -> list[tuple[str, str]]:
 
 
 def troubles(run: RunOverview) -> list[str]:
-    """Return sentences on what a person must know first: no answer, pause, end, no supervisor."""
+    """Return what a person must know first: no answer, pause, end, no supervisor."""
     found: list[str] = []
     if run.is_over and not run.trouble:
         detail = f": {run.detail}" if run.detail else ""
@@ -82,7 +82,7 @@ def troubles(run: RunOverview) -> list[str]:
         since = f", for {run.trouble_s:.0f} s" if run.totals is not None else ""
         found.append(f"the ledger does not answer{since}: {run.trouble}")
     elif run.supervisor_pid is None:
-        found.append("no supervisor: dead workers are not started again")
+        found.append("no supervisor: dead workers are not restarted")
     elif run.detail:
         found.append(f"{run.state}: {run.detail}")
     if run.is_paused:
@@ -91,7 +91,7 @@ def troubles(run: RunOverview) -> list[str]:
 
 
 def staleness(run: RunOverview) -> str:
-    """Return how far samples were behind, and which versions sample now."""
+    """Return how stale the newest update's samples were."""
     versions = run.versions
     limit = "" if versions.max_staleness is None else f" of {versions.max_staleness}"
     if versions.staleness_mean is None:
@@ -100,8 +100,8 @@ def staleness(run: RunOverview) -> str:
 
 
 def fitted(lines: Iterable[tuple[str, str]], width: int, *, num_wrapped: int) -> list[tuple[str, str]]:
-    """Return lines of at most ``width`` characters. Troubles and the wait go on over up to
-    ``num_wrapped`` lines; the others are cut."""
+    """Fit lines to ``width`` characters. Troubles and the wait may wrap to ``num_wrapped`` lines; others
+    are cut."""
     fitted: list[tuple[str, str]] = []
     for words, style in lines:
         many = num_wrapped if style in _WRAPPED else 1
@@ -121,7 +121,7 @@ def _credit(totals: Totals | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """Return an amount a second: ``0``, ``0.25``, ``3.1``, ``1,204``; a dash for an unknown one."""
+    """Format an amount per second: ``0``, ``0.25``, ``3.1``, ``1,204``; a dash if unknown."""
     if per_s is None:
         return NONE
     if per_s < 0.005:
@@ -130,7 +130,7 @@ def rate(per_s: float | None) -> str:
 
 
 def role_rows(run: RunOverview) -> list[TableRow]:
-    """Return a row a role: live of wanted, and what its workers do."""
+    """Return one row for each role: live and wanted workers, and what they do."""
     rows: list[TableRow] = []
     for role in run.roles:
         wanted = "" if role.num_wanted is None else f"/{role.num_wanted}"
@@ -143,13 +143,13 @@ def role_rows(run: RunOverview) -> list[TableRow]:
 
 
 def counted(waiting_for: Mapping[str, int]) -> str:
-    """Return what workers wait for, the most frequent first: ``3 compute, 1 credit``."""
+    """Return what workers wait for, most frequent first: ``3 compute, 1 credit``."""
     ordered = sorted(waiting_for.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(what if sum(waiting_for.values()) == 1 else f"{number} {what}" for what, number in ordered)
 
 
 def queue_rows(queues: Iterable[QueueOverview]) -> list[TableRow]:
-    """Return a row a queue, with depth and rates in its unit, in the order of a chunk's way."""
+    """Return one row for each queue, in the order in which a chunk passes them."""
     rows: list[TableRow] = []
     for queue in sorted(queues, key=_place):
         name = f"{queue.name} mailbox" if queue.kind == "mailbox" else queue.name
@@ -166,16 +166,16 @@ def queue_rows(queues: Iterable[QueueOverview]) -> list[TableRow]:
 def _place(queue: QueueOverview) -> int:
     if queue.kind == "mailbox":
         return _MAILBOXES
-    return _WAY.index(queue.name) if queue.name in _WAY else len(_WAY)
+    return _QUEUE_ORDER.index(queue.name) if queue.name in _QUEUE_ORDER else len(_QUEUE_ORDER)
 
 
 def in_short(seconds: float) -> str:
-    """Return a duration in few characters: ``0.4 s``, ``12 s``, ``3:05``, ``2:10:00``."""
+    """Format a duration briefly: ``0.4 s``, ``12 s``, ``3:05``, ``2:10:00``."""
     return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s" if seconds < 119.5 else in_minutes(seconds)
 
 
 def worker_rows(run: RunOverview) -> list[TableRow]:
-    """Return a row a worker: version, memory, wait and work. An unwell one is named so."""
+    """Return one row for each worker, including wanted ones that are absent."""
     rows = [
         TableRow(
             row.worker,
@@ -196,7 +196,7 @@ def worker_rows(run: RunOverview) -> list[TableRow]:
 
 
 def state_of(row: WorkerRow) -> str:
-    """Return what a worker does or waits for, or since when it is unwell."""
+    """Return what a worker does or waits for, or how long it has been unwell."""
     if row.health is Health.LIVE:
         return doing(row)
     since_s = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
@@ -204,7 +204,7 @@ def state_of(row: WorkerRow) -> str:
 
 
 def incident_rows(run: RunOverview) -> list[TableRow]:
-    """Return a row an incident, the newest first."""
+    """Return one row for each incident, newest first."""
     rows: list[TableRow] = []
     seen: dict[str, int] = {}
     for incident in run.incidents:
@@ -217,7 +217,7 @@ def incident_rows(run: RunOverview) -> list[TableRow]:
 
 
 def plain_line(run: RunOverview) -> str:
-    """Return all of it on one line, for pipes and logs."""
+    """Return a snapshot on one line, for pipes and logs."""
     parts = [*troubles(run), run.progress.in_words(run.at_s)]
     rates, totals = run.rates, run.totals
     parts.append(f"tokens/s {rate(rates.sampled_tokens)} sampled, {rate(rates.trained_tokens)} trained")
@@ -228,7 +228,7 @@ def plain_line(run: RunOverview) -> str:
 
 
 def live_words(run: RunOverview) -> str:
-    """Return the live workers of each role: ``2/2 generator, 1/1 reward``."""
+    """Return the live workers by role: ``2/2 generator, 1/1 reward``."""
     return ", ".join(
         f"{role.num_live}{'' if role.num_wanted is None else f'/{role.num_wanted}'} {role.role}" for role in run.roles
     )

@@ -1,9 +1,8 @@
-"""Runs the view: on its own terminal, or on that of ``headrace up``, which the supervisor shares.
+"""Runs the view, on its own terminal or on the one it shares with ``headrace up``.
 
-There it is a separate process, so that it can neither slow nor end the
-supervisor. Ctrl-C stays the terminal's signal: the kernel sends it to the supervisor, and this
-process ignores it. It ends with the pipe that the supervisor holds, so also when the supervisor is
-killed."""
+In the second case it is a separate process, so that it can neither slow down nor kill the supervisor.
+The kernel sends Ctrl-C to the supervisor, and this process ignores it. It exits when the pipe held by
+the supervisor closes, and so even when the supervisor is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ Describe = Callable[["Attached", str], Awaitable[list[str]]]
 
 
 def has_screen() -> bool:
-    """Whether this process has a terminal to draw on and to read keys from, in its foreground."""
+    """Return whether this process is in the foreground of a terminal with a screen and a keyboard."""
     if os.environ.get("TERM", "dumb") == "dumb" or not all(os.isatty(descriptor) for descriptor in (0, 2)):
         return False
     with suppress(OSError):
@@ -38,18 +37,18 @@ def has_screen() -> bool:
 
 
 def run_top(run_dir: Path, describe: Describe) -> int:
-    """Show a run until a person leaves; return the exit code."""
+    """Show a run until the user leaves; return the exit code."""
     return asyncio.run(_show(run_dir, describe, until=None))
 
 
 def run_beside(run_dir: Path, describe: Describe, until: int) -> int:
-    """Show a run until the descriptor ``until`` is at its end, or a person leaves."""
+    """Show a run until the descriptor ``until`` reaches its end, or the user leaves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return asyncio.run(_show(run_dir, describe, until=until))
 
 
 async def _show(run_dir: Path, describe: Describe, *, until: int | None) -> int:
-    # Read when textual is imported. A terminal with that protocol sends Ctrl-C as text.
+    # Read when textual is imported. With the kitty protocol, a terminal sends Ctrl-C as text.
     os.environ.setdefault("TEXTUAL_DISABLE_KITTY_KEY", "1")
     from pipeline.operator.top.app import TopApp
 
@@ -74,8 +73,8 @@ async def _show(run_dir: Path, describe: Describe, *, until: int | None) -> int:
 
 
 def let_signals() -> None:
-    """Have the terminal send SIGINT for Ctrl-C, as outside of a full screen. The keys that
-    suspend or quit send nothing: they would stop or end the supervisor."""
+    """Have the terminal send SIGINT for Ctrl-C, as without a full screen. The suspend and quit keys
+    send nothing, because they would stop or end the supervisor."""
     with suppress(termios.error, OSError):
         attributes = termios.tcgetattr(sys.__stdin__.fileno())  # type: ignore[union-attr]
         attributes[3] |= termios.ISIG
@@ -85,11 +84,11 @@ def let_signals() -> None:
 
 
 FIRST_S = 1.0
-"""Between the two readings that the first rates need."""
+"""Time between the two reads that the first rates need."""
 
 
 async def one_picture(feed: RunFeed, clock: Clock) -> RunOverview:
-    """Return a picture with rates, after a second."""
+    """Return a snapshot with rates, after a second."""
     await feed.read()
     await clock.sleep(FIRST_S)
     return await feed.read()
@@ -98,7 +97,7 @@ async def one_picture(feed: RunFeed, clock: Clock) -> RunOverview:
 async def print_lines(
     feed: RunFeed, write: Callable[[str], object], *, every_s: float, clock: Clock | None = None
 ) -> None:
-    """Write a line every ``every_s`` seconds; return after the line of a run that has ended."""
+    """Write a line every ``every_s`` seconds, until the run has ended."""
     clock = clock or RealClock()
     picture = await one_picture(feed, clock)
     while True:
@@ -110,8 +109,6 @@ async def print_lines(
 
 
 def run_plain(feed: RunFeed, write: Callable[[str], object], *, every_s: float) -> None:
-    """Write lines until the run has ended."""
-
     async def follow() -> None:
         try:
             await print_lines(feed, write, every_s=every_s)

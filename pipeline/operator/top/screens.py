@@ -1,8 +1,7 @@
-"""What the view is made of: a table that redraws only changed lines, and the screens over it: help, a
-question, a worker's log, trajectories.
+"""The parts of the view: a table that redraws only changed lines, and the screens on top of it (help, a
+question, a worker's log, trajectories).
 
-Texts of workers and models are shown as plain text: markup is off, and control characters are
-escaped."""
+Text of workers and models is shown as plain text: markup is off and control characters are escaped."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _WHEEL_ROWS = 3
 
 
 class LiveTable(Widget, can_focus=True):
-    """Rows by name, in columns of given widths; some columns share the rest."""
+    """A table of named rows. Columns have fixed widths, and some of them share the remaining room."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),
@@ -54,8 +53,8 @@ class LiveTable(Widget, can_focus=True):
             self.table = table
 
     def __init__(self, columns: Sequence[str], widths: Sequence[int], *, name: str, shares: Sequence[int]) -> None:
-        """``widths``: in characters; of a column in ``shares``, the least. ``shares``: indices of
-        the columns that share the room that is left."""
+        """``widths`` are in characters. ``shares`` are the indices of the columns that share the
+        remaining room; their widths are minima."""
         super().__init__(id=name)
         self._names, self._widths, self._shares = tuple(columns), tuple(widths), tuple(shares)
         self._rows: list[TableRow] = []
@@ -63,22 +62,20 @@ class LiveTable(Widget, can_focus=True):
 
     @property
     def chosen(self) -> str | None:
-        """The name of the row under the cursor; None in an empty table."""
+        """The name of the row under the cursor; None if the table is empty."""
         return self._rows[self._cursor].key if self._rows else None
 
     @property
     def cursor_row(self) -> int:
-        """The cursor's place, from 0."""
         return self._cursor
 
     def choose(self, key: str) -> None:
-        """Put the cursor on a row."""
         for index, row in enumerate(self._rows):
             if row.key == key:
                 self._go(index)
 
     def show(self, rows: Sequence[TableRow]) -> None:
-        """Show these rows. The cursor stays on its row, and lines that did not change are left."""
+        """Replace the rows. The cursor stays on its row, and unchanged lines are not redrawn."""
         before, chosen = self._rows, self.chosen
         self._rows = list(rows)
         if [row.key for row in rows] == [row.key for row in before]:
@@ -87,13 +84,12 @@ class LiveTable(Widget, can_focus=True):
                     self._draw(index)
             return
         place = next((index for index, row in enumerate(rows) if row.key == chosen), self._cursor)
-        # Rows that come or go above it move with the cursor.
+        # Keep the cursor's place on the screen when rows above it come or go.
         self._top += place - self._cursor
         self._go(place)
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Draw the header, or a row."""
         width = self.size.width
         style = self.rich_style
         index = self._top + y - 1
@@ -128,45 +124,36 @@ class LiveTable(Widget, can_focus=True):
     # -- the cursor --------------------------------------------------------------------------------
 
     def action_move(self, rows: int) -> None:
-        """Move the cursor by rows."""
         self._go(self._cursor + rows)
 
     def action_page(self, pages: int) -> None:
-        """Move the cursor by screens."""
         self._go(self._cursor + pages * max(1, self._room))
 
     def action_go(self, place: int) -> None:
-        """Move the cursor to the first row, or with -1 to the last."""
+        """Move the cursor to a row; -1 is the last."""
         self._go(place if place >= 0 else len(self._rows) - 1)
 
     def action_take(self) -> None:
-        """Report that a row was taken."""
         if self._rows:
             self.post_message(self.Taken(self))
 
     def on_click(self, event: events.Click) -> None:
-        """Move the cursor to the row under the mouse."""
         if event.y > 0 and self._top + event.y - 1 < len(self._rows):
             self._go(self._top + event.y - 1)
 
     def on_mouse_scroll_down(self) -> None:
-        """Move down."""
         self.action_move(_WHEEL_ROWS)
 
     def on_mouse_scroll_up(self) -> None:
-        """Move up."""
         self.action_move(-_WHEEL_ROWS)
 
     def on_resize(self) -> None:
-        """Scroll so that the cursor is visible."""
         self._go(self._cursor)
 
     def on_focus(self) -> None:
-        """Show the cursor."""
         self._draw(self._cursor)
 
     def on_blur(self) -> None:
-        """Hide the cursor."""
         self._draw(self._cursor)
 
     @property
@@ -214,16 +201,16 @@ Keys
   q            leave this view
   {ctrl_c}
 
-A question comes before what takes something away: y is yes, n is no.
+Before anything is taken away, a question asks: y is yes, n is no.
 Escape leaves a screen.
 
 Words
 
-  in/s, out/s  entries a second, the mean of the last ten; a dash: not counted
-  oldest       since the first entry of a queue came
+  in/s, out/s  entries per second over the last ten seconds; a dash: not counted
+  oldest       how long ago the first entry of a queue came
   v            policy version that a worker has
   staleness    versions between the learner and a token that it trains on
-  credit       trained and started units, of what staleness allows
+  credit       units trained and started, of what staleness allows
 
 Every figure is also in `headrace status`, `headrace why` or `headrace ledger`.
 """
@@ -232,8 +219,6 @@ CTRL_C_DRAINS = "Ctrl-C       drain the run and end it; a second one ends it at 
 
 
 class TextScreen(Screen[None]):
-    """A text that scrolls."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter", "app.pop_screen", "back"),
         Binding("down,j", "scroll(1)", show=False),
@@ -245,18 +230,16 @@ class TextScreen(Screen[None]):
         self._title, self._lines = title, lines
 
     def compose(self) -> ComposeResult:
-        """Build the screen."""
         yield Static(Text(f"{printable_line(self._title)}   (Escape: back)", style="bold"), classes="title")
         with VerticalScroll():
             yield Static(Text(printable("\n".join(self._lines))), id="text")
 
     def action_scroll(self, lines: int) -> None:
-        """Move by lines."""
         self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
 
 
 class QuestionScreen(ModalScreen[bool]):
-    """A question; yes is y alone."""
+    """A question; only y means yes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "yes"),
@@ -268,19 +251,15 @@ class QuestionScreen(ModalScreen[bool]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """Build the screen."""
         with Vertical(id="question"):
             yield Static(Text(printable(self._question)))
             yield Static(Text("\ny: yes    n: no", style="bold"))
 
     def action_answer(self, is_yes: bool) -> None:
-        """Close with an answer."""
         self.dismiss(is_yes)
 
 
 class LogScreen(Screen[None]):
-    """A worker's log, as it grows."""
-
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,l", "app.pop_screen", "back")]
 
     def __init__(self, worker: str, reader: LogReader) -> None:
@@ -288,18 +267,16 @@ class LogScreen(Screen[None]):
         self._worker, self._reader = worker, reader
 
     def compose(self) -> ComposeResult:
-        """Build the screen."""
         yield Static(Text(f"log of {printable_line(self._worker)}   (Escape: back)", style="bold"), classes="title")
         yield RichLog(max_lines=MAX_LOG_LINES, wrap=True, markup=False, highlight=False, min_width=20)
 
     def on_mount(self) -> None:
-        """Show the last lines, and look for new ones every second."""
         self.query_one(RichLog).focus()
         self._follow()
         self.set_interval(_FOLLOW_S, self._follow)
 
     def _follow(self) -> None:
-        # At first a megabyte at most; only the last lines of it are shown.
+        # The first read returns up to a megabyte; only its last lines are shown.
         found = deque(self._reader.new(), maxlen=MAX_LOG_LINES)
         log = self.query_one(RichLog)
         for line in found:
@@ -328,31 +305,27 @@ class TrajectoriesScreen(Screen[None]):
         self._recent, self._life = recent, life
 
     def compose(self) -> ComposeResult:
-        """Build the screen."""
-        title = "newest responses in the ledger   (Enter: show, /: by name, F5: look again, Escape: back)"
+        title = "newest responses in the ledger   (Enter: show, /: by name, F5: refresh, Escape: back)"
         yield Static(Text(title, style="bold"), classes="title", id="said")
         columns, widths = ("chunk", "tokens", "response", "has", "written"), (16, 6, 8, 16, 8)
         yield LiveTable(columns, widths, name="recent", shares=(0,))
         yield Input(placeholder="t.12.3 (a trajectory) or t.12.3.0 (a chunk)", id="name")
 
     def on_mount(self) -> None:
-        """Hide the name's field, and look."""
         self.query_one(Input).display = False
         self.query_one(LiveTable).focus()
         self.action_look()
 
     def action_look(self) -> None:
-        """Read the newest responses."""
         self.run_worker(self._look(), exclusive=True, exit_on_error=False)
 
     def action_ask(self) -> None:
-        """Take a name."""
         field = self.query_one(Input)
         field.display = True
         field.focus()
 
     def action_leave(self) -> None:
-        """Hide the name's field, or close."""
+        """Hide the name field, or close the screen."""
         field = self.query_one(Input)
         if field.display:
             field.display = False
@@ -361,12 +334,10 @@ class TrajectoriesScreen(Screen[None]):
             self.dismiss()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Show the named one."""
         if name := event.value.strip():
             self._open(name)
 
     def on_live_table_taken(self) -> None:
-        """Show the one under the cursor."""
         if name := self.query_one(LiveTable).chosen:
             self._open(name)
 

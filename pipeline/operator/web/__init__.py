@@ -1,11 +1,11 @@
-"""The web page: runs of one folder, live, for an operator with a browser.
+"""The web page: the runs of one folder, live in a browser.
 
-One process serves it: ``headrace run dashboard``. It reads what every command reads, and changes a run
-by the same functions as ``headrace scale``. Scripts and styles are files of this package.
+One process (``headrace run dashboard``) serves it. It reads what every command reads, and changes runs
+through the same functions as ``headrace scale``. Scripts and styles are files of this package.
 
-    serving    the listening socket, the server's life
+    serving    the listening socket and the server's lifetime
     app        addresses and answers
-    guard      host, token and origin of requests; headers of answers
+    guard      checks host, token and origin of requests; adds headers to answers
     reader     one reader for each run that a page shows, shared by all pages
-    figures    a run's files as the page's figures: history, samples, logs
-    picture    a run's ledger and fleet as the page's figures"""
+    figures    data from a run's files: history, samples, logs
+    views      data from a run's ledger and fleet"""

@@ -1,20 +1,20 @@
-"""The web page's addresses, and their answers.
+"""The web page's addresses and their answers.
 
     GET  /                                the page; /static/ has its scripts and styles
-    GET  /api/session                     what may be asked and done, with the right token
+    GET  /api/session                     what may be asked and done, given the right token
     GET  /api/runs                        the runs that are served
-    GET  /api/runs/RUN/events             server-sent events: a picture of the run, about once a second
+    GET  /api/runs/RUN/events             server-sent events: a snapshot of the run, about once a second
     GET  /api/runs/RUN/history            curves: updates, evaluations, value steps
     GET  /api/runs/RUN/samples            ?last=UPDATES&before=UPDATE
     GET  /api/runs/RUN/logs               ?worker=NAME&level=LEVEL&last=LINES
     GET  /api/runs/RUN/trajectory         ?name=TRAJECTORY: its life
-    GET  /api/runs/RUN/audit              the ledger's balance, counted where that is cheap; audit-now:
-                                          in any case; drops, versions, groups, why: as the commands
+    GET  /api/runs/RUN/audit              the ledger's balance, if cheap to count; audit-now: in any
+                                          case; drops, versions, groups, why: as the commands
     POST /api/runs/RUN/scale              {"role": ROLE, "count": NUMBER or null for auto}
     POST /api/runs/RUN/pause              {"reason": TEXT}; resume: {}
     POST /api/runs/RUN/drain              {"worker": NAME}
 
-A refused request is answered with ``{"error": SENTENCE}``. Changes are made by the functions of the commands."""
+A refused request is answered with ``{"error": SENTENCE}``. Changes use the functions of the commands."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _MAX_COUNT: Final = 100_000
 
 
 async def scale(at: Attached, values: Mapping[str, Any]) -> Fleet:
-    """Set how many workers a role has: ``role``, ``count``; null is auto, for generators. Raises
-    ConfigError."""
+    """Set a role's number of workers. ``values``: ``role``, and ``count`` (null: generators by demand).
+    Raises ConfigError."""
     role, count = values.get("role"), values.get("count")
     if role not in ELASTIC_ROLES:
         raise ConfigError(f"role {role!r}: expected one of {', '.join(ELASTIC_ROLES)}")
@@ -63,7 +63,7 @@ async def scale(at: Attached, values: Mapping[str, Any]) -> Fleet:
 
 
 async def pause(at: Attached, values: Mapping[str, Any]) -> Pause:
-    """Stop the admission of new groups; ``reason``: in the operator's words. Raises ConfigError."""
+    """Stop admitting new groups. ``values``: ``reason``. Raises ConfigError."""
     _check_running(at)
     return await steering.pause(at, str(values.get("reason", "")))
 
@@ -75,19 +75,18 @@ async def resume(at: Attached, _: Mapping[str, Any]) -> dict[str, bool]:
 
 
 async def drain(at: Attached, values: Mapping[str, Any]) -> Fleet:
-    """Have one worker finish, take no new work, and leave: ``worker``. Raises ConfigError."""
+    """Have a worker finish and leave. ``values``: ``worker``. Raises ConfigError."""
     _check_running(at)
     return await steering.drain(at, str(values.get("worker", "")))
 
 
 def _check_running(at: Attached) -> None:
-    """Raise ConfigError for a run without a supervisor, and for a copy: a change of it would be
-    lost."""
+    """Raise ConfigError for a run without a supervisor, or a copy, where a change would be lost."""
     if supervisor_pid(at.run_dir) is None:
         raise ConfigError(f"{at.run_dir.name} is not running; continue it with `headrace up --resume {at.run_dir}`")
     if at.is_copy:
         raise ConfigError(
-            f"{at.run_dir.name} has just been started again, and the page still reads a copy of it; try again in a "
+            f"{at.run_dir.name} has just been restarted, and the page still reads a copy of it; try again in a "
             f"few seconds"
         )
 
@@ -98,7 +97,7 @@ ACTIONS: Final[Mapping[str, Callable[[Attached, Mapping[str, Any]], Awaitable[ob
     "resume": resume,
     "drain": drain,
 }
-"""By their addresses."""
+"""By address."""
 
 
 _STATIC: Final = Path(__file__).with_name("static")
@@ -110,7 +109,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class ServedRuns:
-    """The runs of one folder, and their readers."""
+    """The runs of one folder and their readers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -123,7 +122,7 @@ class ServedRuns:
         self.num_streams = 0
 
     async def listed(self) -> bytes:
-        """Return a row for each run, as JSON; at most a few seconds old."""
+        """Return a row for each run, as JSON that is at most a few seconds old."""
         async with self._listing:
             now_s = asyncio.get_running_loop().time()
             if self._listed is None or now_s - self._listed[0] > _RUNS_KEPT_S:
@@ -147,25 +146,21 @@ class ServedRuns:
         return there[name]
 
     async def history(self, name: str) -> bytes:
-        """Return a run's curves, as JSON."""
         run_dir = self.run_dir(name)
         async with self._history_lock:
             return await asyncio.to_thread(lambda: encoded(self._history.read(run_dir)))
 
     def end_streams(self) -> None:
-        """End all pages' streams, so that the server can end."""
+        """End the event streams of all pages, so that the server can exit."""
         for reader in self._readers.values():
             reader.feed.close()
 
     async def close(self) -> None:
-        """End all reading."""
         for reader in self._readers.values():
             await asyncio.to_thread(reader.close)
 
 
 def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
-    """Return the server's application."""
-
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         try:
@@ -186,7 +181,7 @@ def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
         if runs.num_streams >= _MAX_STREAMS:
             raise HTTPException(503, f"{_MAX_STREAMS} pages are open; close some")
         reader = runs.reader(request.path_params["run"])
-        # Starlette calls what it is given as an ASGI application.
+        # Starlette calls the returned object as an ASGI application.
         return _CountedStream(runs, EventStream(reader))
 
     async def history(request: Request) -> Response:
@@ -245,7 +240,7 @@ def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
 
 
 class _CountedStream(Response):
-    """A stream that is counted while it is open."""
+    """An event stream that is counted while open."""
 
     def __init__(self, runs: ServedRuns, stream: EventStream) -> None:
         super().__init__()

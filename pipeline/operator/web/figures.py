@@ -1,11 +1,11 @@
-"""A run's files as figures of the web page: history, samples, logs.
+"""Data for the web page from a run's files: history, samples, logs.
 
-Blocking, and bounded: a long history comes as evenly chosen updates, a long log as its last lines.
-Text of models, prompts and logs is made printable: nothing in it acts on a terminal or runs
-backwards. The page shows it as text.
+Everything here blocks and is bounded: of a long history, evenly chosen updates are returned; of a long
+log, the last lines. Text of models, prompts and logs is made printable, so that nothing in it acts on a
+terminal or runs backwards; the page shows it as text.
 
-The model's own tokenizer gives the text of each token, so that tokens can be coloured one by one. It is
-read once for each model folder, when answers are first shown."""
+The model's own tokenizer splits text into tokens, so that they can be coloured one by one. It is loaded
+once per model folder, when answers are first shown."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from protocol.errors import ConfigError, DataError
 from protocol.printable import printable, printable_line
 
 MAX_ROWS: Final = 600
-"""Rows of one kind that a page receives; a curve has no more points on a screen."""
+"""Maximum rows of one kind sent to a page; a curve shows no more points on a screen."""
 _MAX_TAILS: Final = 8
-"""Runs whose histories are kept in memory."""
+"""Number of runs whose histories are kept in memory."""
 _MAX_LINES: Final = 500
 _LOG_BYTES: Final = 256 << 10
-"""Of one worker's log that are read for a page."""
+"""Bytes read from the end of one worker's log."""
 _MAX_LOGS: Final = 256
 _LOGS_BYTES: Final = 4 << 20
-"""Of all workers' logs together: of those written last, at most so many."""
+"""Bytes read from all workers' logs together; the most recently written come first."""
 
 _T = TypeVar("_T")
 
@@ -57,13 +57,13 @@ class _Tails:
 
 
 class HistoryFigures:
-    """Reads histories as they grow. One call at a time."""
+    """Reads histories as they grow. Not safe for concurrent calls."""
 
     def __init__(self) -> None:
         self._tails: OrderedDict[Path, _Tails] = OrderedDict()
 
     def read(self, run_dir: Path) -> dict[str, Any]:
-        """Return the curves of a run: columns of updates, of value steps, and evaluations."""
+        """Return a run's curves: columns of updates and value steps, and evaluations."""
         tails = self._tails.pop(run_dir, None)
         if tails is None:
             tails = _Tails(HistoryTail(run_dir / HISTORY_NAME), HistoryTail(run_dir / VALUE_HISTORY_NAME))
@@ -86,13 +86,12 @@ class HistoryFigures:
 
 
 def history_stamp(run_dir: Path) -> list[int]:
-    """Return numbers that change when the run's history or samples do."""
+    """Return numbers that change whenever the run's history or samples do."""
     return [_size(run_dir / name) for name in (HISTORY_NAME, VALUE_HISTORY_NAME, SAMPLES_NAME)]
 
 
 def sample_figures(run_dir: Path, *, last: int, before: int | None = None) -> dict[str, Any]:
-    """Return the samples of the ``last`` newest updates, newest first. ``before``: of updates below
-    this number."""
+    """Return the samples of the ``last`` newest updates, newest first; only updates below ``before``."""
     found = [row for row in read_samples(run_dir / SAMPLES_NAME) if before is None or row.update < before]
     updates = sorted({row.update for row in found})
     kept = set(updates[-last:])
@@ -105,8 +104,8 @@ def sample_figures(run_dir: Path, *, last: int, before: int | None = None) -> di
 
 
 def log_figures(run_dir: Path, *, worker: str | None, level: str, last: int) -> dict[str, Any]:
-    """Return the last lines of the logs that were written last. Raises ConfigError for an
-    unknown worker or level."""
+    """Return the last lines of the most recently written logs. Raises ConfigError for an unknown
+    worker or level."""
     if level not in LEVELS:
         raise ConfigError(f"no level {level!r}; expected {', '.join(LEVELS)}")
     names = LogReader(run_dir).newest(_MAX_LOGS) if worker is None else [worker]
@@ -124,14 +123,14 @@ def log_figures(run_dir: Path, *, worker: str | None, level: str, last: int) -> 
 
 
 def evenly(rows: Sequence[_T], most: int) -> list[_T]:
-    """Return at most ``most`` rows: the first, the last, and evenly between."""
+    """Return at most ``most`` rows: the first, the last, and evenly spaced ones between."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
 
 
 def _with_updates(evaluations: Sequence[EvaluationRow], updates: Sequence[Row]) -> list[tuple[EvaluationRow, int]]:
-    """Return evaluations with the update that published their version; 0 for the model before."""
+    """Return evaluations with the update that published their version; 0 for the initial model."""
     made = {row.policy_version: row.update for row in updates if isinstance(row, UpdateRow)}
     return [(row, made.get(row.policy_version, 0)) for row in evaluations]
 
@@ -179,15 +178,12 @@ _UNFINISHED = "\ufffd"
 
 
 class TokenText:
-    """Decodes the tokens of one run's model."""
-
     def __init__(self, model: Path) -> None:
-        """``model``: its folder."""
         self._model = model
 
     def pieces(self, ids: Sequence[int], cuts: Sequence[tuple[int, int]]) -> list[str]:
-        """Return a text for each token. The texts of a character's tokens are empty but for the
-        last one's. Raises DataError without a tokenizer."""
+        """Return the text of each token. If several tokens form one character, the last of them has its
+        text and the others are empty. Raises DataError if there is no tokenizer."""
         tokenizer = _tokenizer(self._model)
 
         def decode(some: Sequence[int]) -> str:
@@ -201,8 +197,8 @@ class TokenText:
 
 
 def split_text(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
-    """Return the text that each token adds. A token's text can depend on the token before it, so
-    each is decoded together with the last one that ended a character."""
+    """Return the text that each token adds. It may depend on the token before, so each token is decoded
+    together with the last one that completed a character."""
     found: list[str] = []
     context = done = 0
     for end in range(1, len(ids) + 1):

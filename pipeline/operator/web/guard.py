@@ -1,13 +1,13 @@
-"""Rules of the web page's server: which requests are answered, and the headers of every answer.
+"""Which requests the web server answers, and the headers of every answer.
 
-Every address below ``/api/`` needs the token, in the header ``Authorization``. No cookie holds it,
-so a browser never sends it by itself: a page of another origin can neither read nor change
-anything. The page keeps the token for its tab. The page's own files hold nothing of a run, and need
-none.
+Every address under ``/api/`` needs the token in the ``Authorization`` header. It is never in a cookie,
+so a browser does not send it by itself, and a page of another origin can neither read nor change
+anything. The page keeps the token for its tab. The page's own files contain nothing of a run and need
+no token.
 
-A name in the header ``Host`` that is not this server's is refused. So a foreign name that is made
-to point here (DNS rebinding) reads nothing. A request that changes something must come from this
-page, by its ``Origin``, and be JSON."""
+A ``Host`` that is not one of this server's names is refused, so a foreign name made to point here (DNS
+rebinding) reads nothing. A request that changes something must be JSON and, by its ``Origin``, come from
+this page."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ HEADERS: Final[Mapping[str, str]] = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
-"""Of every answer, refusals and failures too."""
+"""Headers of every answer, including refusals and failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that is not answered, and why."""
+    """Why a request is refused."""
 
     status: int
     reason: str
@@ -65,48 +65,46 @@ class RequestRules:
 
     token: str
     hosts: frozenset[str]
-    """Names of this server, in lower case, without a port."""
+    """Names of this server, in lower case and without a port."""
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refused | None:
-        """Return why a request is refused; None for one that is answered. ``headers``: by their
-        names in lower case."""
+        """Return why a request is refused, or None. ``headers`` are by lower-case name."""
         host = headers.get("host", "")
         if not self._is_ours(host):
-            named = repr(_name_of(host)) if host else "not at all"
-            return Refused(421, f"the request names this server {named}; expected {', '.join(sorted(self.hosts))}")
+            named = repr(_name_of(host)) if host else "missing"
+            return Refused(421, f"the Host header is {named}; expected {', '.join(sorted(self.hosts))}")
         if not path.startswith(_API):
             return None if method in ("GET", "HEAD") else Refused(405, f"{method} is not taken here; expected GET")
         if not self._has_token(headers.get("authorization", "")):
-            return Refused(401, "no token, or a wrong one: open the address that `headrace run dashboard` printed")
+            return Refused(401, "no token or a wrong one: open the address that `headrace run dashboard` printed")
         if method in ("GET", "HEAD"):
             return None
         origin = headers.get("origin", "")
         if origin and urlsplit(origin).netloc != host:
-            return Refused(403, f"a page of {origin!r} wanted to change a run; only this server's page may")
+            return Refused(403, f"a page of {origin!r} tried to change a run; only this server's page may")
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return Refused(415, "a change is requested as JSON: the header Content-Type is application/json")
+            return Refused(415, "a change must be requested as JSON, with the header Content-Type: application/json")
         return None
 
     def _is_ours(self, host: str) -> bool:
         name = _name_of(host)
-        # Another's name can be made to point here; an address cannot.
+        # A foreign name can be made to point here; an address cannot.
         return name in self.hosts or _is_address(name)
 
     def _has_token(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
-        # The comparison takes the same time wherever the texts differ.
+        # takes the same time wherever the texts differ
         return hmac.compare_digest(given.strip().encode(), self.token.encode()) and scheme.lower() == "bearer"
 
 
 class Guard:
-    """Answers refused requests, and adds the headers to every answer."""
+    """Refuses requests by the rules, and adds the headers to every answer."""
 
     def __init__(self, app: ASGIApp, rules: RequestRules) -> None:
         self._app = app
         self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -127,7 +125,7 @@ class Guard:
 
 
 def own_names(host: str) -> frozenset[str]:
-    """Return the host names that a server at ``host`` accepts, in addition to addresses."""
+    """Return the host names, besides addresses, that a server at ``host`` accepts."""
     machine = socket.gethostname().lower()
     return frozenset(
         {*_LOOPBACK, host.lower()} | (set[str]() if is_loopback(host) else {machine, socket.getfqdn().lower()})
@@ -135,20 +133,19 @@ def own_names(host: str) -> frozenset[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server at ``host``."""
+    """Return whether only this machine can reach a server at ``host``."""
     if host == "localhost":
         return True
     return _is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def new_token() -> str:
-    """Return a token that cannot be guessed."""
     return secrets.token_urlsafe(32)
 
 
 def kept_token(path: Path) -> str:
-    """Return the token in a file; write a new one where there is no file. Raises ConfigError: the
-    file cannot be read or written, others may read it, or the token is too short."""
+    """Return the token in a file, writing a new one if there is no file. Raises ConfigError: the file
+    cannot be read or written, others may read it, or the token is too short."""
     try:
         if not path.exists():
             write_private(path, f"{new_token()}\n".encode())
@@ -173,7 +170,7 @@ def kept_token(path: Path) -> str:
 
 
 def check_place(host: str, token_file: Path | None, port: int) -> None:
-    """Raise ConfigError for a host that others reach without a token file."""
+    """Raise ConfigError if other machines can reach the host and there is no token file."""
     if is_loopback(host) or token_file is not None:
         return
     raise ConfigError(
@@ -184,14 +181,14 @@ def check_place(host: str, token_file: Path | None, port: int) -> None:
 
 
 def names_in_words(names: Collection[str]) -> str:
-    """Return what there is, for a message about what there is not."""
+    """List names for a message about one that is unknown."""
     shown = sorted(names)[:20]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return (", ".join(shown) or "none") + more
 
 
 def _name_of(host: str) -> str:
-    """Return a Host header's name, without its port and the brackets of an address."""
+    """Return the name in a Host header, without port and brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.rpartition(":")[0].lower() if host.count(":") == 1 else host.lower()

@@ -1,16 +1,16 @@
 """One reader for each run that a page shows, shared by all pages.
 
-*Consumes* a run's ledger and registry, once a second. *Produces* the feed of its pictures, and the
-answers to the pages' questions. *Waits for* the ledger, with deadlines, on a thread and an event
-loop of its own. So a large ledger whose copy is being loaded holds up no other run. The reader ends
-a few seconds after the last page that shows the run; then nothing of the run is read.
+A reader polls a run's ledger and registry once a second, publishes snapshots to a feed, and answers the
+pages' questions. It has its own thread and event loop, so a large ledger whose copy is being loaded
+does not block other runs. It stops a few seconds after the last page that shows the run is gone; then
+nothing of the run is read.
 
-A question's answer serves all pages for 200 times the time that it took, a minute at most. So
-however many pages ask a question, the ledger works for it half a percent of the time.
+An answer is reused by all pages for 200 times as long as it took, up to a minute. However many pages
+ask, the ledger spends at most half a percent of its time on a question.
 
-Each page follows the feed as server-sent events. A slow page misses messages and receives the newest
-one: nothing is queued for it beyond the system's buffers. Each write has a deadline, and a page that
-does not read is dropped. The stream also ends when the page is closed or the feed ends."""
+Each page follows the feed as server-sent events. A slow page skips snapshots and gets the newest:
+nothing is queued for it beyond the system's buffers. Every write has a deadline, and a page that does
+not read is dropped. The stream also ends when the page or the feed is closed."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from protocol.errors import DeadlineExceeded, HeadraceError, LedgerUnavailable
 
 @dataclass(frozen=True, slots=True)
 class FeedMessage:
-    """One message, numbered from 1."""
+    """One message; numbers start at 1."""
 
     number: int
     body: bytes
 
 
 class PageFeed:
-    """Hands the newest message to all that wait for it, in one event loop."""
+    """Hands the newest message to everyone who waits for it, within one event loop."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -50,29 +50,26 @@ class PageFeed:
         self._is_closed = False
 
     def publish(self, body: bytes) -> None:
-        """Replace the newest message."""
         self._number += 1
         self._newest = FeedMessage(self._number, body)
         self._came.set()
         self._came = asyncio.Event()
 
     def forget(self) -> None:
-        """Have later readers wait for the next message: the newest is of an earlier time."""
+        """Make readers wait for the next message, because the newest is out of date."""
         self._newest = None
 
     def close(self) -> None:
-        """End all waits for good."""
         self._is_closed = True
         self._came.set()
 
     @property
     def is_closed(self) -> bool:
-        """Whether no message will come."""
         return self._is_closed
 
     async def after(self, number: int, *, timeout_s: float) -> FeedMessage | None:
-        """Return the newest message once it has a number above ``number``; None at the deadline
-        and after the close."""
+        """Return the newest message once its number exceeds ``number``; None at the deadline or once
+        closed."""
         if self._newest is None or self._newest.number <= number:
             if self._is_closed:
                 return None
@@ -87,31 +84,31 @@ class PageFeed:
 
 _EVERY_S: Final = 1.0
 _PICTURE_COST: Final = 20.0
-"""Least time between two pictures, in durations of one; at most ``_LONGEST_S``."""
+"""Minimum time between snapshots, relative to how long one takes; at most ``_LONGEST_S``."""
 _LONGEST_S: Final = 5.0
 _COST: Final = 200.0
 _LINGER_S: Final = 5.0
-"""How long a run is read after the last page went: a page that is loaded again finds it."""
+"""How long a run is still read after the last page is gone, in case the page is reloaded."""
 _RETRY_S: Final = 2.0
 _ANSWER_S: Final = 20.0
-"""Limit of one answer, with the start of a server on a copy."""
+"""Time limit of one answer, including starting a server on a copy."""
 _KEPT_S: Final = 1.0
-"""Least time that an answer serves."""
+"""Minimum time for which an answer is reused."""
 _LONGEST_KEPT_S: Final = 60.0
 _END_S: Final = 10.0
 
 _T = TypeVar("_T")
 Question = Callable[[Attached], Awaitable[object]]
 Painter = Callable[[Attached], Callable[[], Awaitable[object]]]
-"""Returns what makes the pictures of a connected run."""
+"""Returns a function that makes snapshots of a connected run."""
 TroublePainter = Callable[[Path, str], object]
-"""Makes the picture of a run whose ledger cannot be read, for a reason."""
+"""Makes the snapshot of a run whose ledger cannot be read, given the reason."""
 
 _log = structlog.get_logger(__name__)
 
 
 def encoded(value: object) -> bytes:
-    """Return a value as JSON; NaN and infinity become null, paths text."""
+    """Encode a value as JSON; NaN and infinity become null, paths become text."""
     return msgspec.json.encode(value, enc_hook=str)
 
 
@@ -122,7 +119,7 @@ class _Answer:
 
 
 class RunReader:
-    """Reads one run while it is used. Its public methods belong to the server's event loop."""
+    """Reads one run while it is used. Call its public methods from the server's event loop only."""
 
     def __init__(self, run_dir: Path, painter: Painter, trouble_painter: TroublePainter) -> None:
         self.run_dir = run_dir
@@ -134,7 +131,7 @@ class RunReader:
         self._used_s = time.monotonic()
         self._is_closed = False
         self._thread: threading.Thread | None = None
-        # Of the thread's event loop:
+        # Used by the thread's event loop only:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._at: Attached | None = None
         self._trouble: HeadraceError | None = None
@@ -144,13 +141,12 @@ class RunReader:
 
     @property
     def is_reading(self) -> bool:
-        """Whether its thread runs."""
         with self._lock:
             return self._thread is not None
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Have the run read meanwhile."""
+        """Keep the run being read inside the ``with`` block."""
         with self._lock:
             self._num_users += 1
             if self._thread is None and not self._is_closed:
@@ -166,7 +162,7 @@ class RunReader:
                 self._used_s = time.monotonic()
 
     async def ask(self, question: Callable[[Attached], Awaitable[_T]]) -> _T:
-        """Return the answer to a question. Raises what it raises, and the connection's errors."""
+        """Return the answer to a question. Raises what the question raises, and connection errors."""
         with self.used():
             loop = self._loop
             if loop is None or self._is_closed:
@@ -179,8 +175,7 @@ class RunReader:
                 raise DeadlineExceeded(f"{self.run_dir} gave no answer within {_ANSWER_S:g} s; try again") from error
 
     async def view(self, name: str, question: Question) -> bytes:
-        """Return the JSON of an answer that serves all pages for a while. ``name`` is the
-        question's."""
+        """Return an answer as JSON, shared by all pages for a while under this name."""
 
         async def shared(at: Attached) -> bytes:
             async with self._asking.setdefault(name, asyncio.Lock()):
@@ -198,13 +193,13 @@ class RunReader:
         return await self.ask(shared)
 
     def forget(self) -> None:
-        """Let the next questions be answered anew: the run was changed."""
+        """Drop shared answers, because the run was changed."""
         if self._loop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._answers.clear)
 
     def close(self) -> None:
-        """End the reading. Blocking."""
+        """Stop reading. Blocks."""
         self._is_closed = True
         thread, loop = self._thread, self._loop
         if thread is not None and loop is not None:
@@ -212,7 +207,7 @@ class RunReader:
                 loop.call_soon_threadsafe(self._closing.set)
             thread.join(_END_S)
 
-    # -- the thread --
+    # -- the thread ---------------------------------------------------------------------------------
 
     def _main(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -224,7 +219,7 @@ class RunReader:
                     self._thread = None
 
     def _is_wanted(self) -> bool:
-        """Whether to go on; if not, the next user starts another thread."""
+        """Return whether to continue; if not, the next user starts another thread."""
         with self._lock:
             is_used = self._num_users > 0 or time.monotonic() - self._used_s < _LINGER_S
             if is_used and not self._is_closed:
@@ -244,7 +239,7 @@ class RunReader:
                 self._publish(self._trouble_painter(self.run_dir, str(error)))
                 await self._pause(_RETRY_S)
             except Exception as error:  # noqa: BLE001 - pages wait for this thread
-                # A fault of this program is logged and shown, and the run is read anew.
+                # A bug is logged and shown, and reading starts over.
                 _log.exception("run_reader_failed", run_dir=str(self.run_dir))
                 words = f"{self.run_dir} cannot be shown: {type(error).__name__}: {error}; the dashboard tries again"
                 self._at, self._trouble = None, LedgerUnavailable(words)
@@ -252,10 +247,10 @@ class RunReader:
                 await self._pause(_RETRY_S)
 
     async def _follow(self) -> None:
-        """Publish pictures until the run starts, ends, or is not wanted."""
+        """Publish snapshots until the run starts or ends, or nobody uses it."""
         is_live = supervisor_pid(self.run_dir) is not None
         async with look_at(self.run_dir) as at:
-            # A copy is left as soon as a supervisor is there.
+            # A copy is abandoned once there is a supervisor.
             is_live = is_live and not at.is_copy
             paint = self._painter(at)
             self._at, self._trouble = at, None
@@ -298,21 +293,20 @@ def _fields(answer: object) -> dict[str, Any]:
 
 
 SEND_S: Final = 10.0
-"""A page that takes no more bytes for this long is dropped."""
+"""A page that accepts no bytes for this long is dropped."""
 _SIGN_S: Final = 15.0
-"""Without a picture for this long, a comment keeps the connection open."""
+"""After this long without a snapshot, a comment keeps the connection open."""
 _START = (b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")
 
 
 class EventStream:
-    """An answer that goes on until one end goes."""
+    """A response that streams snapshots until either side closes."""
 
     def __init__(self, reader: RunReader, *, send_s: float = SEND_S) -> None:
         self._reader = reader
         self._send_s = send_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send pictures."""
         with self._reader.used():
             async with asyncio.TaskGroup() as group:
                 gone = group.create_task(_until_gone(receive))
@@ -336,7 +330,7 @@ class EventStream:
                 body = b": no news\n\n"
             else:
                 number = message.number
-                # JSON as it is encoded here has no line break.
+                # The encoded JSON contains no line break.
                 body = b"event: picture\nid: %d\ndata: %b\n\n" % (number, message.body)
             if not gone.done():
                 await within({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,7 +1,7 @@
-"""The server of the web page: its socket, its life, and what it prints.
+"""The web server: its socket, its lifetime, and what it prints.
 
-*Consumes* requests from one address. *Produces* answers, until a signal comes. *Waits for* nothing
-of a run: readers are threads of their own (``reader``)."""
+It serves one address until a signal comes, and never waits for a run: readers have their own threads
+(``reader``)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from protocol.errors import ConfigError
 _MOST_TRIED: Final = 20
 _MAX_CONNECTIONS: Final = 256
 _UNSENT_MS: Final = 20_000
-"""A connection whose peer takes nothing for this long is closed by the system."""
+"""The kernel closes a connection whose peer accepts nothing for this long."""
 _END_S: Final = 3
 _REQUEST_S: Final = 20.0
-"""From a connection's first moment, or a request's first byte, to the request's end."""
+"""Time limit for receiving a request, from its first byte; for the first one, from the connection."""
 _MAX_OF_ADDRESS: Final = 64
-"""Connections of one address; a browser opens six."""
+"""Maximum connections from one address; a browser opens six."""
 
 
 def serve(folder: Path, *, host: str, port: int, token_file: Path | None, say: Callable[[str], object]) -> None:
     """Serve the runs of a folder until SIGINT or SIGTERM. ``say`` receives the lines to print.
-    Raises ConfigError: the address is not ours or reached by others, no port is free, the token
-    file is unfit."""
+
+    Raises ConfigError: the address is not this machine's or is reachable by others, no port is free,
+    or the token file is unusable."""
     check_place(host, token_file, port)
     token = new_token() if token_file is None else kept_token(token_file)
     listening = listen(host, port)
@@ -58,15 +59,14 @@ def serve(folder: Path, *, host: str, port: int, token_file: Path | None, say: C
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket at ``port``, or at the next free one after it; any free one for 0.
-    Raises ConfigError."""
+    """Return a socket listening on ``port`` or the next free one; 0 picks any. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     tried = range(port, min(port + _MOST_TRIED, 1 << 16)) if port else (0,)
     for number in tried:
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Connections inherit it.
+            # Accepted connections inherit it.
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNSENT_MS)
             listening.bind((host, number))
@@ -102,15 +102,14 @@ async def _serve(listening: socket.socket, folder: Path, rules: RequestRules) ->
 
 
 class PageConnection(H11Protocol):
-    """A connection that is closed when it is one too many of its address, or sends no whole request in
-    time. uvicorn alone waits for the first request, or for the rest of one, without end."""
+    """Closes a connection that is one too many from its address, or does not send a whole request in
+    time; uvicorn alone would wait forever for the first or an incomplete request."""
 
     _of_address: ClassVar[Counter[str]] = Counter()
     _address = ""
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection, or refuse it."""
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         self._of_address[self._address] += 1
@@ -120,7 +119,6 @@ class PageConnection(H11Protocol):
             self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count the connection no more."""
         super().connection_lost(exc)
         if self._deadline is not None:
             self._deadline.cancel()
@@ -129,7 +127,7 @@ class PageConnection(H11Protocol):
             del self._of_address[self._address]
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a request; the first ones begin its time."""
+        """Process bytes of a request; the first ones start its time limit."""
         if self._deadline is None:
             self._await_request()
         super().data_received(data)
@@ -141,13 +139,13 @@ class PageConnection(H11Protocol):
         self._deadline = None
         is_partial = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
         is_answering = self.cycle is not None and not self.cycle.response_complete
-        # between two requests uvicorn's own, shorter time runs
+        # between requests, uvicorn's own shorter limit applies
         if self.cycle is None or (is_partial and not is_answering) or self.conn.their_state is h11.SEND_BODY:
             self.transport.abort()
 
 
 class _PageServer(uvicorn.Server):
-    """Ends the pages' streams at the first signal: the server waits for open answers."""
+    """Ends the pages' streams at the first signal, because the server waits for open responses."""
 
     def __init__(self, config: uvicorn.Config, runs: ServedRuns) -> None:
         super().__init__(config)

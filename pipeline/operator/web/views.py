@@ -1,4 +1,4 @@
-"""What the page shows of a run's ledger and fleet: its picture, and answers to questions."""
+"""What the page shows of a run's ledger and fleet: snapshots, and answers to questions."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ from protocol.errors import ConfigError
 from protocol.ids import TrajectoryId
 from protocol.printable import printable_line
 
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+
 _MAX_GROUPS = 20
 MAX_WALKED: Final = 2000
-"""Entries of the ledger that are counted without a request: tens of milliseconds."""
+"""Maximum number of ledger entries to count unasked; that takes tens of milliseconds."""
 _NOT_WALKED = frozenset({"credit", "bytes", "dead"})
-"""Queues whose depth is no work in flight."""
+"""Queues whose depth is not work in flight."""
 
 
 async def audit(at: Attached) -> dict[str, Any]:
-    """Count both sides of the conservation law, unless too much is in flight. The count walks all
-    that is stored, and the ledger serves nothing else meanwhile."""
+    """Count both sides of the conservation law, unless too much is in flight: counting walks everything
+    stored, and meanwhile the ledger serves nothing else."""
     held = sum(queue.depth for queue in await at.ledger.queues() if queue.name not in _NOT_WALKED)
     return {"num_held": held, "balances": None, "columns": {}} if held > MAX_WALKED else await audit_now(at)
 
 
 async def audit_now(at: Attached) -> dict[str, Any]:
-    """Count both sides of the conservation law, whatever it takes."""
+    """Count both sides of the conservation law, however long it takes."""
     found = await at.ledger.audit()
     names = ("groups", "trajectories", "tokens", *(("finished",) if found.finished.admitted else ()))
     balances = {name: getattr(found, name) for name in names}
@@ -47,7 +50,7 @@ async def audit_now(at: Attached) -> dict[str, Any]:
 
 
 async def drops(at: Attached) -> dict[str, Any]:
-    """Return what was dropped, by reason, against what was trained, with warnings."""
+    """Return what was dropped, by reason, compared with what was trained, and warnings."""
     return drops_value(await at.inspection.drops())
 
 
@@ -57,13 +60,12 @@ async def versions(at: Attached) -> dict[str, Any]:
 
 
 async def groups(at: Attached) -> dict[str, Any]:
-    """Return the oldest open groups."""
     found = await at.inspection.groups(max_groups=_MAX_GROUPS)
     return {**asdict(found), "groups": [_group(row) for row in found.groups]}
 
 
 async def why(at: Attached) -> dict[str, Any]:
-    """Explain what the run waits for, as ``headrace why``."""
+    """Explain what the run waits for, like ``headrace why``."""
     found = explain(await snapshot_of(at))
     chains = [
         {
@@ -79,8 +81,8 @@ async def why(at: Attached) -> dict[str, Any]:
 
 
 async def life(at: Attached, name: str) -> dict[str, Any]:
-    """Return what happened to a trajectory, in the order of time. Raises ConfigError for a name
-    that is none, or that the ledger does not know."""
+    """Return the events of a trajectory in order of time. Raises ConfigError if the name is invalid or
+    unknown to the ledger."""
     try:
         asked = TrajectoryId.parse(name)
     except ValueError as error:
@@ -118,16 +120,11 @@ VIEWS: Final[Mapping[str, Question]] = {
     "groups": groups,
     "why": why,
 }
-"""By their addresses."""
-
-
-if TYPE_CHECKING:
-    from pipeline.config.schema import RunConfig
-    from pipeline.operator.attached import Attached
+"""By address."""
 
 
 def painter(at: Attached) -> Callable[[], Awaitable[object]]:
-    """Return what makes the pictures of a connected run."""
+    """Return a function that makes snapshots of a connected run."""
     overviews = OverviewReader(cast("OverviewSource", at))
     facts: dict[str, str] = {}
 
@@ -141,18 +138,18 @@ def painter(at: Attached) -> Callable[[], Awaitable[object]]:
 
 
 def trouble_picture(run_dir: Path, words: str) -> dict[str, Any]:
-    """Return the picture of a run whose ledger cannot be read: its files are shown."""
+    """Return the snapshot of a run whose ledger cannot be read; its files are still shown."""
     return {"overview": None, "trouble": printable_line(words), "facts": {}, "stamp": history_stamp(run_dir)}
 
 
 def served_runs(folder: Path, kept: KeptFiles) -> list[dict[str, Any]]:
-    """Return a row for each run of a folder, the newest first."""
+    """Return a row for each run of a folder, newest first."""
     rows = list_runs(folder, kept=kept)
     return [{**asdict(row), "name": row.run.name, "detail": printable_line(row.detail)} for row in rows]
 
 
 def _facts(config: RunConfig) -> dict[str, str]:
-    """Return what a run is, in a few words."""
+    """Describe a run in a few words: algorithm, model, engine, group size."""
     engine = config.generation.engine
     return {
         "algorithm": config.algorithm.name,

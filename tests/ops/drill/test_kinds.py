@@ -185,7 +185,7 @@ def test_a_busy_server_answers_nobody_until_its_script_is_over(littered: DrillFl
 def test_an_order_that_is_accepted_and_not_carried_out_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_obeyed: bool
 ) -> None:
-    answers = iter([(None, "still starts; try again in a moment"), ({"counts": {}}, "")])
+    answers = iter([(None, "is still starting; try again in a moment"), ({"counts": {}}, "")])
     monkeypatch.setattr(starts, "_HELD_S", 0.1)
     monkeypatch.setattr(starts, "_SPREAD_S", 0.0)
     monkeypatch.setattr(starts, "_until_begun", lambda _: None)

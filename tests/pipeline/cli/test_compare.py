@@ -25,7 +25,7 @@ def test_the_text_has_runs_side_by_side_and_the_verdict(tmp_path: Path) -> None:
     lines = done.output.splitlines()
     assert lines[0].split() == ["run", "a", "b"]
     assert "seed            0" in done.output
-    assert "No difference between A and B is called" in done.output
+    assert "No significant difference between A and B" in done.output
     assert any(line.split() == ["learner.learning_rate", "0.0001", "1.0"] for line in lines)
 
 

@@ -108,7 +108,7 @@ def test_down_tells_what_still_drains_until_it_has(tmp_path: Path) -> None:
         done = _down(run_dir)
         assert done.exception is None
         first, *others = done.stderr.splitlines()
-        assert first == f"{run_dir} was asked to drain and end; Ctrl-C ends the waiting, not the drain"
+        assert first == f"{run_dir} was asked to drain and end; Ctrl-C stops waiting, not the drain"
         assert "still draining: learner (disk: a checkpoint)" in others
         assert "is down" in done.stdout
         assert _status(run_dir) is RunState.STOPPING
@@ -128,21 +128,21 @@ def test_down_waits_as_long_as_a_drain_may_last_and_what_ends_it(
 
 
 def test_an_interrupted_down_leaves_the_drain_going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drains = ending._what_drains
+    drains = ending._drain_progress
 
     async def interrupted(run_dir: Path) -> str:
         os.kill(os.getpid(), signal.SIGINT)
         return await drains(run_dir)
 
-    monkeypatch.setattr(ending, "_what_drains", interrupted)
+    monkeypatch.setattr(ending, "_drain_progress", interrupted)
     with draining_run(tmp_path, for_s=20.0) as run_dir:
         done = _down(run_dir, "--timeout", "15")
         assert isinstance(done.exception, click.Abort)
-        assert "still drains" in done.stderr
+        assert "is still draining" in done.stderr
         assert _status(run_dir) is RunState.STOPPING
 
 
-def test_down_without_a_supervisor_tells_what_drains_and_what_it_waits_for(
+def test_down_without_a_supervisor_tells_drain_progress_and_what_it_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # then the learner of the test counts as gone

@@ -27,7 +27,7 @@ def run_dir(tmp_path: Path) -> Path:
     )
     file.append(book.update(1e9 + 9.0, [first]))
     file.append(
-        book.stood("reward-0", ("reward-0 stands in compute\x1b: judge (rules.py:3)", "reward-1 stands in main"))
+        book.add_stacks("reward-0", ("reward-0 stands in compute\x1b: judge (rules.py:3)", "reward-1 stands in main"))
     )
     file.append(book.update(1e9 + 60.0, [Suspicion("generator-1", "slow", 1e9 + 50.0, "takes 4 times as long")]))
     log = {"event": "worker_replaced", "at": "2001-09-09T01:46:55Z", "level": "error", "worker": "reward-0"}

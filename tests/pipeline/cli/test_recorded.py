@@ -185,7 +185,7 @@ def test_workers_whose_messages_stay_on_their_host_are_named_by_picture_and_tabl
         ("run", "export", run_dir, "--tables", tmp_path / "b"),
     ):
         said = ran(*words).output
-        assert f"no messages are recorded of {', '.join(away)}: those of joined hosts stay there" in said
+        assert f"no messages are recorded for {', '.join(away)}: joined hosts keep theirs" in said
 
 
 def test_damaged_files_are_skipped_and_counted_by_every_reader(run_dir: Path, tmp_path: Path) -> None:

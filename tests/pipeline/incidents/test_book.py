@@ -48,13 +48,13 @@ def test_stacks_are_added_to_an_open_incident_in_bounded_size_and_to_no_other() 
     book = IncidentBook()
     opened = book.update(100.0, [slow(kind="hung")])
     book.update(101.0, [slow(kind="hung")])
-    (stood,) = book.stood("generator-1", tuple(f"{number}" * 1000 for number in range(20)))
+    (stood,) = book.add_stacks("generator-1", tuple(f"{number}" * 1000 for number in range(20)))
     assert (stood.number, stood.step, stood.at_s, stood.is_finding) == (1, IncidentStep.STOOD, 101.0, False)
     assert [len(line) for line in stood.evidence] == [MAX_WORDS_CHARS] * MAX_EVIDENCE
     ended = book.update(140.0, [])
-    assert book.stood("generator-1", ("late",)) == book.stood("generator-2", ("unknown",)) == []
+    assert book.add_stacks("generator-1", ("late",)) == book.add_stacks("generator-2", ("unknown",)) == []
     (incident,) = folded([*opened, stood, *ended]).values()
-    assert (incident.is_open, incident.kinds, incident.stands) == (False, ("hung",), stood.evidence)
+    assert (incident.is_open, incident.kinds, incident.stacks) == (False, ("hung",), stood.evidence)
     assert ended[0].at_s >= stood.at_s, "a reader leaves out what seems to be of before"
 
 
@@ -86,7 +86,7 @@ def test_an_incident_is_quiet_while_it_is_not_found_and_counts_how_long_it_was_f
 
 def test_a_further_finding_or_a_stand_at_a_quiet_moment_keeps_the_time() -> None:
     book = IncidentBook()
-    records = [*book.update(100.0, [slow()]), *book.update(103.0, []), *book.stood("generator-1", ("f",))]
+    records = [*book.update(100.0, [slow()]), *book.update(103.0, []), *book.add_stacks("generator-1", ("f",))]
     assert folded(records)[1].is_quiet
     records += book.update(105.0, [slow(kind="silent")])
     assert steps(records)[-1] == (1, "grew", "silent")

@@ -103,7 +103,7 @@ def test_where_intervals_overlap_no_difference_is_called(tmp_path: Path) -> None
     (found,) = compared(made(tmp_path / "a", {10: 0.80}), made(tmp_path / "b", {10: 0.85}, rate=1.0)).differences
     assert not found.is_called
     assert (
-        "No difference between A and B is called: the 95 % intervals 77.0 to 83.0 and 82.0 to 88.0 overlap"
+        "No significant difference between A and B: the 95 % intervals 77.0 to 83.0 and 82.0 to 88.0 overlap"
         in found.words
     )
 
@@ -165,7 +165,7 @@ def test_no_difference_between_other_held_out_prompts_is_called(tmp_path: Path) 
     b = made(tmp_path / "b", {10: 0.5}, prompts=prompts, rate=1.0, digest="others")
     (found,) = compared(a, b).differences
     assert not found.is_called and found.interval is None
-    assert found.words == "No difference between A and B is called: their held-out prompts differ."
+    assert found.words == "A and B cannot be compared: their held-out prompts differ."
 
 
 def test_a_thinned_row_of_prompts_does_not_hide_that_they_differ(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_verdict_is_of_the_newest_update_that_all_runs_have_evaluated(tmp_pa
     assert [point and point.update for point in made_of.bases[1].points] == [90, 50]
     (found,) = made_of.differences
     assert not found.is_called
-    assert "Both accuracies are of update 30." in found.words
+    assert "Both accuracies are from update 30." in found.words
 
 
 def test_no_difference_is_called_without_an_update_that_all_runs_have_evaluated(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_no_difference_is_called_without_an_update_that_all_runs_have_evaluated(
         made(tmp_path / "a", {90: 0.9}), made(tmp_path / "b", {50: 0.5, 100: 0.9}, rate=1.0)
     ).differences
     assert not found.is_called
-    assert "these accuracies are of update 90 and of update 50" in found.words
+    assert "these accuracies are from updates 90 and 50" in found.words
 
 
 @pytest.mark.parametrize("scatter", [0.0, 0.001])

@@ -41,7 +41,7 @@ def beat(
 
 
 def taken(meter: FleetMeter, now_s: float) -> FleetRow:
-    return meter.take(TOTALS, QUEUES, now_s, 5000.0 + now_s)
+    return meter.finish_row(TOTALS, QUEUES, now_s, 5000.0 + now_s)
 
 
 def test_a_row_has_the_share_of_time_at_each_wait_by_role() -> None:
@@ -49,7 +49,7 @@ def test_a_row_has_the_share_of_time_at_each_wait_by_role() -> None:
     for now in range(1, 11):
         wait = WaitingFor.INPUT if now <= 3 else WaitingFor.COMPUTE
         others = [beat(Role.GENERATOR, WaitingFor.CREDIT, name=f"generator-{n}") for n in (0, 1)]
-        meter.see([beat(Role.LEARNER, wait), *others], float(now))
+        meter.observe([beat(Role.LEARNER, wait), *others], float(now))
     assert meter.is_due(10.0)
     row = taken(meter, 10.0)
     assert row.roles["learner"].shares == {"input": 0.3, "compute": 0.7}
@@ -62,20 +62,20 @@ def test_a_row_has_the_share_of_time_at_each_wait_by_role() -> None:
 
 def test_tokens_are_those_of_the_interval_and_a_restarted_worker_counts_from_zero() -> None:
     meter = FleetMeter(0.0)
-    meter.see([beat(Role.GENERATOR, WaitingFor.COMPUTE, tokens=100)], 1.0)
-    meter.see([beat(Role.GENERATOR, WaitingFor.COMPUTE, tokens=250)], 2.0)
-    meter.see([beat(Role.GENERATOR, WaitingFor.COMPUTE, epoch=2, tokens=40)], 3.0)
-    meter.see([], 3.5)
+    meter.observe([beat(Role.GENERATOR, WaitingFor.COMPUTE, tokens=100)], 1.0)
+    meter.observe([beat(Role.GENERATOR, WaitingFor.COMPUTE, tokens=250)], 2.0)
+    meter.observe([beat(Role.GENERATOR, WaitingFor.COMPUTE, epoch=2, tokens=40)], 3.0)
+    meter.observe([], 3.5)
     row = taken(meter, 3.5)
     assert (row.roles["generator"].tokens, row.roles["generator"].rss_bytes) == (290, 100)
-    meter.see([beat(Role.GENERATOR, WaitingFor.COMPUTE, epoch=2, tokens=70)], 4.0)
+    meter.observe([beat(Role.GENERATOR, WaitingFor.COMPUTE, epoch=2, tokens=70)], 4.0)
     assert taken(meter, 4.0).roles["generator"].tokens == 30
 
 
 def test_what_an_adopted_worker_had_done_before_is_not_counted_again() -> None:
     meter = FleetMeter(0.0)
-    meter.see([beat(Role.GENERATOR, WaitingFor.COMPUTE, tokens=9000, up_s=600.0)], 1.0)
-    meter.see([beat(Role.GENERATOR, WaitingFor.COMPUTE, tokens=9100, up_s=601.0)], 2.0)
+    meter.observe([beat(Role.GENERATOR, WaitingFor.COMPUTE, tokens=9000, up_s=600.0)], 1.0)
+    meter.observe([beat(Role.GENERATOR, WaitingFor.COMPUTE, tokens=9100, up_s=601.0)], 2.0)
     assert taken(meter, 2.0).roles["generator"].tokens == 100
 
 
@@ -84,7 +84,7 @@ def test_a_wanted_worker_without_a_heartbeat_counts_as_absent() -> None:
     wanted = {"generator-0": Role.GENERATOR, "generator-1": Role.GENERATOR, "learner": Role.LEARNER}
     for now in (1.0, 2.0, 3.0, 4.0):
         there = [beat(Role.GENERATOR, WaitingFor.COMPUTE)]
-        meter.see(there if now < 4.0 else [], now, wanted)
+        meter.observe(there if now < 4.0 else [], now, wanted)
     row = taken(meter, 4.0)
     assert row.roles["generator"].shares == {"compute": 0.375, "absent": 0.625}
     assert (row.roles["generator"].workers, row.roles["learner"].shares) == (2.0, {"absent": 1.0})
@@ -92,9 +92,9 @@ def test_a_wanted_worker_without_a_heartbeat_counts_as_absent() -> None:
 
 def test_a_silent_worker_counts_as_silent_and_a_gap_between_looks_for_little() -> None:
     meter = FleetMeter(0.0)
-    meter.see([beat(Role.GENERATOR, WaitingFor.COMPUTE, silent_s=60.0)], 1.0)
+    meter.observe([beat(Role.GENERATOR, WaitingFor.COMPUTE, silent_s=60.0)], 1.0)
     # the supervisor was suspended
-    meter.see([beat(Role.GENERATOR, WaitingFor.COMPUTE)], 1000.0)
+    meter.observe([beat(Role.GENERATOR, WaitingFor.COMPUTE)], 1000.0)
     row = taken(meter, 1000.0)
     assert row.roles["generator"].shares == {
         "silent": pytest.approx(1 / 6, abs=1e-3),

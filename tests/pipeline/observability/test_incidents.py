@@ -64,7 +64,7 @@ def test_what_a_worker_names_cannot_act_on_the_terminal(tmp_path: Path) -> None:
 def test_a_finding_of_a_hung_worker_has_where_it_stands(tmp_path: Path) -> None:
     book, file = IncidentBook(), IncidentFile(tmp_path)
     file.append(book.update(1e9, [Suspicion("reward-0", "hung", 1e9, "its loop stands", "reward")]))
-    file.append(book.stood("reward-0", ("reward-0 stands in main: spin (odd.py:3)", "reward-1 moves")))
+    file.append(book.add_stacks("reward-0", ("reward-0 stands in main: spin (odd.py:3)", "reward-1 moves")))
     (row,) = IncidentReader(tmp_path).read()
     assert row.words == "incident 1: its loop stands; reward-0 stands in main: spin (odd.py:3)"
 

@@ -146,11 +146,11 @@ DRAWN: dict[str, tuple[str, ...]] = {
     "Staleness, versions": ("oldest token", "mean"),
     "Policy versions in one response, mean": (),
     "Time of an update, seconds": ("waiting for units", "log-probs", "steps and publishing"),
-    "Trained tokens a second": (),
+    "Trained tokens per second": (),
     "Share of time, by role": ("computing", "waits for input", "waits for credit"),
     "learner: share of time, %": ("computing", "waits for input"),
     "generator: share of time, %": ("computing", "waits for credit"),
-    "Tokens a second: written, scored, trained": ("learner", "generator"),
+    "Tokens per second: written, scored, trained": ("learner", "generator"),
     "Groups dropped, by reason": ("no signal", "cancelled"),
     "Ready units, at the learner's claim": (),
     "Resident memory, GB": ("learner", "generator"),
@@ -327,7 +327,7 @@ def test_the_page_of_half_a_run_has_how_far_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(settings)
     add_row(tmp_path, StartRow(at_s=1.0))
     page = _page(_run(tmp_path, update_row(1), update_row(2)))
-    for words in ("2 of 50 updates are done", "no evaluation is finished", "no value step is done", "none on record"):
+    for words in ("2 of 50 updates are done", "no evaluation is finished", "no value step is done", "none is recorded"):
         assert words in page
     assert "1 of 2 updates" not in page
 

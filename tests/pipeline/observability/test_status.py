@@ -109,12 +109,14 @@ def test_a_link_whose_sender_began_anew_holds_nothing_rather_than_less():
 
 def test_the_share_of_the_learners_waits_follows_its_recent_time():
     waits = LearnerWaits()
-    assert waits.see([], 0.0) == 0.0
+    assert waits.observe([], 0.0) == 0.0
     for second in range(1, 301):
-        waits.see([beat("learner-0", WaitingFor.INPUT)], float(second))
+        waits.observe([beat("learner-0", WaitingFor.INPUT)], float(second))
     assert waits.share > 0.99
     for second in range(301, 343):
-        waits.see([beat("learner-0", WaitingFor.COMPUTE)], float(second))
+        waits.observe([beat("learner-0", WaitingFor.COMPUTE)], float(second))
     assert 0.48 < waits.share < 0.52
-    waits.see([], 400.0)
-    assert 0.48 < waits.see([beat("learner-0", WaitingFor.COMPUTE)], 5000.0) < 0.52, "an absent learner says nothing"
+    waits.observe([], 400.0)
+    assert 0.48 < waits.observe([beat("learner-0", WaitingFor.COMPUTE)], 5000.0) < 0.52, (
+        "an absent learner says nothing"
+    )

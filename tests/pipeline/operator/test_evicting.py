@@ -83,7 +83,7 @@ async def test_the_only_worker_of_a_role_that_works_is_not_evicted_and_a_broken_
     assert (await evict(run, "generator-0")).counts[Role.GENERATOR] == 1
     await beat_of_guest(run)
     await run.registry.fence("reward-0")
-    assert "hostb has the run's last reward that does its work" in await refusal(run, host="hostb")
+    assert "hostb has the run's last reward that works" in await refusal(run, host="hostb")
 
 
 async def test_only_a_joined_host_is_evicted_as_a_whole(run: SmallRun) -> None:

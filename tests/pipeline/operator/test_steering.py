@@ -113,7 +113,7 @@ async def test_a_run_that_does_not_run_is_not_steered(run: SmallRun) -> None:
 async def test_a_change_during_a_supervisors_start_is_told_to_wait(run: SmallRun) -> None:
     before = await run.registry.fleet()
     await run.registry.set_run_status(RunStatus(RunState.RUNNING, supervisor=os.getpid() + 1))
-    assert "still starts; try again in a moment" in await refusal(run, "generator-0")
+    assert "is still starting; try again in a moment" in await refusal(run, "generator-0")
     assert await run.registry.fleet() == before
     await run.registry.set_run_status(RunStatus(RunState.RUNNING, supervisor=os.getpid()))
     assert (await drain(run, "generator-0")).drains

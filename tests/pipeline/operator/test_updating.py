@@ -331,10 +331,10 @@ async def test_another_headrace_is_refused_where_the_shared_code_differs_from_th
     judged: SmallRun, tmp_path: Path
 ) -> None:
     source = other_headrace(tmp_path / "new", "pipeline/ledger/contract.py", "\n")
-    with pytest.raises(ConfigError, match="was started by a Headrace that records no shared code"):
+    with pytest.raises(ConfigError, match="was started by a Headrace that did not record its shared code"):
         await updating.update_code(at(judged), source)
     add_row(judged.run_dir, StartRow(at_s=1.0, shared_code=shared_digests()))
-    with pytest.raises(ConfigError, match="has other code in pipeline/ledger than the run was started with"):
+    with pytest.raises(ConfigError, match="differs in pipeline/ledger from the code the run was started with"):
         await updating.update_code(at(judged), source)
     assert await judged.registry.settings_changes() == []
 

@@ -154,10 +154,10 @@ async def test_the_incident_of_a_hung_worker_gets_stacks_while_the_observer_goes
             site.beats["reference-1"] = msgspec.structs.replace(hung, vitals=vitals, turned_at_s=1e9)
             await site.pass_s(1)
         (only,) = site.incidents
-        assert (only.component, only.kind, only.stands) == ("reference-1", "hung", ())
+        assert (only.component, only.kind, only.stacks) == ("reference-1", "hung", ())
         answers.set()
-        await until(lambda: bool(site.incidents[0].stands))
-        assert site.incidents[0].stands == ("reference-1 stands in main: spin", "reference-0 moves")
+        await until(lambda: bool(site.incidents[0].stacks))
+        assert site.incidents[0].stacks == ("reference-1 stands in main: spin", "reference-0 moves")
         assert examined == [["reference-1"]]
 
 

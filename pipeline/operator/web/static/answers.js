@@ -1,4 +1,4 @@
-// Recent trajectories: the response, coloured token by token, with its reward and verdict.
+// Recent responses, coloured token by token, with reward and verdict.
 
 import { get, runPath } from "./api.js";
 import { clock, count, figure, h, keyed, panel, say } from "./dom.js";
@@ -7,7 +7,7 @@ const LIFE_EVERY_MS = 3000;
 const ENDED = new Set(["trained", "dropped"]);
 const COLOURS = [["version", "policy version"], ["advantage", "advantage"], ["logprob", "log-prob"], ["none", "plain"]];
 
-// The class of one token: eleven steps of a scale, or one of six colours for versions.
+// A token's CSS class: one of eleven steps of a scale, or of six colours for versions.
 function tokenClass(by, tokens, index, scale) {
   if (by === "version") return `tok v${tokens.versions[index] % 6}`;
   const value = by === "advantage" ? tokens.advantages?.[index] : tokens.logprobs?.[index];
@@ -49,7 +49,7 @@ export class AnswersTab {
     this.app = app;
     this.by = "version";
     this.rows = [];
-    // The open lives of trajectories that have not ended, and when they were read.
+    // Expanded lives of trajectories that have not ended, and when each was read.
     this.lives = new Map();
     this.read = 0;
     const choices = COLOURS.map(([name, text]) => {
@@ -64,7 +64,7 @@ export class AnswersTab {
     this.element = h("div", { class: "tab" }, this.panel.element);
   }
 
-  // An open life goes on: it is read again as long as it may.
+  // An expanded life is refreshed until its trajectory has ended.
   show() {
     const now = Date.now();
     if (this.isReading || now - this.read < LIFE_EVERY_MS) return;

@@ -1,5 +1,5 @@
-// Requests to this page's own server, with the token in a header. A browser never sends it by
-// itself. The token is kept for this tab alone, and leaves the address bar at once.
+// Requests to this page's own server, with the token in a header. A browser never sends that by
+// itself. The token is kept for this tab only, and is removed from the address bar at once.
 
 const KEY = "headrace-token";
 const MAX_CHARS = 16 * 2 ** 20;
@@ -35,7 +35,7 @@ async function request(path, options) {
   try {
     message = (await answer.json()).error ?? message;
   } catch {
-    // No JSON: the status alone.
+    // Not JSON: only the status is known.
   }
   throw new RequestError(answer.status, message);
 }
@@ -51,7 +51,7 @@ export async function post(path, values) {
 
 export const runPath = (run, rest) => `/api/runs/${encodeURIComponent(run)}/${rest}`;
 
-// Server-sent events, read by fetch, since an EventSource sends no header. Comes again after an end.
+// Server-sent events, read with fetch because an EventSource cannot send headers. Reconnects.
 export function follow(path, onPicture, onState) {
   const ended = new AbortController();
   let pause_ms = 500;
@@ -65,7 +65,7 @@ export function follow(path, onPicture, onState) {
       const { done, value } = await reader.read();
       if (done) return;
       text += value;
-      if (text.length > MAX_CHARS) throw new RequestError(0, "a picture is too large");
+      if (text.length > MAX_CHARS) throw new RequestError(0, "a snapshot is too large");
       const parts = text.split("\n\n");
       text = parts.pop();
       for (const part of parts) {

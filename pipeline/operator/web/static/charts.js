@@ -1,4 +1,4 @@
-// Curves and histograms, drawn here: lines, intervals, a readout by pointer and by arrow keys.
+// Curves and histograms: lines, intervals, and a readout by pointer or arrow keys.
 
 import { figure, h, s, say } from "./dom.js";
 
@@ -156,7 +156,7 @@ export class Curves {
   }
 }
 
-// bins: [{label, parts: [{name, value}]}]; a bar a bin, stacked by part.
+// bins: [{label, parts: [{name, value}]}]; one bar per bin, stacked by part.
 export class Bars {
   constructor(title, options = {}) {
     this.title = title;
@@ -219,7 +219,7 @@ export class Bars {
   }
 }
 
-// counts of equal-width bins from low to high, as the history has them
+// counts in bins of equal width from low to high, as in the history
 export function binsOf(histogram, name) {
   if (!histogram) return [];
   const { low, high, counts } = histogram;

@@ -1,5 +1,5 @@
-// Elements made by hand. Text goes into text nodes alone: what a model or a prompt writes is never
-// read as markup.
+// Helpers that make elements. Text only goes into text nodes, so model output and prompts are never
+// parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -18,7 +18,7 @@ function fill(element, properties, children) {
 export const h = (tag, properties, ...children) => fill(document.createElement(tag), properties, children);
 export const s = (tag, properties, ...children) => fill(document.createElementNS(SVG, tag), properties, children);
 
-// Sets text only where it changed, so that a selection or a screen reader is not disturbed.
+// Sets text only if it changed, so as not to disturb a selection or a screen reader.
 export function say(element, text) {
   const value = text === null || text === undefined ? "" : String(text);
   if (element.textContent !== value) element.textContent = value;
@@ -30,7 +30,7 @@ export function mark(element, name, value) {
   } else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value === true ? "" : String(value));
 }
 
-// One child a row, kept by its key: focus and hover stay where they are.
+// One child per row, identified by its key, so that focus and hover are kept.
 export function keyed(parent, rows, keyOf, make, update) {
   const there = new Map(Array.from(parent.children, (child) => [child.dataset.key, child]));
   let place = parent.firstElementChild;
@@ -58,7 +58,7 @@ export const count = (value) => (isNumber(value) ? whole.format(value) : NONE);
 export const short = (value) => (isNumber(value) ? (Math.abs(value) < 10000 ? whole.format(value) : compact.format(value)) : NONE);
 export const percent = (share, digits = 1) => (isNumber(share) ? `${(100 * share).toFixed(digits)}\u00a0%` : NONE);
 
-// One thing, several things.
+// "1 thing", "2 things".
 export const many = (value, one) => `${short(value)} ${one}${value === 1 ? "" : "s"}`;
 
 export function figure(value) {
@@ -99,7 +99,7 @@ export function date(at_s) {
 export const bytes = (value) => (isNumber(value) ? (value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GB` : `${(value / 2 ** 20).toFixed(value < 10 * 2 ** 20 ? 1 : 0)} MB`) : NONE);
 export const words = (name) => String(name).replaceAll("_", " ");
 
-// A panel: a heading, a note beside it, a body.
+// A panel with a heading, a note next to it, and a body.
 export function panel(title, properties, ...children) {
   const note = h("span", { class: "note" });
   const head = h("header", {}, h("h2", { text: title }), note);

@@ -1,4 +1,4 @@
-// Learning curves, and the critic's.
+// Curves of the policy's and the critic's training.
 
 import { Curves } from "./charts.js";
 import { h, panel, say } from "./dom.js";
@@ -9,15 +9,15 @@ const CLIPS = { "metrics.clip_fraction": "ratio", "metrics.dual_clip_fraction": 
 
 const CHARTS = [
   ["Loss", {}, (u) => one("loss", u.loss)],
-  ["KL, nats a token", {}, (u) => named(KL, u)],
-  ["Entropy, nats a token", { fromZero: true }, (u) => one("entropy", u["metrics.entropy"])],
+  ["KL, nats per token", {}, (u) => named(KL, u)],
+  ["Entropy, nats per token", { fromZero: true }, (u) => one("entropy", u["metrics.entropy"])],
   ["Gradient norm, before clipping", { fromZero: true }, (u) => one("norm", u.grad_norm)],
   ["Clipped tokens, %", { fromZero: true }, (u) => Object.fromEntries(Object.entries(named(CLIPS, u)).map(([name, values]) => [name, values.map((value) => (value === null ? null : 100 * value))]))],
   ["Learning rate", { fromZero: true }, (u) => one("rate", u.learning_rate)],
   ["Staleness, versions", { fromZero: true }, (u) => ({ "oldest token": u.staleness_max, mean: u.staleness_mean })],
   ["Policy versions in one response, mean", {}, (u) => one("versions", u.num_segments_mean)],
   ["Time of an update, seconds", { fromZero: true }, (u) => ({ "waiting for units": u.wait_s, "log-probs": u.logprob_s, "steps": u.step_s, publishing: u.publish_s })],
-  ["Trained tokens a second", { fromZero: true }, (u) => one("tokens", u.num_trained_tokens?.map((tokens, index) => tokens / Math.max(1e-9, u.wait_s[index] + u.logprob_s[index] + u.step_s[index] + u.publish_s[index])))],
+  ["Trained tokens per second", { fromZero: true }, (u) => one("tokens", u.num_trained_tokens?.map((tokens, index) => tokens / Math.max(1e-9, u.wait_s[index] + u.logprob_s[index] + u.step_s[index] + u.publish_s[index])))],
 ];
 const CRITIC = [
   ["Critic: explained variance", {}, (v) => ({ "each step": v.explained_variance, "moving mean": v.mean_explained_variance })],

@@ -1,4 +1,4 @@
-// The page: who may read it, which run and which tab it shows, and the stream that feeds it.
+// The page itself: the token, the run and tab it shows, and the stream that feeds it.
 
 import { AnswersTab } from "./answers.js";
 import { follow, forgetToken, get, post, runPath, setToken, takeToken } from "./api.js";
@@ -46,7 +46,7 @@ class App {
     return this.session.abilities.includes(what);
   }
 
-  // Whether a role may have any number of workers.
+  // Whether the number of workers of a role can be changed.
   isElastic(role) {
     return this.session.elastic.includes(role);
   }
@@ -232,7 +232,7 @@ function signIn(message) {
   const form = h("form", { class: "signin", onsubmit: (event) => {
     event.preventDefault();
     setToken(input.value.trim());
-    // A page that is loaded anew has one App: none of before goes on beside it.
+    // Reload, so that no earlier App keeps running.
     location.reload();
   } }, h("h1", { text: "Headrace" }), h("p", { text: message }), h("label", { for: "token", text: "Token" }), input, h("button", { type: "submit", text: "Open" }), h("p", { class: "soft small", text: "headrace run dashboard prints an address that holds the token; with --token-file it is in that file." }));
   root.replaceChildren(form);

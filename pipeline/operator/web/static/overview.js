@@ -1,4 +1,4 @@
-// The first tab: five answers, the live picture, the story's lines, what happened last.
+// The first tab: five figures, the live pipeline, its twelve steps, and the latest incidents.
 
 import { Curves } from "./charts.js";
 import { age, clock, count, h, keyed, mark, panel, percent, say, short, words } from "./dom.js";
@@ -95,5 +95,5 @@ export function showIncidents(list, incidents) {
   const rows = [...incidents].reverse();
   keyed(list, rows, (row) => `${row.at_s} ${row.worker} ${row.event}`, (row) =>
     h("li", { "data-level": row.level }, h("time", { text: clock(row.at_s) }), h("b", { text: row.worker }), h("span", { text: row.words })));
-  if (!rows.length) keyed(list, [1], () => "none", () => h("li", { class: "soft", text: "None: no worker has ended unasked, and the supervisor has warned of nothing." }));
+  if (!rows.length) keyed(list, [1], () => "none", () => h("li", { class: "soft", text: "None: no worker ended unexpectedly, and the supervisor logged no warning." }));
 }

@@ -1,5 +1,5 @@
-// The pipeline as a live picture: roles as boxes, links with depth and rate, who waits for whom.
-// Boxes are text in a grid; links are drawn behind them, wherever the boxes lie.
+// The live pipeline: roles as boxes, links with depth and rate, and who waits for whom.
+// Boxes are laid out as text in a grid; links are drawn behind them.
 
 import { age, bytes, count, figure, h, keyed, many, mark, rate, s, say, short, words } from "./dom.js";
 
@@ -17,7 +17,7 @@ const VERBS = { compute: "at work", input: "wait for input", room: "wait for roo
 export const doing = (waits) =>
   Object.entries(waits ?? {}).sort((a, b) => b[1] - a[1]).map(([what, number]) => `${number} ${VERBS[what] ?? words(what)}`).join(", ");
 
-// The worker that everything waits for, by the sentence that names it.
+// The worker that everything waits for, taken from the sentence that names it.
 export function lastOf(overview) {
   const found = /(\S+),? (?:which )?is (?:at|silent|stuck)/.exec(overview.waits ?? "");
   const name = found?.[1].replace(/,$/, "");
@@ -38,7 +38,7 @@ function box(role) {
 }
 
 export class Pipeline {
-  // scale(role, count): asked by the buttons; isElastic(role): whether it has them
+  // scale(role, count) is called by the buttons; isElastic(role) says whether a role has them
   constructor({ scale, isElastic }) {
     this.scale = scale;
     this.isElastic = isElastic;
@@ -177,7 +177,7 @@ export class Pipeline {
     const drawn = [];
     for (const link of this.links) {
       if (!link.to.isConnected || !link.from.isConnected) continue;
-      // One below the other, the scorers are one stop: from the first of them, and to the last.
+      // When stacked, the scorers count as one stop: links leave the last and reach the first.
       if (isTall && this.scorers.children.length > 1 && (link.to.parentElement === this.scorers && link.to !== this.scorers.firstElementChild || link.from.parentElement === this.scorers && link.from !== this.scorers.lastElementChild)) continue;
       const [from, to] = [of(link.from), of(link.to)];
       let path;
@@ -215,7 +215,7 @@ export class Pipeline {
 
 const NONE_YET = "none yet";
 
-// The README's twelve lines, each with what it is now.
+// The twelve steps of the pipeline, each with its current figure.
 const STORY = [
   ["Prompt", "is admitted when there is credit for it", (o) => o.totals && `credit ${count(o.totals.credit_used)} of ${count(o.totals.credit_limit)}`],
   ["Group", "its trajectories are opened", (o) => o.totals && `${short(o.totals.num_groups_admitted)} admitted`],

@@ -1,4 +1,4 @@
-// All runs of the folder, and some of them side by side.
+// All runs of the folder, and a comparison of selected ones.
 
 import { get, runPath } from "./api.js";
 import { Curves } from "./charts.js";
@@ -13,7 +13,7 @@ const CHARTS = [
   ["Accuracy of the batch", { percent: true, named: true }, (data) => ({ x: data.updates.update ?? [], y: data.updates.accuracy ?? [] })],
   ["Reward", { named: true }, (data) => ({ x: data.updates.update ?? [], y: data.updates.reward ?? [] })],
   ["Length of a response, tokens", { named: true, fromZero: true }, (data) => ({ x: data.updates.update ?? [], y: data.updates.response_length ?? [] })],
-  ["Entropy, nats a token", { named: true, fromZero: true }, (data) => ({ x: data.updates.update ?? [], y: data.updates["metrics.entropy"] ?? [] })],
+  ["Entropy, nats per token", { named: true, fromZero: true }, (data) => ({ x: data.updates.update ?? [], y: data.updates["metrics.entropy"] ?? [] })],
   ["Staleness, mean", { named: true, fromZero: true }, (data) => ({ x: data.updates.update ?? [], y: data.updates.staleness_mean ?? [] })],
 ];
 

@@ -1,11 +1,11 @@
-// What became of the work: the balance, drops against training, histograms, queues, open groups.
+// Where the work went: the balance, dropped against trained, histograms, queues, open groups.
 
 import { get, runPath } from "./api.js";
 import { Bars, binsOf } from "./charts.js";
 import { age, bytes, cells, count, figure, h, keyed, mark, panel, percent, rate, say, short, table, words } from "./dom.js";
 
 const CURRENCY = { groups: "groups", trajectories: "trajectories", tokens: "tokens", finished: "for the critic" };
-// one colour a state of work, in every picture; a reason of dropping that is not here has 4
+// one colour for each state of work, everywhere; drop reasons not listed here have colour 4
 const COLOURS = { trained: 0, claimed: 6, ready: 7, running: 5, no_signal: 1, stale: 2, value_warmup: 3, rolled_back: 3 };
 
 export class WorkTab {

@@ -1,4 +1,4 @@
-// Workers with their waits and logs, what drains and scales them, incidents, and why it waits.
+// Workers with their waits and logs, buttons to drain and scale, incidents, and `why`.
 
 import { get, runPath } from "./api.js";
 import { age, bytes, cells, count, h, keyed, mark, panel, rate, say, table, words } from "./dom.js";
@@ -70,7 +70,7 @@ export class WorkersTab {
     showIncidents(this.list, (overview.incidents ?? []).slice(-50));
     say(this.incidents.note, overview.clocks ?? "");
     const now = Date.now();
-    // A slow answer is waited for: requests never pile up.
+    // Waits for a slow answer, so that requests never pile up.
     if (!this.isAsking && now - (this.asked ?? 0) > 3000) {
       this.asked = now;
       this.isAsking = true;
@@ -80,7 +80,7 @@ export class WorkersTab {
 
   history() {}
 
-  // The ledger cannot be read; the logs can.
+  // The ledger cannot be read, but the logs can.
   filesOnly() {
     if (this.asked) return;
     this.asked = Date.now();

@@ -67,12 +67,12 @@ CRASHED = {"generator-1": Ended("it ended (failure)", 3.0, 2, "ImportError: no m
 def test_a_worker_ended_by_an_error_is_named_with_error_count_and_consequence():
     s = scene([], waits(running=0), without=["generator-1", "generator-2"], exits=CRASHED)
     found = explain(s)
-    told = "generator-1 is not there: it ended (failure) by ImportError: no module named flash, 3 s ago, the 2nd time"
+    told = "generator-1 is missing: it ended (failure) by ImportError: no module named flash, 3 s ago, the 2nd time"
     assert told in found.headline
     assert found.outlook is Outlook.MENDS
     assert "The same error before any finished work ends the run" in found.chains[0].next
     starting = scene([worker("generator-1", WaitingFor.STARTING)], AWAITED, exits=CRASHED)
-    assert any("generator-1 is there again: it ended" in words for words in explain(starting).also)
+    assert any("generator-1 is back: it ended" in words for words in explain(starting).also)
 
 
 def test_a_run_that_failed_names_the_error_and_needs_you():

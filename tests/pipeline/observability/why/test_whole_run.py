@@ -72,7 +72,7 @@ def test_what_else_is_wrong_is_told_besides():
     )
     assert explain(s).also == (
         "generator-2 is silent for 12 s",
-        "reward-0 is not there",
+        "reward-0 is missing",
         "2 dead letters: `headrace ledger dead-letters list`",
     )
 

@@ -77,7 +77,7 @@ async def test_the_first_screen_has_all_that_an_operator_asks_first(tmp_path: Pa
             "reward mailbox",
             "killed by SIGKILL",
             "was started again after 2.0 s",
-            "no supervisor: dead workers are not started again",
+            "no supervisor: dead workers are not restarted",
             "? help",
         ):
             assert wanted in text, wanted
