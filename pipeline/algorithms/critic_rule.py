@@ -183,11 +183,11 @@ class CriticRule(ABC):
             name=span.name,
             tokens=span.tokens,
             prompt_length=span.prompt_length + span.num_earlier - num_earlier,
-            loss_mask=_after(num_earlier, mask),
-            advantages=_after(num_earlier, advantages.astype(np.float32)),
-            behavior_logprobs=_after(num_earlier, span.behavior_logprobs),
-            versions=_after(num_earlier, span.versions, int(span.versions.min())),
-            reference_logprobs=None if reference is None else _after(num_earlier, reference),
+            loss_mask=_prepend_filler(num_earlier, mask),
+            advantages=_prepend_filler(num_earlier, advantages.astype(np.float32)),
+            behavior_logprobs=_prepend_filler(num_earlier, span.behavior_logprobs),
+            versions=_prepend_filler(num_earlier, span.versions, int(span.versions.min())),
+            reference_logprobs=None if reference is None else _prepend_filler(num_earlier, reference),
             nll_mask=np.ones(num_earlier + span.num_tokens, dtype=np.bool_) if imitate else None,
             standard_logprobs=columns.standard_logprobs,
             judge_logprobs=columns.judge_logprobs,
@@ -201,6 +201,5 @@ class CriticRule(ABC):
         )
 
 
-def _after(num_earlier: int, values: np.ndarray, filler: int = 0) -> np.ndarray:
-    """Prepend ``filler`` for each earlier token."""
+def _prepend_filler(num_earlier: int, values: np.ndarray, filler: int = 0) -> np.ndarray:
     return np.concatenate([np.full(num_earlier, filler, dtype=values.dtype), values])

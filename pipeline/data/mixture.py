@@ -63,7 +63,7 @@ class Mixture:
     def __init__(self, weights: Sequence[float]) -> None:
         """Raises ValueError for a negative weight, or if the weights sum to 0."""
         if min(weights, default=-1.0) < 0.0 or sum(weights) <= 0.0:
-            raise ValueError(f"the weights are {list(weights)}; expected none below 0 and one above")
+            raise ValueError(f"the weights are {list(weights)}; expected none below 0 and at least one above")
         counts = _slots(weights)
         self._counts = counts
         self._pattern = _smooth(counts)

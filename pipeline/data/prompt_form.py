@@ -55,8 +55,8 @@ class Form(StrEnum):
     """How a prompt was rendered, as shown to people."""
 
     CONVERSATION = "a conversation in the chat template"
-    QUESTION = "one message of the user in the chat template"
-    RENDERED = "text that begins with a special token, as it is"
+    QUESTION = "one user message in the chat template"
+    RENDERED = "text that begins with a special token, unchanged"
     TEXT = "plain text, without a chat template"
 
 

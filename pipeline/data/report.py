@@ -39,10 +39,10 @@ class DataReport:
     forms: dict[str, int] = field(default_factory=dict)
     """Number of prompts by how they were rendered."""
 
-    def form(self, words: str) -> None:
+    def count_form(self, words: str) -> None:
         self.forms[words] = self.forms.get(words, 0) + 1
 
-    def keep(self, num_tokens: int) -> None:
+    def count_prompt(self, num_tokens: int) -> None:
         self.num_lines += 1
         self.num_prompts += 1
         self.max_tokens = max(self.max_tokens, num_tokens)

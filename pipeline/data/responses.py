@@ -102,7 +102,7 @@ class RecordedResponses:
         """Yield every encoded response in file order, for a digest."""
         return iter(self._stored.values())
 
-    def take(self, columns: Mapping[str, Any], where: str) -> ResponseLine | Unusable:
+    def read_line(self, columns: Mapping[str, Any], where: str) -> ResponseLine | Unusable:
         """Read a line's response, verdict and judgment. ``where`` is ``file:line``."""
         self._first = self._first or (where, columns)
         rest = {name: value for name, value in columns.items() if value is not None}
@@ -136,7 +136,7 @@ class RecordedResponses:
             rest[JUDGMENT] = judgment.strip()
         return ResponseLine(rest, text, rest.pop("finish_reason", None) == FinishReason.LENGTH, verdict)
 
-    def keep(self, line: ResponseLine, prompt_id: str, where: str) -> Unusable | None:
+    def store(self, line: ResponseLine, prompt_id: str, where: str) -> Unusable | None:
         """Tokenise a line's response and store it under its prompt's id, or return why not. Raises
         DataError if the model has no stop token."""
         tokens, reason = self._tokenizer.encode(line.text, add_special_tokens=False), FinishReason.STOP

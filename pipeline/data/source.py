@@ -216,7 +216,7 @@ class _Reader:
                 if isinstance(row, BadRow):
                     report.skip(SkipReason(row.problem.value), where, row.detail)
                     continue
-                taken = responses.take(row.columns, where) if responses else None
+                taken = responses.read_line(row.columns, where) if responses else None
                 if isinstance(taken, Unusable):
                     report.skip(taken.reason, where, taken.detail)
                     continue
@@ -238,12 +238,12 @@ class _Reader:
                 elif prompt.prompt_id in self._seen:
                     detail = f"id {prompt.prompt_id!r} is already used by {self._seen[prompt.prompt_id]}; the first one is kept"
                     report.skip(SkipReason.DUPLICATE_ID, where, detail)
-                elif taken and responses and (refused := responses.keep(taken, prompt.prompt_id, where)):
+                elif taken and responses and (refused := responses.store(taken, prompt.prompt_id, where)):
                     report.skip(refused.reason, where, refused.detail)
                 else:
                     self._seen[prompt.prompt_id] = where
                     stored.append(_encode(prompt))
-                    report.keep(len(prompt.tokens) // 4)
+                    report.count_prompt(len(prompt.tokens) // 4)
             if responses:
                 responses.check()
             columns.check(path)
@@ -305,7 +305,7 @@ class _Reader:
             detail = f"{len(tokens)} tokens; data.max_prompt_tokens is {self._data.max_prompt_tokens}"
             return Unusable(SkipReason.OVERLONG, detail)
         packed = np.asarray(tokens, dtype="<i4").tobytes()
-        self._report.form(rendered.form)
+        self._report.count_form(rendered.form)
         return _PromptRecord(line.id or default_id, packed, rendered.text, line.answer, verifier, extra)
 
 

@@ -86,12 +86,12 @@ def verify_loosely(responses: Sequence[Response]) -> list[VerifierOutcome]:
 
     outcomes: list[VerifierOutcome] = []
     for response in responses:
-        answer = _bare(response.answer)
+        answer = _without_solution(response.answer)
         if not _parsed_loosely(answer):
             outcomes.append(_unreadable(answer, "math-verify finds no expression in it"))
             continue
         found = parse(response.response_text[-TAIL_CHARS:], parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-        outcomes.append(Verdict(accuracy=float(_holds(list(_parsed_loosely(answer)), found))))
+        outcomes.append(Verdict(accuracy=float(_math_verify_equal(list(_parsed_loosely(answer)), found))))
     return outcomes
 
 
@@ -100,8 +100,8 @@ def is_right(answer: str, value: str) -> bool:
     gold = _gold(answer)
     if answer.strip() == value.strip() or _spelling(answer) == _spelling(value) != "":
         return True
-    label, content = _choice(answer)
-    chosen, said = _choice(value)
+    label, content = _multiple_choice(answer)
+    chosen, said = _multiple_choice(value)
     if label and (chosen or not content):
         return label == chosen
     # accept "(B) 12" if the answer is 12, and 12 if it is "(B) 12"
@@ -110,7 +110,7 @@ def is_right(answer: str, value: str) -> bool:
     return gold is not None and got is not None and are_equal(gold, got)
 
 
-def _choice(text: str) -> tuple[str, str]:
+def _multiple_choice(text: str) -> tuple[str, str]:
     """Return the letter of a multiple choice and the text after it, or two empty strings."""
     match = _CHOICE.fullmatch(" ".join(in_words(plain(text)).split()))
     return ("", "") if match is None else (match[1] or match[2], (match[3] or "").strip())
@@ -123,7 +123,7 @@ _CHOICE = re.compile(r"(?:(?:option|choice) )?(?:\(([A-J])\)|([A-J])(?:[.:)](?= 
 
 
 def _judged(response: Response, *, strictly: bool) -> VerifierOutcome:
-    answer = _bare(response.answer)
+    answer = _without_solution(response.answer)
     try:
         if _gold(answer) is None:
             return _unreadable(answer, "it is empty")
@@ -161,8 +161,7 @@ def _compared(answer: str, values: Sequence[str]) -> Verdict:
     return Verdict(accuracy=1.0, reason=f"{values[-1][:80]!r} is the answer")
 
 
-def _bare(answer: str) -> str:
-    """Remove the worked solution before the answer."""
+def _without_solution(answer: str) -> str:
     return answer.rpartition("####")[2].strip()
 
 
@@ -336,7 +335,7 @@ def _latex(value: Quantity | Expression) -> str:
 
 def _verified(gold: str, got: str) -> bool:
     expected, found = _expression(gold), _expression(got)
-    return expected is not None and found is not None and _holds([expected], [found])
+    return expected is not None and found is not None and _math_verify_equal([expected], [found])
 
 
 @lru_cache(maxsize=1024)
@@ -360,8 +359,8 @@ def _expression(latex: str) -> Any:
         return None
 
 
-def _holds(gold: list[Any], found: list[Any]) -> bool:
-    """Compare with math-verify, without its own time limit, which needs SIGALRM; the sandbox has one."""
+def _math_verify_equal(gold: list[Any], found: list[Any]) -> bool:
+    """Compare without math-verify's own time limit, which needs SIGALRM; the sandbox has one."""
     from math_verify import verify as is_equal
 
     return is_equal(gold, found, timeout_seconds=None)

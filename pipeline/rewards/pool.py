@@ -159,7 +159,7 @@ class VerifierPool:
                 continue
             process = await self._idle.get()
             try:
-                async with self._counted():
+                async with self._limiting_processes():
                     failure = await process.load(spec)
             finally:
                 self._idle.put_nowait(process)
@@ -238,7 +238,7 @@ class VerifierPool:
         if remote:
             await self._ask_endpoints(batch, remote)
         if jobs:
-            await self._call_for(batch, jobs)
+            await self._judge_in_sandboxes(batch, jobs)
         return [outcome for outcome in outcomes if outcome is not None]
 
     async def score_group(self, verifier: str, responses: Sequence[Response]) -> list[VerifierOutcome]:
@@ -250,7 +250,7 @@ class VerifierPool:
             return [VerifierFailure(kind=VerifierFailureKind.UNKNOWN_VERIFIER, error=str(error))] * len(responses)
         process = await self._idle.get()
         try:
-            async with self._counted():
+            async with self._limiting_processes():
                 return await process.call(spec, responses, self._timeout_s, wait_s=self._wait_s)
         finally:
             self._idle.put_nowait(process)
@@ -290,7 +290,7 @@ class VerifierPool:
             await process.kill()
 
     @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
+    async def _limiting_processes(self) -> AsyncIterator[None]:
         """Count each sandbox's processes while the block runs, and end a sandbox that has too many.
         Every call in the block must have a time limit."""
         failed: Exception | None = None
@@ -326,10 +326,10 @@ class VerifierPool:
                 most = f"at most {self._max_processes} are allowed at once"
                 sandboxes[pid].end_overrun(f"had {usage.num_processes} processes, {most}; all were killed")
             else:
-                sandboxes[pid].used(usage)
+                sandboxes[pid].record_usage(usage)
         return time.perf_counter() - began
 
-    async def _call_for(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[_Job]]) -> None:
+    async def _judge_in_sandboxes(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[_Job]]) -> None:
         """Wait until all jobs of a batch have outcomes, from its own tasks or those of other
         batches that take its jobs along. Every call ahead has a time limit."""
         num_jobs = sum(map(len, jobs.values()))
@@ -340,7 +340,7 @@ class VerifierPool:
                 batch.changed.clear()
                 async with asyncio.TaskGroup() as tasks:
                     for _ in range(min(len(self._processes), num_jobs)):
-                        tasks.create_task(self._work(batch))
+                        tasks.create_task(self._judge_waiting(batch))
                 if not batch.is_judged:
                     await batch.changed.wait()
         finally:
@@ -350,21 +350,21 @@ class VerifierPool:
                 else:
                     self._waiting.pop(spec, None)
 
-    async def _work(self, batch: _Batch) -> None:
+    async def _judge_waiting(self, batch: _Batch) -> None:
         """Take jobs, also of other batches, until there are none left or ``batch`` is judged."""
         process = await self._idle.get()
         try:
-            async with self._counted():
+            async with self._limiting_processes():
                 while (
                     not batch.is_judged and (spec := next(filter(self._waiting.get, self._waiting), None)) is not None
                 ):
-                    await self._take(process, spec)
+                    await self._judge_next(process, spec)
             # even short calls may leave processes behind
             await self._count_once()
         finally:
             self._idle.put_nowait(process)
 
-    async def _take(self, process: SandboxProcess, spec: VerifierSpec) -> None:
+    async def _judge_next(self, process: SandboxProcess, spec: VerifierSpec) -> None:
         """Judge the first waiting job of a verifier, with as many others as one call takes. If the
         call is cancelled, its jobs wait again."""
         waiting = self._waiting[spec]

@@ -115,12 +115,12 @@ class SandboxProcess:
             await process.wait()
             await asyncio.to_thread(end_marked, SANDBOX_MARK, self._mark)
 
-    def used(self, usage: SessionUsage) -> None:
+    def record_usage(self, usage: SessionUsage) -> None:
         """Record the processor time of the child and its processes; end a call that is over its budget."""
         budget = self._budget
         if budget is not None and budget.is_spent(usage):
             self._is_over = True
-            self.end_overrun(budget.words)
+            self.end_overrun(budget.reason)
 
     def end_overrun(self, reason: str) -> None:
         """Kill the child and its group during a call, which then fails with ``reason``."""
@@ -149,7 +149,7 @@ class SandboxProcess:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             how = await self._how_it_ended(error)
             if self._is_over:
-                over = f"verifier {spec.name!r} {Budget(cpu_s, 0.0).words}"
+                over = f"verifier {spec.name!r} {Budget(cpu_s, 0.0).reason}"
                 kind = VerifierFailureKind.OVER_BUDGET if responses else VerifierFailureKind.NOT_LOADED
                 return VerifierFailure(kind=kind, error=over)
             return _died(spec, how)
@@ -230,7 +230,7 @@ class Budget:
         self._is_seen = False
 
     @property
-    def words(self) -> str:
+    def reason(self) -> str:
         """Why a call over its budget was ended."""
         return f"used more than {self._cpu_s:g} s of processor time (reward.timeout_s); its process was killed"
 

@@ -216,15 +216,15 @@ def _run(source: str, given: str, budget: _Budget) -> tuple[str, str]:
         try:
             code = _wait(process, budget, folder)
             late = f"did not end within {budget.limit_s:.1f} s"
-            reason = _ending(code) if code else "" if code == 0 else late
-            too_much = _too_much(folder)
+            reason = _exit_reason(code) if code else "" if code == 0 else late
+            excess = _folder_excess(folder)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             end_marked(_MARK, mark)
-        if too_much:
-            return "", too_much
+        if excess:
+            return "", excess
         with printed.open("rb") as file:
             return file.read(FILE_BYTES).decode("utf-8", "replace"), reason
 
@@ -246,7 +246,7 @@ def _folder() -> Iterator[str]:
                 subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _too_much(folder: str) -> str:
+def _folder_excess(folder: str) -> str:
     """Return that a folder exceeds the limits, in words, or ""."""
     left, num_bytes, num_entries = [folder], 0, 0
     while left:
@@ -279,7 +279,7 @@ def _wait(process: subprocess.Popen[bytes], budget: _Budget, folder: str) -> int
             delayed_s = max(delayed_s, _delayed_s(process.pid))
             own_s = waited.step(time.monotonic()) - delayed_s
             budget.spent_s = began_s + max(own_s, cpu_seconds(process.pid))
-        if budget.left_s <= 0.0 or _too_much(folder):
+        if budget.left_s <= 0.0 or _folder_excess(folder):
             return None
 
 
@@ -290,7 +290,7 @@ def _delayed_s(pid: int) -> float:
     return 0.0
 
 
-def _ending(code: int) -> str:
+def _exit_reason(code: int) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 

@@ -90,7 +90,7 @@ def resolve(name: str) -> VerifierSpec:
         return VerifierSpec(name, name, sandboxed=False)
     close = difflib.get_close_matches(name, _SPECS, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names())};"
-    raise ConfigError(f"unknown verifier {name!r}: {hint} your own function is named as package.module:function")
+    raise ConfigError(f"unknown verifier {name!r}: {hint} name your own function as package.module:function")
 
 
 def resolve_judgments(name: str) -> VerifierSpec:

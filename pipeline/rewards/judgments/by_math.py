@@ -75,7 +75,7 @@ def _sides(text: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _compared(text: str, left: int, left_end: int, right: int, right_end: int) -> Equation | None:
-    sides = _bare(text[left:left_end]), _bare(text[right:right_end])
+    sides = _without_units(text[left:left_end]), _without_units(text[right:right_end])
     values = [_value(side) for side in sides]
     if None in values or all(re.fullmatch(r"-?[0-9.]+", side) for side in sides):
         return None
@@ -85,7 +85,7 @@ def _compared(text: str, left: int, left_end: int, right: int, right_end: int) -
     return Equation(place=left_end, quoted=quoted, holds=holds, should_be=_in_words(values[computed]))
 
 
-def _bare(side: str) -> str:
+def _without_units(side: str) -> str:
     return _UNIT.sub(" ", side).strip(" \t\n.$")
 
 

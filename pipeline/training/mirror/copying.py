@@ -139,7 +139,7 @@ class Copying:
                     f"{self._run_dir / path} has digest {got}, expected {digest}: it is damaged here, and is not copied"
                 )
             self._progress.stepped()
-            moved = _Counted(self._progress.moved)
+            moved = _ByteCounter(self._progress.moved)
             self._store.put(name, place, moved)
             # not every store reports progress
             moved(files[path].bytes - moved.total)
@@ -172,7 +172,7 @@ class Copying:
             self._progress.stepped()
 
 
-class _Counted:
+class _ByteCounter:
     """Forwards the number of bytes moved, and keeps the total."""
 
     def __init__(self, moved: Callable[[int], None]) -> None:

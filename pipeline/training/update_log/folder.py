@@ -114,7 +114,7 @@ def read_record(path: Path, frame: RecordFrame) -> Record:
         body = unpacker.decompress(stored, frame.record_bytes)
         if len(body) != frame.record_bytes or not unpacker.eof:
             raise DataError(
-                f"{path}: the record at byte {frame.offset} is not the {frame.record_bytes} bytes of its header; "
+                f"{path}: the record at byte {frame.offset} does not have the {frame.record_bytes} bytes of its header; "
                 "the file was not written by Headrace: take another run"
             )
         return _DECODERS[KINDS.index(frame.kind)].decode(body)

@@ -91,7 +91,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Unit names, in order."""
     at_s: float
     settings: dict[str, str] = {}
-    """Settings changed since the learner started, whose ``config`` the segment has: TOML values by key."""
+    """Settings changed since the learner started, as TOML values by key; ``Start.config`` has the original ones."""
     loss_limit: float = math.inf
     """A step with a larger loss (in magnitude) is a spike."""
     grad_norm_limit: float = math.inf
@@ -163,9 +163,9 @@ def pack_units(units: Sequence[ClaimedUnit]) -> Iterator[Units]:
     for unit in units:
         packer.add(unit)
         if packer.num_bytes >= FRAME_BYTES:
-            yield packer.take()
+            yield packer.pop_record()
     if packer.units:
-        yield packer.take()
+        yield packer.pop_record()
 
 
 def unpack_units(record: Units) -> list[ClaimedUnit]:
@@ -190,7 +190,7 @@ class _Packer:
     def add(self, unit: ClaimedUnit) -> None:
         self.units.append(LoggedUnit(unit.name, tuple(self._trajectory(chunks) for chunks in unit.trajectories)))
 
-    def take(self) -> Units:
+    def pop_record(self) -> Units:
         record = Units(prompts=tuple(self._places), units=tuple(self.units))
         self._places, self.units, self.num_bytes = {}, [], 0
         return record

@@ -200,7 +200,7 @@ def checked(config: RunConfig) -> dict[str, str]:
 def test_a_check_shows_the_form_and_the_first_prompt_as_the_model_reads_it(chat_model: Path) -> None:
     said = checked(run(chat_model, [QUESTION]))
     assert said["prompts"] == (
-        f"training prompts: 1 are one message of the user in the chat template; the model reads rows:1 as {ASKED!r}"
+        f"training prompts: 1 are one user message in the chat template; the model reads rows:1 as {ASKED!r}"
     )
     assert said["end tokens"] == "a response ends with '</s>' (257), '<|turn|>' (258)"
     said = checked(run(chat_model, [QUESTION], chat=False))
