@@ -53,7 +53,7 @@ def leave_one_out_advantages(
 def whiten_rows(
     rows: Sequence[Float[np.ndarray, " _"]], masks: Sequence[Bool[np.ndarray, " _"]], *, min_std: float = 0.0
 ) -> list[Float[np.ndarray, " _"]]:
-    """Return ``(x - mean) / sqrt(var + 1e-8)`` over the masked-in tokens of all rows, and 0
+    """Return ``(x - mean) / sqrt(var + 1e-8)`` over the tokens in the mask of all rows, and 0
     elsewhere. The variance is unbiased.
 
     With fewer than two tokens all become 0. Sums over rows are exact, so the order of the rows does

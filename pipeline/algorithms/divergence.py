@@ -73,7 +73,7 @@ def row_divergence(
 ) -> dict[str, Float[Tensor, " rows"]]:
     """Return per row: perplexities, and the squared product of its token ratios rho, minus 1.
 
-    A row without masked-in tokens counts as log-prob 0, as in verl. ``sequence_chi2`` saturates at
+    A row without tokens in the mask counts as log-prob 0, as in verl. ``sequence_chi2`` saturates at
     ``exp(+-40)``."""
     proximal = row_mean(old_logprobs.detach(), mask, row_ids, num_rows)
     behavior = row_mean(behavior_logprobs.detach(), mask, row_ids, num_rows)

@@ -65,7 +65,7 @@ def correction_weights(objective: Objective, rho: Float[Tensor, "*shape"]) -> Fl
 def mean_weight(
     objective: Objective, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
 ) -> float:
-    """Return the mean weight over masked-in tokens (or over rows, if rows share one), or 1 if it is
+    """Return the mean weight over tokens in the mask (or over rows, if rows share one), or 1 if it is
     0.
 
     Needs all tokens of a mini-batch at once: averaging over micro-batches would be another

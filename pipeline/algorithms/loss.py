@@ -41,7 +41,7 @@ def token_loss(
 
     Loss and gradient are exactly 0 on rejected tokens and off the mask, whatever the values there.
     The loss is the sum of the products with ``token_weights``. A metric's mean is its sum over all
-    micro-batches divided by the number of masked-in tokens.
+    micro-batches divided by the number of tokens in the mask.
 
     ``logprobs`` are the current policy's and set the float type. ``old_logprobs`` are the proximal
     policy's, read only if ``needs_old``. ``row_ids`` are 0 .. num_rows - 1, rows whole.

@@ -30,23 +30,23 @@ Flags: TypeAlias = Bool[Tensor, "*tokens"]
 
 
 def row_sum(values: Tokens, mask: Mask, row_ids: Ints, num_rows: int) -> Float[Tensor, " rows"]:
-    """Sum ``values`` over each row's masked-in tokens; 0 for a row without any."""
+    """Sum ``values`` over each row's tokens in the mask; 0 for a row without any."""
     return values.new_zeros(num_rows).index_add(0, row_ids, values.where(mask, values.new_zeros(())))
 
 
 def row_counts(mask: Mask, row_ids: Ints, num_rows: int) -> Int[Tensor, " rows"]:
-    """Count each row's masked-in tokens."""
+    """Count each row's tokens in the mask."""
     return row_ids.new_zeros(num_rows).index_add(0, row_ids, mask.to(row_ids.dtype))
 
 
 def row_mean(values: Tokens, mask: Mask, row_ids: Ints, num_rows: int) -> Float[Tensor, " rows"]:
-    """Average ``values`` over each row's masked-in tokens; 0 for a row without any."""
+    """Average ``values`` over each row's tokens in the mask; 0 for a row without any."""
     counts = row_counts(mask, row_ids, num_rows).clamp(min=1)
     return row_sum(values, mask, row_ids, num_rows) / counts.to(values.dtype)
 
 
 def row_max(values: Tokens, mask: Mask, row_ids: Ints, num_rows: int) -> Float[Tensor, " rows"]:
-    """Return the largest of ``values`` over each row's masked-in tokens, else -inf. Not differentiable."""
+    """Return the largest of ``values`` over each row's tokens in the mask, else -inf. Not differentiable."""
     lowest = values.new_full((), float("-inf"))
     return lowest.repeat(num_rows).scatter_reduce(0, row_ids, values.detach().where(mask, lowest), reduce="amax")
 

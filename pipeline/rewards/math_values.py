@@ -112,17 +112,9 @@ _SEPARATOR = re.compile(
 )
 _UNION = re.compile(r"\\cup(?![A-Za-z])|(?<=[\])}])\s*U\s*(?=[\[({\\])")
 _RELATION = re.compile(r"\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt|neq|ne|in)(?![A-Za-z])|<=|>=|!=|==?|<|>")
-_SPELLED = {
-    "<=": "<=",
-    ">=": ">=",
-    "leq": "<=",
-    "le": "<=",
-    "leqslant": "<=",
-    "geq": ">=",
-    "ge": ">=",
-    "geqslant": ">=",
-}
-_SPELLED |= {"lt": "<", "gt": ">", "ne": "!=", "neq": "!=", "==": "="}
+_SPELLED = {"<=": "<=", "le": "<=", "leq": "<=", "leqslant": "<=", "lt": "<"}
+_SPELLED |= {">=": ">=", "ge": ">=", "geq": ">=", "geqslant": ">=", "gt": ">"}
+_SPELLED |= {"ne": "!=", "neq": "!=", "==": "="}
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 _MATRIX = re.compile(r"\\begin\{([pb]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")

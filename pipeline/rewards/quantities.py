@@ -44,17 +44,8 @@ _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ni
 _WORDS = {word: value for value, word in enumerate(_SMALL)} | {word: 20 + 10 * i for i, word in enumerate(_TENS)}
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _SCALED = re.compile(rf"\s*({'|'.join(_SCALES)})s?\b", re.I)
-_SHARES = {
-    "half": 2,
-    "halves": 2,
-    "third": 3,
-    "quarter": 4,
-    "fourth": 4,
-    "fifth": 5,
-    "sixth": 6,
-    "eighth": 8,
-    "tenth": 10,
-}
+_SHARES = {"half": 2, "halves": 2, "third": 3, "quarter": 4, "fourth": 4}
+_SHARES |= {"fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 _SHARE = re.compile(rf"(?:(?:\s+|\s*-\s*)(?:of\s+)?)?({'|'.join(_SHARES)})s?\b", re.I)
 _IN_WORDS = re.compile(
     rf"(?P<minus>(?:minus|negative)\s+)?(?:an?\s+(?={'|'.join(_SCALES)}))?(?P<words>(?:{'|'.join((*_WORDS, *_SCALES))})"
@@ -108,30 +99,8 @@ _SPELLINGS = {
     for spelling in spellings
 }
 _SHORT = {
-    *(
-        "m",
-        "g",
-        "h",
-        "s",
-        "l",
-        "L",
-        "C",
-        "F",
-        "cm",
-        "mm",
-        "km",
-        "kg",
-        "mg",
-        "ml",
-        "mL",
-        "ft",
-        "in",
-        "lb",
-        "lbs",
-        "oz",
-        "mi",
-    ),
-    *("yd", "hr", "hrs", "min", "mins", "sec", "secs", "mph", "kph", "am", "pm", "USD", "st", "nd", "rd", "th"),
+    *("m", "g", "h", "s", "l", "L", "C", "F", "cm", "mm", "km", "kg", "mg", "ml", "mL", "ft", "in", "lb", "lbs", "oz"),
+    *("mi", "yd", "hr", "hrs", "min", "mins", "sec", "secs", "mph", "kph", "am", "pm", "USD", "st", "nd", "rd", "th"),
 }
 """Units so short that any other letters in their place are variables."""
 _LITTLE = {"a", "an", "on", "at", "to", "of", "by"}

@@ -234,5 +234,5 @@ def test_a_record_that_unpacks_to_more_than_its_header_tells_is_refused(tmp_path
     path.write_bytes(whole())
     frame = scan(path).frames[2]
     lying = type(frame)(frame.kind, frame.offset, frame.stored_bytes, frame.record_bytes - 1, frame.checksum)
-    with pytest.raises(DataError, match="not the"):
+    with pytest.raises(DataError, match="does not have the"):
         read_record(path, lying)
