@@ -391,13 +391,13 @@ def mortal_snapshots(monkeypatch: pytest.MonkeyPatch, reaper: Reaper) -> None:
 
 def mortal_disk(reaper: Reaper) -> Callable[[], None]:
     """Put points around every step of a checkpoint's way to the disk."""
-    real = (pipeline.training.checkpoints._flush, Path.rename, pipeline.training.checkpoints.shutil.rmtree)
-    pipeline.training.checkpoints._flush = reaper.around("flush", real[0])
+    real = (pipeline.training.checkpoints._fsync, Path.rename, pipeline.training.checkpoints.shutil.rmtree)
+    pipeline.training.checkpoints._fsync = reaper.around("flush", real[0])
     cast("Any", Path).rename = reaper.around("rename", real[1])
     cast("Any", pipeline.training.checkpoints.shutil).rmtree = reaper.around("remove", real[2])
 
     def restore() -> None:
-        pipeline.training.checkpoints._flush = real[0]
+        pipeline.training.checkpoints._fsync = real[0]
         cast("Any", Path).rename = real[1]
         cast("Any", pipeline.training.checkpoints.shutil).rmtree = real[2]
 

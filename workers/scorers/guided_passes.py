@@ -30,7 +30,7 @@ from pipeline.runtime.registry.entries import JUDGMENTS_ABSENT
 from protocol.errors import DataError
 from protocol.log_limiter import LogLimiter
 from protocol.trajectory import Guidance, GuidanceScore, Prompt, RewardScore, TrajectoryChunk
-from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
+from workers.engines.scoring.seam import ScoringRequest
 
 _EXPECTED = frozenset({MASKED, NOT_ASKED_FOR, VerifierFailureKind.NOTHING_FOUND})
 """Absences that are nobody's fault: counted, but not logged."""
@@ -144,12 +144,3 @@ class GuidedPasses:
 def response_of(chunk: TrajectoryChunk) -> np.ndarray:
     """Return the whole response that ends with a final chunk: int32 [tokens], as sampled."""
     return np.concatenate([chunk.context_tokens, chunk.tokens])
-
-
-def guided_scores(passes: GuidedPasses, engine: ScoringEngine, plans: Sequence[ResponsePasses]) -> list[GuidanceScore]:
-    """Make the passes of all plans at once, and return their scores in order.
-
-    Raises EngineError when the engine refuses one of them."""
-    requests = [request for plan in plans for request in plan.requests]
-    found = iter(engine.logprobs(requests) if requests else ())
-    return [passes.score(plan, [next(found) for _ in plan.requests]) for plan in plans]

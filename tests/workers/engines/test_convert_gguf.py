@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pipeline.data.end_tokens import end_tokens
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.model_folder import read_model_config
 from protocol.errors import ConfigError, DataError
 from workers.engines.convert_gguf import convert, main
-from workers.engines.model.loading import load_model, load_tokenizer
+from workers.engines.model.loading import load_model
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -123,7 +123,7 @@ def test_the_folder_has_the_files_numbers_tokens_and_template(
     for line in TEXTS:
         tokens = tokenizer.encode(line).ids
         assert text.encode(line) == tokens, line
-        assert load_tokenizer(folder)(line)["input_ids"] == tokens, line
+        assert AutoTokenizer.from_pretrained(folder)(line)["input_ids"] == tokens, line
         with torch.no_grad():
             got, expected = (one(torch.tensor([tokens])).logits for one in (loaded, model))
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)

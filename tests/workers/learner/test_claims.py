@@ -120,7 +120,7 @@ async def test_a_spike_is_made_again_and_its_units_are_dropped_or_trained_on_by_
     [letter] = letters
     assert (
         "update 9" in letter.error
-        and "was a spike, and the same" in letter.error
+        and "was a spike twice" in letter.error
         and "gradient norm 6, above inf or 5" in letter.error
         and "its units: 16" in letter.error
     )

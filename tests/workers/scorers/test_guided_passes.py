@@ -3,6 +3,7 @@ plain forward of template and response, by the demo's model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +16,12 @@ from ops.emulated.scoring import EmulatedScoring
 from pipeline.config.rewards import GuidanceSection
 from pipeline.data.guided_prompts import GuidedPrompts
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
-from protocol.trajectory import Guidance, Prompt
+from protocol.trajectory import Guidance, GuidanceScore, Prompt
 from tests.workers.engines.tiny import plain_logprobs
 from tests.workers.recording import RecordingScoring, tail_scores
 from workers.engines.scoring.seam import ScoringEngine
 from workers.engines.scoring.torch import TorchScoring
-from workers.scorers.guided_passes import GuidedPasses, ResponsePasses, guided_scores
+from workers.scorers.guided_passes import GuidedPasses, ResponsePasses
 
 MODEL = Path("ops/demo/tiny_model")
 TEMPERATURE = 0.8
@@ -62,6 +63,13 @@ def plans_of(bench: Bench, *, longest: int | None = None) -> tuple[GuidedPasses,
         response = rng.integers(3, 40, size).astype(np.int32)
         plans.append(passes.plan(prompt_of(bench, f"a{number}b+1="), response, [RIGHT, WRONG][number % 2]))
     return passes, plans
+
+
+def guided_scores(passes: GuidedPasses, engine: ScoringEngine, plans: Sequence[ResponsePasses]) -> list[GuidanceScore]:
+    """Make the passes of all plans at once, and return their scores in order."""
+    requests = [request for plan in plans for request in plan.requests]
+    found = iter(engine.logprobs(requests) if requests else ())
+    return [passes.score(plan, [next(found) for _ in plan.requests]) for plan in plans]
 
 
 def engine_of(bench: Bench, micro_batch_tokens: int = 4096) -> ScoringEngine:

@@ -1,4 +1,4 @@
-"""Loads models and tokenizers from a folder, for all engines.
+"""Loads models from a folder, for all engines.
 
 Models are returned in evaluation mode. Nothing is downloaded, unpickled or run from the folder."""
 
@@ -16,7 +16,7 @@ from protocol.errors import ConfigError, DataError, EngineError
 from workers.engines.model.trial import backbone
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig
 
 
 def critic_class(config: PretrainedConfig) -> type[PreTrainedModel]:
@@ -116,7 +116,7 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrain
     from workers.engines.model.layers import count_files
 
     count_files()
-    _check_folder(path, "config.json", "a model")
+    _check_folder(path)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True, **_OURS_ONLY)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -140,7 +140,7 @@ def load_structure(path: Path, dtype: torch.dtype, device: torch.device) -> PreT
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.initialization import no_init_weights
 
-    _check_folder(path, "config.json", "a model")
+    _check_folder(path)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         with no_init_weights():
@@ -251,25 +251,10 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
     return model.eval()
 
 
-def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer from a model's folder. Raises DataError if it has none."""
-    from transformers import AutoTokenizer
-
-    _check_folder(path, "tokenizer_config.json", "a tokenizer")
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{path} holds no tokenizer that transformers can read: {error}; save one next to the model"
-        ) from error
-
-
-def _check_folder(path: Path, file: str, what: str) -> None:
+def _check_folder(path: Path) -> None:
     if not path.is_dir():
         raise DataError(
-            f"{path} is not a folder, expected one that holds {what}; correct the path in the configuration"
+            f"{path} is not a folder, expected one that holds a model; correct the path in the configuration"
         )
-    if not (path / file).is_file():
-        raise DataError(
-            f"{path} has no {file}, so it holds no {what.removeprefix('a ')}; give a folder written by save_pretrained"
-        )
+    if not (path / "config.json").is_file():
+        raise DataError(f"{path} has no config.json, so it holds no model; give a folder written by save_pretrained")

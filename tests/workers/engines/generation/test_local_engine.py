@@ -29,7 +29,7 @@ from workers.engines.generation.local.cache import SlotCache, SlotLayer
 from workers.engines.generation.local.engine import LocalEngine
 from workers.engines.generation.local.slots import SlotTable
 from workers.engines.generation.seam import GenerationEngine
-from workers.engines.model.loading import load_model, load_tokenizer, resolve_device, resolve_dtype
+from workers.engines.model.loading import load_model, resolve_device, resolve_dtype
 
 
 class LocalContract(ModelContract):
@@ -206,8 +206,6 @@ def test_a_missing_or_wrong_model_folder_is_a_data_error_that_names_it(folder: P
         load_model(tmp_path / "nowhere", torch.float32, cpu)
     with pytest.raises(DataError, match=r"has no config\.json"):
         load_model(tmp_path, torch.float32, cpu)
-    with pytest.raises(DataError, match=r"has no tokenizer_config\.json"):
-        load_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text("{ not json")
     with pytest.raises(DataError, match="does not load"):
         load_model(tmp_path, torch.float32, cpu)
