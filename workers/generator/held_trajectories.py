@@ -158,7 +158,7 @@ class HeldTrajectories:
         return held
 
     def submit(self, trajectory: TrajectoryId) -> Held:
-        """LEASED becomes SAMPLING."""
+        """Return a trajectory for the engine's next window; LEASED becomes SAMPLING."""
         held = self._held.get(trajectory)
         if held is None or held.stage is not Stage.LEASED:
             raise RuntimeError(_impossible(trajectory, held, "LEASED", "submit what is resumable"))
@@ -172,14 +172,16 @@ class HeldTrajectories:
         self._move(held, Stage.SAMPLED, is_ended=window.finish_reason.is_final)
 
     def start_writing(self, trajectory: TrajectoryId) -> Held:
-        """SAMPLED becomes WRITING."""
+        """Hand a sampled window's trajectory to a writer; SAMPLED becomes WRITING."""
         held = self._held.get(trajectory)
         if held is None or held.stage is not Stage.SAMPLED:
             raise RuntimeError(_impossible(trajectory, held, "SAMPLED", "take each window once"))
         return self._move(held, Stage.WRITING)
 
     def extend(self, writing: Held, tokens: np.ndarray) -> bool:
-        """WRITING becomes LEASED. Returns False if a newer lease has replaced it."""
+        """Continue after the written ``tokens``; WRITING becomes LEASED.
+
+        Returns False if a newer lease has replaced the trajectory."""
         if self._held.get(writing.trajectory) is not writing:
             return False
         del self._held[writing.trajectory]

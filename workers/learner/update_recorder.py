@@ -54,7 +54,7 @@ class UpdateRecorder:
         self._sources = own_sources(dict(config.algorithm), config.algorithm.path)
 
     def start_log(self, origin: Origin, checkpoint: Path | None, state_version: int) -> None:
-        """Record which state, of version ``state_version``, was loaded."""
+        """Record which state the updates start from: start model, checkpoint or snapshot."""
         self._origin = origin
         self._checkpoint = checkpoint.name if checkpoint else None
         self._state_version = state_version

@@ -1,10 +1,10 @@
-"""From logits to log-probs and entropies, and from hidden states to the gradient of a loss of them.
+"""From hidden states to log-probs and entropies, and to the gradient of a loss on them.
 
-A model's head is the widest thing in a step: a row of logits has as many numbers as the vocabulary
-has words. So hidden states are taken some rows at a time (:func:`rows_at_once`), and each part's
-logits are made once. :func:`loss_in_parts` computes log-probs, entropies, loss and the gradient of
-states and head from them before the next part's logits are made. Nothing of a part is kept but its
-gradient, and nothing is computed a second time for it."""
+A model's head is the widest part of a step: a row of logits is as long as the vocabulary. So hidden
+states are processed some rows at a time (:func:`rows_at_once`), and each part's logits are computed
+once. :func:`loss_in_parts` computes log-probs, entropies, loss and the gradient of states and head
+from them before the next part's logits. Only a part's gradient is kept, and nothing is recomputed
+for it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ import torch
 from pipeline.process import work
 
 HEAD_BYTES = 768 << 20
-"""Bytes of the logits alive at once, and of the numbers made of them."""
+"""Memory for the logits of one part and the numbers derived from them."""
 _COPIES = 3
-"""Of a part's logits in float32 (float64 for a float64 model): themselves, their log-softmax, and
+"""Tensors of a part's size in float32 (float64 for a float64 model): logits, their log-softmax, and
 probabilities or gradient."""
 
 
 class Entropy(Enum):
-    """Whether the entropy of the next-token distribution is computed, and how."""
+    """Whether and how the entropy of the next-token distribution is computed."""
 
     NONE = "none"
     MEASURE = "measure"
-    """Compute it without a gradient."""
     DIFFERENTIATE = "differentiate"
 
 
 def rows_at_once(vocabulary: int, dtype: torch.dtype, head_bytes: int) -> int:
-    """Return how many rows of logits fit into ``head_bytes``; at least 1."""
+    """Return how many rows of logits fit into ``head_bytes``, at least 1."""
     return max(1, head_bytes // (_COPIES * vocabulary * _score_type(dtype).itemsize))
 
 
 def cut_parts(row_ids: np.ndarray, rows: int, *, keep_rows: bool) -> list[slice]:
-    """Cut scored tokens, whose sample is ``row_ids`` (ascending), into parts of at most ``rows``
-    tokens. ``keep_rows``: each sample is whole in one part, which is longer if it must be."""
+    """Split scored tokens, whose samples are ``row_ids`` (ascending), into parts of at most
+    ``rows``. With ``keep_rows`` each sample stays whole in one part, which may then be longer."""
     size = int(row_ids.size)
     if not keep_rows:
         return [slice(start, min(size, start + rows)) for start in range(0, size, rows)]
@@ -58,9 +57,10 @@ def cut_parts(row_ids: np.ndarray, rows: int, *, keep_rows: bool) -> list[slice]
 def score_logits(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return log-probs [M] of ``targets``, ``z[target] - logsumexp(z)``, and entropies [M],
-    ``-sum p log p`` in nats, of ``logits`` [M, vocabulary] at ``temperature``. One softmax serves
-    both, and one more their gradients."""
+    """Return log-probs of ``targets`` [M], and their entropies in nats [M] if requested.
+
+    ``logits`` are [M, vocabulary], before division by ``temperature``. One softmax serves both
+    values, and one more both gradients."""
     logprobs, entropies = cast("Any", _Scores).apply(logits, targets, temperature, entropy)
     return logprobs, entropies
 
@@ -71,18 +71,18 @@ def loss_in_parts(
     parts: Sequence[slice],
     loss: Callable[[torch.Tensor, slice], torch.Tensor],
 ) -> torch.Tensor:
-    """Return the sum of ``loss(states[part], part)``, scalars of all parts of ``states``
-    [M, hidden]; each calls ``head`` once. The gradient of states and head is made with the values,
-    and waits for ``backward``."""
+    """Return the sum over all parts of the scalar ``loss(states[part], part)``, for ``states`` [M,
+    hidden].
+
+    Each part calls ``head`` once. The gradient of states and head is computed along with the
+    values, and applied in ``backward``."""
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
     return cast("Any", _PartLosses).apply(states, parts, loss, *trained)
 
 
 class _Scores(torch.autograd.Function):
-    """Log-probs and entropies of logits.
-
-    With probabilities p, temperature T and entropy H, ``d logp / dz = (onehot(target) - p) / T`` and
-    ``d H / dz = -p (log p + H) / T``."""
+    """Log-probs and entropies of logits. With probabilities p, temperature T and entropy H, ``d
+    logp / dz = (onehot(target) - p) / T`` and ``d H / dz = -p (log p + H) / T``."""
 
     @staticmethod
     def forward(
@@ -117,9 +117,11 @@ class _Scores(torch.autograd.Function):
 def log_softmax_at(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, *, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """Return log-probs of ``targets``, entropies if wanted, and the two parts of ``logsumexp(z)``,
-    ``max z`` and ``log sum exp(z - max z)``: [M] each. Added up they would round the gradient of a
-    confident policy away."""
+    """Return log-probs of ``targets``, entropies if requested, and both parts of ``logsumexp(z)``,
+    [M] each.
+
+    The parts are ``max z`` and ``log sum exp(z - max z)``; their sum would round away the gradient
+    of a confident policy."""
     scaled = _scaled(logits, temperature)
     everything = torch.log_softmax(scaled, dim=-1)
     logprobs = everything.gather(1, targets[:, None])[:, 0]
@@ -142,7 +144,7 @@ def logits_gradient(
     *,
     temperature: float,
 ) -> torch.Tensor:
-    """Return the gradient of logits, in their type, from that of log-probs and of entropies."""
+    """Return the gradient of logits, in their type, from those of log-probs and entropies."""
     logs = (_scaled(logits, temperature) - peaks[:, None]).sub_(log_sums[:, None])
     factors = -of_logprobs[:, None]
     if entropies is not None and of_entropies is not None:

@@ -291,7 +291,7 @@ class GuardedOptimizer:
         self._settings = replace(self._settings, learning_rate=learning_rate)
 
     def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
-        """Step if the gradients and ``loss`` are finite and within ``limits``."""
+        """Take a step if the gradients and ``loss`` are finite and within ``limits``."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
         # the gradients are sharded over ranks
         if isinstance(norm, DTensor):

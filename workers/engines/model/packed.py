@@ -135,7 +135,7 @@ class TokenScores:
 
 
 PartLoss: TypeAlias = Callable[[TokenScores, slice], torch.Tensor]
-"""Returns the loss, a scalar, of the scored tokens in a slice of them all."""
+"""Returns the scalar loss of one slice of the scored tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +290,8 @@ def _head(model: PreTrainedModel) -> torch.nn.Module:
 
 
 def _is_released(head: torch.nn.Module) -> bool:
-    """Whether the head's parameters are whole during its call alone, so that no gradient is made
-    after it: DeepSpeed's ZeRO-3 marks such parameters."""
+    """Whether the head's parameters are whole only during its call, as DeepSpeed's ZeRO-3 marks
+    them, so that their gradient cannot be computed afterwards."""
     return any(hasattr(parameter, "ds_id") for parameter in head.parameters())
 
 

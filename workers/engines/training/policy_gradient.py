@@ -74,13 +74,13 @@ class BatchSums:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """A loss of scored tokens, and what it needs to know of them."""
+    """A loss of scored tokens, and what it needs to know about them."""
 
     of_part: PartLoss
     row_ids: np.ndarray
     """int64 [M]: the sample of each scored token, ascending."""
     keep_rows: bool
-    """Whether it must see all tokens of a sample at once."""
+    """Whether it needs all tokens of a sample at once."""
     entropy: Entropy = Entropy.NONE
     keep_states: bool = False
 
@@ -94,7 +94,7 @@ class PackedPolicy(torch.nn.Module):
         self._settings = settings
 
     def forward(self, batch: PackedTokens, loss: PolicyLoss | None = None) -> torch.Tensor:
-        """Return the log-probs [M] of the scored tokens; with a ``loss`` its sum over them."""
+        """Return the log-probs [M] of the scored tokens, or with ``loss`` its sum over them."""
         settings = self._settings
         context: AbstractContextManager[object] = nullcontext()
         if settings.autocast is not None:
@@ -241,8 +241,8 @@ class _MicroBatchLoss:
         weights: np.ndarray,
         imitation: np.ndarray | None,
     ) -> None:
-        """``weights`` and ``imitation`` are factors of the token losses [M]; the second is None
-        without an imitation term. ``mean`` divides importance weights."""
+        """``weights`` and ``imitation`` are factors of the token losses [M], ``imitation`` None
+        without that term. ``mean`` divides importance weights."""
         self._objective, self._mean = objective, mean
         self._row_ids = batch.row_ids
         columns = {
@@ -265,11 +265,10 @@ class _MicroBatchLoss:
         self._found: list[dict[str, torch.Tensor]] = []
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        """Return the metrics of each token [M], of all parts so far."""
+        """Return the metrics of each token [M], over all parts so far."""
         return {name: torch.cat([found[name] for found in self._found]) for name in self._found[0]}
 
     def of_part(self, scores: TokenScores, part: slice) -> torch.Tensor:
-        """Return the loss of a slice of the scored tokens, a scalar."""
         column = {name: values[part] for name, values in self._columns.items()}
         first, last = int(self._row_ids[part.start]), int(self._row_ids[part.stop - 1])
         guided = None

@@ -15,13 +15,13 @@ from pathlib import Path
 from pipeline.process.descendants import WORKER_MARK
 
 PHASE_FILE = "HEADRACE_VLLM_PHASE"
-"""Environment variable: the file to which a starting engine adds its phases, a line each."""
+"""Environment variable: the file to which a starting engine appends its phases, one per line."""
 
 
 def end_with_parent() -> None:
-    """End this process of a Headrace worker's engine as soon as its parent is dead.
+    """End this engine process as soon as its parent is dead.
 
-    vLLM's engine process does not notice a parent that was killed: it would keep its GPU."""
+    vLLM's engine process does not notice that its parent was killed, and would keep its GPU."""
     parent = multiprocessing.parent_process()
     if parent is None or WORKER_MARK not in os.environ:
         return
@@ -34,7 +34,7 @@ def end_with_parent() -> None:
 
 
 def write_phase(phase: str) -> None:
-    """Tell the process that started this engine what happens now."""
+    """Tell the process that started this engine what it is doing now."""
     if path := os.environ.get(PHASE_FILE):
         # a phase that cannot be told is no reason to fail
         with suppress(OSError), Path(path).open("a", encoding="utf-8") as file:

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""vLLM's worker, which tells the phases of its start: loading, compiling, capturing."""
+"""vLLM's worker, reporting the phases of its start: loading, compiling, capturing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ else:
 
 
 class StartingWorker(_Worker):  # pyright: ignore[reportUntypedBaseClass]
-    """The platform's worker, with its start told."""
-
     def load_model(self, *args: Any, **options: Any) -> Any:
         write_phase("loading")
         return super().load_model(*args, **options)
 
     def determine_available_memory(self) -> Any:
-        # by a forward pass, the first: it compiles
+        # this makes the first forward pass, which compiles
         write_phase("compiling")
         return super().determine_available_memory()
 

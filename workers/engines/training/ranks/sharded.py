@@ -63,7 +63,8 @@ class Shards(LentShards, Protocol):
         ...
 
     def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
-        """Step if the gradients and the whole batch's ``loss`` are finite and within ``limits``."""
+        """Take a step if the gradients and the whole batch's ``loss`` are finite and within
+        ``limits``."""
         ...
 
     def set_learning_rate(self, learning_rate: float) -> None: ...
