@@ -41,8 +41,6 @@ _LONG_S = 5.0
 
 
 class _Comparison:
-    """The sequences, and transformers' own numbers for them."""
-
     def __init__(self, model: PreTrainedModel, *, with_gradient: bool) -> None:
         rng = np.random.default_rng(0)
         vocabulary = int(model.config.get_text_config().vocab_size)

@@ -28,7 +28,6 @@ class FollowedWeights:
 
     @property
     def policy_version(self) -> int:
-        """The engine's version; negative before the first."""
         return self._engine.policy_version
 
     def close(self) -> None:

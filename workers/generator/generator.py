@@ -169,7 +169,6 @@ class Generator(Actor):
         self.ctx.watch_in_hand(lambda: WorkInHand(self._held.since_s, output_depth=self._writer.num_unsent))
 
     async def run(self) -> None:
-        """Decode until the worker drains, while writers carry finished windows on."""
         self._writer.start()
         self.ctx.spawn("weights", self._taker.watch())
         self.ctx.spawn("leases", self._keep_leases())

@@ -46,7 +46,6 @@ class StallDetector:
 
     @property
     def is_on(self) -> bool:
-        """Whether the last turn yielded nothing."""
         return self._num_empty > 0
 
     def observe_turn(

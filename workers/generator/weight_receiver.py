@@ -103,7 +103,6 @@ class WeightReceiver:
 
     @property
     def has_newer(self) -> bool:
-        """Whether a verified version waits to be swapped in."""
         return self._staged is not None
 
     async def take_first(self) -> None:

@@ -26,10 +26,9 @@ class RestoredState:
     snapshots: SnapshotWriter
     origin: Origin
     name: str
-    """For the log, such as ``checkpoint 00012``."""
+    """For the log, such as ``checkpoint 000012.version-7``."""
     checkpoint: Path | None
     has_checkpoint: bool
-    """Whether there is a checkpoint to fall back to."""
     state: dict[str, Any]
     kept: dict[str, tuple[str, ...]]
     """Claims whose effect is in the weights but not on disk, with their units."""

@@ -59,7 +59,7 @@ class RestoredValue:
     engine: ValueEngine
     snapshots: SnapshotWriter
     name: str
-    """For the log, such as ``checkpoint 00012``."""
+    """For the log, such as ``checkpoint 000012.version-7``."""
     is_on_disk: bool
     """Whether a checkpoint has all of this state."""
     state: dict[str, Any]

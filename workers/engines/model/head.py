@@ -165,8 +165,6 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 class _PartLosses(torch.autograd.Function):
-    """Values and gradients of :func:`loss_in_parts`."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -62,8 +62,6 @@ class _Arrays:
 
 @dataclass(slots=True)
 class SlotTable:
-    """The rows of one engine, and the cache behind them."""
-
     num_slots: int
     cache: RowStore
     num_live: int = 0
