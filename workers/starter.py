@@ -55,8 +55,10 @@ def unforkable(devices: str = "/dev/nvidia") -> str | None:
     files = (str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
     if opened := [file for file in files if file.startswith(devices)]:
         return f"an import has opened {opened[0]}, and CUDA does not work in forked processes"
-    if (num_threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
-        return f"the imports have started {num_threads - 1} threads, which a forked process would lack"
+    tasks = Path("/proc/self/task")
+    others = [(task / "comm").read_text().strip() for task in tasks.iterdir() if task.name != str(os.getpid())]
+    if others:
+        return f"the imports have started {len(others)} threads ({', '.join(others[:4])}), which a forked process would lack"
     return None
 
 
