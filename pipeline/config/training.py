@@ -482,6 +482,12 @@ class LearnerSection(Section):
         "Activations are most of a step's memory: 3.4 MB a token for a model of 0.5 B weights. Absent: 1024 on a CPU, 16384 "
         "on CUDA.",
     )
+    compile: Literal["auto"] | bool = setting(
+        "auto",
+        "Compile the model's layers by torch.compile when the learner starts; backend torch only. auto: on CUDA. A model "
+        "that does not compile is computed eagerly, and the learner's log says why. Compiled graphs are kept in "
+        "$XDG_CACHE_HOME/headrace/compiled.",
+    )
     threads: Positive = setting(1, "Torch threads on a CPU.")
     logprob_check_share: Fraction = setting(
         0.01,

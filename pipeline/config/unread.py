@@ -136,6 +136,7 @@ _RULES = (
     _Rule("generation.vllm.", lambda c: c.generation.engine != "vllm", "generation.engine is not vllm"),
     _Rule("reference.vllm.", lambda c: c.reference.backend != "vllm", "reference.backend is not vllm"),
     _Rule("learner.deepspeed.", lambda c: c.learner.backend != "deepspeed", "learner.backend is not deepspeed"),
+    _Rule("learner.compile", lambda c: c.learner.backend != "torch", "only backend torch compiles layers"),
     _Rule("value.deepspeed.", lambda c: c.value.backend != "deepspeed", "value.backend is not deepspeed"),
     _Rule(
         "learner.lora.alpha learner.lora.target_modules", lambda c: c.learner.lora.rank == 0, "learner.lora.rank is 0"

@@ -9,6 +9,7 @@ for it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
@@ -55,13 +56,17 @@ def cut_parts(row_ids: np.ndarray, rows: int, *, keep_rows: bool) -> list[slice]
 
 
 def score_logits(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    entropy: Entropy,
+    math: HeadMath | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log-probs of ``targets`` [M], and their entropies in nats [M] if requested.
 
     ``logits`` are [M, vocabulary], before division by ``temperature``. One softmax serves both
     values, and one more both gradients."""
-    logprobs, entropies = cast("Any", _Scores).apply(logits, targets, temperature, entropy)
+    logprobs, entropies = cast("Any", _Scores).apply(logits, targets, temperature, entropy, math or EAGER)
     return logprobs, entropies
 
 
@@ -86,32 +91,32 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy, math: HeadMath
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        logprobs, entropies, peaks, log_sums = log_softmax_at(
+        logprobs, entropies, peaks, log_sums = math.scores(
             logits, targets, temperature, with_entropy=entropy is not Entropy.NONE
         )
         ctx.save_for_backward(logits, targets, peaks, log_sums, entropies)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.gradient = temperature, math.gradient
         ctx.set_materialize_grads(False)
         if entropies is not None and entropy is Entropy.MEASURE:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None, None, None]:
         logits, targets, peaks, log_sums, entropies = ctx.saved_tensors
         of_logprobs, of_entropies = grads
         if of_logprobs is None and of_entropies is None:
-            return None, None, None, None
+            return None, None, None, None, None
         if of_logprobs is None:
             of_logprobs = torch.zeros_like(log_sums)
         if of_entropies is None:
             entropies = None
-        found = logits_gradient(
+        found = ctx.gradient(
             logits, targets, peaks, log_sums, of_logprobs, entropies, of_entropies, temperature=ctx.temperature
         )
-        return found, None, None, None
+        return found, None, None, None, None
 
 
 def log_softmax_at(
@@ -153,6 +158,27 @@ def logits_gradient(
         found = logs.exp_().mul_(factors)
     found.scatter_add_(1, targets[:, None], of_logprobs[:, None].to(found.dtype))
     return (found if temperature == 1.0 else found.div_(temperature)).to(logits.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMath:
+    """The computation on logits, as written here or compiled."""
+
+    scores: Callable[..., Any] = log_softmax_at
+    gradient: Callable[..., Any] = logits_gradient
+
+
+EAGER = HeadMath()
+_MATH = "headrace_head_math"
+
+
+def set_head_math(model: torch.nn.Module, math: HeadMath) -> None:
+    setattr(model, _MATH, math)
+
+
+def head_math(model: torch.nn.Module) -> HeadMath:
+    """Return how a model's logits are computed with; eagerly if nothing else was set."""
+    return getattr(model, _MATH, EAGER)
 
 
 def _score_type(dtype: torch.dtype) -> torch.dtype:

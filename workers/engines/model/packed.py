@@ -24,7 +24,15 @@ from pipeline.algorithms.batching import PackedBatch
 from pipeline.preflight.engines import KNOWN
 from protocol.errors import EngineError
 from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout, lay
-from workers.engines.model.head import HEAD_BYTES, Entropy, cut_parts, loss_in_parts, rows_at_once, score_logits
+from workers.engines.model.head import (
+    HEAD_BYTES,
+    Entropy,
+    cut_parts,
+    head_math,
+    loss_in_parts,
+    rows_at_once,
+    score_logits,
+)
 from workers.engines.model.layers import count_layers, count_part
 from workers.engines.model.trial import (
     attend_eagerly,
@@ -230,7 +238,7 @@ def score_packed(
     if packing.unpacked_because and not packing.is_head_last:
         logits = _each_bucket(batch, lambda tokens: model(input_ids=tokens, use_cache=False)[0])
         logits = logits.index_select(0, batch.positions)
-        return TokenScores(*score_logits(logits, batch.targets, temperature, entropy))
+        return TokenScores(*score_logits(logits, batch.targets, temperature, entropy, head_math(model)))
     fits = batch.targets.numel() <= _rows_at_once(model, head_bytes)
     if not keep_states and not packing.unpacked_because and (fits or not packing.is_head_last):
         output = model(
@@ -240,7 +248,9 @@ def score_packed(
             logits_to_keep=batch.positions,
             packed_layout=batch.layout,
         )
-        return TokenScores(*score_logits(output.logits.squeeze(0), batch.targets, temperature, entropy))
+        return TokenScores(
+            *score_logits(output.logits.squeeze(0), batch.targets, temperature, entropy, head_math(model))
+        )
     hidden = hidden_packed(model, batch).index_select(0, batch.positions)
     scores = _score_states(model, hidden, batch.targets, temperature, entropy, head_bytes)
     return TokenScores(*scores, hidden.detach() if keep_states else None)
@@ -303,10 +313,10 @@ def _score_states(
     entropy: Entropy,
     head_bytes: int,
 ) -> _Scores:
-    head, rows = _head(model), _rows_at_once(model, head_bytes)
+    head, math, rows = _head(model), head_math(model), _rows_at_once(model, head_bytes)
 
     def score_part(states: torch.Tensor, targets: torch.Tensor) -> _Scores:
-        return score_logits(head(states), targets, temperature, entropy)
+        return score_logits(head(states), targets, temperature, entropy, math)
 
     if targets.numel() <= rows:
         return score_part(hidden, targets)

@@ -32,6 +32,7 @@ from workers.engines.model.packed import (
     score_packed,
     share_of_plan,
 )
+from workers.engines.model.trial import trial_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,6 +114,25 @@ class PackedPolicy(torch.nn.Module):
                 keep_rows=loss.keep_rows,
                 keep_states=loss.keep_states,
             )
+
+
+def trial_numbers(policy: PackedPolicy, model: PreTrainedModel) -> torch.Tensor:
+    """Make a pass of a few tokens as an update does, and one as log-probs are computed, and return
+    log-probs, loss, and the norm and sum of each gradient, which are then dropped."""
+    sequences = trial_tokens(model)
+    num_scored = [tokens.size - 1 for tokens in sequences]
+    batch = PackedTokens.of(sequences, num_scored, model.device)
+    with torch.no_grad():
+        logprobs = policy(batch)
+    row_ids = np.repeat(np.arange(len(sequences)), num_scored)
+    loss = policy(batch, PolicyLoss(lambda scores, _: scores.logprobs.sum(), row_ids, False, Entropy.MEASURE))
+    loss.backward()
+    numbers = [logprobs, loss.detach()[None].to(logprobs)]
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            numbers.append(torch.stack([parameter.grad.norm(), parameter.grad.sum()]).to(logprobs))
+            parameter.grad = None
+    return torch.cat(numbers)
 
 
 @torch.no_grad()

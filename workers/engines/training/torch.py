@@ -24,6 +24,7 @@ from workers.engines.model.checkpoint_files import (
     rng_tensors,
     snapshot_writer,
 )
+from workers.engines.model.compiled import compile_layers
 from workers.engines.model.layers import enable_gradient_checkpointing
 from workers.engines.model.live_state import StateCopier, put_back_state
 from workers.engines.model.loading import load_model, resolve_device
@@ -44,6 +45,7 @@ from workers.engines.training.policy_gradient import (
     batch_totals,
     check_samples,
     sample_logprobs,
+    trial_numbers,
 )
 from workers.engines.training.publishing import PublishSettings, TorchPublishing, publish_settings
 from workers.engines.training.seam import StepResult
@@ -72,10 +74,12 @@ class TorchTraining(TorchPublishing):
         tokenizer_from: Path | None = None,
         lora: LoraSettings | None = None,
         publishing: PublishSettings | None = None,
+        compiler: str | None = None,
     ) -> None:
         """Train ``model`` in the type of its weights, or an adapter of shape ``lora`` on it.
 
-        Checkpoints get the tokenizer files of ``tokenizer_from``. Raises EngineError when the
+        Checkpoints get the tokenizer files of ``tokenizer_from``. ``compiler`` is torch.compile's
+        backend for the layers, if they are to be compiled. Raises EngineError when the
         model's sequences cannot be packed, and ConfigError when the adapter does not fit."""
         # eval(), as with dropout the ratio would not be 1 while the weights are unchanged
         self._model = prepare_packed(model.eval())
@@ -87,6 +91,16 @@ class TorchTraining(TorchPublishing):
         self._optimizer = GuardedOptimizer(self._weights.parameters, optimizer, embedding_names(model))
         self.publishing = publishing or PublishSettings()
         self._copier = StateCopier()
+        self.compiled = None
+        if compiler is not None:
+            precision = forward.autocast or model.dtype
+            self.compiled = compile_layers(
+                model, lambda: trial_numbers(self._policy, model), precision=precision, backend=compiler
+            )
+
+    def environment(self) -> dict[str, str]:
+        is_compiled = self.compiled is not None and not self.compiled.eager_because
+        return super().environment() | ({"layers": "compiled"} if is_compiled else {})
 
     @property
     def num_steps(self) -> int:
@@ -171,7 +185,14 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
         tokenizer_from=model_path,
         lora=lora_settings(config),
         publishing=publish_settings(config),
+        compiler=compiler_of(config, device),
     )
+
+
+def compiler_of(config: RunConfig, device: torch.device) -> str | None:
+    """Return torch.compile's backend for a run's layers on ``device``; None for eager computation."""
+    wanted = config.learner.compile
+    return "inductor" if wanted is True or (wanted == "auto" and device.type == "cuda") else None
 
 
 def weights_form(

@@ -1,0 +1,152 @@
+"""Layers of a model compiled one by one by torch.compile, with a way back to eager computation.
+
+Each layer's ``forward`` becomes a few graphs: attention, whose layout differs in every micro-batch,
+stays outside them, and the number of tokens is a dynamic dimension. Hooks and gradient
+checkpointing stay outside too. The softmax over the logits is compiled beside the layers.
+
+The graphs are compiled by a trial pass before the first update, which also compares their numbers
+with those of eager computation. A model that does not compile, whose numbers differ, or that needs
+more than ``MAX_GRAPHS`` graphs is computed eagerly from then on, and one line of the log says why."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import torch
+from transformers import AttentionInterface
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from pipeline.process import work
+from workers.engines.model.attention import PACKED_ATTENTION, packed_attention
+from workers.engines.model.head import EAGER, HeadMath, set_head_math
+from workers.engines.model.trial import difference
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MAX_GRAPHS = 32
+"""A layer has about four graphs with gradients and four without; others are recompilations."""
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+_log = structlog.get_logger(__name__)
+
+
+class CompiledLayers:
+    """The compiled layers and head of a model, until something speaks for eager computation."""
+
+    def __init__(self, model: PreTrainedModel, *, backend: str = "inductor", max_graphs: int = MAX_GRAPHS) -> None:
+        """Compile at the first call. ``backend`` is one that torch.compile knows."""
+        import torch._dynamo.config
+        from torch._dynamo.backends.registry import lookup_backend
+
+        self._model, self._max_graphs = model, max_graphs
+        self.backend = backend
+        self.num_graphs = 0
+        """Compiled so far, recompilations included."""
+        self.eager_because = ""
+        """Why the model is computed eagerly; empty while it is compiled."""
+        compile_graph = lookup_backend(backend)
+
+        def count(graph: Any, inputs: Any) -> Any:
+            self.num_graphs += 1
+            made = compile_graph(graph, inputs)
+            work.step()
+            return made
+
+        self._compile_graph = count
+        # beyond its own limit torch would fall back without a word
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * MAX_GRAPHS)
+        AttentionInterface.register(PACKED_ATTENTION, torch.compiler.disable(packed_attention))
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.forward = self._either(module.forward)
+        set_head_math(model, HeadMath(self._either(EAGER.scores), self._either(EAGER.gradient)))
+
+    def _either(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        from torch._dynamo.exc import TorchDynamoException
+
+        compiled = torch.compile(plain, backend=self._compile_graph, dynamic=True)
+
+        @wraps(plain)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self.num_graphs > self._max_graphs and not self.eager_because:
+                self.give_up(
+                    f"it needed {self.num_graphs} graphs, more than {self._max_graphs}: shapes or types differ each time"
+                )
+            if self.eager_because:
+                return plain(*args, **kwargs)
+            try:
+                return compiled(*args, **kwargs)
+            except TorchDynamoException as error:
+                self.give_up(_cause(error))
+                return plain(*args, **kwargs)
+
+        return forward
+
+    def give_up(self, reason: str) -> None:
+        """Compute eagerly from now on."""
+        self.eager_because = reason
+        _log.warning("computed_eagerly", model=type(self._model).__name__, reason=reason, graphs=self.num_graphs)
+
+
+def compile_layers(
+    model: PreTrainedModel,
+    attempt: Callable[[], torch.Tensor],
+    *,
+    precision: torch.dtype,
+    backend: str = "inductor",
+    max_graphs: int = MAX_GRAPHS,
+) -> CompiledLayers | None:
+    """Compile the layers of ``model``, and try them.
+
+    ``attempt`` makes a pass with gradients and one without, and returns numbers of both; those of
+    compiled layers must agree with eager ones up to the rounding of ``precision``. Compiling is
+    reported as a task. Returns None for a float64 model, which stays eager."""
+    if model.dtype == torch.float64:
+        return None
+    _keep_cache()
+    began = time.monotonic()
+    truth = attempt()
+    with work.task("compiling", float(MAX_GRAPHS // 4), "graphs"), warnings.catch_warnings():
+        # torch's tracer looks at gradients of tensors that have none
+        warnings.filterwarnings("ignore", message=".*not a leaf Tensor")
+        compiled = CompiledLayers(model, backend=backend, max_graphs=max_graphs)
+        try:
+            wrong = difference(attempt().to(precision), truth.to(precision))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- whatever a compiler raises, the model can be computed without it
+            wrong = _cause(error)
+    if wrong and not compiled.eager_because:
+        compiled.give_up(wrong)
+    if not compiled.eager_because:
+        _log.info("layers_compiled", graphs=compiled.num_graphs, seconds=round(time.monotonic() - began, 1))
+    return compiled
+
+
+def _cause(error: Exception) -> str:
+    """Return the error in one line; the compiler's own where torch has wrapped it."""
+    inner = getattr(error, "inner_exception", error)
+    line = next((line.strip() for line in str(inner).splitlines() if line.strip()), "")
+    return f"{type(inner).__name__}: {line}"
+
+
+def _keep_cache() -> None:
+    """Keep compiled graphs over restarts and runs, in a folder of this user alone."""
+    if _CACHE in os.environ:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(home) / "headrace" / "compiled"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        # torch's own place is a temporary one
+        return
+    os.environ[_CACHE] = str(folder)
