@@ -199,7 +199,11 @@ class Replay:
 
     def _config_of(self, start: Start, changed: Mapping[str, str]) -> RunConfig:
         """Return the learner's settings at its start, with later changes and ``--what-if`` on top."""
-        given = [f"{key}={value}" for key, value in changed.items()]
+        # numbers depend on the micro-batches and on how layers are computed, which the device chose
+        made = start.environment
+        form = [f"learner.compile={'true' if made.get('layers') == 'compiled' else 'false'}"]
+        form += [f"learner.micro_batch_tokens={tokens}" for tokens in [made.get("micro_batch_tokens")] if tokens]
+        given = [*form, *(f"{key}={value}" for key, value in changed.items())]
         return parse_config(start.config, f"the configuration of {start.learner}", [*given, *self._request.what_if])
 
     def _check_sources(self, start: Start, now: dict[str, str], report: Report) -> None:

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -182,11 +183,13 @@ def _guided(samples: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
     return columns
 
 
-def tokens_at_once(micro_batch_tokens: int | None, *, on_cpu: bool) -> int:
-    """Return the token budget of one forward pass: the setting, else the device's default.
+def tokens_at_once(micro_batch_tokens: int | Literal["auto"], *, on_cpu: bool) -> int:
+    """Return the token budget of one forward pass: the setting, else a default for its kind of device.
 
     Beyond a thousand tokens a CPU gets no faster and only uses more memory; a GPU needs many."""
-    return micro_batch_tokens or (_CPU_TOKENS if on_cpu else _CUDA_TOKENS)
+    if micro_batch_tokens != "auto":
+        return micro_batch_tokens
+    return _CPU_TOKENS if on_cpu else _CUDA_TOKENS
 
 
 def plan_micro_batches(lengths: Sequence[int], max_tokens: int, prompts: Sequence[bytes] = ()) -> list[list[int]]:

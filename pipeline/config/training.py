@@ -403,7 +403,7 @@ class ValueSection(Section):
         1.0, "Lambda of the critic's targets. 1: Monte-Carlo (VAPO, T-PPO). 0.95: coupled, as in plain PPO."
     )
     batch_trajectories: Positive = setting(512, "Finished trajectories of one value step.")
-    micro_batch_tokens: Positive | None = setting(None, "As learner.micro_batch_tokens.")
+    micro_batch_tokens: Literal["auto"] | Positive = setting("auto", "As learner.micro_batch_tokens.")
     gradient_checkpointing: bool = setting(False, "As model.gradient_checkpointing.")
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type; weights stay float32.")
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
@@ -476,11 +476,11 @@ class LearnerSection(Section):
     betas: tuple[float, float] = setting((0.9, 0.999), "Betas of AdamW.")
     adam_eps: float = setting(1e-8, "Epsilon of AdamW.", gt=0.0)
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm.", gt=0.0)
-    micro_batch_tokens: Positive | None = setting(
-        None,
+    micro_batch_tokens: Literal["auto"] | Positive = setting(
+        "auto",
         "Tokens (prompt and response) of one forward and backward pass. A longer response gets its own pass. "
-        "Activations are most of a step's memory: 3.4 MB a token for a model of 0.5 B weights. Absent: 1024 on a CPU, 16384 "
-        "on CUDA.",
+        "Activations are most of a step's memory: 3.4 MB a token for a model of 0.5 B weights, half of it in bfloat16. auto: "
+        "1024 on a CPU, what fits on a GPU. A learner of one process whose GPU is full halves it and repeats the step.",
     )
     compile: Literal["auto"] | bool = setting(
         "auto",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.checks import diagnose
+from pipeline.preflight.device_memory import LEAST_TOKENS, device_need, taken_by_others
 from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
 from pipeline.preflight.host import Disk, HostFacts, TorchBuild, clock_difference_s, disk_of, free_ports
 from pipeline.preflight.memory_needs import PUBLISHED, Need, Shape, is_cpu, needs, shapes_of
@@ -258,6 +258,50 @@ def judge_gpu_memory(config: RunConfig, found: Sequence[Need], torch: TorchBuild
     return lines
 
 
+def judge_learning_memory(
+    config: RunConfig, shape: Shape, value_shape: Shape | None, torch: TorchBuild | str
+) -> list[CheckFinding]:
+    """Report the micro-batches of learner and value worker and the GPU memory that they take; refuse
+    a model that does not fit with the smallest ones. ``value_shape``: None without a value worker."""
+    if isinstance(torch, str) or not torch.gpus:
+        return []
+    total = max(gpu.memory_bytes for gpu in torch.gpus)
+    lines: list[CheckFinding] = []
+    for name, of, section, device in (
+        ("learner", shape, config.learner, config.model.device),
+        ("value", value_shape, config.value, config.value.device),
+    ):
+        if of is None or section.has_own_engine or device == "cpu":
+            continue
+        need = device_need(config, of, is_value=name == "value")
+        taken = taken_by_others(config, shape, total, num_gpus=len(torch.gpus))
+        room, given = total - taken, section.micro_batch_tokens
+        tokens = max(LEAST_TOKENS, need.tokens_in(room)) if given == "auto" else given
+        size = need.fixed + tokens * need.per_token
+        parts = ", ".join(f"{part} {_gb(number)}" for part, number in need.parts.items() if number >= 50e6)
+        told = (
+            f"{name}: {_gb(size)} GB with micro-batches of {tokens:,} tokens ({given}; {parts}, activations "
+            f"{_gb(tokens * need.per_token)})"
+        )
+        if size <= room:
+            lines.append(fine("gpu memory", told))
+            continue
+        beside = f", of which the generator takes {_gb(taken)}" if taken else ""
+        checkpointing = "value" if name == "value" else "model"
+        do = (
+            f"set {checkpointing}.gradient_checkpointing, {checkpointing}.dtype = bfloat16, "
+            + ("" if name == "value" else "learner.optimizer = adamw-8bit or learner.lora.rank, ")
+            + ("a lower gpu_memory_utilization of vLLM, " if taken and config.generation.engine == "vllm" else "")
+            + f"or more GPUs ({name}.backend = fsdp2, {name}.ranks)"
+        )
+        does_fit = need.fixed + LEAST_TOKENS * need.per_token <= room
+        if does_fit:
+            do = f"set {name}.micro_batch_tokens = auto, or {do}"
+        judged = warn if does_fit else refuse
+        lines.append(judged("gpu memory", told, f"at most {_gb(room)} GB (a GPU has {_gb(total)} GB{beside})", do))
+    return lines
+
+
 def judge_ranks(config: RunConfig, torch: TorchBuild | str) -> list[CheckFinding]:
     if isinstance(torch, str) or not torch.gpus:
         return []
@@ -312,19 +356,12 @@ def examine(host: HostFacts, config: RunConfig | None) -> dict[str, Sequence[Che
     of_host = needs(config, shapes[0], counts, shapes[1], on_cpu=is_cpu) if shapes else []
     machine.append(judge_disk(config, of_host, disk_of(config.run.dir)))
     if shapes:
-        # a GPU holds what a CPU would with the same batches
-        of_devices = needs(_with_gpu_batches(config), shapes[0], counts, shapes[1], on_cpu=lambda _: True)
-        machine += judge_gpu_memory(config, of_devices, host.torch)
+        machine += judge_learning_memory(config, shapes[0], shapes[1] if counts.get(Role.VALUE) else None, host.torch)
+        # a GPU holds what a CPU would
+        of_devices = needs(config, shapes[0], counts, shapes[1], on_cpu=lambda _: True)
+        others = [need for need in of_devices if need.name not in ("learner", "value")]
+        machine += judge_gpu_memory(config, others, host.torch)
     return {"machine": machine, "configuration": [*diagnose(config), *judge_ranks(config, host.torch)]}
-
-
-def _with_gpu_batches(config: RunConfig) -> RunConfig:
-    """Return the configuration with the micro-batches that GPUs use if none are set."""
-    learner, value = (
-        section.model_copy(update={"micro_batch_tokens": tokens_at_once(section.micro_batch_tokens, on_cpu=False)})
-        for section in (config.learner, config.value)
-    )
-    return config.model_copy(update={"learner": learner, "value": value})
 
 
 def _shapes(config: RunConfig) -> tuple[Shape, Shape | None] | None:

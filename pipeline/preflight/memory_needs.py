@@ -44,7 +44,7 @@ STANDBYS = "standbys"
 LEARNER_STANDBY = "learner's standby"
 _BY = {STANDBYS: "fleet.standby", LEARNER_STANDBY: "fleet.standby_learner"}
 _FP32 = 4
-_HEAD_BYTES = 768 << 20
+HEAD_BYTES = 768 << 20
 """Of logits alive at once, and of what is made of them (``workers.engines.model.head``)."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked only how much room it has
 
@@ -143,7 +143,7 @@ def _standbys(config: RunConfig) -> list[Need]:
 
 def snapshots(config: RunConfig, shape: Shape) -> list[Need]:
     trained = 0 if config.learner.lora.rank else shape.num_weights * _FP32
-    state = int(trained * (1.0 + _STATE_SHARE.get(config.learner.optimizer, 2.0)))
+    state = int(trained * (1.0 + STATE_SHARE.get(config.learner.optimizer, 2.0)))
     return _snapshots(SNAPSHOTS, config, state, gathered_ranks(config.learner))
 
 
@@ -166,7 +166,7 @@ def published(config: RunConfig, shape: Shape) -> Need:
     return Need(PUBLISHED, {f"{versions} versions": versions * size}, size)
 
 
-_STATE_SHARE = {"adamw-8bit": 0.5, "muon": 1.0, "adafactor": 0.0}
+STATE_SHARE = {"adamw-8bit": 0.5, "muon": 1.0, "adafactor": 0.0}
 """Size of an optimiser's state as a share of the weights, if it is not AdamW's two moments."""
 
 
@@ -175,7 +175,7 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
     is_whole = is_value or not config.learner.lora.rank
     weights = shape.num_weights * _FP32
     trained = weights if is_whole else 0
-    state = int(trained * (2.0 if is_value else _STATE_SHARE.get(config.learner.optimizer, 2.0)))
+    state = int(trained * (2.0 if is_value else STATE_SHARE.get(config.learner.optimizer, 2.0)))
     # only the model knows how much is frozen
     stepped = 0 if config.learner.freeze and not is_value else trained + state
     checkpointing = (config.value if is_value else config.model).gradient_checkpointing
@@ -183,7 +183,7 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
     if not on_cpu:
         return Need(name, copied, stepped)
     tokens = tokens_at_once(section.micro_batch_tokens, on_cpu=True)
-    logits = 0 if is_value else min(_HEAD_BYTES, 3 * tokens * shape.vocabulary * _FP32)
+    logits = 0 if is_value else min(HEAD_BYTES, 3 * tokens * shape.vocabulary * _FP32)
     parts = {
         "weights": weights,
         "gradients": trained,
@@ -286,7 +286,12 @@ def shapes_of(config: RunConfig, model: Mapping[str, Any]) -> tuple[Shape, Shape
 
 
 def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
-    """Return a model's shape, from ``config.json`` and its weights' headers; None if they lack it."""
+    """Return a model's shape from ``config.json`` and the headers of its weights; None if they lack it."""
+    return shape_of(config, count_weights(model))
+
+
+def shape_of(config: Mapping[str, Any], num_weights: int) -> Shape | None:
+    """Return the shape of a model of so many weights; None if its configuration lacks a size."""
     text: Mapping[str, Any] = config.get("text_config") or config
     try:
         hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
@@ -296,7 +301,7 @@ def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
         intermediate = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * hidden)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
-    num_weights, vocabulary = count_weights(model), int(text.get("vocab_size") or 0)
+    vocabulary = int(text.get("vocab_size") or 0)
     return Shape(num_weights, layers, hidden, intermediate, keys * head_dim, vocabulary) if num_weights else None
 
 

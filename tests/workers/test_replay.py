@@ -238,6 +238,15 @@ def test_a_range_begins_at_a_checkpoint_and_gives_the_weights_of_its_last_versio
     assert backend.digests() == outcome.digests
 
 
+def test_micro_batches_that_the_device_chose_are_those_of_the_replay(tmp_path: Path) -> None:
+    """Others would add in another order. The log has what was chosen, and the settings only "auto"."""
+    told = config_of(tmp_path, learner={"micro_batch_tokens": "auto"})
+    Learning(config_of(tmp_path), 1, tell_as=told).make(4).checkpoint()
+    report = replayed(told)
+    assert report.first_difference is None and len(versions(report)) == 4
+    assert not report.environment
+
+
 def test_a_learner_that_differs_from_its_log_is_found_at_once_by_the_tensors_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

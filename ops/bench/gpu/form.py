@@ -63,7 +63,7 @@ def detect() -> Form:
     )  # fmt: skip
 
 
-def run_config(form: Form, model: Path, *, micro_batch_tokens: int = 1 << 14) -> RunConfig:
+def run_config(form: Form, model: Path, *, micro_batch_tokens: int | str = 1 << 14) -> RunConfig:
     """Return a run's configuration with the form's engine and types, for the engines that the parts build."""
     settings: dict[str, Any] = {
         "model": {"path": model, "dtype": form.dtype, "device": form.device},

@@ -59,7 +59,10 @@ def peak_flops(form: Form) -> float:
 def _step_seconds(form: Form, shape: Shape, folder: Path) -> float:
     positions = form.prompt_tokens + form.response_tokens
     write_model(shape, folder, dtype=torch.float32, positions=positions)
-    backend = build_training_backend(run_config(form, folder, micro_batch_tokens=1 << 15 if form.on_gpu else 1 << 12))
+    config = run_config(form, folder, micro_batch_tokens="auto" if form.on_gpu else 1 << 12)
+    # no engine is beside it here
+    alone = config.generation.model_copy(update={"device": "cpu"})
+    backend = build_training_backend(config.model_copy(update={"generation": alone}))
     samples = make_samples(form, shape)
     seconds: list[float] = []
     for number in range(1 + ROUNDS):

@@ -17,7 +17,7 @@ from workers.engines.value.torch import value_settings
 BY_DEVICE = pytest.mark.parametrize(("device", "tokens"), [("cpu", 1024), ("cuda", 16384), ("cuda:1", 16384)])
 
 
-def configured(folder: Path, tokens: int | None) -> RunConfig:
+def configured(folder: Path, tokens: int) -> RunConfig:
     config = small_config(folder)
     sections = {
         name: getattr(config, name).model_copy(update={"micro_batch_tokens": tokens}) for name in ("learner", "value")

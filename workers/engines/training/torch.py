@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tokens_at_once
+from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.config.training import rate_phases
 from pipeline.preflight.packages import check_lora
 from pipeline.process import work
@@ -28,6 +28,7 @@ from workers.engines.model.compiled import compile_layers
 from workers.engines.model.layers import enable_gradient_checkpointing
 from workers.engines.model.live_state import StateCopier, put_back_state
 from workers.engines.model.loading import load_model, resolve_device
+from workers.engines.model.micro_batches import MicroBatches, Result, micro_batch_tokens
 from workers.engines.model.optimizer import (
     CONSTANT,
     GRADIENT,
@@ -37,7 +38,7 @@ from workers.engines.model.optimizer import (
     embedding_names,
     freeze,
 )
-from workers.engines.model.packed import memory_errors, prepare_packed
+from workers.engines.model.packed import Plan, memory_errors, prepare_packed
 from workers.engines.training.policy_gradient import (
     ForwardSettings,
     PackedPolicy,
@@ -60,7 +61,10 @@ if TYPE_CHECKING:
     from pipeline.training.snapshots import KeptState
     from workers.engines.model.adapter import Adapter
     from workers.engines.training.lora import LoraSettings
-MEMORY_ADVICE = "lower learner.micro_batch_tokens or set model.gradient_checkpointing"
+MEMORY_ADVICE = (
+    "set model.gradient_checkpointing, model.dtype to bfloat16, a smaller learner.optimizer or learner.lora.rank, lower "
+    "learner.micro_batch_tokens, or take a device with more memory"
+)
 
 
 class TorchTraining(TorchPublishing):
@@ -84,7 +88,7 @@ class TorchTraining(TorchPublishing):
         # eval(), as with dropout the ratio would not be 1 while the weights are unchanged
         self._model = prepare_packed(model.eval())
         self._policy = PackedPolicy(model, forward)
-        self._max_tokens = forward.micro_batch_tokens
+        self._micro_batches = MicroBatches(forward.micro_batch_tokens, MEMORY_ADVICE)
         self._weights = TrainedModel(model, weights_form(model, model, lora, tokenizer_from))
         if gradient_checkpointing:
             enable_gradient_checkpointing(model)
@@ -100,7 +104,8 @@ class TorchTraining(TorchPublishing):
 
     def environment(self) -> dict[str, str]:
         is_compiled = self.compiled is not None and not self.compiled.eager_because
-        return super().environment() | ({"layers": "compiled"} if is_compiled else {})
+        form = {"layers": "compiled"} if is_compiled else {}
+        return super().environment() | form | {"micro_batch_tokens": str(self._micro_batches.tokens)}
 
     @property
     def num_steps(self) -> int:
@@ -108,7 +113,7 @@ class TorchTraining(TorchPublishing):
         return self._optimizer.num_steps
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        logprobs = sample_logprobs(self._policy, samples, self._plan(samples), self._model.device)
+        logprobs = self._run(samples, lambda plan: sample_logprobs(self._policy, samples, plan, self._model.device))
         return [logprobs[index] for index in range(len(samples))]
 
     def step(
@@ -117,10 +122,11 @@ class TorchTraining(TorchPublishing):
         """Raises EngineError for unusable samples or when device memory runs out."""
         check_samples(samples, objective)
         try:
-            with memory_errors(self._max_tokens, MEMORY_ADVICE):
+            with memory_errors(self._micro_batches.tokens, MEMORY_ADVICE):
                 with work.part(GRADIENT):
-                    sums = accumulate_gradient(
-                        self._policy, samples, objective, self._plan(samples), self._model.device
+                    sums = self._run(
+                        samples,
+                        lambda plan: accumulate_gradient(self._policy, samples, objective, plan, self._model.device),
                     )
                 totals = batch_totals(samples, objective, sums)
                 self._copier.loans.wait()
@@ -162,12 +168,14 @@ class TorchTraining(TorchPublishing):
 
     def close(self) -> None: ...
 
-    def _plan(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
-        lengths = [sample.tokens.size for sample in samples]
-        # on CUDA a prompt is computed again for each of its responses
+    def _run(self, samples: Sequence[TrainingSample], compute: Callable[[Plan], Result]) -> Result:
+        lengths = [int(sample.tokens.size) for sample in samples]
+        # on CUDA a prompt is computed with each of its responses
         shares = self._model.device.type != "cuda"
         prompts = [sample.tokens[: sample.prompt_length].tobytes() for sample in samples] if shares else ()
-        return plan_micro_batches(lengths, self._max_tokens, prompts)
+        return self._micro_batches.run(
+            lambda tokens: plan_micro_batches(lengths, tokens, prompts), lengths, compute, self._optimizer.clear
+        )
 
 
 def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
@@ -179,7 +187,7 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
     freeze(model, config.learner.freeze)
     return TorchTraining(
         model,
-        forward_settings(config, device),
+        forward_settings(config, device, model),
         optimizer_settings(config),
         gradient_checkpointing=config.model.gradient_checkpointing,
         tokenizer_from=model_path,
@@ -220,10 +228,10 @@ def lora_settings(config: RunConfig) -> LoraSettings | None:
     return LoraSettings(lora.rank, lora.alpha, lora.target_modules, seed=config.run.seed)
 
 
-def forward_settings(config: RunConfig, device: torch.device) -> ForwardSettings:
+def forward_settings(config: RunConfig, device: torch.device, model: PreTrainedModel | None = None) -> ForwardSettings:
     return ForwardSettings(
         temperature=config.training_temperature,
-        micro_batch_tokens=tokens_at_once(config.learner.micro_batch_tokens, on_cpu=device.type == "cpu"),
+        micro_batch_tokens=micro_batch_tokens(config, device, model),
         autocast=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
     )
 

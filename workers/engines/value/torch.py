@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pipeline.algorithms.batching import plan_micro_batches, tokens_at_once
+from pipeline.algorithms.batching import plan_micro_batches
 from pipeline.process import work
 from workers.engines.model.checkpoint_files import (
     optimizer_tensors,
@@ -25,8 +25,9 @@ from workers.engines.model.checkpoint_files import (
 from workers.engines.model.layers import enable_gradient_checkpointing
 from workers.engines.model.live_state import StateCopier, put_back_state
 from workers.engines.model.loading import load_value_model, resolve_device
+from workers.engines.model.micro_batches import MicroBatches, Result, micro_batch_tokens
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
-from workers.engines.model.packed import memory_errors, prepare_packed
+from workers.engines.model.packed import Plan, memory_errors, prepare_packed
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.regression import (
     PackedValue,
@@ -68,6 +69,7 @@ class TorchValue:
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._optimizer = GuardedOptimizer(self._parameters, optimizer)
         self._copier = StateCopier()
+        self._micro_batches = MicroBatches(settings.micro_batch_tokens, MEMORY_ADVICE)
 
     @property
     def num_steps(self) -> int:
@@ -75,18 +77,21 @@ class TorchValue:
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
         """Raises EngineError for unusable requests or when device memory runs out."""
-        with memory_errors(self._settings.micro_batch_tokens, MEMORY_ADVICE):
-            values = compute_values(self._value, requests, self._plan(requests), self._model.device)
+        values = self._run(requests, lambda plan: compute_values(self._value, requests, plan, self._model.device))
         return [values[index] for index in range(len(requests))]
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
         """Raises EngineError for unusable samples or when device memory runs out."""
         check_value_samples(samples)
         try:
-            with memory_errors(self._settings.micro_batch_tokens, MEMORY_ADVICE):
-                plan = self._plan(samples)
+            with memory_errors(self._micro_batches.tokens, MEMORY_ADVICE):
                 with work.part(GRADIENT):
-                    sums = accumulate_regression(self._value, samples, self._settings, plan, self._model.device)
+                    sums = self._run(
+                        samples,
+                        lambda plan: accumulate_regression(
+                            self._value, samples, self._settings, plan, self._model.device
+                        ),
+                    )
                 loss = float(sums.loss)
                 self._copier.loans.wait()
                 step = self._optimizer.step(loss)
@@ -116,9 +121,11 @@ class TorchValue:
 
     def close(self) -> None: ...
 
-    def _plan(self, sequences: Sequence[ScoringRequest | ValueSample]) -> list[list[int]]:
+    def _run(self, sequences: Sequence[ScoringRequest | ValueSample], compute: Callable[[Plan], Result]) -> Result:
         lengths = [int(sequence.tokens.size) for sequence in sequences]
-        return plan_micro_batches(lengths, self._settings.micro_batch_tokens)
+        return self._micro_batches.run(
+            lambda tokens: plan_micro_batches(lengths, tokens), lengths, compute, self._optimizer.clear
+        )
 
 
 def build_value(config: RunConfig, model_path: Path) -> TorchValue:
@@ -126,19 +133,20 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
     device = resolve_device(config.value.device)
     if device.type == "cpu":
         torch.set_num_threads(config.value.threads)
+    model = load_value_model(model_path, torch.float32, device)
     return TorchValue(
-        load_value_model(model_path, torch.float32, device),
-        value_settings(config, device),
+        model,
+        value_settings(config, device, model),
         value_optimizer_settings(config),
         gradient_checkpointing=config.value.gradient_checkpointing,
         tokenizer_from=model_path,
     )
 
 
-def value_settings(config: RunConfig, device: torch.device) -> ValueSettings:
+def value_settings(config: RunConfig, device: torch.device, model: PreTrainedModel | None = None) -> ValueSettings:
     value = config.value
     return ValueSettings(
-        micro_batch_tokens=tokens_at_once(value.micro_batch_tokens, on_cpu=device.type == "cpu"),
+        micro_batch_tokens=micro_batch_tokens(config, device, model, is_value=True),
         gamma=config.algorithm.gamma,
         gae_lambda=value.gae_lambda,
         clip_low=value.clip_low,

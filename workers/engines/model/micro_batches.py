@@ -1,0 +1,93 @@
+"""How many tokens go through a model at once: chosen for the device, and halved when it is full."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+import torch
+
+from pipeline.algorithms.batching import tokens_at_once
+from pipeline.preflight.device_memory import LEAST_TOKENS, device_need, taken_by_others
+from pipeline.preflight.memory_needs import shape_of
+from protocol.errors import EngineError
+from workers.engines.model.packed import Plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pipeline.config.schema import RunConfig
+
+Result = TypeVar("Result")
+
+_log = structlog.get_logger(__name__)
+
+
+class MicroBatches:
+    """The budget of a worker's micro-batches, in tokens."""
+
+    def __init__(self, tokens: int, advice: str) -> None:
+        """``advice``: what to do when the device is too small for the smallest ones."""
+        self.tokens = tokens
+        self._advice = advice
+
+    def run(
+        self,
+        plan: Callable[[int], Plan],
+        lengths: Sequence[int],
+        compute: Callable[[Plan], Result],
+        clear: Callable[[], None] = lambda: None,
+    ) -> Result:
+        """Compute the micro-batches that ``plan`` makes of a budget.
+
+        If the device has no memory for one, halve the budget for good, ``clear`` what was computed,
+        and compute all of them again: so every sample counts once, and the result is that of the
+        smaller budget. Raises EngineError when each micro-batch is a single sample already."""
+        while True:
+            planned = plan(self.tokens)
+            try:
+                return compute(planned)
+            except torch.OutOfMemoryError as error:
+                # the error's frames hold the tensors of the pass: nothing of it is kept
+                reason = str(error).partition("\n")[0]
+            clear()
+            largest = max(planned, key=lambda micro: sum(lengths[index] for index in micro))
+            size = sum(lengths[index] for index in largest)
+            if all(len(micro) <= 1 for micro in planned):
+                raise EngineError(
+                    f"no device memory for a micro-batch of one sample of {size} tokens: {reason}; {self._advice}"
+                )
+            # below the micro-batches that there were, so that there are other ones
+            smaller = max(1, min(self.tokens, size) // 2)
+            _log.warning("micro_batches_halved", tokens=smaller, before=self.tokens, reason=reason)
+            self.tokens = smaller
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def micro_batch_tokens(
+    config: RunConfig, device: torch.device, model: PreTrainedModel | None = None, *, is_value: bool = False
+) -> int:
+    """Return the budget of a learning worker: the setting, or what fits on ``device``.
+
+    ``model`` is at its place already, where it is known; ranks take their share of an empty device,
+    so that all get the same number."""
+    section = config.value if is_value else config.learner
+    given = section.micro_batch_tokens
+    if given != "auto" or device.type != "cuda" or model is None:
+        return tokens_at_once(given, on_cpu=device.type == "cpu")
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    shape = shape_of(model.config.to_dict(), num_weights)
+    if shape is None:
+        return tokens_at_once(given, on_cpu=False)
+    free, total = torch.cuda.mem_get_info(device)
+    need = device_need(config, shape, is_value=is_value)
+    loaded = need.parts["weights"] if section.ranks == 1 else 0
+    room = total if section.ranks > 1 else min(total, free + loaded)
+    room = min(room, total - taken_by_others(config, shape, total, num_gpus=torch.cuda.device_count()))
+    tokens = need.tokens_in(room)
+    _log.info("micro_batches", tokens=tokens, free=free, total=total, fixed=need.fixed, per_token=need.per_token)
+    return max(LEAST_TOKENS, tokens)
