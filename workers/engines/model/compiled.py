@@ -2,7 +2,8 @@
 
 Each layer's ``forward`` becomes a few graphs: attention, whose layout differs in every micro-batch,
 stays outside them, and the number of tokens is a dynamic dimension. Hooks and gradient
-checkpointing stay outside too. The softmax over the logits is compiled beside the layers.
+checkpointing stay outside too. The softmax over the logits is compiled beside the layers. Casts of
+weights are in the graphs, once a micro-batch; eager layers cast them once a step.
 
 The graphs are compiled by a trial pass before the first update, which also compares their numbers
 with those of eager computation. A model that does not compile, whose numbers differ, or that needs

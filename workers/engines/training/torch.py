@@ -173,8 +173,15 @@ class TorchTraining(TorchPublishing):
         # on CUDA a prompt is computed with each of its responses
         shares = self._model.device.type != "cuda"
         prompts = [sample.tokens[: sample.prompt_length].tobytes() for sample in samples] if shares else ()
+
+        def compute_all(plan: Plan) -> Result:
+            # autocast drops the low-precision weights with its outermost context: this one, which is off, keeps them
+            # over all micro-batches
+            with torch.autocast(self._model.device.type, enabled=False):
+                return compute(plan)
+
         return self._micro_batches.run(
-            lambda tokens: plan_micro_batches(lengths, tokens, prompts), lengths, compute, self._optimizer.clear
+            lambda tokens: plan_micro_batches(lengths, tokens, prompts), lengths, compute_all, self._optimizer.clear
         )
 
 

@@ -3,13 +3,17 @@ direction."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.guidance import PUBLISHED
 from pipeline.algorithms.objective import Importance, KLEstimator, Objective, Surrogate
 from tests.workers.engines.tiny import make_samples, tiny_model
@@ -80,6 +84,59 @@ def test_clusters_are_of_the_policys_own_hidden_states() -> None:
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert losses[0] < losses[2] < losses[3]
+
+
+class Casts(TorchDispatchMode):
+    """Counts casts of float32 tensors of chosen storages to bfloat16."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._names = {tensor.data_ptr(): number for number, tensor in enumerate(tensors)}
+        self.counts: Counter[int] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "_to_copy" and made.dtype == torch.bfloat16:
+            number = self._names.get(args[0].data_ptr())
+            if number is not None:
+                self.counts[number] += 1
+        return made
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_weights_are_cast_once_a_step_and_not_once_a_micro_batch(gradient_checkpointing: bool) -> None:
+    forward = ForwardSettings(temperature=1.0, micro_batch_tokens=60, autocast=torch.bfloat16, head_bytes=30_000)
+    training = TorchTraining(
+        tiny_model(), forward, OptimizerSettings(learning_rate=3e-3), gradient_checkpointing=gradient_checkpointing
+    )
+    samples = make_samples(12, with_old=False)
+    weights = list(training._model.parameters())
+    for compute in (lambda: training.step(samples, Objective()), lambda: training.response_logprobs(samples)):
+        with Casts(weights) as casts:
+            compute()
+        # seven matrices a layer, and the head
+        assert len(casts.counts) == 2 * 7 + 1
+        assert set(casts.counts.values()) == {1}
+    with Casts(weights) as casts:
+        training.step(samples, Objective())
+    assert set(casts.counts.values()) == {1}, "those of the step before are not used again"
+
+
+def test_weights_that_are_cast_once_make_the_same_update() -> None:
+    """Accumulated in float32: the sum over micro-batches of gradients in low precision."""
+    samples = make_samples(12, with_old=False)
+    forward = ForwardSettings(temperature=1.0, micro_batch_tokens=60, autocast=torch.bfloat16)
+    training = TorchTraining(tiny_model(), forward, OptimizerSettings(learning_rate=1e6, eps=1e6, max_grad_norm=1e9))
+    before = {name: tensor.clone() for name, tensor in training.tensors()}
+    training.step(samples, Objective())
+    policy = PackedPolicy(prepare_packed(tiny_model()), forward)
+    lengths = [int(sample.tokens.size) for sample in samples]
+    prompts = [sample.tokens[: sample.prompt_length].tobytes() for sample in samples]
+    accumulate_gradient(policy, samples, Objective(), plan_micro_batches(lengths, 60, prompts), torch.device("cpu"))
+    for name, tensor in training.tensors():
+        gradient = policy.model.get_parameter(name).grad
+        assert gradient is not None and gradient.dtype == torch.float32
+        torch.testing.assert_close(before[name] - tensor, gradient, atol=3e-6, rtol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize("by_callback", [False, True])
