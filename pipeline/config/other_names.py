@@ -86,6 +86,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "learner.max_grad_norm": "max_norm grad_clip clip_grad",
     "learner.micro_batch_tokens": "micro_train_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
     "ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
+    "learner.compile": "torch_compile use_torch_compile",
     "reference.micro_batch_tokens": "log_prob_micro_batch_size_per_gpu",
     "learner.ranks": "n_gpus_per_node num_gpus_per_node num_train_gpus",
     "learner.deepspeed.stage": "zero_stage",

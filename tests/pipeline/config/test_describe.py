@@ -195,6 +195,7 @@ def test_config_show_explains_and_in_brief_it_does_not(run_file: Path) -> None:
         ("actor_rollout_ref.actor.clip_ratio_high=0.28", "algorithm.clip_high"),
         ("trainer.total_epochs=3", "data.epochs"),
         ("learner.micro_train_batch_size=4", "learner.micro_batch_tokens"),
+        ("learner.torch_compile=true", "learner.compile"),
         ("generation.max_completion_length=4", "generation.max_response_tokens"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,20 @@ def assert_same_updates(one: TorchTraining, other: TorchTraining, seeds: range, 
 
 
 def test_compiled_layers_make_the_updates_of_eager_ones_over_many_packings() -> None:
-    backend = training(AOT_EAGER)
+    meter, kinds = Meter(), []
+    step = meter.step
+
+    def watched(share: float = 0.0) -> None:
+        kinds.append(meter.report().kind)
+        step(share)
+
+    meter.step = watched
+    with listening(meter):
+        backend = training(AOT_EAGER)
+    assert kinds.count("compiling") >= 4, "compiling is a task of the start, and not of the first update"
     assert backend.compiled is not None and not backend.compiled.eager_because
     graphs = backend.compiled.num_graphs
-    assert_same_updates(backend, training(), range(6), 2e-4)
+    assert_same_updates(backend, training(), range(4), 2e-4)
     assert not backend.compiled.eager_because
     assert backend.compiled.num_graphs <= graphs + 2, "no shape of a micro-batch is compiled on its own"
     assert graphs <= compiled_module.MAX_GRAPHS // 2
@@ -64,13 +75,11 @@ def test_compiled_layers_make_the_updates_of_eager_ones_over_many_packings() -> 
     assert "layers" not in training().environment()
 
 
-@pytest.mark.parametrize("settings", [{"autocast": torch.bfloat16}, {"head_bytes": 20_000}], ids=str)
-def test_low_precision_and_a_head_in_parts_compile_too(settings: dict[str, Any]) -> None:
+def test_low_precision_and_a_head_in_parts_compile_too() -> None:
+    settings = {"autocast": torch.bfloat16, "head_bytes": 20_000}
     backend = training(AOT_EAGER, architecture="llama", **settings)
+    assert_same_updates(backend, training(architecture="llama", **settings), range(1), 5e-2)
     assert backend.compiled is not None and not backend.compiled.eager_because
-    tolerance = 5e-2 if "autocast" in settings else 2e-4
-    assert_same_updates(backend, training(architecture="llama", **settings), range(2), tolerance)
-    assert not backend.compiled.eager_because
 
 
 def test_layers_that_recompute_their_activations_compile_too() -> None:
@@ -149,19 +158,15 @@ def test_float64_stays_eager() -> None:
     assert TorchTraining(tiny_model(dtype=torch.float64), forward, SMOOTH, compiler=AOT_EAGER).compiled is None
 
 
-def test_compiling_is_reported_as_a_task_of_its_own_before_the_first_update() -> None:
-    meter = Meter()
-    kinds: list[str] = []
-    step = meter.step
-
-    def watched(share: float = 0.0) -> None:
-        kinds.append(meter.report().kind)
-        step(share)
-
-    meter.step = watched
-    with listening(meter):
-        training(AOT_EAGER)
-    assert kinds.count("compiling") >= 4
+def test_graphs_are_kept_in_a_folder_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled_module._keep_cache()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled"), "a place that was set stays"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    compiled_module._keep_cache()
+    place = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert place == tmp_path / "headrace" / "compiled"
+    assert place.stat().st_mode & 0o777 == 0o700
 
 
 def test_layers_are_compiled_on_cuda_unless_a_setting_says_otherwise(tmp_path: Path) -> None:

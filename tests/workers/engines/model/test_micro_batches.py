@@ -146,5 +146,7 @@ def test_automatic_micro_batches_are_those_that_fit_beside_what_is_on_the_gpu(
     vllm = ("generation.engine=vllm", "generation.vllm.engine_args={gpu_memory_utilization=0.5}")
     assert tokens(82.0, *vllm) < alone // 2 + 1024, "vLLM comes later"
     assert tokens(3.0, "generation.device=cpu") == 1024
+    ranks = ("generation.device=cpu", "learner.backend=fsdp2", "learner.ranks=2")
+    assert tokens(3.0, *ranks) == tokens(82.0, *ranks) >= alone, "every rank must make the same number of micro-batches"
     assert tokens(3.0, "learner.micro_batch_tokens=5000") == 5000
     assert micro_batch_tokens(op_config(tmp_path), torch.device("cpu"), model) == 1024

@@ -74,7 +74,7 @@ def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
     freeze(model, config.learner.freeze)
     backend = make_training(
         model,
-        forward_settings(config, ranks.group.device),
+        forward_settings(config, ranks.group.device, model),
         optimizer_settings(config),
         ranks,
         zero=config.learner.deepspeed if config.learner.backend == "deepspeed" else None,
@@ -114,9 +114,10 @@ def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
     """Raises as :func:`enter`, and DataError."""
     path = config.value.path or config.model.path
     ranks = enter(config, config.value.device, config.value.threads)
+    model = load_value_model(path, torch.float32, torch.device("cpu"))
     engine = make_value(
-        load_value_model(path, torch.float32, torch.device("cpu")),
-        value_settings(config, ranks.group.device),
+        model,
+        value_settings(config, ranks.group.device, model),
         value_optimizer_settings(config),
         ranks,
         zero=config.value.deepspeed if config.value.backend == "deepspeed" else None,
