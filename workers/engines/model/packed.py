@@ -239,7 +239,7 @@ def score_packed(
         logits = _each_bucket(batch, lambda tokens: model(input_ids=tokens, use_cache=False)[0])
         logits = logits.index_select(0, batch.positions)
         return TokenScores(*score_logits(logits, batch.targets, temperature, entropy, head_math(model)))
-    fits = batch.targets.numel() <= _rows_at_once(model, head_bytes)
+    fits = batch.targets.numel() <= _rows_at_once(model, head_bytes) and not _is_released(model)
     if not keep_states and not packing.unpacked_because and (fits or not packing.is_head_last):
         output = model(
             input_ids=batch.tokens.unsqueeze(0),
@@ -277,7 +277,7 @@ def loss_packed(
     those of :func:`score_packed`."""
     packing = packing_of(model)
     parts = cut_parts(row_ids, _rows_at_once(model, head_bytes), keep_rows=keep_rows)
-    if len(parts) == 1 or not packing.is_head_last or _is_released(_head(model)):
+    if len(parts) == 1 or not packing.is_head_last or _is_released(model):
         everything = slice(0, batch.targets.numel())
         return loss(score_packed(model, batch, temperature, entropy, head_bytes, keep_states=keep_states), everything)
 
@@ -299,10 +299,20 @@ def _head(model: PreTrainedModel) -> torch.nn.Module:
     return head
 
 
-def _is_released(head: torch.nn.Module) -> bool:
-    """Whether the head's parameters are whole only during its call, as DeepSpeed's ZeRO-3 marks
-    them, so that their gradient cannot be computed afterwards."""
-    return any(hasattr(parameter, "ds_id") for parameter in head.parameters())
+def _is_released(model: PreTrainedModel) -> bool:
+    """Whether ranks bring the head's parameters together for each call of it, and release them after
+    it, so that no gradient is made later and all ranks must call it as often as one another.
+    DeepSpeed's ZeRO-3 marks such parameters."""
+    head = model.get_output_embeddings()
+    return head is not None and any(hasattr(parameter, "ds_id") for parameter in head.parameters())
+
+
+def _most_over_ranks(number: int, device: torch.device) -> int:
+    if not torch.distributed.is_initialized():
+        return number
+    most = torch.tensor([number], device=device)
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+    return int(most)
 
 
 def _score_states(
@@ -318,11 +328,19 @@ def _score_states(
     def score_part(states: torch.Tensor, targets: torch.Tensor) -> _Scores:
         return score_logits(head(states), targets, temperature, entropy, math)
 
-    if targets.numel() <= rows:
+    size = targets.numel()
+    num_parts = -(-size // rows)
+    if _is_released(model):
+        num_parts = _most_over_ranks(num_parts, hidden.device)
+    if num_parts == 1:
         return score_part(hidden, targets)
+    if num_parts > size:
+        # every rank makes the same number of parts: the last token again, for those that it lacks
+        hidden = torch.cat([hidden, hidden[-1:].expand(num_parts - size, -1)])
+        targets = torch.cat([targets, targets[-1:].expand(num_parts - size)])
     logprobs: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
-    for states, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
+    for states, wanted in zip(hidden.tensor_split(num_parts), targets.tensor_split(num_parts), strict=True):
         if torch.is_grad_enabled():
             part = cast("_Scores", checkpoint(score_part, states, wanted, use_reentrant=False))
         else:
@@ -331,7 +349,7 @@ def _score_states(
         logprobs.append(part[0])
         if part[1] is not None:
             entropies.append(part[1])
-    return torch.cat(logprobs), torch.cat(entropies) if entropies else None
+    return torch.cat(logprobs)[:size], torch.cat(entropies)[:size] if entropies else None
 
 
 def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
