@@ -106,6 +106,10 @@ class EngineDied(EngineError):
     """An engine's process or device has ended, failed or hung. Its work continues elsewhere."""
 
 
+class EngineProcessDied(EngineDied):
+    """An engine's own processes have ended or hang. The process that drove them is well, and may start others."""
+
+
 class ParityFailed(EngineError):
     """After a weight update an engine's log-probs differ from the learner's, so it must not sample."""
 

@@ -51,7 +51,7 @@ from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from pipeline.runtime.tracing import open_spans
 from pipeline.runtime.worker_start import begin_vitals, connect_worker, hear_settings, open_ring, open_transport
-from protocol.errors import ConfigError, Fenced, LedgerError
+from protocol.errors import ConfigError, EngineProcessDied, Fenced, LedgerError
 from protocol.ids import Incarnation, is_worker_name
 from protocol.printable import printable
 
@@ -114,7 +114,12 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made:
     )
     code = ExitCode.FAILURE
     try:
-        code = asyncio.run(host.run())
+        while True:
+            code = asyncio.run(host.run())
+            if not host.may_start_anew:
+                break
+            log.logger.warning("engine_replaced", reason="only its engine's processes died; this process starts others")
+            host = WorkerProcess(actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered)
     finally:
         if stacks is not None:
             stacks.close()
@@ -178,6 +183,19 @@ class WorkerProcess:
         return 0 if self._context is None else self._context.delivered
 
     @property
+    def may_start_anew(self) -> bool:
+        """Whether this process should become the worker's next incarnation: nothing but its engine's processes
+        died, and it had done work, so that an engine that always dies ends the process and is charged.
+
+        That saves the imports. With standbys, one of them takes over sooner."""
+        return (
+            self.error is not None
+            and all(isinstance(error, EngineProcessDied) for error in leaves(self.error))
+            and self.delivered > 0
+            and not (self.is_computing or self._lifecycle.is_draining or self._config.fleet.standby)
+        )
+
+    @property
     def is_computing(self) -> bool:
         return self._context is not None and self._context.is_computing
 
@@ -185,6 +203,8 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self._on_signal, number)
+        # blocked by an earlier incarnation in this process
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._watch(tasks, "stop-watch", self._watch_stop())

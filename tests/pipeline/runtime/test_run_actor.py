@@ -224,6 +224,24 @@ def test_a_stop_ends_a_worker_that_is_still_loading_its_engine_at_once(run: Run)
     assert run.log()[-1]["reason"] == "received SIGTERM"
 
 
+async def test_a_worker_whose_engine_died_after_work_is_its_own_next_incarnation(run: Run):
+    process = run.start("LosingItsEngineTwice")
+    registry = run.registry()
+    beat = await beat_when(registry, lambda beat: beat.counters.get("turns", 0) > 0, "turns")
+    await registry.aclose()
+    assert (beat.who.epoch, beat.pid) == (3, process.pid), "the process keeps its imports"
+    assert run.marks() == ["setup", "teardown", "setup", "teardown", "setup", "run"]
+    assert {str(told.who) for told in await _failures(run)} == {"reward-0#1", "reward-0#2"}
+    process.terminate()
+    assert process.wait(_PATIENCE_S) == ExitCode.OK, "a stop is heard as before"
+    assert run.marks()[-2:] == ["drain", "teardown"]
+
+
+def test_an_engine_that_dies_before_any_work_ends_the_process(run: Run):
+    assert run.start("LosingItsEngine").wait(_PATIENCE_S) == ExitCode.ENGINE
+    assert run.marks() == ["setup", "teardown"]
+
+
 def test_a_wrong_setting_is_a_sentence_not_a_traceback(run: Run):
     assert run.start("Misconfigured").wait(_PATIENCE_S) == ExitCode.CONFIG
     assert run.log()[-1]["reason"] == "model.path is /nowhere; expected a folder of a Hugging Face model"

@@ -16,7 +16,7 @@ from pipeline.runtime.actor import Actor
 from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.worker_process import run_actor
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, EngineProcessDied
 from protocol.ids import Role
 
 
@@ -110,6 +110,23 @@ class Misconfigured(Ticking):
 
     async def setup(self) -> None:
         raise ConfigError("model.path is /nowhere; expected a folder of a Hugging Face model")
+
+
+class LosingItsEngine(Ticking):
+    """Loses its engine's processes before any work."""
+
+    async def run(self) -> None:
+        raise EngineProcessDied("vLLM's processes failed")
+
+
+class LosingItsEngineTwice(Ticking):
+    """Loses its engine's processes after work, in its first two incarnations."""
+
+    async def run(self) -> None:
+        if self.ctx.who.epoch < 3:
+            self.ctx.deliver()
+            raise EngineProcessDied("vLLM's processes failed")
+        await super().run()
 
 
 class SlowStart(Ticking):

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pipeline.process import work
-from protocol.errors import EngineDied
+from protocol.errors import EngineDied, EngineProcessDied
 from workers.engines.generation.vllm.core import CoreRequest, CoreSample
 from workers.engines.generation.vllm.in_process import probe_params, sampling_params, spans_of
 from workers.engines.generation.vllm.processes import PHASE_FILE
@@ -88,7 +88,7 @@ class BackgroundCore:
         self._prompt_logprobs: list[np.ndarray] = []
         self._version = -1
         self._num_steps = 0
-        self._failure: EngineDied | None = None
+        self._failure: EngineProcessDied | None = None
         self._outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._reader: Future[None] | None = None
         self._loop = asyncio.new_event_loop()
@@ -310,8 +310,8 @@ class BackgroundCore:
                     raise self._died(str(error)) from error
                 raise
 
-    def _died(self, reason: str) -> EngineDied:
-        self._failure = EngineDied(f"vLLM's processes failed: {reason}; a new engine replaces them")
+    def _died(self, reason: str) -> EngineProcessDied:
+        self._failure = EngineProcessDied(f"vLLM's processes failed: {reason}; a new engine replaces them")
         return self._failure
 
     def _stop_loop(self) -> None:
