@@ -58,7 +58,7 @@ pack_array = np.ndarray.tobytes
 def pack_large_array(array: Any) -> memoryview:
     """Return an array's bytes without a copy. Raises TypeError for a non-array."""
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"a {type(array).__name__} cannot travel")
+        raise TypeError(f"only arrays can be sent this way, got a {type(array).__name__}")
     return np.ascontiguousarray(cast("NDArray[Any]", array)).data
 
 

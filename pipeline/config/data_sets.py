@@ -63,33 +63,33 @@ class ColumnsSection(Section):
     as in reward_model.ground_truth."""
 
     question: str | None = setting(
-        None, "Column of the prompt: a text, or a list of messages. Absent: recognised by its name.", min_length=1
+        None, "Column of the prompt: a text, or a list of messages. Default: recognised by its name.", min_length=1
     )
     answer: str | None = setting(
-        None, "Column of the answer that the verifier compares with. Absent: recognised by its name.", min_length=1
+        None, "Column of the answer that the verifier compares with. Default: recognised by its name.", min_length=1
     )
     difficulty: str | None = setting(
         None,
-        "Column of the difficulty, a number: the larger, the harder. Absent: the column `difficulty`.",
+        "Column of the difficulty, a number: the larger, the harder. Default: the column `difficulty`.",
         min_length=1,
     )
     answer_after: str | None = setting(
         None,
-        "The answer is the text after the last occurrence of this mark, such as #### in GSM8K. Absent: the whole text, or "
+        "The answer is the text after the last occurrence of this mark, such as #### in GSM8K. Default: the whole text, or "
         "in a row with question and answer the text after ####.",
         min_length=1,
     )
     response: str | None = setting(
-        None, "Column of data.responses with the response. Absent: response, completion or output.", min_length=1
+        None, "Column of data.responses with the response. Default: response, completion or output.", min_length=1
     )
     verdict: str | None = setting(
         None,
-        "Column of data.responses with the verdict: true or false, 1 or 0, right or wrong. Absent: verdict, correct, "
+        "Column of data.responses with the verdict: true or false, 1 or 0, right or wrong. Default: verdict, correct, "
         "is_correct or accuracy.",
         min_length=1,
     )
     judgment: str | None = setting(
-        None, "Column of data.responses that says in words what is wrong. Absent: judgment.", min_length=1
+        None, "Column of data.responses that says in words what is wrong. Default: judgment.", min_length=1
     )
 
 
@@ -99,14 +99,14 @@ class DataSetSection(Section):
     name: str = Field(description="Name of the set; the ids of its prompts begin with it.", min_length=1)
     train: tuple[DataPath, ...] = Field(description="Files of the set, as in data.train.", min_length=1)
     weight: float = setting(1.0, "The set's share of the prompts is weight / sum of weights. 0: not used.", ge=0.0)
-    columns: ColumnsSection | None = setting(None, "Columns of this set. Absent: data.columns.")
-    verifier: str | None = setting(None, "Verifier of lines that name none. Absent: data.verifier.")
+    columns: ColumnsSection | None = setting(None, "Columns of this set. Default: data.columns.")
+    verifier: str | None = setting(None, "Verifier of lines that name none. Default: data.verifier.")
     chat: Literal["auto"] | bool | None = setting(None, "As data.chat.")
     system_prompt: str | None = setting(None, "As data.system_prompt; empty: none.")
     chat_variables: ChatVariables | None = setting(None, "In place of data.chat_variables.")
-    stop_strings: StopStrings | None = setting(None, "Absent: generation.stop_strings.")
+    stop_strings: StopStrings | None = setting(None, "Texts that end a response. Default: generation.stop_strings.")
     max_response_tokens: Positive | None = setting(
-        None, "A response is cut at this length. Absent: generation.max_response_tokens, which is also the maximum."
+        None, "A response is cut at this length. Default: generation.max_response_tokens, which is also the maximum."
     )
 
     @model_validator(mode="before")
@@ -131,8 +131,8 @@ class EvaluationSetSection(Section):
 
     name: str = Field(description="Name of the set in history, status and report.", min_length=1)
     files: tuple[DataPath, ...] = Field(description="Files of the set, as in data.evaluation.", min_length=1)
-    columns: ColumnsSection | None = setting(None, "Columns of this set. Absent: data.columns.")
-    verifier: str | None = setting(None, "Verifier of lines that name none. Absent: data.verifier.")
+    columns: ColumnsSection | None = setting(None, "Columns of this set. Default: data.columns.")
+    verifier: str | None = setting(None, "Verifier of lines that name none. Default: data.verifier.")
     chat: Literal["auto"] | bool | None = setting(None, "As data.chat.")
     system_prompt: str | None = setting(None, "As data.system_prompt; empty: none.")
     chat_variables: ChatVariables | None = setting(None, "In place of data.chat_variables.")
@@ -168,7 +168,7 @@ class EvaluationSection(Section):
     num_prompts: Positive = setting(256, "Number of held-out prompts, starting with the first.")
     samples_per_prompt: Positive = setting(1, "k of avg@k and pass@k.")
     pass_at: Positive | None = setting(
-        None, "k of pass@k, the chance that one of k responses is right. Absent: samples_per_prompt."
+        None, "k of pass@k, the chance that one of k responses is right. Default: samples_per_prompt."
     )
     temperature: float = setting(0.0, "0 is greedy. AIME practice: 1.0 with top_p 0.7.", ge=0.0)
     top_p: float = setting(
@@ -190,15 +190,15 @@ class EvaluationSection(Section):
     frequency_penalty: float = setting(
         0.0, "Subtracted from a token's logit for each time it occurs in the response.", ge=-2.0, le=2.0
     )
-    stop_strings: StopStrings | None = setting(None, "Absent: generation.stop_strings.")
+    stop_strings: StopStrings | None = setting(None, "Texts that end a response. Default: generation.stop_strings.")
     max_response_tokens: Positive | None = setting(
-        None, "A response is cut at this length. Absent: generation.max_response_tokens, which is also the maximum."
+        None, "A response is cut at this length. Default: generation.max_response_tokens, which is also the maximum."
     )
     timeout_s: float = setting(
         600.0, "After this time an evaluation counts only the responses that have arrived.", gt=0.0
     )
     main: str | None = setting(
-        None, "Set that patience and keep_best use. Absent: data.evaluation, else the first of the sets."
+        None, "Set that patience and keep_best use. Default: data.evaluation, else the first of the sets."
     )
     patience: int = setting(
         0, "The run ends after this many consecutive evaluations of main without improvement. 0: never.", ge=0

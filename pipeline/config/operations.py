@@ -29,7 +29,7 @@ class ResourcesSection(Section):
 
     cpus: Positive = setting(1, "Processor cores.")
     gpus: int = setting(0, "GPUs.", ge=0)
-    memory_gb: Positive | None = setting(None, "Memory. Absent: the cluster's default.")
+    memory_gb: Positive | None = setting(None, "Memory. Default: what the cluster gives.")
 
 
 class SshSection(Section):
@@ -56,7 +56,7 @@ class KubernetesSection(Section):
 
     image: str = setting("headrace:latest", "Container image that has Headrace.")
     namespace: str = setting("default", "Namespace of all objects.", pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
-    context: str | None = setting(None, "kubectl's context. Absent: its current one, or the pod's own account.")
+    context: str | None = setting(None, "kubectl's context. Default: its current one, or the pod's own account.")
     cache_gb: Positive = setting(50, "Largest file cache of a pod.")
     storage_gb: Positive = setting(
         100, "Volume of the pod that hosts the run, for the run's folder with its checkpoints."
@@ -81,7 +81,7 @@ class RaySection(Section):
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] | None = setting(
         None,
         "Strategy of a placement group that reserves room for all workers of the configured fleet at once. A second group "
-        "reserves launch.learner on this node. Workers added by scaling are in no group. Absent: no groups; Ray spreads "
+        "reserves launch.learner on this node. Workers added by scaling are in no group. Default: no groups; Ray spreads "
         "workers.",
     )
     max_restarts: int = setting(
@@ -118,7 +118,7 @@ class LaunchSection(Section):
     roles: tuple[ScalingRole, ...] = setting(SCALING_ROLES, "Roles that are launched there; others run on this host.")
     program: tuple[str, ...] = setting(("headrace",), "Command that runs Headrace there.")
     ledger_url: str | None = setting(
-        None, "The ledger's address as seen from there, without user and password. Absent: ledger.url."
+        None, "The ledger's address as seen from there, without user and password. Default: ledger.url."
     )
     poll_s: float = setting(2.0, "Time between two checks of the launched workers.", gt=0.0)
     answer_s: float = setting(60.0, "Time limit of one call to ssh, Slurm, kubectl or Ray.", gt=0.0)
@@ -160,7 +160,7 @@ class RecoverySection(Section):
     )
     restart_timeout_s: float | None = setting(
         None,
-        "If a lost worker has neither worked nor made progress in loading for this long, the next repair is tried. Absent: "
+        "If a lost worker has neither worked nor made progress in loading for this long, the next repair is tried. Default: "
         "supervisor.start_timeout_s plus a minute.",
         gt=0.0,
     )
@@ -240,16 +240,16 @@ class SinksSection(Section):
     wandb: Annotated[str, AfterValidator(_project)] | None = setting(
         None,
         "PROJECT or ENTITY/PROJECT of Weights & Biases; needs `pip install 'headrace[wandb]'`. The key comes from "
-        "`wandb login` or WANDB_API_KEY, never from here. Absent: none.",
+        "`wandb login` or WANDB_API_KEY, never from here. Default: none.",
     )
     wandb_mode: Literal["online", "offline"] | None = setting(
         None,
-        "offline: write to the run's folder sinks/wandb, for `wandb sync`. Absent: WANDB_MODE, else online.",
+        "offline: write to the run's folder sinks/wandb, for `wandb sync`. Default: WANDB_MODE, else online.",
     )
     mlflow: Annotated[str, AfterValidator(_tracking)] | None = setting(
         None,
         "MLflow's tracking URI: http://HOST:PORT, https://HOST or sqlite:///FILE; needs `pip install 'headrace[mlflow]'`. "
-        "Credentials come only from the environment, such as MLFLOW_TRACKING_TOKEN. Absent: none.",
+        "Credentials come only from the environment, such as MLFLOW_TRACKING_TOKEN. Default: none.",
     )
     mlflow_experiment: str = setting("headrace", "Experiment of the run; created if missing.", min_length=1)
     finish_s: float = setting(30.0, "How long the run waits at its end for a sink to accept the last points.", gt=0.0)
@@ -278,7 +278,7 @@ class TracingSection(Section):
     otlp: Annotated[str, AfterValidator(_collector)] | None = setting(
         None,
         "URL of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; needs `pip install 'headrace[otel]'`. "
-        "Every worker sends to it. Absent: no traces.",
+        "Every worker sends to it. Default: no traces.",
     )
     share: float = setting(1.0, "Share of trajectories that are traced.", gt=0.0, le=1.0)
 

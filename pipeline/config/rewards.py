@@ -95,7 +95,7 @@ class EndpointSection(Section):
         description="Base URL of an OpenAI-compatible API, such as http://host:8000/v1. Without `model`: URL of a "
         "service that gets {responses: [...]} and returns {scores: [...]}."
     )
-    model: str | None = setting(None, "Name of the judge's model. Absent: your own reward service behind HTTP.")
+    model: str | None = setting(None, "Name of the judge's model. Default: your own reward service behind HTTP.")
     prompt: str = setting(
         _PROMPT, "The judge's prompt, with {prompt}, {answer} and {response}; the reply ends with `Score: N`."
     )
@@ -113,7 +113,8 @@ class EndpointSection(Section):
     )
     cache_entries: int = setting(10_000, "Results cached by content, so that repeats cost no request.", ge=0)
     max_requests: Positive | None = setting(
-        None, "Budget of the whole run, over all workers and restarts. The run ends when it is spent. Absent: no limit."
+        None,
+        "Budget of the whole run, over all workers and restarts. The run ends when it is spent. Default: no limit.",
     )
 
     @model_validator(mode="after")
@@ -162,10 +163,10 @@ class GuidanceSection(Section):
     )
     max_judgment_tokens: Positive = setting(512, "Longer judgments and gold texts are left out, and counted as absent.")
     standard_template: Path | None = setting(
-        None, "File with the prompt that shows the gold text; has {question} and {gold}. Absent: the built-in one."
+        None, "File with the prompt that shows the gold text; has {question} and {gold}. Default: the built-in one."
     )
     judge_template: Path | None = setting(
-        None, "File with the prompt that shows the judgment; has {question} and {judgment}. Absent: the built-in one."
+        None, "File with the prompt that shows the judgment; has {question} and {judgment}. Default: the built-in one."
     )
     standard_threshold: float = setting(
         0.95,

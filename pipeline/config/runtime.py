@@ -41,11 +41,11 @@ class VllmSection(Section):
         "What happens to live windows at a weight swap: they continue with the new weights, finish first, "
         "or are cut and continued.",
     )
-    block_tokens: Positive | None = setting(None, "Tokens of one block of the prefix cache. Absent: vLLM's choice.")
+    block_tokens: Positive | None = setting(None, "Tokens of one block of the prefix cache. Default: vLLM's choice.")
     kv_cache_gb: Positive = setting(1, "KV cache of one generator on a CPU, GiB.")
     parity_tolerance: float | None = setting(
         None,
-        "Largest mean difference from the learner's log-probs after a swap, nats. Absent: 1e-3 in float32, 0.1 in "
+        "Largest mean difference from the learner's log-probs after a swap, nats. Default: 1e-3 in float32, 0.1 in "
         "bfloat16.",
         gt=0.0,
     )
@@ -126,7 +126,7 @@ class CheckpointSection(Section):
     mirror: StoreUrl | None = setting(
         None,
         "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER. Checkpoints are copied in the background to the folder "
-        "run.name inside it, with what a resume on another machine needs. Absent: they stay on this host.",
+        "run.name inside it, with what a resume on another machine needs. Default: they stay on this host.",
     )
     mirror_every_s: float = setting(600.0, "Minimum time from the start of one copy to the next.", ge=0.0)
     mirror_timeout_s: float = setting(
@@ -164,7 +164,7 @@ class LedgerSection(Section):
 
     url: str | None = setting(
         None,
-        "redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST. Absent: "
+        "redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST. Default: "
         "REDIS_URL, else an embedded server of this run. The password is never recorded.",
     )
     allow_plaintext: bool = setting(
@@ -192,12 +192,12 @@ class WireSection(Section):
     host: str = setting("127.0.0.1", "Address that mailboxes bind to when the transport is tcp.")
     advertise_host: str | None = setting(
         None,
-        "Name or address given to other hosts when the transport is tcp. Absent: wire.host; if that is a wildcard, this "
+        "Name or address given to other hosts when the transport is tcp. Default: wire.host; if that is a wildcard, this "
         "host's name, or its address if the name resolves to loopback. HEADRACE_ADVERTISE_HOST sets it for one host.",
     )
     ports: str | None = setting(
         None,
-        "Ports to listen on, FIRST-LAST, when the transport is tcp: for firewalls. Absent: any free port.",
+        "Ports to listen on, FIRST-LAST, when the transport is tcp: for firewalls. Default: any free port.",
         pattern=r"^[1-9]\d{0,4}(-[1-9]\d{0,4})?$",
     )
     high_water_mark: Positive = setting(
@@ -319,7 +319,7 @@ class SupervisorSection(Section):
         None,
         "A worker is replaced if its event loop is blocked for this long, or if it computes, holds work or leaves its "
         "role's work waiting and finishes no piece of it for this long. A piece is a layer of a pass, a decode step, a "
-        "verdict or a file. Absent: five times the slowest piece of that kind so far, at least a minute. Waiting for room, "
+        "verdict or a file. Default: five times the slowest piece of that kind so far, at least a minute. Waiting for room, "
         "the ledger or weights does not count, nor does waiting for credit or input when there is none.",
         gt=0.0,
     )
@@ -342,7 +342,7 @@ class SupervisorSection(Section):
         "Each worker keeps records of its newest messages in a quarter of a megabyte of shared memory, for "
         "`headrace run trace`.",
     )
-    metrics_port: int | None = setting(None, "Port of Prometheus metrics. Absent: off.", ge=1, le=65535)
+    metrics_port: int | None = setting(None, "Port of Prometheus metrics. Default: off.", ge=1, le=65535)
     metrics_host: str = setting(
         "127.0.0.1", "Address of the metrics; they hold no secret. In a container 0.0.0.0, for its probes."
     )
@@ -354,7 +354,7 @@ class FleetSection(Section):
     generator: int = setting(1, "Generator processes. 0: they join from other hosts.", ge=0)
     max_generators: Positive | None = setting(
         None,
-        "Most generators. If set, their number follows the learner's demand, starting from `generator`. Absent: the "
+        "Most generators. If set, their number follows the learner's demand, starting from `generator`. Default: the "
         "number is fixed. `headrace scale generator=N` sets it by hand, until `generator=auto`.",
     )
     min_generators: int = setting(1, "Fewest generators, if their number follows demand.", ge=0)
@@ -379,7 +379,7 @@ class FleetSection(Section):
     max_workers: Positive | None = setting(
         None,
         "Largest number of workers of one supervisor, learner and value included. A larger fleet is refused. "
-        "Absent: 16 per core or one per 256 MiB of memory, whichever is less, but at least 8.",
+        "Default: 16 per core or one per 256 MiB of memory, whichever is less, but at least 8.",
     )
 
     @model_validator(mode="after")

@@ -30,7 +30,7 @@ class ModelSection(Section):
     path: Path = Field(description="Folder of a Hugging Face causal LM and its tokenizer, or hf://OWNER/NAME.")
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type of the learner; its weights stay float32.")
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
-    reference_path: Path | None = setting(None, "Folder of the frozen reference policy. Absent: the start policy.")
+    reference_path: Path | None = setting(None, "Folder of the frozen reference policy. Default: the start policy.")
     gradient_checkpointing: bool = setting(False, "Recompute activations in the backward pass: less memory, more time.")
 
 
@@ -61,7 +61,7 @@ class DataSection(Section):
     max_answer_chars: Positive = setting(
         10_000, "Prompts with a longer answer are reported and skipped, since every chunk carries the answer."
     )
-    epochs: int | None = setting(None, "Passes over the training prompts. Absent: endless.", ge=1)
+    epochs: int | None = setting(None, "Passes over the training prompts. Default: endless.", ge=1)
     shuffle: bool = setting(True, "Shuffle the training prompts in each epoch, seeded by run.seed.")
     curriculum: Literal["none", "easy-first"] = setting(
         "none", "easy-first: each epoch goes from the easiest tenth to the hardest, shuffled within tenths."
@@ -195,7 +195,7 @@ class AlgorithmSection(Section):
         None, "Largest value kept. For k1 it is a ratio of behaviour to proximal policy.", gt=0.0
     )
     rejection_lower: float | None = setting(
-        None, "Smallest value kept, of ratio and k1. Absent: no lower bound.", gt=0.0
+        None, "Smallest value kept, of ratio and k1. Default: no lower bound.", gt=0.0
     )
     dynamic_sampling: bool = setting(True, "Drop groups without signal, judged by raw accuracy. DAPO eq. 11.")
     oversampling: float = setting(
@@ -275,7 +275,7 @@ class RewardModelSection(Section):
     weight: float = setting(1.0, "The part `model` of the reward is weight * (score - center).")
     center: float = setting(0.0, "Score of a response that is neither good nor bad.")
     max_tokens: Positive | None = setting(
-        None, "Longest conversation, in this model's tokens. Absent: its number of positions or its tokenizer's limit."
+        None, "Longest conversation, in this model's tokens. Default: its number of positions or its tokenizer's limit."
     )
     micro_batch_tokens: Positive = setting(16384, "Tokens of one forward pass, padding included.")
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Type of its weights and computation.")
@@ -306,7 +306,7 @@ class RewardSection(Section):
     wait_s: float | None = setting(
         None,
         "Longest wait for a verifier call, not counting time when the machine stood still. Beyond it there is no "
-        "verdict. Absent: three times timeout_s.",
+        "verdict. Default: three times timeout_s.",
         gt=0.0,
     )
     late: Literal["retry", "wrong"] = setting(
@@ -388,7 +388,7 @@ class ValueSection(Section):
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     path: Path | None = setting(
         None,
-        "Folder of a backbone or a pretrained value model. Absent: the start policy's layers under a head of "
+        "Folder of a backbone or a pretrained value model. Default: the start policy's layers under a head of "
         "zeros. That is our choice; the PPO that VAPO compares with starts from a reward model.",
     )
     learning_rate: float = setting(2e-6, "Learning rate of AdamW. VAPO, T-PPO: 2e-6.", gt=0.0)
@@ -414,7 +414,7 @@ class ValueSection(Section):
     min_explained_variance: float | None = setting(
         None,
         "The policy starts earlier, once the critic explains this share of the returns' variance. A constant "
-        "explains 0. Absent: never earlier, as in the papers.",
+        "explains 0. Default: never earlier, as in the papers.",
         lt=1.0,
     )
     explained_variance_steps: Positive = setting(5, "Value steps over which explained variance is measured.")
@@ -460,10 +460,10 @@ class LearnerSection(Section):
     )
     warmup_updates: int = setting(10, "Linear warm-up. DAPO: 20 rollout steps.", ge=0)
     schedule_updates: Positive | None = setting(
-        None, "Length of a decaying schedule, warm-up included. Absent: run.num_updates."
+        None, "Length of a decaying schedule, warm-up included. Default: run.num_updates."
     )
     decay_updates: Positive | None = setting(
-        None, "Length of the decay of warmup-stable-decay, at the schedule's end. Absent: a tenth of the schedule."
+        None, "Length of the decay of warmup-stable-decay, at the schedule's end. Default: a tenth of the schedule."
     )
     final_rate_share: Fraction = setting(
         0.0, "Final learning rate of a decaying schedule, as a share of the learning rate."

@@ -81,7 +81,8 @@ class PackedLayout:
         most = np.minimum(sizes, np.concatenate([[0], sizes[:-1]]))
         if common.shape != sizes.shape or (common < 0).any() or (common > most).any():
             raise ValueError(
-                f"sequences of lengths {sizes.tolist()} share {common.tolist()} tokens with the one before"
+                f"sequences of lengths {sizes.tolist()} cannot share {common.tolist()} tokens, each with the one before; "
+                "expected at most the shorter length"
             )
         places = lay(sizes, common)
         ends = np.cumsum(sizes - common)
