@@ -144,7 +144,7 @@ _NO_REPAIR: Final[Mapping[str, str]] = {
     "deadlock": "workers wait for one another in a circle: `headrace fleet stacks` shows where",
     "disk": "make room or grant rights on its disk; a restart does neither",
     "endpoint": "start the external service, or send it fewer requests",
-    "failed": "the supervisor restarts it, and `headrace run logs` shows its error",
+    "failed": "it is started again, and `headrace run logs` shows its error",
     "ledger": "the supervisor keeps the ledger's server alive; an external one must be repaired by hand",
     "machine": "the supervisor starts it again in its place; a second time within a day ends the run: test that host",
     "numeric": "its units are dead letters: `headrace ledger dead-letters list`; the step was not committed",
