@@ -29,6 +29,8 @@ _ROUNDS = 100
 """Maximum number of searches for processes that start during the killing."""
 _KERNEL_THREAD = 0x00200000
 """The flag ``PF_KTHREAD``."""
+_TRACKER_S = 0.5
+"""Longest wait for resource trackers, which end once all that they track have ended."""
 _EXEC_S = 0.01
 """Pause before searching again when a process was in the middle of ``exec``."""
 
@@ -70,19 +72,31 @@ def _executes(pid: int) -> bool:
 
 
 def end_marked(name: str, beginning: str) -> int:
-    """Kill all marked processes, and those they start meanwhile; return how many."""
+    """Kill all marked processes, and those they start meanwhile; return how many.
+
+    Python's resource trackers get a moment to end by themselves: only they free the shared memory of
+    the processes that were killed."""
     ended: set[int] = set()
+    patient_until_s = time.monotonic() + _TRACKER_S
     for _ in range(_ROUNDS):
         left, is_executing = _search(name, beginning)
-        for pid in left:
+        is_patient = time.monotonic() < patient_until_s
+        spared = {pid for pid in left if is_patient and _is_resource_tracker(pid)}
+        for pid in set(left) - spared:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        ended.update(left)
-        if is_executing:
+            ended.add(pid)
+        if is_executing or spared:
             time.sleep(_EXEC_S)
         elif not left:
             break
     return len(ended)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    with suppress(OSError):
+        return b"multiprocessing.resource_tracker" in (_PROC / str(pid) / "cmdline").read_bytes()
+    return False
 
 
 def descendants(pid: int) -> set[int]:

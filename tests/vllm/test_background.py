@@ -32,6 +32,7 @@ from workers.engines.model.loading import model_state
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundCore]:
     """One core for the module: its three processes take ten seconds to start."""
+    before = held_by_vllm()
     path = tmp_path_factory.mktemp("model")
     tiny_model().save_pretrained(path)
     extra = {"block_size": BLOCK, "num_gpu_blocks_override": 400}
@@ -40,6 +41,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundCore]:
     )
     yield made
     made.close()
+    assert held_by_vllm() <= before, "its shared memory is freed"
 
 
 @pytest.fixture
@@ -50,6 +52,10 @@ def old() -> PreTrainedModel:
 @pytest.fixture
 def new() -> PreTrainedModel:
     return tiny_model(seed=2).eval()
+
+
+def held_by_vllm() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("psm_*")}
 
 
 def engine_on(core: BackgroundCore, *, kv_policy: str = "keep", pause: str = "keep") -> VllmEngine:

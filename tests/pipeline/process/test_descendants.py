@@ -159,3 +159,24 @@ def test_a_kernel_without_the_count_says_nothing(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(descendants, "_PROC", tmp_path)
     written(tmp_path, ("T", "0 0 0"))
     assert activity_of(7) is None
+
+
+def test_the_shared_memory_of_processes_that_are_ended_is_freed(mark: str) -> None:
+    script = (
+        "import time; from multiprocessing.shared_memory import SharedMemory; "
+        "held = [SharedMemory(create=True, size=1) for _ in range(200)]; "
+        "print(*(one.name for one in held), flush=True); time.sleep(600)"
+    )
+    environment = {SANDBOX_MARK: mark, **os.environ}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        held = [Path("/dev/shm") / name for name in process.stdout.readline().split()]
+        assert all(path.exists() for path in held)
+        end_marked(SANDBOX_MARK, mark)
+    try:
+        assert not any(path.exists() for path in held)
+    finally:
+        for path in held:
+            path.unlink(missing_ok=True)

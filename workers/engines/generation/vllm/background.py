@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -192,6 +193,8 @@ class BackgroundCore:
             for process in self._client.resources.engine_manager.processes:
                 process.kill()
             self._engine.shutdown()
+            # it alone frees the shared memory of those killed, as soon as it has no user
+            await asyncio.to_thread(resource_tracker._resource_tracker._stop)  # pyright: ignore[reportPrivateUsage]
 
         # a dead engine leaves processes behind, too
         self._failure = None
