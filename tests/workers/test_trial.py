@@ -47,5 +47,5 @@ def test_a_verifier_that_raises_leaves_responses_without_a_verdict_and_says_why(
 
 def test_only_a_learner_of_ones_own_knows_the_weights_that_it_publishes_first(tmp_path: Path) -> None:
     config = changed(small_run(tmp_path), "learner", backend="ops.emulated.build:training")
-    with pytest.raises(ConfigError, match="only that code knows the weights"):
+    with pytest.raises(ConfigError, match="only that code knows its first weights"):
         try_here(config, num_prompts=1, num_samples=1)

@@ -42,7 +42,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Scripts, Path
         ("return 1", "local done = 1", "done is never read"),
         ("return 1", "local unit = 1 return unit", "unit hides that of drop:"),
         ("Uses     beginning leaving", "Uses     leaving", "P is declared in beginning, which the header's Uses"),
-        ("Uses     beginning leaving", "Uses     beginning leaving many", "names many, of which nothing"),
+        ("Uses     beginning leaving", "Uses     beginning leaving many", "names many, but nothing of it is used"),
         ("unit, reason = ARGV[5], ARGV[6]", "unit, reason = ARGV[6], ARGV[5]", "expected unit = ARGV[5]"),
         ("return 1", "return ARGV[10]", "ARGV[10] is not in the header"),
         ("return 1", "return ARGV[6]", "ARGV[6] has a name: reason"),

@@ -387,7 +387,9 @@ def test_why_tells_of_a_frozen_server_by_its_process_and_asks_the_ledger_nothing
         chain = _why(run_dir, code=3)["chains"][0]
         assert time.monotonic() - began < 10.0
         assert chain["cause"] == "ledger"
-        assert f"its server (process {pid}) is there and gave no answer within 1 s: it is stopped" in chain["links"][0]
+        assert (
+            f"its server (process {pid}) is running but gave no answer within 1 s: it is stopped" in chain["links"][0]
+        )
     finally:
         os.kill(pid, signal.SIGCONT)
         server.stop()
@@ -407,7 +409,7 @@ def test_why_tells_of_a_mute_server_that_it_is_there_and_says_nothing(
             words = _why(run_dir, code=3)["chains"][0]["links"][0]
         finally:
             write_address(run_dir, before)
-        assert f"(process {os.getpid()}) is there and gave no answer within 0.5 s: it hangs, or is slow" in words
+        assert f"(process {os.getpid()}) is running but gave no answer within 0.5 s: it hangs, or is slow" in words
         assert server.num_connections == 2
 
 

@@ -135,7 +135,7 @@ def test_a_configuration_with_such_a_model_is_refused_with_its_name_and_the_way_
     AutoModelForCausalLM.from_config(small("bert", pad_token_id=0)).save_pretrained(path)
     with pytest.raises(
         ConfigError,
-        match=r"bert: the local engine cannot serve it: .* Choose another model \(Qwen2, Qwen3 and Llama do\)",
+        match=r"bert: the local engine cannot serve it: .* Choose another model \(Qwen2, Qwen3 and Llama work\)",
     ):
         preflight(op_config(tmp_path, f"model.path={path}"))
 

@@ -15,7 +15,8 @@ async def test_every_verdict_of_a_batch_is_told_as_it_comes() -> None:
     with listening(meter), meter.task("scoring", 3.0, "responses"):
         await judge(*(response("1", by=f"{USER}:equals") for _ in range(3)))
         report = meter.report()
-    assert (report.steps, report.share) == (3, pytest.approx(1.0))
+    assert report.steps >= 3, "and one a second while it goes on"
+    assert report.share == pytest.approx(1.0)
 
 
 def together(outcome: VerifierOutcome) -> float:
@@ -49,4 +50,5 @@ async def test_every_call_is_a_piece_of_work_also_when_a_batch_is_judged_one_by_
     with listening(meter), meter.task("scoring", 3.0, "responses"):
         await judge(*(response(text, by=f"{USER}:counts_its_batch") for text in ("a", "raise", "b")))
         report = meter.report()
-    assert (report.steps, report.share) == (4, pytest.approx(1.0))
+    assert report.steps >= 4
+    assert report.share == pytest.approx(1.0)

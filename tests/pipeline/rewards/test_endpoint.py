@@ -239,7 +239,10 @@ async def test_a_judge_that_is_down_or_has_no_key_is_found_before_anything_start
         ('reward.endpoints.x.url="ftp://host"', "url is not an address"),
         ('reward.endpoints.x.url="https://me:secret@host/v1"', "no user or password"),
         ('reward.endpoints.x={url="http://h/v1", model="m", prompt="judge it"}', "add {response}"),
-        ('reward.endpoints.x={url="http://h/v1", max_in_flight=257}', "raise reward.max_in_flight, or lower it"),
+        (
+            'reward.endpoints.x={url="http://h/v1", max_in_flight=257}',
+            "raise reward.max_in_flight, or lower the endpoint's",
+        ),
     ],
 )
 def test_settings_of_an_endpoint_that_cannot_work_are_refused(tmp_path: Path, given: str, says: str) -> None:

@@ -321,11 +321,11 @@ def test_a_load_that_fails_names_the_file_and_changes_nothing(tmp_path: Path, da
 @pytest.mark.parametrize(
     ("model", "lora", "complaint"),
     [
-        ({"seed": 5}, LORA, "other weights than those of this run's start model; set model.path"),
+        ({"seed": 5}, LORA, "other weights than this run's start model; set model.path"),
         ({"num_hidden_layers": 3}, LORA, "resume with the model"),
-        ({}, replace(LORA, rank=8), "has rank 4 and alpha 8.0, learner.lora has 8 and 8.0"),
-        ({}, replace(LORA, alpha=16.0), "has rank 4 and alpha 8.0, learner.lora has 4 and 16.0"),
-        ({}, replace(LORA, target_modules=("q_proj",)), "an adapter of other layers"),
+        ({}, replace(LORA, rank=8), "has rank 4 and alpha 8.0, but learner.lora has 8 and 8.0"),
+        ({}, replace(LORA, alpha=16.0), "has rank 4 and alpha 8.0, but learner.lora has 4 and 16.0"),
+        ({}, replace(LORA, target_modules=("q_proj",)), "an adapter with other layers"),
         ({}, None, "optimizer.safetensors holds .* which fits no parameter"),
     ],
 )
