@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 MAX_GRAPHS = 32
 """A layer has about four graphs with gradients and four without; others are recompilations."""
+_USUAL_GRAPHS = 15
+"""Compiled by a trial pass, for the estimate of its progress."""
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 _log = structlog.get_logger(__name__)
@@ -49,6 +51,8 @@ class CompiledLayers:
 
         self._model, self._max_graphs = model, max_graphs
         self.backend = backend
+        self.meter: work.Meter | None = None
+        """Where progress is reported while the layers are tried; elsewhere the work is an update's."""
         self.num_graphs = 0
         """Compiled so far, recompilations included."""
         self.eager_because = ""
@@ -58,7 +62,10 @@ class CompiledLayers:
         def count(graph: Any, inputs: Any) -> Any:
             self.num_graphs += 1
             made = compile_graph(graph, inputs)
-            work.step()
+            if self.meter is None:
+                work.step()
+            else:
+                self.meter.step(1.0 / _USUAL_GRAPHS)
             return made
 
         self._compile_graph = count
@@ -115,16 +122,21 @@ def compile_layers(
     _keep_cache()
     began = time.monotonic()
     truth = attempt()
-    with work.task("compiling", float(MAX_GRAPHS // 4), "graphs"), warnings.catch_warnings():
+    with work.task("compiling", float(_USUAL_GRAPHS), "graphs"), warnings.catch_warnings():
         # torch's tracer looks at gradients of tensors that have none
         warnings.filterwarnings("ignore", message=".*not a leaf Tensor")
         compiled = CompiledLayers(model, backend=backend, max_graphs=max_graphs)
+        compiled.meter = work.current()
         try:
-            wrong = difference(attempt().to(precision), truth.to(precision))
+            # marks of the layers themselves would say that the task is done
+            with work.listening(work.Meter()):
+                wrong = difference(attempt().to(precision), truth.to(precision))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 -- whatever a compiler raises, the model can be computed without it
             wrong = _cause(error)
+        finally:
+            compiled.meter = None
     if wrong and not compiled.eager_because:
         compiled.give_up(wrong)
     if not compiled.eager_because:
