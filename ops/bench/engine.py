@@ -146,7 +146,6 @@ def vllm(model: PreTrainedModel, work: Work, num_slots: int) -> Iterator[Callabl
 
 
 def measure(shape: Shape, rounds: int) -> dict[str, Any]:
-    """Time all contenders on one shape."""
     model, work = make_model(shape), make_work(shape)
     engine = LocalEngine(copy.deepcopy(model), num_slots=shape.num_slots)
     engine.load_weights(model.state_dict(), 0)

@@ -61,15 +61,6 @@ def last_counters(run_dir: Path, role: str) -> Iterator[dict[str, float]]:
                 yield event["counters"]
 
 
-def process_cpu_s(pid: int) -> float:
-    """Return a process's own processor seconds so far; 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return

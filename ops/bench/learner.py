@@ -65,18 +65,19 @@ SHAPES = (
 )
 
 
-def make_model(shape: Shape) -> PreTrainedModel:
+def make_model(hidden: int, layers: int, vocabulary: int, *, head_dim: int = 32) -> Qwen3ForCausalLM:
+    """Make a random Qwen3 in float32; every call makes the same one."""
     torch.manual_seed(0)
-    heads = shape.hidden // 32
+    heads = hidden // head_dim
     return Qwen3ForCausalLM(
         Qwen3Config(
-            hidden_size=shape.hidden,
-            intermediate_size=3 * shape.hidden,
-            num_hidden_layers=shape.layers,
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
+            num_hidden_layers=layers,
             num_attention_heads=heads,
             num_key_value_heads=heads,
-            head_dim=32,
-            vocab_size=shape.vocabulary,
+            head_dim=head_dim,
+            vocab_size=vocabulary,
             max_position_embeddings=4096,
             tie_word_embeddings=False,
             pad_token_id=None,
@@ -205,7 +206,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
     samples = make_samples(shape)
     lengths = np.array([sample.tokens.size for sample in samples])
     num_tokens = int(lengths.sum())
-    model = make_model(shape)
+    model = make_model(shape.hidden, shape.layers, shape.vocabulary)
     objective = Objective()
     packed = TorchTraining(
         copy.deepcopy(model), ForwardSettings(1.0, MAX_TOKENS), OptimizerSettings(learning_rate=1e-6)

@@ -227,11 +227,7 @@ class OneProcess:
         return [marked[at : at + size] for at in range(0, len(marked), size)]
 
     def _extend(
-        self,
-        wanted: Sequence[tuple[TrajectoryId, Prompt, np.ndarray]],
-        *,
-        window_tokens: int,
-        temperature: float,
+        self, wanted: Sequence[tuple[TrajectoryId, Prompt, np.ndarray]], *, window_tokens: int, temperature: float
     ) -> dict[TrajectoryId, SampledWindow]:
         """Sample the next window of each response."""
         for trajectory, prompt, tokens in wanted:

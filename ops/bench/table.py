@@ -29,7 +29,6 @@ _CODE_SPAN = re.compile(r"`[^`]+`")
 _MIN_WIDTH = 110
 """Columns. A narrower terminal wraps lines rather than losing digits."""
 
-
 _LIBRARIES = ("headrace", "torch", "transformers", "numpy", "redis", "hiredis", "pyzmq", "msgspec")
 
 
@@ -140,11 +139,7 @@ def _wrapped(paragraph: str) -> str:
     joined = _CODE_SPAN.sub(lambda span: span.group().replace(" ", "\0"), " ".join(paragraph.split()))
     indent = "  " if joined.startswith(("- ", "* ")) else ""
     filled = textwrap.fill(
-        joined,
-        _PAGE_COLUMNS,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        joined, _PAGE_COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return filled.replace("\0", " ")
 

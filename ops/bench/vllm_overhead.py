@@ -68,7 +68,6 @@ def prepare(model: PreTrainedModel, folder: Path, num_slots: int) -> InProcessCo
 
 
 def measure(shape: Shape, rounds: int, folder: Path) -> dict[str, Any]:
-    """Time all contenders on one shape."""
     from workers.engines.generation.vllm.engine import VllmEngine
     from workers.engines.model.loading import model_state
 

@@ -24,7 +24,6 @@ _STATISTIC = re.compile(r"stat::(\w+):\s+(\d+)")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Fuzz one target and print its figures."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.checks.fuzz", description="Hostile bytes, steered by coverage."
     )

@@ -57,6 +57,7 @@ from protocol.zeromq import ZmqTransport
 MAX_BYTES = 1 << 20
 _MESSAGES = ("chunk", "weights_request", "weights_part")
 _SCORES = ("reward", "reference", "value", "guidance")
+_TAGS = (*_MESSAGES, *_SCORES)
 _TYPES = {
     "chunk": TrajectoryChunk,
     "reward": RewardScore,
@@ -152,8 +153,7 @@ def good_inputs(target: str) -> dict[str, bytes]:
 def read_anything(data: bytes) -> None:
     """Read bytes in every possible way. Raises if a promise is broken."""
     kind, rest = (data[0], data[1:]) if data else (0, b"")
-    tags = (*_MESSAGES, *_SCORES)
-    tag = tags[kind % len(tags)]
+    tag = _TAGS[kind % len(_TAGS)]
     blob = msgspec.msgpack.encode(
         {"version": 1, "type": tag, "checksum": xxh3_64_intdigest(rest), "body": msgspec.Raw(rest or b"\xc0")}
     )
@@ -191,8 +191,7 @@ def show_anything(data: bytes) -> None:
     """Peek at bytes as a blob, as a body and as frames. Raises if the output is long, not JSON, or acts on a
     terminal."""
     kind, rest = (data[0], data[1:]) if data else (0, b"")
-    tags = (*_MESSAGES, *_SCORES)
-    tag = tags[kind % len(tags)]
+    tag = _TAGS[kind % len(_TAGS)]
     cut = len(rest) // 2
     for frames in ([rest], forged(tag, rest), [rest[:cut], rest[cut:]], [b"\x82\xa4body" + rest]):
         shown = render(frames)

@@ -168,7 +168,6 @@ On {num_prompts} held-out chains of {num_terms} terms:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, measure and save the model."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.demo.make_guided_model",
         description="Teach the start model of learning from guidance; a few minutes on one free core.",

@@ -32,16 +32,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from ops.demo.guided import err
-from ops.demo.task import (
-    MAX_RESPONSE_TOKENS,
-    MAX_TERMS,
-    Problem,
-    Split,
-    draw,
-    draw_num_terms,
-    generate,
-    write_response,
-)
+from ops.demo.task import MAX_RESPONSE_TOKENS, MAX_TERMS, Problem, Split, draw, draw_num_terms, generate, write_response
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SYMBOLS = (PAD, BOS, EOS, *string.digits, *"+-=", *string.ascii_lowercase)

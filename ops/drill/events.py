@@ -13,8 +13,6 @@ Found = Iterator[str]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The run's configured limits."""
-
     eta: int
     group_size: int
     num_slots: int
@@ -126,8 +124,6 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat was written."""
-
     who: str
     pid: int
     num_live: int
@@ -190,8 +186,6 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """The learner reported an update."""
-
     update: int
     version: int
     staleness: int
@@ -326,8 +320,6 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run is over."""
-
     exit_code: int
 
 

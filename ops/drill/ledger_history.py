@@ -110,10 +110,8 @@ class LedgerHistory:
             if command[0].upper() != b"HINCRBY" or command[1] != self._prefix + b"counters":
                 continue
             currency, _, fate = command[2].decode().partition(":")
-            if (
-                fate in ("admitted", "dropped:rolled_back") or int(command[3]) <= 0
-                # the second left when they were trained
-            ):
+            # those that are rolled back left when they were trained
+            if fate in ("admitted", "dropped:rolled_back") or int(command[3]) <= 0:
                 continue
             if currency == "tokens":
                 chunks = fate

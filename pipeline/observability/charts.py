@@ -92,6 +92,7 @@ def svg(
         "font.family": "sans-serif",
         "axes.axisbelow": True,
         "axes.edgecolor": _SOFT,
+        "axes.labelcolor": _SOFT,
         "xtick.color": _SOFT,
         "ytick.color": _SOFT,
     }
@@ -102,7 +103,7 @@ def svg(
         axes.set_facecolor("none")
         draw(axes)
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
-        axes.set_xlabel(x_label, color=_SOFT)
+        axes.set_xlabel(x_label)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="x" if is_bars else "y", color=_GRID)

@@ -113,10 +113,6 @@ def equal_tokens(outcomes: Sequence[Outcome]) -> int:
     return min(o.curve[-1].tokens for o in outcomes)
 
 
-def _late_accuracy_of(kind: str, outcome: Outcome) -> float:
-    return outcome.late_accuracy_of(kind)
-
-
 def _readings(table: Table, outcomes: Sequence[Outcome]) -> str:
     kinds = sorted({kind for o in outcomes for point in o.curve for kind in point.accuracy_by_kind}, reverse=True)
     columns = ["", "seeds", "updates", "tokens, millions", "at the end", "difference", "on the way", "difference"]
@@ -127,7 +123,7 @@ def _readings(table: Table, outcomes: Sequence[Outcome]) -> str:
     readings: list[Callable[[Outcome], float]] = [Outcome.late_accuracy, Outcome.mean_accuracy]
     apart = [
         ["", *map(marked, compared([paired(of, first, reading) for _, _, of in rows[1:]]))]
-        for reading in [*readings, *(partial(_late_accuracy_of, kind) for kind in kinds)]
+        for reading in [*readings, *(partial(Outcome.late_accuracy, kind=kind) for kind in kinds)]
     ]
     for number, (name, paper, of) in enumerate(rows):
         late, mean, *by_kind = (column[number] for column in apart)

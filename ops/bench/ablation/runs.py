@@ -61,17 +61,13 @@ class Outcome:
     commit: str
     """Git commit of the sources, as in a run's start record; empty if unknown."""
 
-    def late_accuracy(self) -> float:
-        """Mean accuracy of the last three evaluated versions."""
-        return fmean(point.accuracy for point in self.curve[-3:])
+    def late_accuracy(self, kind: str = "") -> float:
+        """Mean accuracy of the last three evaluated versions, on all prompts or on those of one kind."""
+        return fmean(point.accuracy_by_kind[kind] if kind else point.accuracy for point in self.curve[-3:])
 
     def mean_accuracy(self) -> float:
         """Mean accuracy of all evaluated versions: higher when accuracy rises sooner."""
         return fmean(point.accuracy for point in self.curve)
-
-    def late_accuracy_of(self, kind: str) -> float:
-        """Mean accuracy of the last three evaluated versions on one kind of prompt."""
-        return fmean(point.accuracy_by_kind[kind] for point in self.curve[-3:])
 
     def within(self, tokens: int) -> Outcome:
         """Return the outcome with its curve cut after this many sampled tokens; keeps at least one point."""

@@ -18,6 +18,7 @@ import asyncio
 import os
 import pickle  # noqa: TID251 - what is compared with
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,13 +147,9 @@ def _relay(gate: Gate, load: Load) -> None:
     client = redis.Redis.from_url(load.url)
     client.xgroup_create("rollouts", "scorers", mkstream=True)
     gate.begin()
-    done = 0
-    while done < load.num_chunks:
-        found = _read(client, "rollouts", "scorers")
-        for _, data in found:
-            scored = pickle.loads(data) | {"reward": 1.0}  # noqa: S301 - what is compared with
-            client.xadd("scored", {"data": pickle.dumps(scored)})
-        done += _forget(client, "rollouts", "scorers", found)
+    for data in _consume(client, "rollouts", "scorers", load.num_chunks):
+        scored = pickle.loads(data) | {"reward": 1.0}  # noqa: S301 - what is compared with
+        client.xadd("scored", {"data": pickle.dumps(scored)})
     gate.end()
 
 
@@ -160,26 +157,21 @@ def _drain(gate: Gate, load: Load) -> None:
     client = redis.Redis.from_url(load.url)
     client.xgroup_create("scored", "learners", mkstream=True)
     gate.begin()
-    done = 0
-    while done < load.num_chunks:
-        found = _read(client, "scored", "learners")
-        for _, data in found:
-            assert "reward" in pickle.loads(data)  # noqa: S301 - what is compared with
-        done += _forget(client, "scored", "learners", found)
+    for data in _consume(client, "scored", "learners", load.num_chunks):
+        assert "reward" in pickle.loads(data)  # noqa: S301 - what is compared with
     gate.end()
 
 
-def _read(client: redis.Redis, stream: str, group: str) -> list[tuple[bytes, bytes]]:
-    found: Any = client.xreadgroup(group, "me", {stream: ">"}, count=_DEEP, block=1000)
-    return [(entry[0], entry[1][b"data"]) for _, entries in found or () for entry in entries]
-
-
-def _forget(client: redis.Redis, stream: str, group: str, found: list[tuple[bytes, bytes]]) -> int:
-    places = [place for place, _ in found]
-    if places:
-        client.xack(stream, group, *places)
-        client.xdel(stream, *places)
-    return len(places)
+def _consume(client: redis.Redis, stream: str, group: str, number: int) -> Iterator[bytes]:
+    """Yield this many entries, and delete those of each read once they are used."""
+    while number > 0:
+        found: Any = client.xreadgroup(group, "me", {stream: ">"}, count=_DEEP, block=1000)
+        entries = {place: fields[b"data"] for _, part in found or () for place, fields in part}
+        yield from entries.values()
+        if entries:
+            client.xack(stream, group, *entries)
+            client.xdel(stream, *entries)
+        number -= len(entries)
 
 
 # -- a Ray queue -----------------------------------------------------------------------------------

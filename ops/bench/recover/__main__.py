@@ -52,7 +52,6 @@ def _report(trial: Trial) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.recover", description="Repairs after faults, measured.")
     parser.add_argument(
         "--role", nargs="+", default=["learner", "generator"], choices=[*map(str, ROLES)], help="roles to strike"

@@ -19,14 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from ops.bench.recover.trials import (
-    RunRecord,
-    Trial,
-    committed,
-    ended_unstruck,
-    repaired,
-    usual_seconds,
-)
+from ops.bench.recover.trials import RunRecord, Trial, committed, ended_unstruck, repaired, usual_seconds
 from ops.drill.events import Lost
 from ops.drill.fleet import DrillFleet, until
 from ops.drill.witness import Witness

@@ -41,7 +41,6 @@ def runs_of(sizes: Sequence[int], seeds: int, first: int) -> list[tuple[int, str
 
 
 def one(size: int, kind: str, seed: int) -> Answer:
-    """Run the analysis on one fleet."""
     fleet = EmulatedFleet(size, 1_000_003 * seed + size + sum(map(ord, kind)))
     truth = inject(fleet, kind)
     return answer(record(fleet, DURATION_S), truth, size, seed)

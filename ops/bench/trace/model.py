@@ -145,7 +145,6 @@ class EmulatedFleet:
     # -- events ---------------------------------------------------------------------------------
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Schedule an action."""
         self._numbers += 1
         heapq.heappush(self._events, (self.now_s + delay_s, self._numbers, action))
 

@@ -110,14 +110,7 @@ class Case:
 
 
 def cases(
-    split: str,
-    size: int,
-    *,
-    single: int,
-    concurrent: int,
-    benign: int,
-    controls: int,
-    first: int = 0,
+    split: str, size: int, *, single: int, concurrent: int, benign: int, controls: int, first: int = 0
 ) -> Iterator[Case]:
     """Yield this many windows of each sort. ``first`` is the number of the first window of each label; windows
     with other numbers have other seeds."""

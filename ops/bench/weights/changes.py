@@ -49,7 +49,7 @@ class Change:
 def changes(
     *, dtype: str, learning_rate: float, num_steps: int, shape: Shape = SHAPE, seed: int = 0
 ) -> Iterator[Change]:
-    model = make_model(shape)
+    model = make_model(shape.hidden, shape.layers, shape.vocabulary)
     training = TorchTraining(
         model,
         ForwardSettings(temperature=1.0, micro_batch_tokens=1024, autocast=None),

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import structlog
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
+from ops.bench.learner import make_model
 from ops.bench.weights.actor import actor
 from pipeline.runtime.context import ActorContext
 from protocol.ids import Role, TrajectoryId
@@ -40,28 +41,11 @@ _RECENT = 24
 """Number of steps whose median is the step's time."""
 
 
-def make_model(num_bytes: int) -> Qwen3ForCausalLM:
-    """Make a random Qwen3 in float32 whose weights take about ``num_bytes``; every call makes the same one."""
+def model_of_size(num_bytes: int) -> Qwen3ForCausalLM:
+    """Make a random Qwen3 whose float32 weights take about ``num_bytes``; every call makes the same one."""
     width = next(width for limit, width in _WIDTHS if num_bytes < limit)
     layer, ends = 13 * width * width * _BYTES, 2 * VOCABULARY * width * _BYTES
-    torch.manual_seed(0)
-    heads = width // 64
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            hidden_size=width,
-            intermediate_size=3 * width,
-            num_hidden_layers=max(1, round((num_bytes - ends) / layer)),
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            head_dim=64,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=4096,
-            tie_word_embeddings=False,
-            pad_token_id=None,
-            bos_token_id=None,
-            eos_token_id=1,
-        )
-    )
+    return make_model(width, max(1, round((num_bytes - ends) / layer)), VOCABULARY, head_dim=64)
 
 
 class Decoding:
@@ -95,7 +79,7 @@ class Decoding:
 
 async def serve(run_dir: Path, num_bytes: int, over: threading.Event) -> None:
     """Decode and take weights until ``over``."""
-    engine = LocalEngine(make_model(num_bytes), num_slots=NUM_SLOTS)
+    engine = LocalEngine(model_of_size(num_bytes), num_slots=NUM_SLOTS)
     decoding = Decoding(engine)
     async with actor(run_dir, Role.GENERATOR, "generator-0") as (ctx, teardown):
         taker = WeightReceiver(ctx, engine)

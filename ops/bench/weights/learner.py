@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ops.bench.weights.actor import actor
-from ops.bench.weights.generator import make_model
+from ops.bench.weights.generator import model_of_size
 from ops.bench.weights.rivals import Broadcast, FileCopy, Memcpy
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.load import load_config, resolve_paths, write_resolved
@@ -92,7 +92,7 @@ class _Weights(TorchPublishing):
     changes."""
 
     def __init__(self, num_bytes: int, rank: int) -> None:
-        self._tensors = {name: tensor.clone() for name, tensor in make_model(num_bytes).state_dict().items()}
+        self._tensors = {name: tensor.clone() for name, tensor in model_of_size(num_bytes).state_dict().items()}
         self.num_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
         self._layers = {
             name.removesuffix(".weight"): (torch.randn(rank, tensor.shape[1]), torch.zeros(tensor.shape[0], rank))

@@ -42,10 +42,7 @@ def copy_tree(root: Path, to: Path) -> None:
     outside a repository."""
     git = shutil.which("git") or "git"
     listed = subprocess.run(
-        [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=root,
-        check=True,
-        capture_output=True,
+        [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True
     ).stdout.decode()
     for name in filter(None, listed.split("\0")):
         if (source := root / name).is_file():

@@ -9,7 +9,7 @@ import pytest
 
 from ops.bench.learner import Shape
 from ops.bench.weights.changes import changes
-from ops.bench.weights.generator import make_model
+from ops.bench.weights.generator import model_of_size
 from ops.bench.weights.learner import TRANSFER_MODES, measure
 
 SHAPE = Shape("tiny", hidden=64, layers=2, vocabulary=512, num_samples=2)
@@ -17,7 +17,7 @@ SHAPE = Shape("tiny", hidden=64, layers=2, vocabulary=512, num_samples=2)
 
 @pytest.mark.parametrize("megabytes", [1, 16, 64])
 def test_a_model_has_about_the_size_that_was_asked_for(megabytes: int) -> None:
-    size = sum(tensor.nbytes for tensor in make_model(megabytes << 20).state_dict().values())
+    size = sum(tensor.nbytes for tensor in model_of_size(megabytes << 20).state_dict().values())
     assert 0.6 < size / (megabytes << 20) < 2.0
 
 
