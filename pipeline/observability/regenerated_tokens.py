@@ -93,12 +93,14 @@ def in_words(rows: Collection[RegeneratedTokens]) -> str:
     unwritten, limit = sum(row.num_unwritten for row in dead), sum(row.limit for row in dead)
     refused = sum(row.num_refused for row in rows)
     sampled = sum(row.num_sampled for row in rows)
-    text = f"{sum(row.num_again for row in rows):,} of {sampled:,} sampled tokens are generated again"
+    text = f"{sum(row.num_again for row in rows):,} of {sampled:,} sampled tokens were sampled again"
+    causes: list[str] = []
     if dead:
-        text += f": {unwritten:,} of {len(dead)} generators that died with unwritten windows (at most {limit:,})"
+        generators = "generator" if len(dead) == 1 else "generators"
+        causes.append(f"{unwritten:,} lost with {len(dead)} dead {generators} (at most {limit:,} can be)")
     if refused:
-        text += f"{',' if dead else ':'} {refused:,} of windows that the ledger refused"
-    return text
+        causes.append(f"{refused:,} in windows that the ledger refused")
+    return f"{text}: {', '.join(causes)}" if causes else text
 
 
 def regenerated_rows(rows: Collection[RegeneratedTokens]) -> list[dict[str, object]]:
