@@ -193,8 +193,7 @@ class BackgroundCore:
             for process in self._client.resources.engine_manager.processes:
                 process.kill()
             self._engine.shutdown()
-            # it alone frees the shared memory of those killed, as soon as it has no user
-            await asyncio.to_thread(resource_tracker._resource_tracker._stop)  # pyright: ignore[reportPrivateUsage]
+            _release_tracker()
 
         # a dead engine leaves processes behind, too
         self._failure = None
@@ -324,6 +323,16 @@ class BackgroundCore:
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+def _release_tracker() -> None:
+    """Let this process's resource tracker end with the processes that still use it; only it frees the
+    shared memory of those that were killed. The next use starts another."""
+    tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportPrivateUsage]
+    with tracker._lock:
+        if tracker._fd is not None:
+            os.close(tracker._fd)
+            tracker._fd = tracker._pid = None
 
 
 @contextlib.contextmanager
