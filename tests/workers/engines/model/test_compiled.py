@@ -69,7 +69,9 @@ def test_compiled_layers_make_the_updates_of_eager_ones_over_many_packings() -> 
         backend = training(AOT_EAGER)
     assert kinds.count("compiling") >= 4, "compiling is a task of the start, and not of the first update"
     shares = [share for kind, share in zip(kinds, shares, strict=True) if kind == "compiling"]
-    assert shares == sorted(shares) and shares[0] < 0.2 < 0.4 < shares[-1], "it goes on graph by graph"
+    assert shares == sorted(shares) and shares[0] < 0.2 < shares[len(shares) // 2] < 0.7 < shares[-1], (
+        "it goes on graph by graph"
+    )
     assert backend.compiled is not None and not backend.compiled.eager_because
     graphs = backend.compiled.num_graphs
     assert_same_updates(backend, training(), range(4), 2e-4)
