@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,13 +29,6 @@ changes and what each breaks; `make mutants` runs them and writes this page and
 `ops/results/mutants.json`, which names the test that noticed each. A survivor is a change that these
 tests do not notice. An equivalent computes the same as the original, and has a reason.
 """
-
-
-class Record(msgspec.Struct, kw_only=True):
-    """The content of ``mutants.json``."""
-
-    commit: str
-    outcomes: list[Outcome]
 
 
 def main() -> int:
@@ -89,12 +83,12 @@ def main() -> int:
                 print(f"the tests fail without a mutant: {whole.by}", file=sys.stderr)
                 return 2
         for number, (mutant, outcome) in enumerate(zip(chosen, pool.map(try_one, chosen), strict=True), start=1):
-            outcomes[mutant.name] = outcome
+            outcomes[mutant.name] = msgspec.structs.replace(outcome, commit=commit)
             told = outcome.by or mutant.equivalent or mutant.breaks
             print(
                 f"{number}/{len(chosen)} {outcome.result} {mutant.name} ({outcome.seconds:.0f} s): {told}", flush=True
             )
-            _keep(options.results, mutants, outcomes, commit)
+            _keep(options.results, mutants, outcomes)
     if any(mutant.name not in outcomes for mutant in mutants):
         # no page until all were tried
         return 0
@@ -114,17 +108,16 @@ def _commit() -> str:
 def _read(path: Path) -> dict[str, Outcome]:
     if not path.is_file():
         return {}
-    return {outcome.name: outcome for outcome in msgspec.json.decode(path.read_bytes(), type=Record).outcomes}
+    return {outcome.name: outcome for outcome in msgspec.json.decode(path.read_bytes(), type=list[Outcome])}
 
 
-def _keep(folder: Path, mutants: tuple[Mutant, ...], outcomes: dict[str, Outcome], commit: str) -> None:
+def _keep(folder: Path, mutants: tuple[Mutant, ...], outcomes: dict[str, Outcome]) -> None:
     """Write the record, and the page once every mutant has an outcome."""
     folder.mkdir(parents=True, exist_ok=True)
     there = [outcomes[mutant.name] for mutant in mutants if mutant.name in outcomes]
-    record = msgspec.json.encode(Record(commit=commit, outcomes=there))
-    (folder / "mutants.json").write_bytes(msgspec.json.format(record, indent=1) + b"\n")
+    (folder / "mutants.json").write_bytes(msgspec.json.format(msgspec.json.encode(there), indent=1) + b"\n")
     if len(there) == len(mutants):
-        (folder / "mutants.md").write_text(write_page(mutants, outcomes, commit=commit))
+        (folder / "mutants.md").write_text(write_page(mutants, outcomes))
 
 
 def survivors(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome]) -> list[Mutant]:
@@ -132,16 +125,18 @@ def survivors(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome]) -> lis
     return [m for m in mutants if outcomes[m.name].result is not Result.KILLED and not m.equivalent]
 
 
-def write_page(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome], *, commit: str) -> str:
+def write_page(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome]) -> str:
     """Return the page; every mutant has an outcome."""
     killed = sum(outcomes[mutant.name].result is Result.KILLED for mutant in mutants)
     equivalent = sum(bool(mutant.equivalent) for mutant in mutants)
     left = survivors(mutants, outcomes)
     seconds = sum(outcomes[mutant.name].seconds for mutant in mutants)
+    tried = Counter(outcomes[mutant.name].commit for mutant in mutants)
+    last = ", ".join(f"{number} at {commit}" for commit, number in tried.items())
     counts = f"{killed} killed, {len(left)} survived, {equivalent} equivalent; {seconds / 60:.0f} minutes"
     lines = [
         _HEAD,
-        f"{len(mutants)} mutants, last run at {commit}: {counts} of tests.",
+        f"{len(mutants)} mutants, tried {last}: {counts} of tests.",
         "",
         "| part | mutants | killed | survived | equivalent |",
         "|---|---|---|---|---|",

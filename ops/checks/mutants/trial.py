@@ -35,6 +35,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     """The first test that failed, or why there is none."""
     seconds: float
+    commit: str = ""
+    """What was changed by the mutant."""
 
 
 def copy_tree(root: Path, to: Path) -> None:
