@@ -56,7 +56,7 @@ def head_lines(run: RunOverview) -> list[tuple[str, str]]:
     accuracy = ["no update yet"]
     if progress.accuracies:
         trend = sparkline(progress.accuracies[-_TREND:])
-        accuracy = [f"accuracy {100 * progress.accuracies[-1]:.0f} % {trend}"]
+        accuracy = [f"batch accuracy {100 * progress.accuracies[-1]:.0f} % {trend}"]
     if progress.held_out:
         accuracy.append(f"held-out {course(progress.held_out)}{interval(progress.evaluation)}")
     accuracy += [f"{printable_line(name)} {course(values)}" for name, values in progress.others.items()]

@@ -65,7 +65,7 @@ async def test_the_first_screen_has_all_that_an_operator_asks_first(tmp_path: Pa
         assert max(map(len, view.lines)) <= size[0]
         for wanted in (
             "op: running  update 2 of 4  version 0",
-            "accuracy 75 % ▃▆  held-out 25.0 % → 50.0 %",
+            "batch accuracy 75 % ▃▆  held-out 25.0 % → 50.0 %",
             "tokens/s 2,000 sampled",
             "reward +0.00",
             "credit 0 of 8",
