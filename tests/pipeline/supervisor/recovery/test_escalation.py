@@ -795,6 +795,8 @@ class LadderMachine(RuleBasedStateMachine):
     @rule()
     def a_self_check_ends(self) -> None:
         self.escalation.checked(self.now, "", "all answers are the same")
+        # in the same turn of the supervisor: no incident changes before what was decided is carried out
+        self.tick(0.0)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), found_s=st.sampled_from([0.0, 5.0, 20.0]))

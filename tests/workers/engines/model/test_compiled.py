@@ -82,6 +82,7 @@ def test_compiled_layers_make_the_updates_of_eager_ones_over_many_packings() -> 
     assert "layers" not in training().environment()
 
 
+@pytest.mark.long
 def test_low_precision_and_a_head_in_parts_compile_too() -> None:
     settings = {"autocast": torch.bfloat16, "head_bytes": 20_000}
     backend = training(AOT_EAGER, architecture="llama", **settings)
@@ -89,6 +90,7 @@ def test_low_precision_and_a_head_in_parts_compile_too() -> None:
     assert backend.compiled is not None and not backend.compiled.eager_because
 
 
+@pytest.mark.long
 def test_layers_that_recompute_their_activations_compile_too() -> None:
     forward = ForwardSettings(temperature=1.0, micro_batch_tokens=100)
     backends = [
