@@ -29,8 +29,9 @@ _ROUNDS = 100
 """Maximum number of searches for processes that start during the killing."""
 _KERNEL_THREAD = 0x00200000
 """The flag ``PF_KTHREAD``."""
-_TRACKER_S = 0.5
+_TRACKER_S = 4.0
 """Longest wait for resource trackers, which end once all that they track have ended."""
+_TRACKER_POLL_S = 0.05
 _EXEC_S = 0.01
 """Pause before searching again when a process was in the middle of ``exec``."""
 
@@ -87,7 +88,7 @@ def end_marked(name: str, beginning: str) -> int:
                 os.kill(pid, signal.SIGKILL)
             ended.add(pid)
         if is_executing or spared:
-            time.sleep(_EXEC_S)
+            time.sleep(_EXEC_S if is_executing else _TRACKER_POLL_S)
         elif not left:
             break
     return len(ended)

@@ -164,7 +164,7 @@ def test_a_kernel_without_the_count_says_nothing(tmp_path: Path, monkeypatch: py
 def test_the_shared_memory_of_processes_that_are_ended_is_freed(mark: str) -> None:
     script = (
         "import time; from multiprocessing.shared_memory import SharedMemory; "
-        "held = [SharedMemory(create=True, size=1) for _ in range(200)]; "
+        "held = [SharedMemory(create=True, size=1) for _ in range(100)]; "
         "print(*(one.name for one in held), flush=True); time.sleep(600)"
     )
     environment = {SANDBOX_MARK: mark, **os.environ}
