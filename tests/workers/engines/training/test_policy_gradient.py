@@ -103,7 +103,6 @@ class Casts(TorchDispatchMode):
         return made
 
 
-@pytest.mark.long  # in a process that ran other tests before, it has failed
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_weights_are_cast_once_a_step_and_not_once_a_micro_batch(gradient_checkpointing: bool) -> None:
     forward = ForwardSettings(temperature=1.0, micro_batch_tokens=60, autocast=torch.bfloat16, head_bytes=30_000)
