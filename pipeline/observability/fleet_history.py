@@ -20,6 +20,7 @@ from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.status import ROLE_ORDER
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.waits import Stage
 from protocol.ids import Role
 
 FLEET_HISTORY_NAME: Final = "fleet-history.jsonl"
@@ -248,8 +249,6 @@ def _line(row: FleetRow) -> str:
     return json.dumps(asdict(row)) + "\n"
 
 
-AT_WORK = (WaitingFor.COMPUTE, WaitingFor.COMPILE)
-"""Waits that mean working."""
 IN_WORDS: dict[str, str] = {
     WaitingFor.COMPUTE: "computing",
     WaitingFor.COMPILE: "first computation",
@@ -309,7 +308,7 @@ def role_uses(rows: Sequence[FleetRow]) -> list[RoleUse]:
 def _use(name: str, time: dict[str, float], num_tokens: int, whole_s: float) -> RoleUse:
     all_s = sum(time.values()) or 1.0
     shares = {wait: value / all_s for wait, value in sorted(time.items(), key=lambda item: -item[1])}
-    at_work = [shares.pop(wait, 0.0) for wait in AT_WORK]
+    at_work = [shares.pop(wait, 0.0) for wait in WaitingFor if wait.stage is Stage.COMPUTING]
     return RoleUse(name, sum(time.values()) / whole_s, sum(at_work), shares, num_tokens / whole_s, num_tokens)
 
 

@@ -39,7 +39,6 @@ from protocol.ids import Incarnation, Role
 T = TypeVar("T")
 
 _WAITS = {kind: index for index, kind in enumerate(WaitingFor)}
-_LONG = frozenset({WaitingFor.STARTING, WaitingFor.DISK, WaitingFor.DRAINING})
 
 
 class Transport(Protocol):
@@ -318,7 +317,7 @@ class ActorContext:
         name = str(getattr(function, "__qualname__", function))
         kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE
         self._computed.add(name)
-        is_part = self.worker_state.kind in _LONG
+        is_part = self.worker_state.kind.covers_computing
         with self.worker_state.waiting(
             self.worker_state.kind if is_part else kind, self.worker_state.detail if is_part else ""
         ):

@@ -26,13 +26,13 @@ from pipeline.runtime.clock import Clock
 from pipeline.runtime.host_watch import HostState
 from pipeline.runtime.registry.contract import (
     MAX_DETAIL_CHARS,
-    MAY_HOLD,
     Heartbeat,
     LinkReport,
     WaitingFor,
 )
 from pipeline.runtime.registry.entries import CheckDigests, Vitals
 from pipeline.runtime.registry.settings_change import SettingsTaken
+from pipeline.runtime.registry.waits import Stage
 from protocol.ids import Incarnation
 
 ERROR_COUNTERS: Final = ("failed", "refused_steps", "failed_checkpoints")
@@ -149,7 +149,6 @@ def _rounded(sums: ServiceSums) -> ServiceSums:
 
 
 _STATM = Path("/proc/self/statm")
-_AT_WORK = frozenset({WaitingFor.COMPUTE, WaitingFor.COMPILE})
 _TOLD_S = 10.0
 """How long heartbeats report a step that was not committed; the observer reads one a second."""
 
@@ -311,13 +310,14 @@ class WorkerState:
     @property
     def _is_waiting(self) -> bool:
         """Whether it may stay in this wait forever: it has no work, or others end the wait."""
-        return self._wait.kind not in _AT_WORK and (not self._held or self._wait.kind in MAY_HOLD)
+        kind = self._wait.kind
+        return kind.stage is not Stage.COMPUTING and (not self._held or kind.may_hold)
 
     def _enter(self, wait: _Wait) -> None:
         was_waiting, before, now_s = self._is_waiting, self._wait.kind, self._clock.monotonic()
         self._wait = wait
         if wait.kind is not before:
-            if before not in _AT_WORK:
+            if before.stage is not Stage.COMPUTING:
                 # after the wait, the work counts as idle for as long as before it
                 self._moved_s = min(now_s, self.moved_s + now_s - max(self._entered_s, self.moved_s))
             self._entered_s = now_s

@@ -35,6 +35,7 @@ import structlog
 from pipeline.config.schema import RunConfig
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, WaitingFor
+from pipeline.runtime.registry.waits import Stage
 from pipeline.supervisor.fleet_edits import resized
 from protocol.ids import Role
 
@@ -55,10 +56,6 @@ _CAUTION = 8.0
 """Factor on ``grow_after_s`` after each growth that was undone."""
 _MAX_SPANS = 64
 """Quick updates are merged into spans of at least 1/64 of the longest measured period."""
-
-_AWAY = frozenset({WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED})
-_HOLDING_UP = frozenset({WaitingFor.ROOM, WaitingFor.WEIGHTS, WaitingFor.QUARANTINE, WaitingFor.ENDPOINT})
-_IDLE = frozenset({WaitingFor.CREDIT, WaitingFor.INPUT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +357,7 @@ class Autoscaler:
 
 def reading_of(beats: Iterable[Heartbeat], own: Iterable[str]) -> Reading:
     """Build a reading from the fleet's heartbeats. ``own``: names of the plan's workers."""
-    live = [beat for beat in beats if not is_silent(beat.silent_s) and beat.waiting_for not in _AWAY]
+    live = [beat for beat in beats if not is_silent(beat.silent_s) and beat.waiting_for.is_in_service]
     learner = next((beat for beat in live if beat.who.role is Role.LEARNER), None)
     arrived = [beat for beat in live if beat.who.role is Role.GENERATOR and beat.policy_version >= 0]
     names = frozenset(own)
@@ -369,14 +366,14 @@ def reading_of(beats: Iterable[Heartbeat], own: Iterable[str]) -> Reading:
         is_waiting=learner is not None and learner.waiting_for is WaitingFor.INPUT,
         num_arrived=len(arrived),
         num_busy=math.fsum(_used(beat) for beat in arrived),
-        num_held_up=sum(beat.waiting_for in _HOLDING_UP for beat in arrived),
+        num_held_up=sum(beat.waiting_for.stage is Stage.HELD_UP for beat in arrived),
         sampled={beat.who.worker: beat.counters.get("sampled_tokens", 0.0) for beat in arrived},
         num_guests=sum(beat.who.worker not in names for beat in arrived),
     )
 
 
 def _used(generator: Heartbeat) -> float:
-    if generator.waiting_for in _IDLE | _HOLDING_UP:
+    if generator.waiting_for.stage in (Stage.IDLE, Stage.HELD_UP):
         return 0.0
     slots = generator.counters.get("slots", 0.0)
     return min(1.0, generator.counters.get("live", 0.0) / slots) if slots else 1.0

@@ -30,6 +30,7 @@ from pipeline.process.work import LEAST_S
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, after, standing, undoing
+from pipeline.runtime.registry.waits import EndedBy
 from pipeline.supervisor.host_fleet import HostFleet, meaning
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutPolicy, RolloutState, UpdateSample
@@ -38,9 +39,6 @@ from protocol.errors import ConfigError
 from protocol.ids import Role
 
 _BY: Final = "supervisor"
-_NOT_READY: Final = frozenset({WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED})
-_HOLDS_UP: Final = _NOT_READY | {WaitingFor.COMPILE, WaitingFor.ENDPOINT, WaitingFor.LEDGER, WaitingFor.DISK}
-"""Waits of a worker that have their own limits, or that cannot be the code's fault."""
 _BY_CHANCE: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
 """Kills from outside; the version is blamed for one only on its canary."""
 _A_MINUTE_S: Final = 60.0
@@ -234,7 +232,7 @@ class CodeKeeper:
         """Whether a worker is missing, or waits for something that code cannot be blamed for."""
         there = self._fleet.own(beats)
         wanted = [there.get(worker.name) for worker in self._fleet.plan.workers if not worker.is_given_up]
-        return any(beat is None or not _is_ready(beat) or beat.waiting_for in _HOLDS_UP for beat in wanted)
+        return any(beat is None or not _is_ready(beat) or _is_excused(beat.waiting_for) for beat in wanted)
 
     def _is_to_blame(self, exit_: Exit, stood: str) -> bool:
         """Whether the version that a worker ran is to blame for its end; if so its rollout fails.
@@ -265,7 +263,12 @@ def _limits(config: RunConfig) -> RolloutPolicy:
 
 
 def _is_ready(beat: Heartbeat) -> bool:
-    return not is_silent(beat.silent_s) and beat.waiting_for not in _NOT_READY
+    return not is_silent(beat.silent_s) and beat.waiting_for.is_in_service
+
+
+def _is_excused(at: WaitingFor) -> bool:
+    """Return whether a wait cannot be the code's fault: it is of the outside, or of a first computation."""
+    return at is WaitingFor.COMPILE or at.ended_by is EndedBy.OUTSIDE
 
 
 def _sign(beat: Heartbeat) -> object:

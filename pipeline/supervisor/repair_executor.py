@@ -28,6 +28,7 @@ from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Eviction, Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange
+from pipeline.runtime.registry.waits import Stage
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.fleet_edits import BY_SUPERVISOR, evicted
 from pipeline.supervisor.fleet_plan import FleetFailure, WorkerPhase
@@ -45,14 +46,6 @@ from pipeline.supervisor.recovery.levels import (
 from pipeline.supervisor.self_checking import SelfChecking
 from protocol.ids import Role
 
-_AT_WORK: Final = frozenset(WaitingFor) - {
-    WaitingFor.STARTING,
-    WaitingFor.DRAINING,
-    WaitingFor.STOPPED,
-    WaitingFor.QUARANTINE,
-}
-_READY: Final = _AT_WORK - {WaitingFor.COMPUTE, WaitingFor.COMPILE, WaitingFor.DISK}
-"""Waits that only a worker that has started reports, and that other workers end."""
 _ENDING: Final = frozenset({RepairLevel.RESTART, RepairLevel.REPLACE, RepairLevel.ROLE_RESTART, RepairLevel.ROLLBACK})
 """Levels that kill processes, whose stacks are read first."""
 _MAX_TRIES: Final = 5
@@ -151,7 +144,7 @@ class RepairExecutor:
             worker = beat.who.worker
             if worker not in repaired or pids.get(worker, beat.pid) != beat.pid or is_silent(beat.silent_s):
                 continue
-            if beat.waiting_for in _READY or (beat.waiting_for in _AT_WORK and beat.progress > 0):
+            if _is_at_work(beat):
                 self._escalation.works(now, worker)
             elif (moved_s := self._fleet.watchdog.moved_s(worker)) is not None and moved_s != self._moved.get(worker):
                 self._moved[worker] = moved_s
@@ -275,9 +268,16 @@ class RepairExecutor:
 def _member(beat: Heartbeat, last: Member) -> Member:
     """Describe a worker by its heartbeat. ``last``: from the last poll, since a young process may
     not report its devices yet."""
-    is_at_work = not is_silent(beat.silent_s) and beat.waiting_for in _AT_WORK and beat.progress > 0
+    is_at_work = not is_silent(beat.silent_s) and beat.progress > 0 and _is_at_work(beat)
     devices = frozenset(beat.vitals.gpus) if beat.vitals is not None else frozenset[str]()
     return replace(last, host=beat.host, is_at_work=is_at_work, devices=devices or last.devices, is_away=False)
+
+
+def _is_at_work(beat: Heartbeat) -> bool:
+    """Return whether a worker has begun its work: it made progress, or waits for others to give it some."""
+    at = beat.waiting_for
+    waits = at.stage in (Stage.IDLE, Stage.HELD_UP)
+    return at is not WaitingFor.QUARANTINE and at.is_in_service and (waits or beat.progress > 0)
 
 
 def _tell(step: RepairStep) -> None:

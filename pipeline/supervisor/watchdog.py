@@ -36,13 +36,12 @@ from dataclasses import dataclass, field
 from pipeline.process.descendants import Activity
 from pipeline.process.work import LEAST_S, piece_limit_s
 from pipeline.runtime.liveness import HEARTBEAT_WITHIN_S, REPLACED_AFTER_S, STOPPED_AFTER_S
-from pipeline.runtime.registry.contract import MAY_HOLD, Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.waits import LimitKind, Stage
 from protocol.ids import Role
 
 _NO_OVERDUE: Mapping[Role, float] = {}
 _NO_ACTIVITY: Mapping[str, Activity | None] = {}
-_WITH_DISK = frozenset({WaitingFor.DISK, WaitingFor.DRAINING})
-"""Waits during which disk writes count as progress; elsewhere they would hide a hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +78,18 @@ class Timeouts:
     def limit_s(self, waiting_for: WaitingFor, slowest_s: float = 0.0) -> float:
         """Return the limit without progress at a wait. ``slowest_s``: the slowest piece of work so
         far."""
-        match waiting_for:
-            case WaitingFor.STARTING | WaitingFor.COMPILE:
+        match waiting_for.limit:
+            case LimitKind.START:
                 return self.start_timeout_s
-            case WaitingFor.DISK:
+            case LimitKind.CHECKPOINT:
                 return self.checkpoint_timeout_s
-            case WaitingFor.LEDGER:
+            case LimitKind.OUTAGE:
                 return self.outage_timeout_s + self.least_s
-            case WaitingFor.ROOM:
+            case LimitKind.SEND:
                 return self.send_timeout_s + self.least_s
-            case WaitingFor.DRAINING | WaitingFor.STOPPED:
+            case LimitKind.DRAIN:
                 return self.drain_timeout_s + piece_limit_s(slowest_s, self.stuck_after_s)
-            case _:
+            case LimitKind.PIECE:
                 return piece_limit_s(slowest_s, self.stuck_after_s)
 
 
@@ -227,11 +226,11 @@ class Watchdog:
         if at is WaitingFor.STARTING:
             is_late = min(still_s, now_s - seen.started_s) > limit_s
             return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
-        if at in (WaitingFor.COMPUTE, WaitingFor.COMPILE) and still_s > limit_s:
+        if at.stage is Stage.COMPUTING and still_s > limit_s:
             return f"at {at} without progress for {still_s:.0f} s, {limit_s:g} s are allowed"
         if beat.turns > 0 and dead_s > limit_s:
             return f"its loop has not turned for {dead_s:.0f} s, last at {at}; {limit_s:g} s are allowed"
-        if beat.held > 0 and at not in MAY_HOLD and still_s > limit_s:
+        if beat.held > 0 and not at.may_hold and still_s > limit_s:
             return f"holds {beat.held} pieces of work without progress for {still_s:.0f} s, at {at}; {limit_s:g} s are allowed"
         lain_s = overdue_s.get(beat.who.role, 0.0)
         if at is WaitingFor.INPUT and min(lain_s, still_s) > timeouts.least_s:
@@ -246,7 +245,7 @@ def _remember(seen: _Seen, beat: Heartbeat | None, now_s: float) -> None:
         seen.beat_at_s, seen.changed_s = beat.at_s, now_s
     seen.stood_s[seen.at] = seen.stood_s.get(seen.at, 0.0) + now_s - seen.until_s
     seen.until_s = now_s
-    progress = (beat.progress, beat.work.steps, beat.storing.steps if beat.waiting_for in _WITH_DISK else 0, beat.begun)
+    progress = (beat.progress, beat.work.steps, beat.storing.steps if beat.waiting_for.counts_writes else 0, beat.begun)
     if progress != seen.progress:
         seen.progress, seen.moved_s, seen.turned_s = progress, now_s, now_s
         seen.stood_s.clear()

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.process.work import ServiceSums, standing_limit_s
-from pipeline.runtime.registry.contract import MAY_HOLD, Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.waits import LimitKind
 from pipeline.watch.frame import Frame
 from pipeline.weights import PARTS
 from protocol.ids import Role
@@ -40,7 +41,6 @@ _PAIR: Final = 2
 _MOST: Final = math.log(2.0)
 """Largest deviation from the usual value that a single frame contributes."""
 _LEAST_TOKENS: Final = 1.0
-_STARTING: Final = frozenset({WaitingFor.STARTING, WaitingFor.COMPILE})
 
 
 class FrameMaker:
@@ -81,7 +81,7 @@ class FrameMaker:
         values[:, METRICS.index("reward_mean")] = [self._reward_mean(beat) for beat in beats]
         self._judged = {beat.who.worker: _judged(beat) for beat in beats}
         self._refused_steps = {beat.who.worker: _refused_steps(beat) for beat in beats}
-        phases = tuple("starting" if beat.waiting_for in _STARTING else "" for beat in beats)
+        phases = tuple("starting" if beat.waiting_for.limit is LimitKind.START else "" for beat in beats)
         self._work_s = {
             beat.who.worker: max(self._work_s.get(beat.who.worker, 0.0), beat.work.elapsed_s) for beat in beats
         }
@@ -164,7 +164,7 @@ def _since(before: ServiceSums | None, now: ServiceSums) -> tuple[float, float]:
 def _row(beat: Heartbeat, published: int) -> tuple[float | None, ...]:
     """Return one worker's values in the order of ``METRICS``, with None for missing samples."""
     vitals = beat.vitals
-    held = 0 if beat.waiting_for in MAY_HOLD else beat.held
+    held = 0 if beat.waiting_for.may_hold else beat.held
     is_serving = beat.who.role is Role.GENERATOR and beat.policy_version >= 0
     own: tuple[float | None, ...] = (beat.silent_s, beat.progress, beat.turns, steps_of(beat))
     lag = max(0, published - beat.policy_version) if is_serving else None

@@ -11,6 +11,7 @@ from typing import Final
 from pipeline.incidents.book import Suspicion
 from pipeline.process.work import standing_limit_s
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.waits import LimitKind
 
 KNOWN: Final = 5
 """Pieces of progress after which a worker's usual standstills are known."""
@@ -123,7 +124,6 @@ _LONGER: Final = 1.5
 """A hang is longer than a process's usual long standstills by this factor."""
 _MOST: Final = 0.3
 """If more than this share of the fleet's loops is blocked, the host is the cause."""
-_STARTING: Final = frozenset({WaitingFor.STARTING, WaitingFor.COMPILE})
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class _MainLoop:
         self.at_s = beat.at_s
         lag_s = beat.vitals.loop_lag_ms / 1e3 if beat.vitals is not None else 0.0
         turned_s = beat.at_s - beat.turned_at_s if beat.turned_at_s else lag_s
-        still_s = min(lag_s, turned_s) if beat.waiting_for not in _STARTING else 0.0
+        still_s = min(lag_s, turned_s) if beat.waiting_for.limit is not LimitKind.START else 0.0
         if still_s < LOOP_S:
             if self.num_still > 1:
                 # a single heartbeat comes from a process that was stopped

@@ -15,42 +15,12 @@ import msgspec
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.entries import CheckDigests, RelayAnnouncement, RelayPlace, Vitals, WeightsAnnouncement
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
+from pipeline.runtime.registry.waits import WaitingFor
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 
-
-class WaitingFor(StrEnum):
-    """What a worker's main loop is doing or waiting for."""
-
-    STARTING = "starting"
-    INPUT = "input"
-    """its mailbox, or work from the ledger"""
-    ROOM = "room"
-    """room in a scorer's mailbox"""
-    CREDIT = "credit"
-    COMPUTE = "compute"
-    """not waiting: computing"""
-    COMPILE = "compile"
-    """a first computation in this process, which compiles kernels and maps files"""
-    ENDPOINT = "endpoint"
-    """an HTTP judge that is down or rate-limited"""
-    LEDGER = "ledger"
-    """the server's answer"""
-    WEIGHTS = "weights"
-    QUARANTINE = "quarantine"
-    """a version with the right digest, after one with a wrong digest"""
-    DISK = "disk"
-    """the write of a checkpoint"""
-    DRAINING = "draining"
-    STOPPED = "stopped"
-
-
 UNUSABLE_IN_A_ROW = "unusable_in_a_row"
 """Counter of the learner: consecutive groups that were dropped because there was nothing to learn."""
-
-MAY_HOLD = frozenset({WaitingFor.CREDIT, WaitingFor.WEIGHTS, WaitingFor.STOPPED})
-"""Waits in which a worker may hold work without progress, since others end these waits, with deadlines."""
-
 
 MAX_NAMED_LINKS = 8
 """Links that a heartbeat reports individually at each end; the others are summed up."""

@@ -29,7 +29,7 @@ from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.process_setup import leave_terminals, obeying
-from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, WaitingFor
+from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.joining.home import HomeReader
@@ -49,7 +49,6 @@ _HOME_EVERY_S: Final = 1.0
 _OVERDUE_EVERY_S: Final = 5.0
 _ANSWER_S: Final = 2.0
 _ENDED: Final = (RunState.STOPPING, RunState.FINISHED, RunState.FAILED)
-_UNREADY: Final = (WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED)
 
 log = structlog.get_logger(__name__)
 
@@ -284,4 +283,4 @@ class JoinedSupervisor:
 
 def _does_its_work(beat: Heartbeat) -> bool:
     has_weights = beat.who.role is not Role.GENERATOR or beat.policy_version >= 0
-    return has_weights and beat.waiting_for not in _UNREADY and not is_silent(beat.silent_s)
+    return has_weights and beat.waiting_for.is_in_service and not is_silent(beat.silent_s)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.observability.status import Health, worker_rows
-from pipeline.runtime.registry.contract import MAY_HOLD, Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.worker_state import WorkerState
 from pipeline.supervisor.watchdog import Timeouts, Watchdog
 from protocol.ids import Incarnation, Role
@@ -67,7 +67,7 @@ class Watched:
 
 def _may_last(kind: WaitingFor, held: int) -> int:
     """Seconds that a worker may be there."""
-    is_judged = kind in (*AT_WORK, WaitingFor.STARTING) or (held > 0 and kind not in MAY_HOLD)
+    is_judged = kind in (*AT_WORK, WaitingFor.STARTING) or (held > 0 and not kind.may_hold)
     return int(LIMITS.limit_s(kind)) // EVERY_S * EVERY_S - EVERY_S if is_judged else LONG_S
 
 

@@ -15,7 +15,6 @@ import pytest
 from pipeline.ledger.admin import Place, RequeueRequest
 from pipeline.ledger.types import Lease, Unit
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.contract import MAY_HOLD
 from pipeline.runtime.worker_state import WorkerState
 from protocol.codec import Encoded
 from protocol.ids import Incarnation, Role, TrajectoryId
@@ -297,7 +296,7 @@ async def test_a_generator_without_work_in_a_pause_names_it_and_is_not_to_blame(
         await generator._lease_and_resume()
         assert engine.submitted == []
         beat = ctx.worker_state.heartbeat()
-        assert beat.waiting_for in MAY_HOLD, "the watchdog allows this wait for ever"
+        assert beat.waiting_for.may_hold, "the watchdog allows this wait for ever"
         assert "an operator, who has paused admission" in beat.detail
         generator._tally.close()
         ctx.close()
