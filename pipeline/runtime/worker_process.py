@@ -23,6 +23,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,14 +69,21 @@ _IMMEDIATE_S = 0.5
 _ENDED = {RunState.STOPPING, RunState.FINISHED, RunState.FAILED}
 
 
-def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made: PreparedParts | None = None) -> int:
+def run_actor(
+    load: Callable[[], type[Actor]],
+    run_dir: Path,
+    worker: str,
+    made: PreparedParts | None = None,
+    clock: Clock | None = None,
+) -> int:
     """Run one worker until it ends, and return its exit code (``pipeline.process.exit_codes``).
 
     Args:
         load: Returns the actor's class. Called after threads are limited, so it may import anything.
         run_dir: The run's folder, with its resolved configuration and its ledger's address.
         worker: Name in the fleet. An older process with this name is fenced from now on.
-        made: Parts that this process made as a standby."""
+        made: Parts that this process made as a standby.
+        clock: Instead of the operating system's."""
     run_dir = run_dir.absolute()
     keep_private()
     # before any import of a numeric library
@@ -109,9 +117,11 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made:
         made.release()
     # exclude modules from garbage collection, which with torch would pause everything for 0.1 s each time
     gc.freeze()
-    host = WorkerProcess(
-        actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered, prepared=made
-    )
+    host_of = partial(
+        WorkerProcess, actor_class, config, run_dir, worker, url, log, stacks, clock or RealClock(),
+        on_epoch=life.registered,
+    )  # fmt: skip
+    host = host_of(prepared=made)
     code = ExitCode.FAILURE
     try:
         while True:
@@ -119,7 +129,7 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made:
             if not host.may_start_anew:
                 break
             log.logger.warning("engine_replaced", reason="only its engine's processes died; this process starts others")
-            host = WorkerProcess(actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered)
+            host = host_of(after=host.epoch)
     finally:
         if stacks is not None:
             stacks.close()
@@ -152,31 +162,40 @@ class WorkerProcess:
         worker: str,
         url: str,
         log: WorkerLog,
-        stacks: StackDump | None = None,
+        stacks: StackDump | None,
+        clock: Clock,
         *,
         on_epoch: Callable[[int], None],
         prepared: PreparedParts | None = None,
+        after: int | None = None,
     ) -> None:
+        """``after``: epoch of the incarnation that this process was before; a fence since then ends it."""
         self._actor_class = actor_class
         self._config = config
         self._run_dir = run_dir
         self._worker = worker
         self._url = url
-        self._on_epoch = on_epoch
+        self._on_epoch, self._after = on_epoch, after
         self._prepared = prepared
         self._worker_log = log
         self._stacks = stacks
         self._log: FilteringBoundLogger = log.logger
-        self._clock: Clock = RealClock()
+        self._clock = clock
         settings = config.supervisor
         self._lifecycle = Lifecycle(settings.drain_timeout_s, settings.drain_ceiling_s)
         self._nudged = asyncio.Event()
         self._is_fenced = False
+        self._worked_s = 0.0
+        """From the end of the set-up until it stopped or failed."""
         self._context: ActorContext | None = None
         self._watches: list[asyncio.Task[None]] = []
         self._first_error = FirstError()
         self.error: BaseException | None = None
         """The error that ended the process, if any."""
+
+    @property
+    def epoch(self) -> int | None:
+        return None if self._context is None else self._context.who.epoch
 
     @property
     def delivered(self) -> int:
@@ -185,13 +204,15 @@ class WorkerProcess:
     @property
     def may_start_anew(self) -> bool:
         """Whether this process should become the worker's next incarnation: nothing but its engine's processes
-        died, and it had done work, so that an engine that always dies ends the process and is charged.
+        died, after work and so late that the supervisor's budget of restarts would not count an end before.
+        An engine that keeps dying ends the process, and is charged.
 
         That saves the imports. With standbys, one of them takes over sooner."""
         return (
             self.error is not None
             and all(isinstance(error, EngineProcessDied) for error in leaves(self.error))
             and self.delivered > 0
+            and self._worked_s > self._config.supervisor.restart_window_s
             and not (self.is_computing or self._lifecycle.is_draining or self._config.fleet.standby)
         )
 
@@ -287,6 +308,8 @@ class WorkerProcess:
 
         registry.on_trouble(report)
         try:
+            if self._after is not None and await registry.epoch(self._worker) > self._after:
+                raise self._fenced()
             return await registry.register(self._actor_class.role, self._worker)
         finally:
             await registry.aclose()
@@ -295,6 +318,7 @@ class WorkerProcess:
         if not await self._set_up(actor, ctx):
             return
         self._log.info("worker_ready")
+        began_s = self._clock.monotonic()
         try:
             self._lifecycle = self._lifecycle.ready()
             await actor.run()
@@ -309,6 +333,7 @@ class WorkerProcess:
             ctx.waiting_for(WaitingFor.DRAINING, self._lifecycle.reason)
             await actor.drain()
         finally:
+            self._worked_s = self._clock.monotonic() - began_s
             await ctx.cancel_spawned()
             await self._tear_down(actor)
         ctx.waiting_for(WaitingFor.STOPPED)
@@ -403,7 +428,7 @@ class WorkerProcess:
             if self._context is not None:
                 self._lifecycle = self._lifecycle.moved(self._context.moved_s, self._context.drain_patience_s)
             if self._is_fenced:
-                raise Fenced(f"{self._worker} is fenced: a newer incarnation of it exists; this process ends")
+                raise self._fenced()
             if self._lifecycle.is_immediate:
                 raise Interrupted(f"{self._worker} was stopped a second time; it ends without draining")
             if self._lifecycle.is_draining and self._context is None:
@@ -420,6 +445,9 @@ class WorkerProcess:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_WATCH_S if deadline is None else max(0.0, deadline - now)):
                     await self._nudged.wait()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(f"{self._worker} is fenced: a newer incarnation of it exists; this process ends")
 
     async def _watch_run(self, ctx: ActorContext) -> None:
         """Drain once the run is over; offer changes of its settings."""

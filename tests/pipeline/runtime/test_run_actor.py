@@ -225,7 +225,7 @@ def test_a_stop_ends_a_worker_that_is_still_loading_its_engine_at_once(run: Run)
 
 
 async def test_a_worker_whose_engine_died_after_work_is_its_own_next_incarnation(run: Run):
-    process = run.start("LosingItsEngineTwice")
+    process = run.start("LosingItsEngine")
     registry = run.registry()
     beat = await beat_when(registry, lambda beat: beat.counters.get("turns", 0) > 0, "turns")
     await registry.aclose()
@@ -237,9 +237,16 @@ async def test_a_worker_whose_engine_died_after_work_is_its_own_next_incarnation
     assert run.marks()[-2:] == ["drain", "teardown"]
 
 
-def test_an_engine_that_dies_before_any_work_ends_the_process(run: Run):
-    assert run.start("LosingItsEngine").wait(_PATIENCE_S) == ExitCode.ENGINE
+@pytest.mark.parametrize("kind", ["LosingItsEngineIdle", "LosingItsEngineSoon"])
+def test_an_engine_that_dies_before_any_work_or_within_the_supervisors_window_ends_the_process(run: Run, kind: str):
+    assert run.start(kind).wait(_PATIENCE_S) == ExitCode.ENGINE, "the supervisor counts it, and pauses"
     assert run.marks() == ["setup", "teardown"]
+
+
+def test_a_worker_that_was_fenced_as_its_engine_died_does_not_come_back(run: Run):
+    assert run.start("LosingItsEngineFenced").wait(_PATIENCE_S) == ExitCode.FENCED
+    assert run.marks() == ["setup", "teardown"]
+    assert run.log()[-1]["reason"] == "reward-0 is fenced: a newer incarnation of it exists; this process ends"
 
 
 def test_a_wrong_setting_is_a_sentence_not_a_traceback(run: Run):

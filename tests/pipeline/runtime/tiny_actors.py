@@ -13,11 +13,24 @@ from typing import ClassVar
 from pipeline.config.load import read_resolved
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor
+from pipeline.runtime.clock import RealClock
 from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.worker_process import run_actor
 from protocol.errors import ConfigError, EngineProcessDied
 from protocol.ids import Role
+
+
+class SkippingClock(RealClock):
+    """The operating system's clock, which a worker may put forward."""
+
+    skipped_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.skipped_s
+
+
+CLOCK = SkippingClock()
 
 
 class Ticking(Actor):
@@ -113,20 +126,52 @@ class Misconfigured(Ticking):
 
 
 class LosingItsEngine(Ticking):
-    """Loses its engine's processes before any work."""
+    """Loses its engine's processes after a piece of work and a minute of it, in its first two incarnations."""
+
+    works_s = 61.0
+
+    async def setup(self) -> None:
+        # loading an engine is no work
+        CLOCK.skipped_s += 1000.0
+        await super().setup()
 
     async def run(self) -> None:
+        if self.ctx.who.epoch > 2:
+            return await super().run()
+        self.work()
+        CLOCK.skipped_s += self.works_s
         raise EngineProcessDied("vLLM's processes failed")
 
+    def work(self) -> None:
+        self.ctx.deliver()
 
-class LosingItsEngineTwice(Ticking):
-    """Loses its engine's processes after work, in its first two incarnations."""
+
+class LosingItsEngineSoon(LosingItsEngine):
+    """Loses them within the first minute of its work."""
+
+    works_s = 50.0
+
+
+class LosingItsEngineIdle(LosingItsEngine):
+    """Loses them before it has finished any work."""
+
+    def work(self) -> None:
+        pass
+
+
+class LosingItsEngineFenced(LosingItsEngine):
+    """Loses them, and is fenced after its last heartbeat."""
 
     async def run(self) -> None:
-        if self.ctx.who.epoch < 3:
-            self.ctx.deliver()
-            raise EngineProcessDied("vLLM's processes failed")
+        async with asyncio.timeout(20.0):
+            while not any(beat.policy_version == 3 for beat in await self.ctx.registry.heartbeats()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         await super().run()
+
+    async def teardown(self) -> None:
+        await super().teardown()
+        if self.ctx.who.epoch == 1:
+            await self.ctx.registry.fence(self.ctx.who.worker)
 
 
 class SlowStart(Ticking):
@@ -176,4 +221,4 @@ def made(run_dir: Path, worker: str, threads: int) -> PreparedParts:
 if __name__ == "__main__":
     name, folder, worker, *threads = sys.argv[1:]
     parts = made(Path(folder), worker, int(threads[0])) if threads else None
-    sys.exit(run_actor(lambda: globals()[name], Path(folder), worker, parts))
+    sys.exit(run_actor(lambda: globals()[name], Path(folder), worker, parts, CLOCK))
