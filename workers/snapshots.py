@@ -64,6 +64,11 @@ class SnapshotWriter:
         self._is_off = settings.snapshots == "off"
         self._is_room_known = settings.snapshots == "on"
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the engine has waited for the copy of the last snapshot."""
+        return 0.0 if self._loan is None else self._loan.waited_s
+
     async def take_over(self) -> list[StateSnapshot]:
         """Become the only writer; return the predecessor's snapshots, newest first."""
         if self._is_off and not self._folder.is_there:

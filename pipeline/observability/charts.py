@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.observability.fleet_history import IN_WORDS, FleetRow, RoleUse, at_most, in_order, role_uses
-from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow
+from pipeline.observability.history import UPDATE_PARTS, EvaluationRow, UpdateRow, ValueRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -252,24 +252,20 @@ def draw_critic(rows: Sequence[ValueRow]) -> dict[str, list[str]]:
 
 
 def _token_rate(row: UpdateRow) -> float:
-    return row.num_trained_tokens / max(1e-9, row.wait_s + row.logprob_s + row.step_s + row.publish_s)
+    return row.num_trained_tokens / max(1e-9, row.seconds)
 
 
 def _draw_times(axes: Axes, updates: Sequence[UpdateRow]) -> None:
     numbers = [row.update for row in updates]
-    parts = {
-        "waiting for units": [r.wait_s for r in updates],
-        "log-probs": [r.logprob_s for r in updates],
-        "steps and publishing": [r.step_s + r.publish_s for r in updates],
-    }
-    sums = [sum(column) for column in zip(*parts.values(), strict=True)]
+    parts = {name: [getattr(row, part) for row in updates] for part, name in UPDATE_PARTS.items()}
+    sums = [row.seconds for row in updates]
     if len(updates) == 1:
         for place, (name, value) in enumerate(parts.items()):
             below = sum(v[0] for v in list(parts.values())[:place])
-            axes.bar(numbers, value, 0.3, bottom=below, label=name, color=COLOURS[place])
+            axes.bar(numbers, value, 0.3, bottom=below, label=name, color=WIDE[place])
         ceiling = sums[0]
     else:
-        axes.stackplot(numbers, *parts.values(), labels=list(parts), colors=COLOURS)
+        axes.stackplot(numbers, *parts.values(), labels=list(parts), colors=WIDE)
         # A single stall must not flatten the rest.
         ceiling = statistics.quantiles(sums, n=50)[-1]
     axes.set_ylim(0, 1.35 * ceiling + 1e-9)

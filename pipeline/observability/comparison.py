@@ -122,7 +122,7 @@ def read_run(folder: Path, name: str) -> RunFigures:
     prompts, num_skipped = read_accuracies(folder)
     if num_skipped:
         records = replace(records, skipped={**records.skipped, EVALUATIONS_NAME: num_skipped})
-    times = list(accumulate(row.wait_s + row.logprob_s + row.step_s + row.publish_s for row in records.updates))
+    times = list(accumulate(row.seconds for row in records.updates))
     tokens = list(accumulate(row.num_trained_tokens for row in records.updates))
     return RunFigures(
         folder=folder,

@@ -229,7 +229,7 @@ def _tokens(runs: Sequence[RunFigures], looks: Sequence[tuple[str, str]]) -> Dra
     def draw(axes: Axes) -> None:
         for run, (colour, style) in zip(runs, looks, strict=True):
             updates = run.records.updates
-            times = list(accumulate(row.wait_s + row.logprob_s + row.step_s + row.publish_s for row in updates))
+            times = list(accumulate(row.seconds for row in updates))
             tokens = accumulate(row.num_trained_tokens / 1e3 for row in updates)
             axes.plot(times, list(tokens), style, lw=1.2, color=colour, label=run.name)
 

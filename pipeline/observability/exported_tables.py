@@ -176,8 +176,8 @@ def _updates(run_dir: Path, report: ExportReport) -> Iterator[Any]:
     if rows:
         cells = [
             (
-                str(Role.LEARNER), "update", row.at_s - row.publish_s - row.step_s - row.logprob_s,
-                row.step_s + row.logprob_s, float(row.num_response_tokens), True,
+                str(Role.LEARNER), "update", row.at_s - row.publish_s - row.record_s - row.compute_s,
+                row.compute_s, float(row.num_response_tokens), True,
             )
             for row in rows
         ]  # fmt: skip

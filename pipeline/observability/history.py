@@ -66,6 +66,7 @@ class UpdateRow:
     wait_s: float
     """Time spent waiting for enough ready units."""
     logprob_s: float
+    """Log-probs of the proximal policy, and of the chunks that are checked."""
     step_s: float
     publish_s: float
     metrics: dict[str, float] = field(default_factory=dict)
@@ -78,6 +79,43 @@ class UpdateRow:
     Empty in rows of older versions."""
     settings_change: int = 0
     """Number of the settings change in force; 0 for the initial settings."""
+    prepare_s: float = 0.0
+    """Fetching the batch and making samples of it. This and the following are 0 in rows of older
+    versions."""
+    record_s: float = 0.0
+    """Writing the update log, with the digests of the weights, and the samples for people."""
+    save_s: float = 0.0
+    """Starting a checkpoint and a snapshot, and waiting for their copies."""
+    other_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The whole update: the time since the row before, or since the learner began. What follows a
+        row, such as a checkpoint, and refused updates count for the next row."""
+        return sum(getattr(self, name) for name in UPDATE_PARTS)
+
+    @property
+    def compute_s(self) -> float:
+        return self.logprob_s + self.step_s
+
+
+UPDATE_PARTS: Mapping[str, str] = {
+    "save_s": "checkpoint and snapshot",
+    "wait_s": "waiting for units",
+    "prepare_s": "preparing the batch",
+    "logprob_s": "log-probs",
+    "step_s": "steps",
+    "record_s": "records",
+    "publish_s": "publishing",
+    "other_s": "other",
+}
+"""The parts of an update's time, in their order, and their names for people."""
+
+
+def compute_share(updates: Iterable[UpdateRow]) -> float | None:
+    """Return the share of the updates' time in steps and log-probs; None if they took none."""
+    sums = [sum(column) for column in zip(*((row.compute_s, row.seconds) for row in updates), strict=True)]
+    return sums[0] / sums[1] if sums and sums[1] else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +255,8 @@ def read_history(path: Path) -> Iterator[Row]:
 
 def columns(rows: Iterable[Row], kind: str) -> dict[str, list[Any]]:
     """Return the rows of one kind as columns of equal length. Entries of metrics become columns
-    ``metrics.NAME``, with None where a row lacks them; histograms are left out. Raises ConfigError for an
-    unknown kind."""
+    ``metrics.NAME``, with None where a row lacks them; histograms are left out. Updates have ``seconds``
+    and ``compute_s``, too. Raises ConfigError for an unknown kind."""
     if kind not in _KINDS:
         raise ConfigError(f"no rows of kind {kind!r}; expected {', '.join(_KINDS)}")
     found = [_flat(row) for row in rows if isinstance(row, _KINDS[kind])]
@@ -231,6 +269,8 @@ def _flat(row: Row) -> dict[str, Any]:
     values = asdict(row)
     metrics: dict[str, float] = values.pop("metrics", {})
     values.pop("histograms", None)
+    if isinstance(row, UpdateRow):
+        values |= {"seconds": row.seconds, "compute_s": row.compute_s}
     return values | {f"metrics.{name}": value for name, value in metrics.items()}
 
 

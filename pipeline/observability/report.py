@@ -7,6 +7,7 @@ any time."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pipeline.config.public import without_secrets
 from pipeline.ledger.types import Audit
 from pipeline.observability.charts import can_draw, draw_critic, draw_fleet, draw_updates, render_page, write_whole
 from pipeline.observability.estimates import BestEvaluation
-from pipeline.observability.history import EvaluationRow, UpdateRow
+from pipeline.observability.history import UPDATE_PARTS, EvaluationRow, UpdateRow, compute_share
 from pipeline.observability.report_data import RunRecords, read_records
 from pipeline.observability.samples import spread
 from pipeline.observability.settings_changes import effect_figures
@@ -35,7 +36,7 @@ class Summary:
     num_updates: int
     num_trained_tokens: int
     train_s: float
-    """Wall-clock time from the first claim to the last update."""
+    """Wall-clock time of the learner's loop up to the last update."""
     accuracy_before: float | None
     """Held-out accuracy of the first and the last evaluation; None if there was none."""
     accuracy_after: float | None
@@ -48,6 +49,8 @@ class Summary:
     max_staleness: int
     learner_wait_share: float
     """Share of the training time that the learner waited for ready units."""
+    compute_share: float | None
+    """Share of it in steps and log-probs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def summarize(run_dir: Path) -> Summary:
 def _summary(records: RunRecords) -> Summary:
     updates, evaluations = records.updates, records.main_evaluations
     best = BestEvaluation(evaluations).row
-    train_s = sum(r.wait_s + r.logprob_s + r.step_s + r.publish_s for r in updates)
+    train_s = sum(row.seconds for row in updates)
     return Summary(
         num_updates=len(updates),
         num_trained_tokens=sum(r.num_trained_tokens for r in updates),
@@ -78,6 +81,7 @@ def _summary(records: RunRecords) -> Summary:
         best_version=best.policy_version if best else None,
         max_staleness=max((r.staleness_max for r in updates), default=0),
         learner_wait_share=sum(r.wait_s for r in updates) / train_s if train_s else 0.0,
+        compute_share=compute_share(updates),
     )
 
 
@@ -179,6 +183,7 @@ def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
         _Card("accuracy after", percent(summary.accuracy_after), after),
         _Card("updates", f"{summary.num_updates:,}{of_wanted}", f"{summary.num_trained_tokens:,} tokens"),
         _Card("training time", duration(summary.train_s), f"learner waited {100 * summary.learner_wait_share:.0f} %"),
+        _Card("steps and log-probs", percent(summary.compute_share), f"of an update; {_rest(records.updates)}"),
         _Card(
             "effective time",
             percent(time.by_steps if time else None),
@@ -188,6 +193,17 @@ def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
         _Card("reward, last update", "–" if last is None else f"{last.reward:+.2f}", "mean of the batch"),
         _Card("incidents", f"{records.num_incidents:,}" if records.has_log else "–", ends),
     ]
+
+
+def _rest(updates: Sequence[UpdateRow]) -> str:
+    """Return the other parts of an update's time, largest first."""
+    whole_s = sum(row.seconds for row in updates)
+    shares = {
+        words: sum(getattr(row, part) for row in updates) / whole_s if whole_s else 0.0
+        for part, words in UPDATE_PARTS.items()
+        if part not in ("logprob_s", "step_s")
+    }
+    return ", ".join(f"{words} {100 * share:.0f} %" for words, share in sorted(shares.items(), key=lambda one: -one[1]))
 
 
 def duration(seconds: float) -> str:

@@ -21,7 +21,6 @@ Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``n
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar
@@ -53,6 +52,7 @@ from workers.learner.logprob_check import LogprobCheck
 from workers.learner.new_settings import NewSettings
 from workers.learner.policy_update import PolicyUpdate, is_made
 from workers.learner.restore import restore_learner
+from workers.learner.turn_times import TurnTimes
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
 from workers.learner.update_row import show, update_row
 from workers.learner.weight_publisher import WeightPublisher
@@ -103,6 +103,7 @@ class Learner(Actor):
         self._claimed_s: float | None = None
         """When the units in hand were claimed, on the monotonic clock."""
         self._is_resumed = False
+        self._turn = TurnTimes(ctx.clock)
 
     async def setup(self) -> None:
         config = self.ctx.config
@@ -111,7 +112,7 @@ class Learner(Actor):
         await self.ctx.ledger.open(ledger_spec(config, source))
         begun = await restore_learner(self.ctx)
         self._folder, self._backend, self._snapshots, state = begun.folder, begun.backend, begun.snapshots, begun.state
-        self._updates = PolicyUpdate(config, self._backend)
+        self._updates = PolicyUpdate(config, self._backend, self.ctx.clock.monotonic)
         self._updates.recent.restore(state.get("recent_steps", ()))
         self._check = LogprobCheck(self.ctx, self._backend)
         self._recorder = UpdateRecorder(config, self.ctx.run_dir, self.ctx.who, self._backend)
@@ -180,11 +181,13 @@ class Learner(Actor):
             await self._evaluations.request(self._version)
             await self._evaluations.wait()
         ending = (None if self.ctx.config.only_evaluates else await self._wait_for_critic()) or self._early_stop()
+        clock = self.ctx.clock
+        self._turn.cut()
         while ending is None and self._wants_more and not self.ctx.draining.is_set():
-            started = time.monotonic()
+            started_s = clock.monotonic()
             claim = await self._wait_for_batch()
             if isinstance(claim, Claim):
-                await self._update(claim, wait_s=time.monotonic() - started)
+                await self._update(claim, wait_s=clock.monotonic() - started_s)
                 ending = self._early_stop()
             else:
                 ending = claim
@@ -210,6 +213,7 @@ class Learner(Actor):
     # -- one update --
 
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
+        self._turn.add("wait_s", wait_s)
         self.ctx.waiting_for(WaitingFor.COMPUTE)
         await self._take_settings()
         self._no_signal.claimed()
@@ -221,26 +225,33 @@ class Learner(Actor):
                 f"the ledger's server lost its last writes. The learner returns to its last checkpoint, so that these units "
                 f"count once"
             )
-        units = await self.ctx.ledger.fetch(claim)
+        turn = self._turn
+        with turn.part("prepare_s"):
+            units = await self.ctx.ledger.fetch(claim)
         self._chunks.claimed(units, self._version + 1)
         spanned = [(unit.name, chunks[0].chunk.trajectory) for unit in units for chunks in unit.trajectories]
         for _, trajectory in spanned:
             self.ctx.spans.begin(str(trajectory))
         number, version = self._num_updates + 1, self._version + 1
-        await self.ctx.compute(self._recorder.batch, claim, units, number, self._version, self._updates.limits)
-        prepared = self._updates.prepare(units)
+        with turn.part("record_s"):
+            await self.ctx.compute(self._recorder.batch, claim, units, number, self._version, self._updates.limits)
+        with turn.part("prepare_s"):
+            prepared = self._updates.prepare(units)
         dropped = await self._bad_data.refuse(claim, units, prepared.refused)
         samples = prepared.samples
-        await self._check.check_units(units, self._version_history.updates_of, self._num_updates)
+        with turn.part("logprob_s"):
+            await self._check.check_units(units, self._version_history.updates_of, self._num_updates)
         self._chunks.begun()
         with self.ctx.work.task("update", float(sum(sample.tokens.size for sample in samples)), "tokens"):
             with self.ctx.work.part(0.9):
                 compute, history = self.ctx.compute, self._version_history
                 step = self._updates.step(samples, policy_version=self._version, compute=compute, history=history)
+                copied_s = self._snapshots.waited_s
                 stepped = await self._settings.first(number, step)
+                turn.add_steps(stepped, save_s=self._snapshots.waited_s - copied_s)
             if not is_made(stepped):
                 version = self._version
-            with self.ctx.work.part(0.05):
+            with self.ctx.work.part(0.05), turn.part("record_s"):
                 await self.ctx.compute(self._recorder.outcome, prepared, stepped, number, version)
             dropped |= await self._bad_data.blame(claim, units, stepped.blamed, number)
             if version == self._version:
@@ -257,10 +268,8 @@ class Learner(Actor):
             self._num_updates, self._version = number, version
             self._applied[claim.claim_id] = claim.units
             self._chunks.trained()
-            started = time.monotonic()
-            with self.ctx.work.part(0.05):
+            with self.ctx.work.part(0.05), turn.part("publish_s"):
                 await self._publish()
-            publish_s = time.monotonic() - started
         self._chunks.published(dropped)
         for unit, trajectory in spanned:
             if unit in dropped:
@@ -269,12 +278,12 @@ class Learner(Actor):
                 self.ctx.spans.end(str(trajectory), "train", trajectory, update=number, policy_version=version)
         unjudged = sum(not has_verdict(chunks) for unit in units for chunks in unit.trajectories)
         row = update_row(self._num_updates, self._version, samples, stepped.results, self._version_history, unjudged)
-        times = {"logprob_s": stepped.logprob_s, "step_s": stepped.step_s, "publish_s": publish_s}
-        row = replace(row, settings_change=self._settings.number, wait_s=wait_s, **times)
+        row = replace(row, settings_change=self._settings.number, **turn.cut())
         self._history.append(row)
         show(row, self.ctx)
-        shown = await self.ctx.ledger.take_shown(self.ctx.who)
-        await self.ctx.compute(self._samples.keep, units, number, version, samples, shown)
+        with turn.part("record_s"):
+            shown = await self.ctx.ledger.take_shown(self.ctx.who)
+            await self.ctx.compute(self._samples.keep, units, number, version, samples, shown)
         await self._evaluations.collect()
         every = self.ctx.config.evaluation.every_updates
         # evaluated at the end in any case
@@ -282,13 +291,14 @@ class Learner(Actor):
         is_evaluated = is_due and self._wants_more
         if is_evaluated:
             await self._evaluations.request(self._version)
-        if self._is_checkpoint_due() or (is_evaluated and self.ctx.config.evaluation.keep_best):
-            await self._checkpoint()
-        # after the checkpoint, which settles claims: the snapshot holds only the others
-        kept = {**self._state(), "claims": dict(self._applied)}
-        await self._snapshots.start_snapshot(
-            self._backend.live_state, kept, version=self._version, num_updates=self._num_updates
-        )
+        with turn.part("save_s"):
+            if self._is_checkpoint_due() or (is_evaluated and self.ctx.config.evaluation.keep_best):
+                await self._checkpoint()
+            # after the checkpoint, which settles claims: the snapshot holds only the others
+            kept = {**self._state(), "claims": dict(self._applied)}
+            await self._snapshots.start_snapshot(
+                self._backend.live_state, kept, version=self._version, num_updates=self._num_updates
+            )
         self._done()
 
     def _done(self) -> None:

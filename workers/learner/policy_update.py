@@ -84,7 +84,10 @@ def is_made(stepped: Stepped) -> bool:
 
 
 class PolicyUpdate:
-    def __init__(self, config: RunConfig, backend: TrainingBackend) -> None:
+    def __init__(
+        self, config: RunConfig, backend: TrainingBackend, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
         self._config = config
         self._backend = backend
         self._algorithm = build(config)
@@ -132,12 +135,12 @@ class PolicyUpdate:
         EngineError when device memory runs out."""
         if not any(sample.trains for sample in samples):
             return Stepped([], 0.0, 0.0)
-        started = time.monotonic()
+        started = self._monotonic()
         if self._needs_old_logprobs:
             with work.part(_OLD_LOGPROBS):
                 logprobs = await compute(self._backend.response_logprobs, samples)
             samples = [replace(s, old_logprobs=old) for s, old in zip(samples, logprobs, strict=True)]
-        stepping = time.monotonic()
+        stepping = self._monotonic()
         objective = self._algorithm.objective.at(policy_version)
         if objective.reads_versions:
             now, samples = _in_updates(samples, policy_version, history)
@@ -165,7 +168,7 @@ class PolicyUpdate:
             self._check(result)
         if not self._config.compares_with_sampler:
             results = [_without_behavior(result) for result in results]
-        return Stepped(results, stepping - started, time.monotonic() - stepping, tuple(blamed))
+        return Stepped(results, stepping - started, self._monotonic() - stepping, tuple(blamed))
 
     @property
     def _needs_old_logprobs(self) -> bool:

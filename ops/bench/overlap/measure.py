@@ -88,7 +88,7 @@ def run_fleet(overrides: Sequence[str], name: str, work: Path, *, seed: int, num
 def _read(scenario: Scenario, config: RunConfig) -> Measured:
     rows = [row for row in read_history(config.run_dir / HISTORY_NAME) if isinstance(row, UpdateRow)]
     first = rows[0]
-    whole_s = rows[-1].at_s - (first.at_s - first.wait_s - first.logprob_s - first.step_s - first.publish_s)
+    whole_s = rows[-1].at_s - (first.at_s - first.seconds)
     steady = rows[WARMUP_UPDATES:]
     steady_s = steady[-1].at_s - rows[WARMUP_UPDATES - 1].at_s
     tokens = sum(row.num_response_tokens for row in steady)

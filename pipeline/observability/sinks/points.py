@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Final
 
 from pipeline.observability.fleet_history import FleetRow
-from pipeline.observability.history import EvaluationRow, RefusedRow, Row, UpdateRow, ValueRow
+from pipeline.observability.history import UPDATE_PARTS, EvaluationRow, RefusedRow, Row, UpdateRow, ValueRow
 
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_.@-]+")
 
@@ -39,10 +39,7 @@ _UPDATE: Final[Mapping[str, str]] = {
     "learning_rate": "train/learning_rate",
     "num_refused_steps": "train/num_refused_steps",
     "settings_change": "train/settings_change",
-    "wait_s": "time/wait_s",
-    "logprob_s": "time/logprob_s",
-    "step_s": "time/step_s",
-    "publish_s": "time/publish_s",
+    **{part: f"time/{part}" for part in UPDATE_PARTS},
 }
 _EVALUATION: Final = (
     "accuracy", "low", "high", "pass_at_k", "pass_low", "pass_high", "pass_k", "response_length", "num_responses",

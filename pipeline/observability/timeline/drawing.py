@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from pipeline.incidents.records import Incident
-from pipeline.observability.history import UpdateRow
+from pipeline.observability.history import UPDATE_PARTS, UpdateRow
 from pipeline.observability.timeline.trace_events import LEAST_US, Moment, Slice, TraceEventWriter, microseconds
 from pipeline.runtime.flow_ring import MessageOutcome
 from protocol.ids import Role
@@ -149,6 +149,11 @@ class MessageRow(NamedTuple):
     policy_version: float
 
 
+_OF_UPDATE = {
+    "prepare_s": "prepare", "logprob_s": "log-probs", "step_s": "steps", "record_s": "record", "publish_s": "publish",
+}  # fmt: skip
+
+
 class StateLook(NamedTuple):
     """The part of a ``states`` row that is drawn."""
 
@@ -202,15 +207,18 @@ class Drawing:
     def update(self, row: UpdateRow) -> None:
         """Draw an update of the learner, and its wait for the batch."""
         end_us = microseconds(row.at_s)
-        publish_us, step_us, logprob_us = map(microseconds, (row.publish_s, row.step_s, row.logprob_s))
-        begin_us = max(end_us - publish_us - step_us - logprob_us, self._updated_us)
-        wait_us = max(begin_us - microseconds(row.wait_s), self._updated_us)
+        parts = {part: microseconds(getattr(row, part)) for part in UPDATE_PARTS}
+        # what is not named lies between the parts
+        save_us = max(end_us - microseconds(row.seconds), self._updated_us)
+        wait_us = min(save_us + parts["save_s"], end_us)
+        begin_us = min(wait_us + parts["wait_s"], end_us)
         if end_us < max(self._from_us, begin_us):
             return
         pid, _ = self._worker(LEARNER)
         self._events.track(pid, _SECOND, "updates")
-        if begin_us - wait_us >= LEAST_US:
-            self._events.slice(pid, _SECOND, "wait for a batch", "wait", wait_us, begin_us)
+        for name, from_us, until_us in (("save", save_us, wait_us), ("wait for a batch", wait_us, begin_us)):
+            if until_us - from_us >= LEAST_US:
+                self._events.slice(pid, _SECOND, name, name.split()[0], from_us, until_us)
         told = {
             "policy_version": row.policy_version, "trajectories": row.num_trajectories,
             "trained_tokens": row.num_trained_tokens, "reward": row.reward, "accuracy": row.accuracy,
@@ -218,12 +226,12 @@ class Drawing:
         }  # fmt: skip
         drawn = self._events.slice(pid, _SECOND, f"update {row.update}", "update", begin_us, end_us, told)
         at_us = begin_us
-        for name, length_us in (("log-probs", logprob_us), ("steps", step_us), ("publish", publish_us)):
-            until_us = min(at_us + length_us, drawn.end_us)
+        for part, name in _OF_UPDATE.items():
+            until_us = min(at_us + parts[part], drawn.end_us)
             if until_us - at_us >= LEAST_US:
                 self._events.slice(pid, _SECOND, name, "update", at_us, until_us)
             at_us = until_us
-        published = Moment(pid, _SECOND, min(max(end_us - publish_us, begin_us) + 1, drawn.end_us - 1))
+        published = Moment(pid, _SECOND, min(max(end_us - parts["publish_s"], begin_us) + 1, drawn.end_us - 1))
         self._updates[row.policy_version] = (drawn, published)
         self._updated_us = drawn.end_us
         self.report.num_updates += 1

@@ -15,6 +15,8 @@ from pipeline.observability.history import (
     HistoryTail,
     Row,
     UpdateRow,
+    columns,
+    compute_share,
     read_for_view,
     read_history,
     skipped_words,
@@ -156,3 +158,14 @@ def test_bare_words_of_earlier_releases_are_read_too(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"loss": 0.1', '"loss": NaN'))
     [row] = _updates(read_history(path))
     assert math.isnan(row.loss)
+
+
+def test_a_row_from_before_all_seconds_had_names_is_its_four_parts_long(tmp_path: Path) -> None:
+    path = _written(tmp_path / "h.jsonl", replace(update_row(1), wait_s=2.0))
+    line = json.loads(path.read_text())
+    new = ("prepare_s", "record_s", "save_s", "other_s")
+    path.write_text(json.dumps({name: value for name, value in line.items() if name not in new}) + "\n")
+    (row,) = _updates(read_history(path))
+    assert (row.seconds, row.compute_s, compute_share([row])) == (2.75, 0.5, pytest.approx(0.5 / 2.75))
+    assert columns([row], "update")["seconds"] == [2.75]
+    assert compute_share([]) is None

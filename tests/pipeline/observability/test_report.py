@@ -15,7 +15,8 @@ import pytest
 
 from pipeline.config import CHANGES_NAME
 from pipeline.ledger.types import Audit, Balance
-from pipeline.observability.charts import draw_updates
+from pipeline.observability.charts import _token_rate, draw_updates
+from pipeline.observability.comparison import read_run
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row
 from pipeline.observability.repairs import RepairRow, add_repair
@@ -69,6 +70,16 @@ def test_the_summary_says_what_people_ask_first(tmp_path: Path) -> None:
     assert "1,234,567" in page
     assert "dropped: no signal" in page
     assert "it balances" in page
+
+
+def test_times_and_rates_are_of_whole_updates_with_all_that_no_step_is(tmp_path: Path) -> None:
+    rows = [replace(update_row(n), prepare_s=0.5, record_s=2.0, save_s=0.25, other_s=1.25) for n in (1, 2)]
+    summary = summarize(_run(tmp_path, *rows))
+    assert (summary.train_s, summary.compute_share, summary.learner_wait_share) == (10.0, 0.1, 0.05)
+    page = _page(tmp_path)
+    assert "steps and log-probs</span><b>10.0 %</b><span>of an update; records 40 %, other 25 %" in page
+    assert read_run(tmp_path, "slow").tokens_per_s == 120.0
+    assert _token_rate(rows[0]) == 120.0
 
 
 def test_each_evaluation_set_has_its_estimates_and_the_main_one_sums_up(
@@ -145,7 +156,7 @@ DRAWN: dict[str, tuple[str, ...]] = {
     "Length of a response, tokens": ("batch", "held-out"),
     "Staleness, versions": ("oldest token", "mean"),
     "Policy versions in one response, mean": (),
-    "Time of an update, seconds": ("waiting for units", "log-probs", "steps and publishing"),
+    "Time of an update, seconds": ("waiting for units", "log-probs", "steps", "publishing", "checkpoint and snapshot"),
     "Trained tokens per second": (),
     "Share of time, by role": ("computing", "waits for input", "waits for credit"),
     "learner: share of time, %": ("computing", "waits for input"),

@@ -6,6 +6,7 @@ import { showAccuracy } from "./overview.js";
 
 const KL = { "metrics.reference_kl": "to the reference", "metrics.behavior_kl": "sampling to learner", "metrics.approx_kl": "within the update" };
 const CLIPS = { "metrics.clip_fraction": "ratio", "metrics.dual_clip_fraction": "dual clip", "metrics.importance_cut_fraction": "importance weight" };
+const PARTS = { wait_s: "waiting for units", logprob_s: "log-probs", step_s: "steps", publish_s: "publishing", save_s: "checkpoint and snapshot" };
 
 const CHARTS = [
   ["Loss", {}, (u) => one("loss", u.loss)],
@@ -16,8 +17,9 @@ const CHARTS = [
   ["Learning rate", { fromZero: true }, (u) => one("rate", u.learning_rate)],
   ["Staleness, versions", { fromZero: true }, (u) => ({ "oldest token": u.staleness_max, mean: u.staleness_mean })],
   ["Policy versions in one response, mean", {}, (u) => one("versions", u.num_segments_mean)],
-  ["Time of an update, seconds", { fromZero: true }, (u) => ({ "waiting for units": u.wait_s, "log-probs": u.logprob_s, "steps": u.step_s, publishing: u.publish_s })],
-  ["Trained tokens per second", { fromZero: true }, (u) => one("tokens", u.num_trained_tokens?.map((tokens, index) => tokens / Math.max(1e-9, u.wait_s[index] + u.logprob_s[index] + u.step_s[index] + u.publish_s[index])))],
+  ["Time of an update, seconds", { fromZero: true }, (u) => (({ ...named(PARTS, u), "preparing, records, other": u.prepare_s?.map((value, index) => value + u.record_s[index] + u.other_s[index]) }))],
+  ["Share of an update in steps and log-probs, %", { fromZero: true }, (u) => one("share", u.seconds?.map((all, index) => (100 * u.compute_s[index]) / Math.max(1e-9, all)))],
+  ["Trained tokens per second", { fromZero: true }, (u) => one("tokens", u.num_trained_tokens?.map((tokens, index) => tokens / Math.max(1e-9, u.seconds[index])))],
 ];
 const CRITIC = [
   ["Critic: explained variance", {}, (v) => ({ "each step": v.explained_variance, "moving mean": v.mean_explained_variance })],
