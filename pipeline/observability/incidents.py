@@ -108,7 +108,8 @@ class SupervisorLogReader:
 
 
 def _finding(incident: Incident) -> IncidentRow:
-    number, words = f"incident {incident.number}", incident.sentence
+    number = f"incident {incident.number}"
+    words = incident.sentence.removeprefix(f"{incident.component} ")
     if incident.stacks:
         words = f"{words}; {incident.stacks[0]}"
     if incident.ended_s is not None:

@@ -75,6 +75,8 @@ def work_done(row: WorkerRow) -> str:
         refused = counters.get("refused_steps", 0)
         tail = f", {refused:.0f} steps refused" if refused else ""
         return f"{counters.get('updates', 0):.0f} updates, {counters.get('trained_tokens', 0):,.0f} tokens{tail}"
+    if row.role is Role.OBSERVER:
+        return f"{counters.get('incidents_open', 0):.0f} incidents open"
     if row.role is Role.VALUE:
         gate = "open" if counters.get(GATE_OPEN, 0) else "closed"
         return (

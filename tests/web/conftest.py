@@ -191,8 +191,10 @@ class Browser:
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
     """A browser whose pages complained of nothing and loaded nothing from elsewhere."""
-    from playwright.sync_api import sync_playwright  # pyright: ignore[reportMissingImports]
+    from playwright.sync_api import expect, sync_playwright  # pyright: ignore[reportMissingImports]
 
+    # The first look at a run takes seconds where the fleet has all cores.
+    expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
         opened = Browser(playwright, tmp_path)
         yield opened

@@ -57,6 +57,20 @@ def test_the_picture_moves_without_a_reload(page: Page) -> None:
     expect(page.locator(".live")).to_have_attribute("data-state", "live")
 
 
+def test_a_run_is_called_live_once_its_figures_have_come(page: Page) -> None:
+    live = page.locator(".live")
+    expect(live).to_have_attribute("data-state", "live")
+    page.evaluate(
+        "() => { window.states = []; const live = document.querySelector('.live');"
+        "new MutationObserver(() => states.push(live.dataset.state))"
+        ".observe(live, { attributes: true, attributeFilter: ['data-state'] }); }"
+    )
+    show(page, "large", "overview")
+    expect(live).to_have_attribute("data-state", "live")
+    expect(page.locator(".top .pill")).to_have_text("starting")
+    assert page.evaluate("states") == ["reading", "live"]
+
+
 def test_every_learning_curve_has_a_line(page: Page) -> None:
     show(page, "live", "learning")
     for title in (
@@ -374,7 +388,7 @@ def test_without_the_token_the_page_requests_it(browser: Browser, dashboard: Das
     page = browser.open(dashboard.url)
     page.get_by_label("Token").fill("wrong")
     page.get_by_role("button", name="Open").click()
-    expect(page.get_by_text("no token, or a wrong one")).to_be_visible()
+    expect(page.get_by_text("no token or a wrong one")).to_be_visible()
     page.get_by_label("Token").fill(dashboard.token)
     page.get_by_role("button", name="Open").click()
     expect(page.locator(".node.role-learner")).to_be_visible()

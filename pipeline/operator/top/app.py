@@ -20,6 +20,7 @@ from pipeline.operator.overview import RunOverview
 from pipeline.operator.top.feed import Feed, InspectionView, drop_lines, version_lines
 from pipeline.operator.top.format import (
     INCIDENT_COLUMNS,
+    INCIDENT_WIDTHS,
     QUEUE_COLUMNS,
     ROLE_COLUMNS,
     WORKER_COLUMNS,
@@ -135,11 +136,11 @@ class TopApp(App[int]):
         with Container(id="body"):
             with Container(id="parts"):
                 yield LiveTable(ROLE_COLUMNS, (9, 5, 12), name="roles", shares=(2,))
-                yield LiveTable(QUEUE_COLUMNS, (12, 9, 5, 5, 6), name="queues", shares=(0,))
+                yield LiveTable(QUEUE_COLUMNS, (12, 9, 5, 5, 6), name="queues", shares=(0, 1))
             yield LiveTable(WORKER_COLUMNS, (16, 4, 5, 22, 14), name="workers", shares=(3, 4))
         with VerticalScroll(id="pages"):
             yield Static(id="page")
-        yield LiveTable(INCIDENT_COLUMNS, (8, 13, 20), name="incidents", shares=(2,))
+        yield LiveTable(INCIDENT_COLUMNS, INCIDENT_WIDTHS, name="incidents", shares=(2,))
         yield Static(id="said")
         yield Static(Text(_KEYS, style="reverse", no_wrap=True, overflow="ellipsis"), id="keys")
 
@@ -170,7 +171,7 @@ class TopApp(App[int]):
         for name, rows in (
             ("roles", role_rows),
             ("workers", worker_rows),
-            ("incidents", incident_rows),
+            ("incidents", lambda run: incident_rows(run, self.size.width)),
         ):
             self._fill(name, lambda rows=rows: rows(picture))
         self._fill("queues", lambda: queue_rows(picture.queues))
@@ -268,9 +269,9 @@ class TopApp(App[int]):
         if isinstance(focused, LiveTable) and focused.id == "workers":
             return focused.chosen
         if isinstance(focused, LiveTable) and focused.id == "incidents" and self.picture is not None:
-            row = focused.cursor_row
-            newest_first = self.picture.incidents[::-1]
-            return newest_first[row].worker if 0 <= row < len(newest_first) else None
+            chosen = focused.chosen or ""
+            found = (one.worker for one in self.picture.incidents if chosen.startswith(f"{one.at_s} {one.worker} "))
+            return next(found, None)
         return None
 
     def _chosen_role(self) -> Role | None:

@@ -28,6 +28,8 @@ ROLE_COLUMNS: Final = ("role", "live", "waits for")
 QUEUE_COLUMNS: Final = ("queue", "depth", "in/s", "out/s", "oldest")
 WORKER_COLUMNS: Final = ("worker", "v", "MB", "waits for", "done")
 INCIDENT_COLUMNS: Final = ("time", "who", "what")
+INCIDENT_WIDTHS: Final = (8, 13, 20)
+_BEFORE_WORDS: Final = sum(INCIDENT_WIDTHS[:2]) + len(INCIDENT_WIDTHS)
 RIGHT: Final = frozenset({"live", "depth", "in/s", "out/s", "oldest", "v", "MB"})
 """Columns of numbers, aligned to the right."""
 _QUEUE_ORDER: Final = ("credit", "open", "leased", "", "reward", "reference", "value", "guidance", "ready", "claimed")
@@ -203,8 +205,8 @@ def state_of(row: WorkerRow) -> str:
     return f"! {row.health} for {since_s:.0f} s, at {row.waiting_for}"
 
 
-def incident_rows(run: RunOverview) -> list[TableRow]:
-    """Return one row for each incident, newest first."""
+def incident_rows(run: RunOverview, width: int) -> list[TableRow]:
+    """Return the incidents, newest first, each in as many rows as its words need in ``width`` characters."""
     rows: list[TableRow] = []
     seen: dict[str, int] = {}
     for incident in run.incidents:
@@ -212,7 +214,13 @@ def incident_rows(run: RunOverview) -> list[TableRow]:
         name = f"{incident.at_s} {incident.worker} {incident.event}"
         seen[name] = seen.get(name, 0) + 1
         style = {"error": "red", "warning": "yellow"}.get(incident.level, "")
-        rows.append(TableRow(f"{name} {seen[name]}", (at, incident.worker, incident.words), style))
+        lines = textwrap.wrap(incident.words, max(8, width - _BEFORE_WORDS), break_on_hyphens=False) or [""]
+        rows += [
+            TableRow(
+                f"{name} {seen[name]} {index}", ("" if index else at, "" if index else incident.worker, line), style
+            )
+            for index, line in reversed(list(enumerate(lines)))
+        ]
     return rows[::-1]
 
 

@@ -65,10 +65,6 @@ class LiveTable(Widget, can_focus=True):
         """The name of the row under the cursor; None if the table is empty."""
         return self._rows[self._cursor].key if self._rows else None
 
-    @property
-    def cursor_row(self) -> int:
-        return self._cursor
-
     def choose(self, key: str) -> None:
         for index, row in enumerate(self._rows):
             if row.key == key:

@@ -31,7 +31,7 @@ from pipeline.observability.history import (
     columns,
 )
 from pipeline.observability.log_lines import LEVELS, LogReader
-from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, TokenDetail, read_samples
+from pipeline.observability.samples import SAMPLES_NAME, TRAINED, ResponseSample, TokenDetail, read_samples
 from pipeline.operator.web.guard import names_in_words
 from protocol.errors import ConfigError, DataError
 from protocol.printable import printable, printable_line
@@ -144,7 +144,8 @@ def _sample(row: ResponseSample, text: TokenText) -> dict[str, Any]:
     texts = {name: printable(getattr(row, name)) for name in ("prompt", "answer", "response")}
     names = {name: printable_line(getattr(row, name)) for name in ("verifier", "trajectory", "finish_reason")}
     parts = {printable_line(name): value for name, value in row.parts.items()}
-    tokens, missing = None, "this run's version recorded no tokens"
+    tokens = None
+    missing = "no tokens were recorded" if row.kind == TRAINED else "not trained on, so its tokens are not recorded"
     if row.tokens is not None:
         try:
             tokens, missing = _token_figures(row.tokens, text), ""

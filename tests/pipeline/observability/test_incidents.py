@@ -69,6 +69,14 @@ def test_a_finding_of_a_hung_worker_has_where_it_stands(tmp_path: Path) -> None:
     assert row.words == "incident 1: its loop stands; reward-0 stands in main: spin (odd.py:3)"
 
 
+def test_the_words_of_a_finding_leave_out_the_worker_that_stands_beside_them(tmp_path: Path) -> None:
+    IncidentFile(tmp_path).append(
+        IncidentBook().update(1e9, [Suspicion("reward-0", "slow", 1e9, "reward-0 takes 1.7 times as long", "reward")])
+    )
+    (row,) = IncidentReader(tmp_path).read()
+    assert (row.worker, row.words) == ("reward-0", "incident 1: takes 1.7 times as long")
+
+
 def test_a_change_of_the_settings_stands_among_the_incidents(tmp_path: Path) -> None:
     sets = {"learner.learning_rate": "3e-4"}
     log(tmp_path, line("settings_changed", 5, number=2, sets=sets, by="ann@a", reason="noisy"))

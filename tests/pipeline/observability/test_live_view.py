@@ -142,6 +142,11 @@ def test_a_generator_tells_what_a_version_costs_it() -> None:
     assert work_done(row).endswith("paused 2.5 ms a version")
 
 
+def test_the_observer_tells_how_many_incidents_are_open() -> None:
+    [row] = worker_rows([_beat(Role.OBSERVER, "observer", incidents_open=2)], stuck_after_s=60.0)
+    assert work_done(row) == "2 incidents open"
+
+
 def test_a_reward_worker_tells_how_many_answers_had_no_verdict_and_the_share_of_failed_tries() -> None:
     beat = _beat(Role.REWARD, "reward-0", scored=1200, failed=300, late=200, without_verdict=7)
     [row] = worker_rows([beat], stuck_after_s=60.0)

@@ -1,7 +1,7 @@
 // Recent responses, coloured token by token, with reward and verdict.
 
 import { get, runPath } from "./api.js";
-import { clock, count, figure, h, keyed, panel, say } from "./dom.js";
+import { clock, count, figure, h, keyed, panel, say, words } from "./dom.js";
 
 const LIFE_EVERY_MS = 3000;
 const ENDED = new Set(["trained", "dropped"]);
@@ -29,6 +29,7 @@ function factsOf(row) {
   const [first, last] = row.versions;
   return [
     `update ${row.update}`,
+    row.kind !== "trained" && (row.kind === "evaluation" ? "of an evaluation" : `dropped: ${words(row.kind)}`),
     parts.length > 1 && parts.map(([name, value]) => `${name} ${value >= 0 ? "+" : ""}${value.toFixed(2)}`).join(", "),
     `${count(row.num_tokens)} tokens`,
     row.finish_reason === "length" ? "cut at the limit" : "ended by itself",

@@ -59,7 +59,6 @@ export function follow(path, onPicture, onState) {
   async function read() {
     const answer = await request(path, { signal: ended.signal });
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    onState("live", "");
     let text = "";
     for (;;) {
       const { done, value } = await reader.read();
@@ -72,6 +71,7 @@ export function follow(path, onPicture, onState) {
         const data = part.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
         if (data) {
           pause_ms = 500;
+          onState("live", "");
           onPicture(JSON.parse(data));
         }
       }

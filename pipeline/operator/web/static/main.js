@@ -128,6 +128,7 @@ class App {
     this.stop?.();
     this.stop = null;
     if (document.hidden || !this.run) return this.stand("away", "paused while hidden");
+    this.stand("reading", "");
     this.stop = follow(runPath(this.run, "events"), (picture) => this.show(picture), (state, message) => {
       this.stand(state, message);
       if (state === "refused") signIn(message);
@@ -136,7 +137,7 @@ class App {
 
   stand(state, message) {
     mark(this.live, "data-state", state);
-    say(this.liveText, { live: "live", away: "not connected", refused: "no token" }[state]);
+    say(this.liveText, { live: "live", reading: "reading the run", away: "not connected", refused: "no token" }[state]);
     this.live.title = message;
     if (state === "away" && message && !document.hidden) this.warn(message);
     else if (state === "live") this.warn("");

@@ -16,6 +16,7 @@ function done(row) {
   const c = row.counters ?? {};
   if (row.role === "generator") return `${count(c.sampled_tokens ?? 0)} tokens, ${rate((c.sampled_tokens ?? 0) / Math.max(1, row.uptime_s))}; ${count(c.live ?? 0)} live`;
   if (row.role === "learner") return `${count(c.updates ?? 0)} updates, ${count(c.trained_tokens ?? 0)} tokens`;
+  if (row.role === "observer") return `${count(c.incidents_open ?? 0)} incidents open`;
   return `${count(c.scored ?? 0)} scored${c.overdue ? `, ${count(c.overdue)} overdue` : ""}`;
 }
 

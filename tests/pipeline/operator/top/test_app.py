@@ -98,6 +98,26 @@ async def test_rates_in_and_out_stand_beside_each_queue(tmp_path: Path) -> None:
         assert box.split()[-4:] == ["0", "10.0", "10.0", "–"]
 
 
+async def test_a_long_incident_and_a_large_queue_are_shown_whole_on_a_narrow_screen(tmp_path: Path) -> None:
+    feed = HandFeed(await busy_run(tmp_path))
+    reason = "; ".join(f"reason {number} of its end" for number in range(1, 7))
+    log(feed.run_dir, line("worker_exited", 9, level="warning", worker="generator-1", meaning=reason))
+    async with shown(feed, (96, 40)) as view:
+        await view.press("5")
+        told = [
+            row[23:] for row in view.lines[view.lines.index(next(row for row in view.lines if "generator-1" in row)) :]
+        ]
+        assert " ".join(told).startswith(f"ended ({reason}) was started again")
+        await view.press("down", "enter")
+        assert "generator-1 has no log yet" in view.text
+        await view.press("escape")
+        await view.press("1")
+        queue = ("credit", "117704/118176", "–", "–", "–")
+        view.app.query_one("#queues", LiveTable).show([TableRow("ledger credit", queue)])
+        await view.pilot.pause()
+        assert " 117704/118176 " in view.text
+
+
 async def test_each_number_shows_its_view(tmp_path: Path) -> None:
     feed = HandFeed(await busy_run(tmp_path))
     async with shown(feed) as view:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from pipeline.operator.web.app import ServedRuns, build_app
 from pipeline.operator.web.guard import HEADERS, RequestRules, own_names
 from protocol.errors import ConfigError
 from protocol.ids import Role
-from tests.pipeline.operator.web.served import HOSTILE, SHOWN, ServedRun, write_files
+from tests.pipeline.operator.web.served import HOSTILE, SHOWN, ServedRun, sample, write_files
 
 TOKEN = "t" * 43
 STATIC = Path(web_app.__file__).with_name("static")
@@ -155,6 +155,18 @@ def test_tokens_have_their_text_version_log_prob_and_advantage(client: TestClien
     assert tokens["advantages"] == [0.5] * 4
     assert len(tokens["pieces"]) == 4
     assert all(tokens["pieces"])
+
+
+def test_a_response_of_a_dropped_group_says_why_it_has_no_tokens(tmp_path: Path) -> None:
+    run = tmp_path / "op"
+    run.mkdir()
+    (run / "config.toml").touch()
+    dropped = replace(sample(1, 0, "2=2"), tokens=None, kind="no_signal")
+    (run / SAMPLES_NAME).write_text(json.dumps(asdict(dropped)) + "\n")
+    with client_of(tmp_path) as client:
+        (row,) = read(client, "/api/runs/op/samples?last=1")["samples"]
+    assert (row["kind"], row["tokens"]) == ("no_signal", None)
+    assert row["tokens_missing"].startswith("not trained on")
 
 
 def test_answers_of_older_updates_come_page_by_page(client: TestClient) -> None:
