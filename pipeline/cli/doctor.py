@@ -30,6 +30,7 @@ Examples:
   headrace doctor                                  # this machine
   headrace doctor configs/demo.toml configs/fleets/demo.toml
   headrace doctor run.toml --set fleet.generator=8 --json
+  headrace doctor run.toml --card-gib 24           # plan for a GPU elsewhere
 
 Exit code 0; 2 when it finds an error, such as a wrong configuration.
 """
@@ -40,20 +41,30 @@ _MARGIN: Final = 25
 @click.command(epilog=_EPILOG)
 @click.argument("files", nargs=-1, type=PATH)
 @set_option
+@click.option(
+    "--card-gib",
+    "cards",
+    type=click.FloatRange(min=0, min_open=True),
+    multiple=True,
+    metavar="GIB",
+    help="Plan for a GPU of this size instead of this machine's; may be repeated.",
+)
 @json_option
-def doctor(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -> int:
+def doctor(files: tuple[Path, ...], overrides: tuple[str, ...], cards: tuple[float, ...], as_json: bool) -> int:
     """Check this machine, and run files on it. Nothing is started or changed.
 
     Checks Python, torch and GPU, vLLM, threads, memory, the ledger's server, limits and shared
-    memory; with run files also clock, ports, disk, memory by role, all of `config check`, and
-    unwise combinations of settings. Each finding says what to do."""
+    memory; with run files also clock, ports, disk, memory by role and GPU, all of `config check`,
+    and unwise combinations of settings. Each finding says what to do."""
     from pipeline.preflight.doctor import examine
     from pipeline.preflight.findings import refuse, worst
-    from pipeline.preflight.host import probe_host
+    from pipeline.preflight.host import Gpu, probe_host
     from pipeline.process.progress_bar import progress
     from pipeline.runtime.log import log_to_stderr
 
     log_to_stderr()
+    if cards and not files:
+        raise click.UsageError("--card-gib plans a run: give its files, too")
     try:
         config, refused = _config(files, overrides) if files or overrides else None, []
     except HeadraceError as error:
@@ -62,7 +73,11 @@ def doctor(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -
         click.echo("examining the machine; importing torch takes some seconds", err=True)
     with progress("examining the machine"):
         host = probe_host()
-    found = examine(host, config)
+    sizes = [int(size * 2**30) for size in cards]
+    planned = [
+        Gpu(name=f"{gib:g} GiB", memory_bytes=size, free_bytes=size) for gib, size in zip(cards, sizes, strict=True)
+    ]
+    found = examine(host, config, planned)
     if refused:
         found["configuration"] = refused
     gravest = worst(finding for findings in found.values() for finding in findings)

@@ -117,7 +117,7 @@ def init(folder: Path, **given: Any) -> int:
     files = _write(folder, {_RUN: written.run, _FLEET: written.fleet})
     if sys.stderr.isatty():
         click.echo("checking the files as `headrace config check` does", err=True)
-    found = _checked(files)
+    found = _checked(files, around)
     steps = _next_steps(files, hardware, choices.name)
     gravest = worst(found)
     if given["as_json"]:
@@ -190,20 +190,24 @@ def _hardware(name: str) -> str:
 def _surroundings(place: Path, config: dict[str, Any]) -> Surroundings:
     from pipeline.preflight.draft import Surroundings
     from pipeline.preflight.host import TorchBuild, probe_torch
-    from pipeline.preflight.memory_needs import count_weights, is_cpu
+    from pipeline.preflight.memory_needs import count_weights, is_cpu, shape_of
     from pipeline.preflight.model_folder import longest_context
     from pipeline.preflight.vllm import installed_builds
     from pipeline.runtime.machine import this_machine
 
     # only torch can count GPUs, and importing it takes seconds
     torch = "" if is_cpu("auto") else probe_torch()
+    gpus = torch.gpus if isinstance(torch, TorchBuild) else ()
     limit, _ = longest_context(config)
+    num_weights = count_weights(place)
     return Surroundings(
-        num_weights=count_weights(place),
+        num_weights=num_weights,
         context=min(limit or _LARGEST_CONTEXT, _LARGEST_CONTEXT),
         num_cores=this_machine().num_cores,
-        num_gpus=len(torch.gpus) if isinstance(torch, TorchBuild) else 0,
+        num_gpus=len(gpus),
         has_vllm="vllm" in installed_builds(),
+        shape=shape_of(config, num_weights),
+        gpu_bytes=gpus[0].memory_bytes if gpus else 0,
     )
 
 
@@ -244,12 +248,18 @@ def _write(folder: Path, texts: dict[str, str]) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _checked(files: Sequence[Path]) -> list[CheckFinding]:
+def _checked(files: Sequence[Path], around: Surroundings) -> list[CheckFinding]:
     from pipeline.config.load import load_config
     from pipeline.data.hub import pin_models
+    from pipeline.preflight.cards import judge_cards
     from pipeline.preflight.checks import diagnose
+    from pipeline.preflight.host import Gpu
 
-    return diagnose(pin_models(load_config(files)))
+    config = pin_models(load_config(files))
+    gpu = Gpu(name="this machine's", memory_bytes=around.gpu_bytes, free_bytes=around.gpu_bytes)
+    shape = around.shape
+    cards = judge_cards(config, (shape, shape), [gpu] * around.num_gpus) if shape and around.num_gpus else []
+    return diagnose(config) + cards
 
 
 def _next_steps(files: Sequence[Path], hardware: str, name: str) -> list[str]:

@@ -23,6 +23,8 @@ from pipeline.config.data_sets import ChatVariables, ColumnsSection, DataPath, D
 from pipeline.config.import_path import is_import_path, search_also
 from pipeline.config.rewards import EndpointSection, PartName, RewardFunctionSection
 
+Recompute = Literal["auto"] | bool | Positive
+
 
 class ModelSection(Section):
     """The policy to start from."""
@@ -31,7 +33,11 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type of the learner; its weights stay float32.")
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
     reference_path: Path | None = setting(None, "Folder of the frozen reference policy. Default: the start policy.")
-    gradient_checkpointing: bool = setting(False, "Recompute activations in the backward pass: less memory, more time.")
+    gradient_checkpointing: Recompute = setting(
+        "auto",
+        "Layers, from the first on, whose activations are recomputed in the backward pass: less memory, up to a third more "
+        "time. A number, or true for all. auto: as few as the GPU's memory needs, and none on a CPU.",
+    )
 
 
 class DataSection(Section):
@@ -404,7 +410,7 @@ class ValueSection(Section):
     )
     batch_trajectories: Positive = setting(512, "Finished trajectories of one value step.")
     micro_batch_tokens: Literal["auto"] | Positive = setting("auto", "As learner.micro_batch_tokens.")
-    gradient_checkpointing: bool = setting(False, "As model.gradient_checkpointing.")
+    gradient_checkpointing: Recompute = setting("auto", "As model.gradient_checkpointing.")
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type; weights stay float32.")
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
     threads: Positive = setting(1, "Torch threads on a CPU.")

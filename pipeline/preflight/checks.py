@@ -30,6 +30,7 @@ from pipeline.ledger.server.embedded import external_url
 from pipeline.ledger.server.promises import judge_terms, read_promises
 from pipeline.ledger.types import LedgerSpec
 from pipeline.ledger.url import hide_password, refuse_plaintext
+from pipeline.preflight.cards import told_cards
 from pipeline.preflight.engines import check_engines
 from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
 from pipeline.preflight.guidance import check_guidance
@@ -192,6 +193,10 @@ def _memory(subject: _Subject) -> list[CheckFinding]:
     return judge(found, room_here(this_machine()), in_shared_memory=config.weights.shared_memory)
 
 
+def _devices(subject: _Subject) -> list[CheckFinding]:
+    return [fine("devices", told_cards(subject.config))]
+
+
 def _learner(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
     lines = [*check_ranks(config), *check_lora(config), *check_optimizer(config)]
@@ -297,7 +302,7 @@ def _enough_prompts(subject: _Subject) -> list[CheckFinding]:
 
 
 CHECKS: Final[tuple[Callable[[_Subject], list[CheckFinding]], ...]] = (
-    _fleet, _models, _data, _prompts, _length, _memory, _learner, _settings, _ledger_size, _sinks, _tracing, _engines,
+    _fleet, _models, _data, _prompts, _length, _memory, _devices, _learner, _settings, _ledger_size, _sinks, _tracing, _engines,
     _reward_model, _guidance, _vllm, _address, _ledger, _verifiers, _enough_prompts,
 )  # fmt: skip
 """All checks, in display order. Each returns findings, or raises an error with a remedy."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pipeline.config.schema import RunConfig
+from pipeline.preflight.cards import judge_cards
 from pipeline.preflight.checks import diagnose
-from pipeline.preflight.device_memory import LEAST_TOKENS, device_need, taken_by_others
 from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
-from pipeline.preflight.host import Disk, HostFacts, TorchBuild, clock_difference_s, disk_of, free_ports
-from pipeline.preflight.memory_needs import PUBLISHED, Need, Shape, is_cpu, needs, shapes_of
+from pipeline.preflight.host import Disk, Gpu, HostFacts, TorchBuild, clock_difference_s, disk_of, free_ports
+from pipeline.preflight.memory_needs import Need, Shape, is_cpu, needs, shapes_of
 from pipeline.preflight.model_folder import read_model_config
 from pipeline.preflight.packages import declared, fits, span
 from pipeline.supervisor.fleet_size import desired_counts
@@ -80,7 +80,7 @@ def _gpus(host: HostFacts) -> Iterator[CheckFinding]:
     if isinstance(host.torch, str):
         return
     if not host.torch.gpus:
-        yield fine("gpu", "none: models are computed on the CPU")
+        yield fine("gpu", "none: models are computed on the CPU (--card-gib 24 plans for a GPU of that size)")
     for number, gpu in enumerate(host.torch.gpus):
         words = f"{number}: {gpu.name}, {_gb(gpu.free_bytes)} of {_gb(gpu.memory_bytes)} GB free"
         if gpu.free_bytes < gpu.memory_bytes / 2:
@@ -236,95 +236,6 @@ def judge_disk(config: RunConfig, found: Sequence[Need], disk: Disk | str) -> Ch
     return (refuse if disk.free_bytes < 2 * checkpoint else warn)("disk", words, expected, do)
 
 
-def judge_gpu_memory(config: RunConfig, found: Sequence[Need], torch: TorchBuild | str) -> list[CheckFinding]:
-    """Compare each role's need of device memory with the GPUs."""
-    if isinstance(torch, str) or not torch.gpus:
-        return []
-    lines: list[CheckFinding] = []
-    largest = max(gpu.memory_bytes for gpu in torch.gpus)
-    for need in found:
-        parts = {name: size for name, size in need.parts.items() if name not in _OF_HOST}
-        if not parts or need.name in (PUBLISHED, "ledger"):
-            continue
-        ranks = {"learner": config.learner.ranks, "value": config.value.ranks}.get(need.name, 1)
-        size = sum(parts.values()) / ranks
-        words = ", ".join(f"{name} {_gb(number)}" for name, number in parts.items() if number >= 50e6)
-        told = f"{need.name}: up to {_gb(size)} GB" + (f" on each of {ranks} GPUs" if ranks > 1 else "") + f" ({words})"
-        if size > largest:
-            do = "shard it over GPUs (learner.backend fsdp2, learner.ranks), or lower micro_batch_tokens or num_slots"
-            lines.append(warn("gpu memory", told, f"at most {_gb(largest)} GB", do))
-        else:
-            lines.append(fine("gpu memory", told))
-    return lines
-
-
-def judge_learning_memory(
-    config: RunConfig, shape: Shape, value_shape: Shape | None, torch: TorchBuild | str
-) -> list[CheckFinding]:
-    """Report the micro-batches of learner and value worker and the GPU memory that they take; refuse
-    a model that does not fit with the smallest ones. ``value_shape``: None without a value worker."""
-    if isinstance(torch, str) or not torch.gpus:
-        return []
-    total = max(gpu.memory_bytes for gpu in torch.gpus)
-    lines: list[CheckFinding] = []
-    for name, of, section, device in (
-        ("learner", shape, config.learner, config.model.device),
-        ("value", value_shape, config.value, config.value.device),
-    ):
-        if of is None or section.has_own_engine or device == "cpu":
-            continue
-        need = device_need(config, of, is_value=name == "value")
-        taken = taken_by_others(config, shape, total, num_gpus=len(torch.gpus))
-        room, given = total - taken, section.micro_batch_tokens
-        tokens = max(LEAST_TOKENS, need.tokens_in(room)) if given == "auto" else given
-        size = need.fixed + tokens * need.per_token
-        parts = ", ".join(f"{part} {_gb(number)}" for part, number in need.parts.items() if number >= 50e6)
-        told = (
-            f"{name}: {_gb(size)} GB with micro-batches of {tokens:,} tokens ({given}; {parts}, activations "
-            f"{_gb(tokens * need.per_token)})"
-        )
-        if size <= room:
-            lines.append(fine("gpu memory", told))
-            continue
-        beside = f", of which the generator takes {_gb(taken)}" if taken else ""
-        checkpointing = "value" if name == "value" else "model"
-        do = (
-            f"set {checkpointing}.gradient_checkpointing, {checkpointing}.dtype = bfloat16, "
-            + ("" if name == "value" else "learner.optimizer = adamw-8bit or learner.lora.rank, ")
-            + ("a lower gpu_memory_utilization of vLLM, " if taken and config.generation.engine == "vllm" else "")
-            + f"or more GPUs ({name}.backend = fsdp2, {name}.ranks)"
-        )
-        does_fit = need.fixed + LEAST_TOKENS * need.per_token <= room
-        if does_fit:
-            do = f"set {name}.micro_batch_tokens = auto, or {do}"
-        judged = warn if does_fit else refuse
-        lines.append(judged("gpu memory", told, f"at most {_gb(room)} GB (a GPU has {_gb(total)} GB{beside})", do))
-    return lines
-
-
-def judge_ranks(config: RunConfig, torch: TorchBuild | str) -> list[CheckFinding]:
-    if isinstance(torch, str) or not torch.gpus:
-        return []
-    sections = {
-        "learner": (config.learner.ranks, config.model.device),
-        "value": (config.value.ranks, config.value.device),
-    }
-    return [
-        refuse(
-            "ranks",
-            f"{name}.ranks is {ranks}, and each uses one GPU",
-            f"at most {len(torch.gpus)}",
-            f"lower {name}.ranks",
-        )
-        for name, (ranks, device) in sections.items()
-        if ranks > len(torch.gpus) and device != "cpu" and (name == "learner" or config.has_critic)
-    ]
-
-
-_OF_HOST: Final = frozenset({"copy for a checkpoint", "process", "data at its limit"})
-"""Parts of a need that are in the host's memory even if a GPU computes."""
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
@@ -337,8 +248,9 @@ SMALL_FLEET: Final = 8
 """Assumed workers of a fleet if no configuration is given."""
 
 
-def examine(host: HostFacts, config: RunConfig | None) -> dict[str, Sequence[CheckFinding]]:
-    """Return the findings by heading: about the host and, with a configuration, about a run on it."""
+def examine(host: HostFacts, config: RunConfig | None, cards: Sequence[Gpu] = ()) -> dict[str, Sequence[CheckFinding]]:
+    """Return the findings by heading: about the host and, with a configuration, about a run on it.
+    ``cards`` are planned for in place of the host's GPUs."""
     if config is None:
         return {"machine": judge_host(host, num_workers=SMALL_FLEET)}
     counts = desired_counts(config)
@@ -355,13 +267,10 @@ def examine(host: HostFacts, config: RunConfig | None) -> dict[str, Sequence[Che
     shapes = _shapes(config)
     of_host = needs(config, shapes[0], counts, shapes[1], on_cpu=is_cpu) if shapes else []
     machine.append(judge_disk(config, of_host, disk_of(config.run.dir)))
-    if shapes:
-        machine += judge_learning_memory(config, shapes[0], shapes[1] if counts.get(Role.VALUE) else None, host.torch)
-        # a GPU holds what a CPU would
-        of_devices = needs(config, shapes[0], counts, shapes[1], on_cpu=lambda _: True)
-        others = [need for need in of_devices if need.name not in ("learner", "value")]
-        machine += judge_gpu_memory(config, others, host.torch)
-    return {"machine": machine, "configuration": [*diagnose(config), *judge_ranks(config, host.torch)]}
+    gpus = cards or (() if isinstance(host.torch, str) else host.torch.gpus)
+    if shapes and gpus:
+        machine += judge_cards(config, shapes, gpus)
+    return {"machine": machine, "configuration": diagnose(config)}
 
 
 def _shapes(config: RunConfig) -> tuple[Shape, Shape | None] | None:

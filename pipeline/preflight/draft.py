@@ -23,7 +23,9 @@ from pipeline.data.lines import PromptLine, parse_line
 from pipeline.data.places import local_file, named_files
 from pipeline.data.prompt_form import PromptForm
 from pipeline.data.tokenizer import TextTokenizer
+from pipeline.preflight.device_memory import vllm_share
 from pipeline.preflight.ledger_size import ledger_load
+from pipeline.preflight.memory_needs import Shape
 from pipeline.rewards.arithmetic import last_number
 from protocol.errors import DataError
 
@@ -135,6 +137,9 @@ class Surroundings:
     num_gpus: int
     has_vllm: bool
     """Whether vLLM's build for GPUs is installed."""
+    shape: Shape | None = None
+    gpu_bytes: int = 0
+    """Memory of the first GPU; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +222,12 @@ def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
     config = parse_config(commented(values | fleet, {}, algorithm=choices.algorithm), "the draft")
     fleet["fleet.reference"] = int(config.has_reference)
     load = ledger_load(config)
+    if choices.hardware == "gpu" and around.shape is not None and around.gpu_bytes:
+        share = vllm_share(config, around.shape, around.gpu_bytes)
+        if share is not None:
+            values["generation.vllm.engine_args"] = {"gpu_memory_utilization": share}
+            taken, total = share * around.gpu_bytes / 1e9, around.gpu_bytes / 1e9
+            why["generation.vllm.engine_args"] = f"{taken:.1f} of the GPU's {total:.1f} GB; the learner has the rest"
     needed = max(load.batch_bytes, load.in_flight_bytes) / config.ledger.watermark / _MB
     values["ledger.max_memory_mb"] = max(256, 256 * math.ceil(needed / 256))
     run = commented(values, why, algorithm=choices.algorithm, head=_HEAD.format(hardware=HARDWARE[choices.hardware]))
@@ -267,16 +278,12 @@ def _devices(choices: Choices, around: Surroundings, why: dict[str, str]) -> dic
         return {}
     values: dict[str, Any] = {
         "model.dtype": "bfloat16",
-        "model.gradient_checkpointing": True,
         "generation.dtype": "bfloat16",
         "weights.dtype": "bfloat16",
     }
     use_vllm = around.has_vllm and around.num_gpus > 0
     if use_vllm:
         values["generation.engine"] = "vllm"
-    if choices.hardware == "gpu" and use_vllm:
-        values["generation.vllm.engine_args"] = {"gpu_memory_utilization": 0.4}
-        why["generation.vllm.engine_args"] = "the learner has the rest of the GPU"
     if choices.hardware != "gpus":
         return values
     if around.num_gpus < 2:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
@@ -84,10 +84,16 @@ _ON_GPU = Need("", {"process": 4 * PROCESS_BYTES}, 0)
 """A process with its model on a GPU: CUDA's libraries and staging."""
 
 
-def activation_bytes(shape: Shape, tokens: int, *, checkpointing: bool = False) -> int:
-    """Return the bytes that a forward pass over ``tokens`` keeps for its backward pass, in fp32."""
+def recomputed_layers(setting: Literal["auto"] | bool | int, layers: int) -> int:
+    """Return how many of so many layers are recomputed; automatic, where there is room, none."""
+    return 0 if setting == "auto" else layers if setting is True else min(int(setting), layers)
+
+
+def activation_bytes(shape: Shape, tokens: int, recomputed: int = 0) -> int:
+    """Return the bytes that a forward pass over ``tokens`` keeps for its backward pass on a CPU, in
+    fp32, if so many layers are recomputed."""
     layer = tokens * (18 * shape.hidden + 4 * shape.intermediate + 7 * shape.key_width) * _FP32
-    return layer + tokens * shape.layers * shape.hidden * _FP32 if checkpointing else shape.layers * layer
+    return max(1, shape.layers - recomputed) * layer + recomputed * tokens * shape.hidden * _FP32
 
 
 def needs(
@@ -178,7 +184,7 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
     state = int(trained * (2.0 if is_value else STATE_SHARE.get(config.learner.optimizer, 2.0)))
     # only the model knows how much is frozen
     stepped = 0 if config.learner.freeze and not is_value else trained + state
-    checkpointing = (config.value if is_value else config.model).gradient_checkpointing
+    recomputed = recomputed_layers((config.value if is_value else config.model).gradient_checkpointing, shape.layers)
     copied = {"copy for a checkpoint": trained + state, "process": section.ranks * PROCESS_BYTES}
     if not on_cpu:
         return Need(name, copied, stepped)
@@ -188,7 +194,7 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
         "weights": weights,
         "gradients": trained,
         "optimiser": state,
-        "activations": activation_bytes(shape, tokens, checkpointing=checkpointing),
+        "activations": activation_bytes(shape, tokens, recomputed),
         "logits": logits,
     }
     return Need(name, parts | copied, weights + stepped)

@@ -1,4 +1,4 @@
-"""The micro-batches that fit on a GPU, against what was measured on one, and what is said of them."""
+"""The memory of learning workers on GPUs, against what was measured on one, and how a GPU is shared."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.preflight.device_memory import LEAST_TOKENS, MOST_TOKENS, device_need, taken_by_others
-from pipeline.preflight.doctor import judge_learning_memory
-from pipeline.preflight.findings import Gravity
-from pipeline.preflight.host import Gpu, TorchBuild
+from pipeline.config.schema import RunConfig
+from pipeline.preflight.device_memory import (
+    GOOD_TOKENS,
+    LEAST_TOKENS,
+    MOST_TOKENS,
+    device_need,
+    learning_plan,
+    share_card,
+    vllm_share,
+    workers_by_card,
+)
 from pipeline.preflight.memory_needs import Shape, shape_of
+from protocol.ids import Role
 from tests.pipeline.op_config import op_config
 
 HALF_B = Shape(494_032_768, layers=24, hidden=896, intermediate=4864, key_width=128, vocabulary=151_936)
@@ -30,8 +38,10 @@ def test_automatic_micro_batches_fit_where_a_gpu_was_seen_to_have_room(
     tmp_path: Path, shape: Shape, fits: int, is_full_at: int
 ) -> None:
     """Measured on an H100 of 80 GB in bfloat16: the second size ran out of memory."""
-    tokens = device_need(op_config(tmp_path, BF16), shape).tokens_in(H100)
-    assert fits <= tokens < is_full_at
+    config = op_config(tmp_path, BF16)
+    plan = learning_plan(config, device_need(config, shape), H100)
+    assert fits <= plan.tokens < is_full_at
+    assert (plan.recomputed, plan.fits) == (0, True)
 
 
 MEASURED = [(HALF_B, 16_384, 33), (HALF_B, 32_768, 60), (ONE_AND_A_HALF_B, 8192, 52)]
@@ -42,21 +52,22 @@ def test_the_estimate_is_what_was_measured_or_a_little_more(
     tmp_path: Path, shape: Shape, tokens: int, gib: int
 ) -> None:
     need = device_need(op_config(tmp_path, BF16), shape)
-    assert 1.0 <= (need.fixed + tokens * need.per_token) / (gib * GIB) < 1.15
+    assert 1.0 <= (need.fixed + tokens * need.per_token()) / (gib * GIB) < 1.15
 
 
 def test_settings_that_save_memory_leave_room_for_more_tokens(tmp_path: Path) -> None:
-    def tokens(*overrides: str, shape: Shape = ONE_AND_A_HALF_B, room: int = 40 * GIB) -> int:
-        return device_need(op_config(tmp_path, *overrides), shape).tokens_in(room)
+    def tokens(*overrides: str, shape: Shape = ONE_AND_A_HALF_B, room: int = 40 * GIB, recomputed: int = 0) -> int:
+        return device_need(op_config(tmp_path, *overrides), shape).tokens_in(room, recomputed)
 
-    assert tokens(room=32 * GIB) == 0, "1.5 B weights with AdamW in float32, and activations of 7 MB a token"
+    assert tokens(room=30 * GIB) == 0, "1.5 B weights with AdamW in float32, and activations of 7 MB a token"
     assert tokens(BF16) < tokens(BF16, "learner.optimizer=adamw-8bit")
     assert tokens(BF16) < tokens(BF16, "learner.lora.rank=8")
-    assert tokens(BF16) < tokens(BF16, "model.gradient_checkpointing=true") <= MOST_TOKENS
+    assert tokens(BF16) < tokens(BF16, recomputed=8) < tokens(BF16, recomputed=27) <= MOST_TOKENS
     assert tokens(BF16) < tokens(BF16, "learner.backend=fsdp2", "learner.ranks=2")
     assert tokens(BF16, "learner.lora.rank=8", shape=SEVEN_B, room=H100) >= LEAST_TOKENS
     assert tokens(BF16, shape=SEVEN_B, room=H100) == 0
     assert tokens(BF16, shape=HALF_B, room=24 * GIB) >= LEAST_TOKENS
+    assert tokens(BF16, "learner.lora.rank=64", shape=SEVEN_B) <= tokens(BF16, "learner.lora.rank=8", shape=SEVEN_B)
 
 
 def test_a_little_more_or_less_free_memory_makes_no_other_number(tmp_path: Path) -> None:
@@ -66,51 +77,113 @@ def test_a_little_more_or_less_free_memory_makes_no_other_number(tmp_path: Path)
     assert all(one % LEAST_TOKENS == 0 for one in found)
 
 
-def test_a_generator_on_the_only_gpu_leaves_the_rest(tmp_path: Path) -> None:
-    def taken(*overrides: str, num_gpus: int = 1) -> int:
-        return taken_by_others(op_config(tmp_path, *overrides), HALF_B, 80 * 10**9, num_gpus=num_gpus)
-
-    vllm = ("generation.engine=vllm", "generation.vllm.engine_args={gpu_memory_utilization=0.4}")
-    assert taken(*vllm) == 32 * 10**9
-    assert taken("generation.engine=vllm") == 72 * 10**9, "vLLM's own share"
-    assert taken(*vllm, num_gpus=2) == 0
-    assert taken("generation.device=cpu") == 0
-    assert 2 * HALF_B.num_weights < taken() < 40 * 10**9
-
-
-def build(gigabytes: int) -> TorchBuild:
-    gpu = Gpu(name="GPU", memory_bytes=gigabytes * 10**9, free_bytes=gigabytes * 10**9)
-    return TorchBuild(version="2.13.0+cu130", cuda="13.0", threads=8, gpus=[gpu])
-
-
-def test_a_model_too_large_for_the_gpu_is_refused_with_its_parts_and_what_to_change(tmp_path: Path) -> None:
-    config = op_config(tmp_path, BF16, "generation.device=cpu")
-    (refused,) = judge_learning_memory(config, SEVEN_B, None, build(80))
-    assert refused.level is Gravity.ERROR
-    assert "weights 30.5, gradients 30.5, optimiser 60.9" in refused.found
-    assert "micro-batches of 1,024 tokens (auto" in refused.found
-    assert "at most 80.0 GB" in refused.expected
-    assert "learner.lora.rank" in refused.do and "learner.ranks" in refused.do
-    (fits,) = judge_learning_memory(config, HALF_B, None, build(80))
-    assert fits.level is Gravity.OK
-    assert "micro-batches of 34,816 tokens (auto" in fits.found
+def test_automatic_recomputation_is_the_least_with_which_a_good_micro_batch_fits(tmp_path: Path) -> None:
+    config = op_config(tmp_path, BF16)
+    need = device_need(config, ONE_AND_A_HALF_B)
+    layers: list[int] = []
+    for gib in (60, 48, 44, 40, 36, 35, 30):
+        room = gib * GIB
+        plan = learning_plan(config, need, room)
+        layers.append(int(plan.recomputed))
+        assert plan.num_bytes <= 0.9 * room or not plan.fits
+        if plan.fits and plan.recomputed and plan.tokens >= GOOD_TOKENS:
+            with_one_less = need.fixed + GOOD_TOKENS * need.per_token(layers[-1] - 1)
+            assert with_one_less > 0.9 * room
+    assert layers == sorted(layers) and layers[0] == 0 < layers[2] < layers[-1] == 27
+    assert not learning_plan(config, need, 30 * GIB).fits
 
 
-def test_micro_batches_that_are_set_too_large_are_warned_of(tmp_path: Path) -> None:
-    config = op_config(tmp_path, BF16, "generation.device=cpu", "learner.micro_batch_tokens=65536")
-    (warned,) = judge_learning_memory(config, HALF_B, None, build(80))
-    assert warned.level is Gravity.WARNING
-    assert "learner.micro_batch_tokens = auto" in warned.do
+def test_what_is_set_stays_and_the_longest_sample_must_fit_in_any_case(tmp_path: Path) -> None:
+    def plan(*overrides: str, gib: int = 40) -> tuple[int, int, bool]:
+        config = op_config(tmp_path, BF16, *overrides)
+        found = learning_plan(config, device_need(config, ONE_AND_A_HALF_B), gib * GIB)
+        return found.tokens, int(found.recomputed), found.fits
+
+    given = "learner.micro_batch_tokens=2048"
+    assert plan(given, "model.gradient_checkpointing=5")[:2] == (2048, 5)
+    assert plan(given, "model.gradient_checkpointing=true")[:2] == (2048, 28)
+    assert plan(given, "model.gradient_checkpointing=false", gib=60) == (2048, 0, True)
+    assert plan("model.gradient_checkpointing=99")[1] == 28, "no more than there are"
+    tokens, recomputed, fits = plan(given, gib=37)
+    assert (tokens, fits) == (2048, True) and 0 < recomputed < 27
+    long = "generation.max_response_tokens=8000"
+    assert plan(given, long, gib=60)[1] > plan(given, gib=60)[1], "a longer sample gets a pass of its own"
+    assert not plan(given, "generation.max_response_tokens=60000")[2]
+    assert not plan("generation.max_response_tokens=60000", "generation.window_tokens=512")[2]
 
 
-def test_a_value_worker_is_judged_too_and_what_computes_on_a_cpu_is_not(tmp_path: Path) -> None:
-    config = op_config(tmp_path, BF16, "generation.device=cpu", "value.dtype=bfloat16")
-    assert [one.found.split(":")[0] for one in judge_learning_memory(config, HALF_B, HALF_B, build(80))] == [
-        "learner",
-        "value",
-    ]
-    on_cpu = op_config(tmp_path, "model.device=cpu", "value.device=cpu")
-    assert judge_learning_memory(on_cpu, SEVEN_B, SEVEN_B, build(80)) == []
+# -- a GPU with several workers --------------------------------------------------------------------
+
+VLLM = ("generation.engine=vllm", "generation.dtype=bfloat16", BF16)
+LONG = ("data.max_prompt_tokens=2048", "generation.max_response_tokens=2048", "generation.window_tokens=512")
+
+
+def shares(config: RunConfig, shape: Shape = HALF_B, total: int = 80 * 10**9, card: int = 0) -> dict[Role, int]:
+    return share_card(config, workers_by_card(config)[card], (shape, shape), total)
+
+
+def test_each_worker_is_on_the_gpu_of_its_device(tmp_path: Path) -> None:
+    def cards(*overrides: str) -> dict[int, dict[Role, int]]:
+        return workers_by_card(op_config(tmp_path, *overrides))
+
+    one = {Role.LEARNER: 1, Role.GENERATOR: 1}
+    assert cards() == {0: one}, "auto is the first, however many there are"
+    assert cards("generation.device=cuda:1") == {0: {Role.LEARNER: 1}, 1: {Role.GENERATOR: 1}}
+    assert cards("model.device=cpu", "generation.device=cpu") == {}
+    ranks = ("learner.backend=fsdp2", "learner.ranks=3")
+    assert cards(*ranks, "generation.device=cuda:2") == {
+        0: {Role.LEARNER: 1}, 1: {Role.LEARNER: 1}, 2: {Role.LEARNER: 1, Role.GENERATOR: 1}
+    }  # fmt: skip
+    parallel = ("generation.vllm.tensor_parallel_size=2", "generation.vllm.data_parallel_size=2")
+    assert list(cards("generation.engine=vllm", *parallel, "model.device=cuda:3")) == [0, 1, 2, 3]
+    assert cards("fleet.generator=0", "wire.transport=tcp") == {0: {Role.LEARNER: 1}}, "they join from other hosts"
+    both = cards("algorithm.name=ppo", "algorithm.kl_coefficient=0.1", "fleet.generator=2")
+    assert both == {0: one | {Role.GENERATOR: 2, Role.VALUE: 1, Role.REFERENCE: 1}}
+
+
+def test_a_setting_of_vllm_is_its_share_and_alone_it_has_its_own(tmp_path: Path) -> None:
+    set_ = op_config(tmp_path, *VLLM, "generation.vllm.engine_args={gpu_memory_utilization=0.4}")
+    assert shares(set_) == {Role.GENERATOR: 32 * 10**9, Role.LEARNER: 48 * 10**9}
+    assert vllm_share(set_, HALF_B, 80 * 10**9) is None
+    alone = op_config(tmp_path, *VLLM, "model.device=cuda:1")
+    assert shares(alone) == {Role.GENERATOR: int(0.92 * 80 * 10**9)}
+    assert vllm_share(alone, HALF_B, 80 * 10**9) is None
+    cache = op_config(tmp_path, *VLLM, "generation.vllm.engine_args={kv_cache_memory_bytes=5000000000}")
+    assert shares(cache)[Role.GENERATOR] == pytest.approx(5e9 + 2 * HALF_B.num_weights + 2.1e9, rel=0.03)
+
+
+def test_vllm_beside_the_learner_gets_weights_and_a_cache_for_its_slots(tmp_path: Path) -> None:
+    config = op_config(tmp_path, *VLLM, *LONG)
+    cache = 64 * 4096 * 24 * 2 * 128 * 2
+    share = vllm_share(config, HALF_B, 80 * 10**9)
+    assert share is not None
+    assert share * 80e9 - 2 * HALF_B.num_weights - cache == pytest.approx(2.1e9, rel=0.1)
+    assert shares(config)[Role.LEARNER] == pytest.approx((1 - share) * 80e9, rel=0.01)
+    two = vllm_share(op_config(tmp_path, *VLLM, *LONG, "fleet.generator=2"), HALF_B, 80 * 10**9)
+    assert two == share, "each of them"
+
+
+def test_a_narrow_gpu_leaves_vllm_less_cache_and_never_less_than_a_quarter(tmp_path: Path) -> None:
+    config = op_config(tmp_path, *VLLM, *LONG, "learner.lora.rank=16")
+    full = 64 * 4096 * 28 * 2 * 512 * 2
+    wide, narrow, none = (
+        shares(config, SEVEN_B, gib * GIB)[Role.GENERATOR] - 2 * SEVEN_B.num_weights for gib in (140, 80, 40)
+    )
+    assert full * 0.25 < narrow - (wide - full) < full
+    assert none - (wide - full) == pytest.approx(full / 4, rel=0.01)
+    room = shares(config, SEVEN_B, 80 * GIB)[Role.LEARNER]
+    plan = learning_plan(config, device_need(config, SEVEN_B), room)
+    assert plan.fits and plan.recomputed == 27
+
+
+def test_the_local_engine_and_other_workers_take_their_part_too(tmp_path: Path) -> None:
+    local = shares(op_config(tmp_path, BF16, "generation.dtype=bfloat16"))
+    assert 2 * HALF_B.num_weights < local[Role.GENERATOR] < 3e9
+    scored = op_config(tmp_path, *VLLM, "algorithm.kl_coefficient=0.1", "algorithm.name=ppo", "value.dtype=bfloat16")
+    found = shares(scored)
+    assert 2 * HALF_B.num_weights < found[Role.REFERENCE] < 5e9
+    assert 0.8 < found[Role.VALUE] / found[Role.LEARNER] <= 1.0, "both train models of one size"
+    assert sum(found.values()) <= 80 * 10**9
 
 
 def test_a_shape_is_read_off_a_configuration() -> None:

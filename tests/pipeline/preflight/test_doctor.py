@@ -12,11 +12,9 @@ from pipeline.preflight.doctor import (
     FIRST_DRIVERS,
     judge_clock,
     judge_disk,
-    judge_gpu_memory,
     judge_host,
     judge_metrics_port,
     judge_ports,
-    judge_ranks,
 )
 from pipeline.preflight.findings import CheckFinding, Gravity, worst
 from pipeline.preflight.host import Disk, Gpu, HostFacts, TorchBuild
@@ -134,20 +132,3 @@ def test_a_disk_has_room_for_checkpoints_log_and_ledger(tmp_path: Path) -> None:
     assert judge_disk(config, learner, "no answer").level is Gravity.ERROR
     best = op_config(tmp_path, "evaluation.keep_best=true", "replay.record=false")
     assert "5 checkpoints 5.0, update log 0.0" in judge_disk(best, learner, Disk(tmp_path, 10**12, True)).found
-
-
-def test_what_a_gpu_must_hold_is_compared_with_the_largest(tmp_path: Path) -> None:
-    config = op_config(tmp_path)
-    parts = {"weights": 60 * 10**9, "optimiser": 30 * 10**9, "copy for a checkpoint": 10**12, "process": 10**9}
-    too_large = judge_gpu_memory(config, [Need("learner", parts, 0)], GPU_BUILD)
-    assert [(one.level, "90.0 GB" in one.found) for one in too_large] == [(Gravity.WARNING, True)]
-    shared = op_config(tmp_path, "learner.backend=fsdp2", "learner.ranks=2")
-    assert [one.level for one in judge_gpu_memory(shared, [Need("learner", parts, 0)], GPU_BUILD)] == [Gravity.OK]
-    assert judge_gpu_memory(config, [Need("learner", parts, 0)], CPU_BUILD) == []
-
-
-def test_more_ranks_than_gpus_are_refused_and_ranks_on_a_cpu_are_not(tmp_path: Path) -> None:
-    config = op_config(tmp_path, "learner.backend=fsdp2", "learner.ranks=2")
-    assert [one.level for one in judge_ranks(config, GPU_BUILD)] == [Gravity.ERROR]
-    assert judge_ranks(config, CPU_BUILD) == []
-    assert judge_ranks(op_config(tmp_path, "learner.backend=fsdp2", "learner.ranks=1"), GPU_BUILD) == []

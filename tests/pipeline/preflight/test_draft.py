@@ -22,8 +22,10 @@ from pipeline.config.load import load_config
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight import draft as module
 from pipeline.preflight.checks import preflight
+from pipeline.preflight.device_memory import vllm_share
 from pipeline.preflight.draft import HARDWARE, Choices, DataForm, Surroundings, draft, learning_rate, read_form
 from pipeline.preflight.lint import lint
+from pipeline.preflight.memory_needs import Shape
 from pipeline.runtime.machine import Machine
 from protocol.errors import DataError
 from tests.pipeline.op_config import MODEL
@@ -104,8 +106,20 @@ def test_gpus_are_shared_out_between_learner_and_generator(tmp_path: Path) -> No
     config = load_config(written(tmp_path, around=vllm, hardware="gpus"))
     assert (config.generation.engine, config.generation.vllm.data_parallel_size) == ("vllm", 3)
     assert (config.model.device, config.learner.ranks) == ("cuda:3", 1)
-    config = load_config(written(tmp_path, around=vllm, hardware="gpu"))
-    assert config.generation.vllm.engine_args == {"gpu_memory_utilization": 0.4}
+
+
+def test_vllm_beside_the_learner_gets_the_share_that_was_planned(tmp_path: Path) -> None:
+    shape = Shape(494_032_768, layers=24, hidden=896, intermediate=4864, key_width=128, vocabulary=151_936)
+    one = replace(LARGE, num_gpus=1, has_vllm=True, shape=shape, gpu_bytes=24 << 30)
+    run, fleet = written(tmp_path, around=one, hardware="gpu")
+    config = load_config([run, fleet])
+    (name, share) = next(iter(config.generation.vllm.engine_args.items()))
+    vllm = config.generation.vllm.model_copy(update={"engine_args": {}})
+    left_open = config.model_copy(update={"generation": config.generation.model_copy(update={"vllm": vllm})})
+    assert (name, share) == ("gpu_memory_utilization", vllm_share(left_open, shape, 24 << 30))
+    assert f"{share * (24 << 30) / 1e9:.1f} of the GPU's 25.8 GB" in run.read_text()
+    unseen = load_config(written(tmp_path, around=replace(one, gpu_bytes=0), hardware="gpu"))
+    assert (unseen.generation.engine, unseen.generation.vllm.engine_args) == ("vllm", {})
 
 
 def test_hosts_join_a_run_without_generators_of_its_own(tmp_path: Path) -> None:

@@ -184,8 +184,12 @@ def test_checkpointing_is_counted_for_policy_and_critic_each_by_its_own_setting(
         found = needs(config, QWEN, FEW | {Role.VALUE: 1}, QWEN, on_cpu=lambda _: True)
         return [need.parts["activations"] for need in found if need.name in ("learner", "value")]
 
-    kept, less = activation_bytes(QWEN, 1024), activation_bytes(QWEN, 1024, checkpointing=True)
+    kept, less = activation_bytes(QWEN, 1024), activation_bytes(QWEN, 1024, QWEN.layers)
     assert less < kept / 10
     assert activations() == [kept, kept]
     assert activations("model.gradient_checkpointing=true") == [less, kept]
     assert activations("value.gradient_checkpointing=true") == [kept, less]
+    some = activation_bytes(QWEN, 1024, 12)
+    assert kept / 2 < some < kept * 0.6
+    assert activations("model.gradient_checkpointing=12") == [some, kept]
+    assert activations("model.gradient_checkpointing=auto") == [kept, kept], "automatic on a CPU is none"

@@ -57,7 +57,7 @@ class Settings:
     eps: float = 1e-8
     temperature: float = 1.0
     micro_batch_tokens: int = 128
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | int = False
     autocast: torch.dtype | None = None
     head_bytes: int = HEAD_BYTES
     optimizer_name: str = "adamw-fused"

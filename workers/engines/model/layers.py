@@ -20,17 +20,29 @@ FORWARD = 1.0 / 3.0
 """Share of a forward and backward pass that is forward: backward computes twice as much."""
 
 
-def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Enable checkpointing without activating dropout. A later ``eval()`` disables it."""
-    model.gradient_checkpointing_enable()
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True
+def recompute_layers(model: PreTrainedModel, layers: bool | int = True) -> bool:
+    """Recompute the activations of the first ``layers`` (True: of all), without activating dropout;
+    return whether that is more than before. A later ``eval()`` ends it.
+
+    The first ones, because their turn in the backward pass comes when the activations that the
+    others kept are gone."""
+    found = _layers(model) if model.supports_gradient_checkpointing else []
+    wanted = found if layers is True else found[:layers]
+    more = any(not (module.gradient_checkpointing and module.training) for module in wanted)
+    if more:
+        model.gradient_checkpointing_enable()
+        for module in found:
+            module.gradient_checkpointing = module.training = module in wanted
+    return more
+
+
+def _layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def count_layers(model: PreTrainedModel) -> PreTrainedModel:
     """Make every layer of ``model`` mark the end of each pass through it; return the model."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = _layers(model)
 
     def passed(_module: torch.nn.Module, _inputs: object, output: Any) -> None:
         count_part(output[0] if isinstance(output, tuple) else output, 1.0 / len(layers))

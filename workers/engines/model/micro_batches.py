@@ -10,9 +10,11 @@ import structlog
 import torch
 
 from pipeline.algorithms.batching import tokens_at_once
-from pipeline.preflight.device_memory import LEAST_TOKENS, device_need, taken_by_others
+from pipeline.preflight.device_memory import LearningPlan, device_need, learning_plan, share_card, workers_by_card
 from pipeline.preflight.memory_needs import shape_of
 from protocol.errors import EngineError
+from protocol.ids import Role
+from workers.engines.model.layers import recompute_layers
 from workers.engines.model.packed import Plan
 
 if TYPE_CHECKING:
@@ -28,10 +30,10 @@ _log = structlog.get_logger(__name__)
 class MicroBatches:
     """The budget of a worker's micro-batches, in tokens."""
 
-    def __init__(self, tokens: int, advice: str) -> None:
+    def __init__(self, tokens: int, model: PreTrainedModel, advice: str) -> None:
         """``advice``: what to do when the device is too small for the smallest ones."""
         self.tokens = tokens
-        self._advice = advice
+        self._model, self._advice = model, advice
 
     def run(
         self,
@@ -42,9 +44,10 @@ class MicroBatches:
     ) -> Result:
         """Compute the micro-batches that ``plan`` makes of a budget.
 
-        If the device has no memory for one, halve the budget for good, ``clear`` what was computed,
-        and compute all of them again: so every sample counts once, and the result is that of the
-        smaller budget. Raises EngineError when each micro-batch is a single sample already."""
+        If the device has no memory for one, halve the budget for good, or recompute all layers'
+        activations once each micro-batch is a single sample; ``clear`` what was computed, and
+        compute all of them again: so every sample counts once, and the result is that of the
+        smaller budget. Raises EngineError when nothing is left to save."""
         while True:
             planned = plan(self.tokens)
             try:
@@ -56,38 +59,49 @@ class MicroBatches:
             largest = max(planned, key=lambda micro: sum(lengths[index] for index in micro))
             size = sum(lengths[index] for index in largest)
             if all(len(micro) <= 1 for micro in planned):
-                raise EngineError(
-                    f"no device memory for a micro-batch of one sample of {size} tokens: {reason}; {self._advice}"
-                )
-            # below the micro-batches that there were, so that there are other ones
-            smaller = max(1, min(self.tokens, size) // 2)
-            _log.warning("micro_batches_halved", tokens=smaller, before=self.tokens, reason=reason)
-            self.tokens = smaller
+                if not recompute_layers(self._model):
+                    raise EngineError(
+                        f"no device memory for a micro-batch of one sample of {size} tokens: {reason}; {self._advice}"
+                    )
+                _log.warning("all_layers_recomputed", longest=size, reason=reason)
+            else:
+                # below the micro-batches that there were, so that there are other ones
+                smaller = max(1, min(self.tokens, size) // 2)
+                _log.warning("micro_batches_halved", tokens=smaller, before=self.tokens, reason=reason)
+                self.tokens = smaller
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
 
-def micro_batch_tokens(
+def learning_plan_on(
     config: RunConfig, device: torch.device, model: PreTrainedModel | None = None, *, is_value: bool = False
-) -> int:
-    """Return the budget of a learning worker: the setting, or what fits on ``device``.
+) -> LearningPlan:
+    """Return the micro-batches and recomputed layers of a learning worker: the settings, or what fits
+    on ``device``.
 
     ``model`` is at its place already, where it is known; ranks take their share of an empty device,
-    so that all get the same number."""
+    so that all get the same plan."""
     section = config.value if is_value else config.learner
-    given = section.micro_batch_tokens
-    if given != "auto" or device.type != "cuda" or model is None:
-        return tokens_at_once(given, on_cpu=device.type == "cpu")
+    layers = (config.value if is_value else config.model).gradient_checkpointing
+    tokens = tokens_at_once(section.micro_batch_tokens, on_cpu=device.type == "cpu")
+    as_set = LearningPlan(tokens, 0 if layers == "auto" else layers, 0, True)
+    if device.type != "cuda" or model is None:
+        return as_set
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     shape = shape_of(model.config.to_dict(), num_weights)
     if shape is None:
-        return tokens_at_once(given, on_cpu=False)
+        return as_set
     free, total = torch.cuda.mem_get_info(device)
     need = device_need(config, shape, is_value=is_value)
     loaded = need.parts["weights"] if section.ranks == 1 else 0
     room = total if section.ranks > 1 else min(total, free + loaded)
-    room = min(room, total - taken_by_others(config, shape, total, num_gpus=torch.cuda.device_count()))
-    tokens = need.tokens_in(room)
-    _log.info("micro_batches", tokens=tokens, free=free, total=total, fixed=need.fixed, per_token=need.per_token)
-    return max(LEAST_TOKENS, tokens)
+    here = workers_by_card(config).get(device.index or 0, {})
+    shares = share_card(config, here, (shape, shape), total)
+    room = min(room, shares.get(Role.VALUE if is_value else Role.LEARNER, total))
+    plan = learning_plan(config, need, room, is_value=is_value)
+    _log.info(
+        "micro_batches", tokens=plan.tokens, recomputed=plan.recomputed, room=room, free=free, total=total,
+        fixed=need.fixed, per_token=need.per_token(plan.recomputed),
+    )  # fmt: skip
+    return plan

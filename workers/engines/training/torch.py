@@ -25,10 +25,10 @@ from workers.engines.model.checkpoint_files import (
     snapshot_writer,
 )
 from workers.engines.model.compiled import compile_layers
-from workers.engines.model.layers import enable_gradient_checkpointing
+from workers.engines.model.layers import recompute_layers
 from workers.engines.model.live_state import StateCopier, put_back_state
 from workers.engines.model.loading import load_model, resolve_device
-from workers.engines.model.micro_batches import MicroBatches, Result, micro_batch_tokens
+from workers.engines.model.micro_batches import MicroBatches, Result, learning_plan_on
 from workers.engines.model.optimizer import (
     CONSTANT,
     GRADIENT,
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from pipeline.algorithms.objective import Objective
     from pipeline.config.schema import RunConfig
+    from pipeline.preflight.device_memory import LearningPlan
     from pipeline.training.live_states import LiveState
     from pipeline.training.snapshots import KeptState
     from workers.engines.model.adapter import Adapter
@@ -74,7 +75,7 @@ class TorchTraining(TorchPublishing):
         forward: ForwardSettings,
         optimizer: OptimizerSettings,
         *,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | int = False,
         tokenizer_from: Path | None = None,
         lora: LoraSettings | None = None,
         publishing: PublishSettings | None = None,
@@ -88,10 +89,9 @@ class TorchTraining(TorchPublishing):
         # eval(), as with dropout the ratio would not be 1 while the weights are unchanged
         self._model = prepare_packed(model.eval())
         self._policy = PackedPolicy(model, forward)
-        self._micro_batches = MicroBatches(forward.micro_batch_tokens, MEMORY_ADVICE)
+        self._micro_batches = MicroBatches(forward.micro_batch_tokens, model, MEMORY_ADVICE)
         self._weights = TrainedModel(model, weights_form(model, model, lora, tokenizer_from))
-        if gradient_checkpointing:
-            enable_gradient_checkpointing(model)
+        recompute_layers(model, gradient_checkpointing)
         self._optimizer = GuardedOptimizer(self._weights.parameters, optimizer, embedding_names(model))
         self.publishing = publishing or PublishSettings()
         self._copier = StateCopier()
@@ -192,11 +192,12 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
         torch.set_num_threads(config.learner.threads)
     model = load_model(model_path, torch.float32, device)
     freeze(model, config.learner.freeze)
+    plan = learning_plan_on(config, device, model)
     return TorchTraining(
         model,
-        forward_settings(config, device, model),
+        forward_settings(config, device, plan),
         optimizer_settings(config),
-        gradient_checkpointing=config.model.gradient_checkpointing,
+        gradient_checkpointing=plan.recomputed,
         tokenizer_from=model_path,
         lora=lora_settings(config),
         publishing=publish_settings(config),
@@ -235,10 +236,10 @@ def lora_settings(config: RunConfig) -> LoraSettings | None:
     return LoraSettings(lora.rank, lora.alpha, lora.target_modules, seed=config.run.seed)
 
 
-def forward_settings(config: RunConfig, device: torch.device, model: PreTrainedModel | None = None) -> ForwardSettings:
+def forward_settings(config: RunConfig, device: torch.device, plan: LearningPlan | None = None) -> ForwardSettings:
     return ForwardSettings(
         temperature=config.training_temperature,
-        micro_batch_tokens=micro_batch_tokens(config, device, model),
+        micro_batch_tokens=(plan or learning_plan_on(config, device)).tokens,
         autocast=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
     )
 

@@ -22,10 +22,10 @@ from workers.engines.model.checkpoint_files import (
     snapshot_model,
     snapshot_writer,
 )
-from workers.engines.model.layers import enable_gradient_checkpointing
+from workers.engines.model.layers import recompute_layers
 from workers.engines.model.live_state import StateCopier, put_back_state
 from workers.engines.model.loading import load_value_model, resolve_device
-from workers.engines.model.micro_batches import MicroBatches, Result, micro_batch_tokens
+from workers.engines.model.micro_batches import MicroBatches, Result, learning_plan_on
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
 from workers.engines.model.packed import Plan, memory_errors, prepare_packed
 from workers.engines.scoring.seam import ScoringRequest
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.config.schema import RunConfig
+    from pipeline.preflight.device_memory import LearningPlan
     from pipeline.training.live_states import LiveState
     from pipeline.training.snapshots import KeptState
 MEMORY_ADVICE = "lower value.micro_batch_tokens or set value.gradient_checkpointing"
@@ -55,21 +56,20 @@ class TorchValue:
         settings: ValueSettings,
         optimizer: OptimizerSettings,
         *,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | int = False,
         tokenizer_from: Path | None = None,
     ) -> None:
         """Raises EngineError when the model's sequences cannot be packed, or it has no scalar head."""
         # eval() disables dropout, so that one version gives the same values twice
         self._model = prepare_packed(model.eval())
-        if gradient_checkpointing:
-            enable_gradient_checkpointing(model)
+        recompute_layers(model, gradient_checkpointing)
         self._value = PackedValue(model, settings)
         self._settings = settings
         self._tokenizer_from = tokenizer_from
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._optimizer = GuardedOptimizer(self._parameters, optimizer)
         self._copier = StateCopier()
-        self._micro_batches = MicroBatches(settings.micro_batch_tokens, MEMORY_ADVICE)
+        self._micro_batches = MicroBatches(settings.micro_batch_tokens, model, MEMORY_ADVICE)
 
     @property
     def num_steps(self) -> int:
@@ -134,19 +134,20 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
     if device.type == "cpu":
         torch.set_num_threads(config.value.threads)
     model = load_value_model(model_path, torch.float32, device)
+    plan = learning_plan_on(config, device, model, is_value=True)
     return TorchValue(
         model,
-        value_settings(config, device, model),
+        value_settings(config, device, plan),
         value_optimizer_settings(config),
-        gradient_checkpointing=config.value.gradient_checkpointing,
+        gradient_checkpointing=plan.recomputed,
         tokenizer_from=model_path,
     )
 
 
-def value_settings(config: RunConfig, device: torch.device, model: PreTrainedModel | None = None) -> ValueSettings:
+def value_settings(config: RunConfig, device: torch.device, plan: LearningPlan | None = None) -> ValueSettings:
     value = config.value
     return ValueSettings(
-        micro_batch_tokens=micro_batch_tokens(config, device, model, is_value=True),
+        micro_batch_tokens=(plan or learning_plan_on(config, device, is_value=True)).tokens,
         gamma=config.algorithm.gamma,
         gae_lambda=value.gae_lambda,
         clip_low=value.clip_low,

@@ -91,10 +91,11 @@ def test_low_precision_and_a_head_in_parts_compile_too() -> None:
 
 
 @pytest.mark.long
-def test_layers_that_recompute_their_activations_compile_too() -> None:
+@pytest.mark.parametrize("recomputed", [1, True])
+def test_layers_that_recompute_their_activations_compile_too(recomputed: bool | int) -> None:
     forward = ForwardSettings(temperature=1.0, micro_batch_tokens=100)
     backends = [
-        TorchTraining(tiny_model(), forward, SMOOTH, gradient_checkpointing=True, compiler=compiler)
+        TorchTraining(tiny_model(), forward, SMOOTH, gradient_checkpointing=recomputed, compiler=compiler)
         for compiler in (AOT_EAGER, None)
     ]
     assert_same_updates(backends[0], backends[1], range(2), 2e-4)

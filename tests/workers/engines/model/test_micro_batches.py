@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,12 @@ from structlog.testing import capture_logs
 
 from pipeline.algorithms.objective import Objective
 from protocol.errors import EngineError
-from tests.pipeline.op_config import op_config
+from tests.pipeline.op_config import MODEL, op_config
 from tests.workers.engines.tiny import make_samples, tiny_model
 from tests.workers.engines.value.test_ranked_value import samples as value_samples
+from workers.engines.generation.vllm.build import planned_share
 from workers.engines.model.loading import load_value_model
-from workers.engines.model.micro_batches import micro_batch_tokens
+from workers.engines.model.micro_batches import learning_plan_on
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.training.policy_gradient import ForwardSettings
 from workers.engines.training.torch import TorchTraining
@@ -117,8 +119,26 @@ def test_a_device_too_small_for_one_sample_is_said_with_what_would_help(monkeypa
     with pytest.raises(EngineError, match=r"one sample of \d+ tokens.*Tried to allocate.*gradient_checkpointing"):
         backend.step(make_samples(20), Objective())
     assert int(backend.environment()["micro_batch_tokens"]) > 1, "single samples cannot be made smaller"
+    assert all(layer.gradient_checkpointing for layer in backend._model.model.layers), "nothing else is left to save"
     assert all(torch.equal(tensor, before[name]) for name, tensor in backend.tensors())
     assert all(parameter.grad is None for parameter in backend._model.parameters())
+
+
+def test_layers_are_recomputed_before_a_sample_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = make_samples(5)
+    expected = training(1)
+    wanted = expected.step(samples, Objective())
+    backend = training(1)
+    FullDevice(monkeypatch, 3)
+    with capture_logs() as logs:
+        result = backend.step(samples, Objective())
+        backend.step(samples, Objective())
+    assert [line["event"] for line in logs] == ["all_layers_recomputed"]
+    assert result.loss == wanted.loss and result.grad_norm == wanted.grad_norm
+    expected.step(samples, Objective())
+    weights = dict(expected.tensors())
+    for name, tensor in backend.tensors():
+        torch.testing.assert_close(tensor, weights[name], atol=1e-6, rtol=0, msg=name)
 
 
 def test_automatic_micro_batches_are_those_that_fit_beside_what_is_on_the_gpu(
@@ -133,12 +153,11 @@ def test_automatic_micro_batches_are_those_that_fit_beside_what_is_on_the_gpu(
             }
         ),
     )  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     cuda = torch.device("cuda")
 
     def tokens(free_gb: float, *overrides: str) -> int:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(free_gb * 1e9), 85 * 10**9))
-        return micro_batch_tokens(op_config(tmp_path, "model.dtype=bfloat16", *overrides), cuda, model)
+        return learning_plan_on(op_config(tmp_path, "model.dtype=bfloat16", *overrides), cuda, model).tokens
 
     alone = tokens(82.0, "generation.device=cpu")
     assert 32_768 <= alone < 65_536
@@ -149,4 +168,21 @@ def test_automatic_micro_batches_are_those_that_fit_beside_what_is_on_the_gpu(
     ranks = ("generation.device=cpu", "learner.backend=fsdp2", "learner.ranks=2")
     assert tokens(3.0, *ranks) == tokens(82.0, *ranks) >= alone, "every rank must make the same number of micro-batches"
     assert tokens(3.0, "learner.micro_batch_tokens=5000") == 5000
-    assert micro_batch_tokens(op_config(tmp_path), torch.device("cpu"), model) == 1024
+    on_cpu = learning_plan_on(op_config(tmp_path), torch.device("cpu"), model)
+    assert (on_cpu.tokens, on_cpu.recomputed) == (1024, 0)
+    alone = op_config(tmp_path, "model.dtype=bfloat16", "generation.device=cpu")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (14 * 10**9, 85 * 10**9))
+    narrow = learning_plan_on(alone, cuda, model)
+    assert narrow.tokens == 4096 and 0 < narrow.recomputed < 24, "another process has left little"
+
+
+def test_vllm_beside_the_learner_is_told_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 24 << 30))
+    model = json.loads((MODEL / "config.json").read_text())
+
+    def told(*overrides: str) -> dict[str, float]:
+        return planned_share(op_config(tmp_path, "generation.engine=vllm", *overrides), model)
+
+    (share,) = told().values()
+    assert 0.0 < share < 0.2
+    assert told("generation.vllm.engine_args={gpu_memory_utilization=0.5}") == {} == told("model.device=cuda:1")

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig
 
 from pipeline.data.end_tokens import end_tokens
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.preflight.device_memory import vllm_share
+from pipeline.preflight.memory_needs import read_shape
 from pipeline.preflight.vllm import check_versions
 from protocol.errors import ConfigError, EngineError
 from workers.engines.generation.vllm.arguments import arguments_of
@@ -36,6 +39,8 @@ def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
     prepare_environment(generation.threads, generation.vllm.kv_cache_gb, on_cpu=device.type == "cpu")
     hf_config = AutoConfig.from_pretrained(model_path, local_files_only=True)
     arguments = arguments_of(config, model_path, on_cpu=device.type == "cpu")
+    if device.type == "cuda":
+        arguments |= planned_share(config, hf_config.to_dict())
     core = start_core(config, arguments, on_cpu=device.type == "cpu")
     if not core.has_streams:
         check_counts(config)
@@ -52,6 +57,14 @@ def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
         tolerance=tolerance(config),
         tokenizer=tokenizer,
     )
+
+
+def planned_share(config: RunConfig, model: Mapping[str, Any]) -> dict[str, float]:
+    """Return the share of a GPU that the plan gives vLLM beside the run's other workers, if the
+    settings leave it open. ``model`` is ``config.json``."""
+    shape = read_shape(config.model.path, model)
+    share = vllm_share(config, shape, torch.cuda.mem_get_info(0)[1]) if shape is not None else None
+    return {} if share is None else {"gpu_memory_utilization": share}
 
 
 def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool) -> Core:

@@ -19,8 +19,9 @@ from pipeline.process.exit_codes import exit_code_of
 from protocol.errors import HeadraceError
 from protocol.ids import Role
 from workers.engines.model.checkpoint_files import make_skeleton
-from workers.engines.model.layers import enable_gradient_checkpointing
+from workers.engines.model.layers import recompute_layers
 from workers.engines.model.loading import load_model, load_value_model
+from workers.engines.model.micro_batches import learning_plan_on
 from workers.engines.model.optimizer import OptimizerSettings, embedding_names, freeze
 from workers.engines.model.packed import keep_packed
 from workers.engines.training.policy_gradient import ForwardSettings, PackedPolicy
@@ -72,13 +73,14 @@ def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
     ranks = enter(config, config.model.device, config.learner.threads)
     model = load_model(config.model.path, torch.float32, torch.device("cpu"))
     freeze(model, config.learner.freeze)
+    plan = learning_plan_on(config, ranks.group.device, model)
     backend = make_training(
         model,
-        forward_settings(config, ranks.group.device, model),
+        forward_settings(config, ranks.group.device, plan),
         optimizer_settings(config),
         ranks,
         zero=config.learner.deepspeed if config.learner.backend == "deepspeed" else None,
-        gradient_checkpointing=config.model.gradient_checkpointing,
+        gradient_checkpointing=plan.recomputed,
         tokenizer_from=config.model.path,
         lora=lora_settings(config),
         publishing=publish_settings(config),
@@ -93,7 +95,7 @@ def make_training(
     ranks: Ranks,
     *,
     zero: DeepSpeedSection | None = None,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | int = False,
     tokenizer_from: Path | None = None,
     lora: LoraSettings | None = None,
     publishing: PublishSettings | None = None,
@@ -104,9 +106,8 @@ def make_training(
     ConfigError when the adapter does not fit."""
     module = PackedPolicy(keep_packed(model.eval()), forward)
     form = weights_form(model, make_skeleton(model), lora, tokenizer_from)
-    if gradient_checkpointing:
-        # after eval(), which switches it off
-        enable_gradient_checkpointing(model)
+    # after eval(), which switches it off
+    recompute_layers(model, gradient_checkpointing)
     return RankedTraining(_share_out(module, model, form, optimizer, ranks, zero), forward, publishing)
 
 
@@ -115,13 +116,14 @@ def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
     path = config.value.path or config.model.path
     ranks = enter(config, config.value.device, config.value.threads)
     model = load_value_model(path, torch.float32, torch.device("cpu"))
+    plan = learning_plan_on(config, ranks.group.device, model, is_value=True)
     engine = make_value(
         model,
-        value_settings(config, ranks.group.device, model),
+        value_settings(config, ranks.group.device, plan),
         value_optimizer_settings(config),
         ranks,
         zero=config.value.deepspeed if config.value.backend == "deepspeed" else None,
-        gradient_checkpointing=config.value.gradient_checkpointing,
+        gradient_checkpointing=plan.recomputed,
         tokenizer_from=path,
     )
     return ranks, engine
@@ -134,12 +136,11 @@ def make_value(
     ranks: Ranks,
     *,
     zero: DeepSpeedSection | None = None,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | int = False,
     tokenizer_from: Path | None = None,
 ) -> RankedValue:
     module = PackedValue(keep_packed(model.eval()), settings)
-    if gradient_checkpointing:
-        enable_gradient_checkpointing(model)
+    recompute_layers(model, gradient_checkpointing)
     form = WholeForm(make_skeleton(model), tokenizer_from)
     return RankedValue(_share_out(module, model, form, optimizer, ranks, zero), settings)
 
