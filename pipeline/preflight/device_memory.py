@@ -86,7 +86,7 @@ def device_need(config: RunConfig, shape: Shape, *, is_value: bool = False) -> D
     rank = 0 if is_value else config.learner.lora.rank
     weights = shape.num_weights * _FP32
     # an adapter on all linear layers of the blocks, if it is one
-    around = 7 * shape.hidden + 3 * shape.intermediate + 2 * shape.key_width
+    around = 9 * shape.hidden + 3 * shape.intermediate + 2 * shape.key_width
     trained = shape.layers * rank * around * _FP32 if rank else weights
     state = int(trained * (2.0 if is_value else STATE_SHARE.get(config.learner.optimizer, 2.0)))
     parts = {"weights": weights, "adapter": trained if rank else 0, "gradients": trained, "optimiser": state}

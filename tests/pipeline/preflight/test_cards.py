@@ -120,6 +120,7 @@ def test_on_a_shared_gpu_the_share_of_vllm_is_that_of_its_bytes(tmp_path: Path) 
         ("1.5B", 24, (), "set learner.lora.rank = 16"),
         ("1.5B", 24, ("model.device=cuda:1",), "learner.optimizer = adamw-8bit or learner.lora.rank = 16"),
         ("1.5B", 40, ("model.gradient_checkpointing=false", "learner.micro_batch_tokens=16384"), "together"),
+        ("7B", 70, (), "learner.lora.rank = 16 together"),
         ("7B", 24, (), "no setting makes it fit: take a smaller model, a larger GPU, or several"),
         ("0.5B", 24, ("generation.max_response_tokens=30000",), "generation.max_response_tokens = 15000"),
         ("0.5B", 12, ("model.dtype=float32", "generation.dtype=float32"), ""),
@@ -136,6 +137,10 @@ def test_what_is_said_to_make_a_run_fit_does(
         return
     changes = [step.split(" = ") for step in re.split(r" or |, ", found.do[4:].removesuffix(" together"))]
     changed = [f"{key}={value}" for key, value in changes]
+    if found.do.endswith("together"):
+        for one in changed:
+            config = run(tmp_path, *overrides, *(other for other in changed if other != one))
+            assert judge_cards(config, shapes, gpus(gib, 2))[-1].level is Gravity.ERROR, f"{one} is needed"
     for tried in [changed] if found.do.endswith("together") else [[one] for one in changed]:
         config = run(tmp_path, *overrides, *tried)
         assert judge_cards(config, shapes, gpus(gib, 2))[-1].level is Gravity.OK, tried
