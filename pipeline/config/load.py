@@ -264,7 +264,8 @@ def _validate(tree: Tree, origins: Origins) -> RunConfig:
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as failure:
-        lines = [line for error in failure.errors(include_url=False) for line in _explain(error, origins)]
+        errors = _one_for_each_setting(failure.errors(include_url=False), origins)
+        lines = [line for error in errors for line in _explain(error, origins)]
         raise ConfigError("\n".join(lines)) from None
     _forget_defaults(config, origins)
     return config
@@ -287,6 +288,24 @@ def section_of(config: RunConfig, key: str) -> BaseModel | None:
     for part in key.split("."):
         held = getattr(held, part, None)
     return held if isinstance(held, BaseModel) else None
+
+
+def _one_for_each_setting(errors: Sequence[ErrorDetails], origins: Origins) -> list[ErrorDetails]:
+    """Merge the errors of a setting that may be of several kinds: there is one for each kind, whose
+    name ends its place."""
+    found: dict[tuple[int | str, ...], ErrorDetails] = {}
+    for error in errors:
+        place = error["loc"]
+        path = tuple(map(str, place))
+        is_kind = path not in origins and path[:-1] in origins and not path[-1].isdecimal()
+        if is_kind and error["type"] not in ("extra_forbidden", "missing") and not isinstance(error["input"], dict):
+            place = place[:-1]
+        merged = error.copy()
+        merged["loc"] = place
+        if place in found:
+            merged["msg"] = f"{_expected(found[place])} or {_expected(error).removeprefix('expected ')}"
+        found[place] = merged
+    return list(found.values())
 
 
 def _explain(error: ErrorDetails, origins: Origins) -> list[str]:

@@ -113,17 +113,15 @@ def _changes(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
 
 def _steps(config: RunConfig) -> Iterator[tuple[str, Any]]:
     """Yield changes that save memory, those that cost least first."""
-    learner, generation, model = config.learner, config.generation, config.model
+    learner, generation = config.learner, config.generation
     if (given := generation.vllm.engine_args) and generation.engine == "vllm":
         yield "generation.vllm.engine_args", {name: one for name, one in given.items() if name not in _SIZES}
-    if model.gradient_checkpointing != "auto":
-        yield "model.gradient_checkpointing", "auto"
-    if learner.micro_batch_tokens != "auto":
-        yield "learner.micro_batch_tokens", "auto"
-    if model.dtype != "bfloat16":
-        yield "model.dtype", "bfloat16"
-    if generation.dtype != "bfloat16":
-        yield "generation.dtype", "bfloat16"
+    if config.scores_with_vllm:
+        yield "reference.backend", "torch"
+    for section in ("model", "learner", "generation", *(["value"] if config.has_critic else [])):
+        for name, cheap in (("gradient_checkpointing", "auto"), ("micro_batch_tokens", "auto"), ("dtype", "bfloat16")):
+            if getattr(getattr(config, section), name, cheap) != cheap:
+                yield f"{section}.{name}", cheap
     if generation.num_slots > 1:
         yield "generation.num_slots", generation.num_slots // 2
     if learner.optimizer in ("adamw", "adamw-fused") and not learner.lora.rank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,20 @@ def test_a_wrong_value_says_what_was_got_and_where_it_was_set(run_file: Path) ->
         ConfigError, match=r"--set staleness\.eta=-1: `staleness\.eta` is -1: .*greater than or equal to 0"
     ):
         load_config([run_file], ["staleness.eta=-1"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("learner.micro_batch_tokens", "-2", "'auto' or a value greater than 0"),
+        ("model.gradient_checkpointing", "-2", "'auto' or a boolean.* or a value greater than 0"),
+        ("learner.compile", "'perhaps'", "'auto' or a boolean"),
+    ],
+)
+def test_a_setting_of_several_kinds_has_one_error(run_file: Path, key: str, value: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=rf"`{re.escape(key)}` is {value}: expected {expected}") as caught:
+        load_config([run_file], [f"{key}={value}"])
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_missing_setting_is_named(tmp_path: Path) -> None:

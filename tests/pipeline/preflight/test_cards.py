@@ -124,13 +124,20 @@ def test_on_a_shared_gpu_the_share_of_vllm_is_that_of_its_bytes(tmp_path: Path) 
         ("7B", 24, (), "no setting makes it fit: take a smaller model, a larger GPU, or several"),
         ("0.5B", 24, ("generation.max_response_tokens=30000",), "generation.max_response_tokens = 15000"),
         ("0.5B", 12, ("model.dtype=float32", "generation.dtype=float32"), ""),
+        (
+            "0.5B",
+            40,
+            ("algorithm.name=ppo", "value.gradient_checkpointing=false", "value.micro_batch_tokens=16384"),
+            "value.",
+        ),
+        ("0.5B", 24, ("algorithm.kl_coefficient=0.1", "reference.backend=vllm"), "reference.backend = torch"),
         ("7B", 46, ("model.device=cpu", "generation.num_slots=512"), ""),
     ],
 )
 def test_what_is_said_to_make_a_run_fit_does(
     tmp_path: Path, model: str, gib: int, overrides: tuple[str, ...], said: str
 ) -> None:
-    shapes = (qwen(model), None)
+    shapes = (qwen(model), qwen(model))
     found = judge_cards(run(tmp_path, *overrides), shapes, gpus(gib, 2))[-1]
     assert said in found.do
     if not found.do.startswith("set "):
