@@ -148,7 +148,7 @@ async def _connected(run: Path | None, hold: _StartServer, *, in_thread: bool = 
         is_copy = False
         if address is not None and address.is_embedded and supervisor_pid(run_dir) is None:
             # None if the run's own server came up in the meantime.
-            found = await held.enter_async_context(_held(hold, run_dir, settings.ledger.max_memory_mb, in_thread))
+            found = await _held(held, hold, run_dir, settings.ledger.max_memory_mb, in_thread=in_thread)
             is_copy = found is not None and hold is _hold_copy
             url = found or read_ledger_url(run_dir)
         client = connect(url, patience_s=_ANSWER_S)
@@ -169,23 +169,24 @@ async def _connected(run: Path | None, hold: _StartServer, *, in_thread: bool = 
                 await ledger.aclose()
 
 
-@asynccontextmanager
-async def _held(hold: _StartServer, run_dir: Path, max_memory_mb: int, in_thread: bool) -> AsyncIterator[str | None]:
+async def _held(
+    held: contextlib.AsyncExitStack, hold: _StartServer, run_dir: Path, max_memory_mb: int, *, in_thread: bool
+) -> str | None:
+    """Have ``held`` stop what ``hold`` starts; return its URL. No generator of its own: an ending event loop closes
+    all of them at once, and the inner one would be closed twice."""
     from pipeline.ledger.server.copy import ended_by_signals
     from pipeline.ledger.server.embedded import server_runs
 
-    held = contextlib.ExitStack()
+    started = contextlib.ExitStack()
     if not in_thread:
-        with held:
-            yield hold(held, run_dir, max_memory_mb)
-        return
+        held.enter_context(started)
+        return hold(started, run_dir, max_memory_mb)
     # Signals reach the main thread, not the one that makes the copy. If there is no copy, the
     # caller's handlers stay.
-    with contextlib.nullcontext() if server_runs(run_dir) else ended_by_signals():
-        try:
-            yield await _run_in_thread(functools.partial(hold, held, run_dir, max_memory_mb))
-        finally:
-            await _run_in_thread(held.close)
+    if not server_runs(run_dir):
+        held.enter_context(ended_by_signals())
+    held.push_async_callback(_run_in_thread, started.close)
+    return await _run_in_thread(functools.partial(hold, started, run_dir, max_memory_mb))
 
 
 async def _run_in_thread(work: Callable[[], _T]) -> _T:

@@ -162,6 +162,8 @@ class RunFeed:
         self.run_dir = run_dir
         self._describe = describe
         self._held = AsyncExitStack()
+        self._changing = asyncio.Lock()
+        """Held by a read, and while it disconnects: what a read has just connected must be closed too."""
         self._at: Attached | None = None
         self._reader: OverviewReader | None = None
         self._is_copy = False
@@ -169,6 +171,10 @@ class RunFeed:
 
     async def read(self) -> RunOverview:
         """Return the current snapshot; never raises if the run is not reachable."""
+        async with self._changing:
+            return await self._read()
+
+    async def _read(self) -> RunOverview:
         try:
             await self._connect()
             assert self._reader is not None
@@ -181,7 +187,7 @@ class RunFeed:
                 self.run_dir, name, time.time(), RunState.STARTING, "", pid, is_over=False, trouble=words
             )
         if picture.trouble_s > _RECONNECT_AFTER_S and picture.supervisor_pid is not None:
-            await self.aclose()
+            await self._disconnect()
         if picture.trouble and picture.supervisor_pid is None:
             # The server ends with its supervisor, so the run seems to be over.
             picture = replace(picture, is_over=True, trouble="")
@@ -234,6 +240,10 @@ class RunFeed:
 
     async def aclose(self) -> None:
         """Disconnect; the next read reconnects."""
+        async with self._changing:
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
         self._at = self._reader = None
         held, self._held = self._held, AsyncExitStack()
         await held.aclose()
@@ -241,7 +251,7 @@ class RunFeed:
     async def _connect(self) -> None:
         if self._at is not None and not (self._is_copy and await self._has_supervisor()):
             return
-        await self.aclose()
+        await self._disconnect()
         is_supervised = await self._has_supervisor()
         async with asyncio.timeout(_CONNECT_S):
             self._at = await self._held.enter_async_context(look_at(self.run_dir, in_thread=True))

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,40 @@ async def test_a_look_that_is_given_up_leaves_no_copy(
         reading.cancel()
         goes_on.set()
     assert reading.cancelled()
+    assert is_empty(place)
+
+
+async def test_a_feed_closed_while_it_connects_leaves_no_copy(
+    run_dir: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on, copied = threading.Event(), threading.Event(), server_copy._copy
+
+    def slow(run: Path, to: Path) -> bool:
+        begun.set()
+        goes_on.wait(5.0)
+        return copied(run, to)
+
+    monkeypatch.setattr(server_copy, "_copy", slow)
+    feed = RunFeed(run_dir, no_lines)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(feed.read())
+        assert await asyncio.to_thread(begun.wait, 10.0)
+        closing = group.create_task(feed.aclose())
+        await asyncio.sleep(0.0)
+        goes_on.set()
+        await closing
+    assert is_empty(place)
+
+
+def test_an_event_loop_that_ends_with_a_look_open_ends_it_once(run_dir: Path, place: Path) -> None:
+    held, errors = AsyncExitStack(), list[object]()
+
+    async def look() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        await held.enter_async_context(look_at(run_dir, in_thread=True))
+
+    asyncio.run(look())
+    assert errors == []
     assert is_empty(place)
 
 
