@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import time
 from collections.abc import Iterator
@@ -47,11 +48,12 @@ def small_memory(num_bytes: int) -> Iterator[SmallMemory | None]:
         yield None
         return
     assert process.stdout is not None
-    try:
-        yield SmallMemory(process.pid, num_bytes) if process.stdout.readline() else None
-    finally:
-        process.kill()
-        process.communicate()
+    with process:
+        try:
+            said = select.select([process.stdout], [], [], _START_S)[0] and os.read(process.stdout.fileno(), 1)
+            yield SmallMemory(process.pid, num_bytes) if said else None
+        finally:
+            process.kill()
 
 
 def fill(folder: Path) -> Path:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,9 +43,6 @@ from tests.pipeline.ledger.builders import make_chunk, make_spec, reward
 from tests.pipeline.runtime.registries import beat_of
 
 LIMITS = Limits(eta=1, group_size=3, num_slots=1, window_tokens=8, max_attempts=2)
-
-
-# -- the ledger's record ---------------------------------------------------------------------------
 
 
 async def events_of(
@@ -96,9 +94,6 @@ async def test_the_member_without_a_verdict_is_told_from_the_others_of_its_group
     assert hasty == ["t.0.1.0 is a dead letter after 2 of 3 tries at its reward"]
 
 
-# -- junk ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def littered(redis_server: str, tmp_path: Path) -> Iterator[DrillFleet]:
     """A fleet without processes, whose server is there."""
@@ -144,9 +139,6 @@ async def test_junk_is_in_every_key_that_a_generators_token_may_write_and_all_of
     await registry.aclose()
 
 
-# -- verdicts --------------------------------------------------------------------------------------
-
-
 def test_one_response_in_a_few_is_slow_or_late_and_it_is_the_same_one_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,9 +157,6 @@ def test_one_response_in_a_few_is_slow_or_late_and_it_is_the_same_one_each_time(
         assert [seconds == longest_s for seconds in slept] == chosen
 
 
-# -- scripts ---------------------------------------------------------------------------------------
-
-
 def test_a_busy_server_answers_nobody_until_its_script_is_over(littered: DrillFleet) -> None:
     wait = scripts.keep_busy(littered, 2.0)
     answers: list[object] = []
@@ -176,9 +165,6 @@ def test_a_busy_server_answers_nobody_until_its_script_is_over(littered: DrillFl
     assert None in answers
     wait()
     assert littered.ledger("PING")
-
-
-# -- starts ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_obeyed", [True, False])
@@ -208,9 +194,6 @@ def test_an_order_that_is_accepted_and_not_carried_out_is_told(
     assert is_obeyed or wished.found == f"2 are wanted, {number} exist"
 
 
-# -- a small shared memory -------------------------------------------------------------------------
-
-
 def test_a_fleets_small_shared_memory_is_its_own_and_what_is_left_there_is_found(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -229,3 +212,14 @@ def test_a_fleets_small_shared_memory_is_its_own_and_what_is_left_there_is_found
         seen = fleet.prepared("import os; print(os.getcwd(), os.statvfs('/dev/shm').f_blocks)").communicate("")[0]
         folder, blocks = seen.split()
         assert (Path(folder) / "configs" / "drill.toml").is_file() and int(blocks) * 4096 == 1 << 20
+
+
+def test_a_namespace_that_does_not_come_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unshare").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "unshare").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("ops.drill.small_memory._START_S", 0.1)
+    began_s = time.monotonic()
+    with small_memory(1 << 20) as memory:
+        assert memory is None
+    assert time.monotonic() - began_s < 30.0
