@@ -37,6 +37,8 @@ class IncidentRow:
     """The finding's kind, or the log event: ``worker_exited``, ``worker_replaced`` ..."""
     words: str
     """Description, on one line."""
+    is_finding: bool = False
+    """Whether it is one of the run's incidents, instead of a line of the log."""
 
 
 class IncidentReader:
@@ -116,7 +118,8 @@ def _finding(incident: Incident) -> IncidentRow:
         words = f"{words} (ended after {incident.ended_s - incident.since_s:.0f} s)"
     worker, kind = printable_line(incident.component), printable_line(incident.kind)
     level = "warning" if incident.is_open else "info"
-    return IncidentRow(incident.opened_s, level, worker, kind, printable_line(f"{number}: {words}")[:_MAX_WORDS_CHARS])
+    words = printable_line(f"{number}: {words}")[:_MAX_WORDS_CHARS]
+    return IncidentRow(incident.opened_s, level, worker, kind, words, is_finding=True)
 
 
 def _change_words(fields: Mapping[str, Any]) -> str:

@@ -112,7 +112,7 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
         repaired=records.repaired,
         changes=records.change_rows(),
         incidents=records.incident_rows(),
-        num_incidents=records.num_incidents,
+        num_rows=len(records.incidents),
         starts=records.start_rows(),
         facts=in_words(records.starts[-1].start) if records.starts else [],
         packages=sorted(records.starts[-1].start.packages.items()) if records.starts else [],

@@ -109,8 +109,8 @@ class RunRecords:
 
     @property
     def num_incidents(self) -> int:
-        """Known incidents: those in the last megabyte of the supervisor's log."""
-        return len(self.incidents)
+        """Incidents of the run, as ``headrace fleet incidents`` lists them."""
+        return sum(one.is_finding for one in self.incidents)
 
     @property
     def num_ends(self) -> int:

@@ -141,10 +141,9 @@ def steps_of(beat: Heartbeat) -> float:
 
 
 def expected_s(beat: Heartbeat, work_s: float) -> float:
-    """Return how long a worker's current work may take; 0 unless it measures a computation.
-    ``work_s`` is its longest work so far."""
-    is_measured = beat.waiting_for is WaitingFor.COMPUTE and bool(beat.work.kind)
-    return standing_limit_s(beat.work.slowest_s, work_s) if is_measured else 0.0
+    """Return how long a worker may compute without progress; 0 if it does not compute. ``work_s``
+    is its longest work so far, which counts between two tasks, too."""
+    return standing_limit_s(beat.work.slowest_s, work_s) if beat.waiting_for is WaitingFor.COMPUTE else 0.0
 
 
 def _judged(beat: Heartbeat) -> tuple[int, float, float]:

@@ -81,7 +81,7 @@ def test_every_number_of_a_heartbeat_is_in_its_column() -> None:
     one = beat("reward-0", held=4, work=WorkReport(steps=8), storing=WorkReport(steps=2), vitals=vitals, silent_s=0.4)
     row = state(RowMaker().rows(9.0, [one], published=-1), "reward-0")
     assert row == StateRow(
-        8.6, "reward-0", "reward", "compute", 7 + 10 * STEP_SHARE, 4, 6.0, 11, 12, 2, 3, 1.5, 0.0
+        8.6, "reward-0", "reward", "compute", 7 + 10 * STEP_SHARE, 4, 6.0, 11, 12, 2, 3, 1.5, 0.0, expected_s=6.0,
     )  # fmt: skip
 
 

@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from pipeline.config import CHANGES_NAME
+from pipeline.incidents.book import IncidentBook, Suspicion
+from pipeline.incidents.records import IncidentFile, RunIncidents
 from pipeline.ledger.types import Audit, Balance
 from pipeline.observability.charts import _token_rate, draw_updates
 from pipeline.observability.comparison import read_run
@@ -279,7 +281,17 @@ def test_a_worker_that_was_replaced_ended_once(tmp_path: Path) -> None:
     of_others = [("value", "worker_exited"), ("reward-1", "worker_replaced")]
     _log_of(tmp_path, *of_others, *(("reward-0", event) for event in events))
     records = read_records(tmp_path)
-    assert (records.num_incidents, records.num_ends) == (7, 5)
+    assert (len(records.incidents), records.num_incidents, records.num_ends) == (7, 0, 5)
+
+
+def test_the_page_counts_the_incidents_that_the_list_has_and_no_line_of_the_log(tmp_path: Path) -> None:
+    _log_of(tmp_path, ("reward-0", "worker_exited"), ("supervisor", "ledger_slow"))
+    book = IncidentBook()
+    suspected = [Suspicion(worker, "hung", 1e9, "its loop stands", "reward") for worker in ("reward-0", "reward-1")]
+    IncidentFile(tmp_path).append(book.update(1e9, suspected))
+    records = read_records(tmp_path)
+    assert records.num_incidents == len(RunIncidents(tmp_path).read()) == 2
+    assert len(records.incident_rows()) == 4
 
 
 def test_the_page_says_how_much_of_the_supervisors_log_it_is_of(
@@ -287,7 +299,7 @@ def test_the_page_says_how_much_of_the_supervisors_log_it_is_of(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     _log_of(tmp_path, *[("supervisor", "ledger_slow")] * 20_000)
-    known = read_records(tmp_path).num_incidents
+    known = len(read_records(tmp_path).incidents)
     assert 5000 < known < 15_000
     page = _page(_run(tmp_path))
     of = "warnings in the last megabyte of <code>logs/supervisor.jsonl</code>"

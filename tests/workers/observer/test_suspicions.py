@@ -161,6 +161,12 @@ def test_a_worker_that_is_several_times_slower_than_its_role_is_named(
     assert {one.component for one in found} == ({"generator-1"} if is_named else set())
 
 
+def test_a_lone_generator_has_no_role_to_be_slower_than() -> None:
+    fleet = LiveFleet(generators=1)
+    fleet.change("generator-0", slower(3.0))
+    assert [one for one in fleet.suspected(BREAKS_S + 60) if one.kind == "slow"] == []
+
+
 @pytest.mark.parametrize("rewards", [2, 3])
 def test_workers_of_a_small_role_that_become_slow_together_are_not_blamed(rewards: int) -> None:
     fleet = LiveFleet(rewards=rewards)
@@ -427,4 +433,28 @@ def test_a_learner_of_long_updates_that_get_on_is_never_blamed(update_s: int, pa
 
     fleet.change("learner", change)
     found = [one for one in fleet.suspected(BREAKS_S + 7 * update_s) if one.component == "learner"]
+    assert found == []
+
+
+def test_a_learner_of_long_updates_may_take_seconds_between_two_of_them() -> None:
+    """It computes then, in no task: it reads the batch, writes records, copies weights."""
+    fleet, update_s, between_s = LiveFleet(), 60, 7
+
+    def change(since: int, beat: Heartbeat) -> Heartbeat:
+        number, at = divmod(since, update_s + between_s)
+        is_update = at < update_s
+        work = WorkReport(
+            steps=1000 * number + min(at, update_s), kind="update" if is_update else "", slowest_s=0.4 if is_update else 0.0,
+            share=at / update_s if is_update else 0.0, elapsed_s=float(at) if is_update else 0.0,
+        )  # fmt: skip
+        return msgspec.structs.replace(
+            with_counts(beat, since),
+            progress=4 * BREAKS_S + number,
+            work=work,
+            moved_at_s=beat.at_s - max(0, at - update_s),
+            policy_version=BREAKS_S // VERSION_S + number,
+        )
+
+    fleet.change("learner", change)
+    found = [one for one in fleet.suspected(BREAKS_S + 5 * (update_s + between_s)) if one.component == "learner"]
     assert found == []
