@@ -112,10 +112,9 @@ async def audit(at: Attached, as_json: bool) -> int:
     The rule: admitted = trained + dropped + in flight. Also counts the tokens generated again
     because a generator died."""
     from pipeline.observability.regenerated_tokens import in_words, read_regenerated, regenerated_rows
-    from pipeline.runtime.liveness import is_silent
 
     found = await at.ledger.audit()
-    live = {str(beat.who) for beat in await at.registry.heartbeats() if not is_silent(beat.silent_s)}
+    live = {str(beat.who) for beat in await at.registry.heartbeats() if not beat.is_silent}
     window_tokens = at.config.generation.window_tokens
     regenerated = read_regenerated(at.run_dir, found.tokens_stored, live, window_tokens=window_tokens)
     if as_json:

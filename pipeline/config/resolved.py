@@ -22,11 +22,21 @@ class LightRun(msgspec.Struct, frozen=True):
 
 class LightLedger(msgspec.Struct, frozen=True):
     max_memory_mb: int
+    outage_timeout_s: float
+    scoring_deadline_s: float
 
 
 class LightSupervisor(msgspec.Struct, frozen=True):
     silent_after_s: float
+    stopped_after_s: float
+    start_timeout_s: float
+    checkpoint_timeout_s: float
+    drain_timeout_s: float
     stuck_after_s: float | None = None
+
+
+class LightWire(msgspec.Struct, frozen=True):
+    send_timeout_s: float
 
 
 class LightFleet(msgspec.Struct, frozen=True):
@@ -48,6 +58,7 @@ class LightConfig(msgspec.Struct, frozen=True):
     supervisor: LightSupervisor
     value: LightValue
     fleet: LightFleet
+    wire: LightWire
 
 
 def read_light(run_dir: Path) -> LightConfig:

@@ -20,8 +20,9 @@ from pipeline.flow.limits import FLOOR_S, bound
 from pipeline.flow.links import LinkSign, LinkTrack
 from pipeline.flow.rows import GRAVITY, Symptom
 from pipeline.flow.workers import WorkerTrack
+from pipeline.runtime.liveness import SILENT_AFTER_S
 
-SILENT_S = 5.0
+SILENT_S = SILENT_AFTER_S
 _SILENT_INTERVALS = 3.0
 _SILENT_SHARE = 0.5
 """If a larger share of the fleet's rows stops at once, it is the reading that has stopped."""
@@ -394,6 +395,9 @@ def _weights_link(fleet: FleetTracks, track: WorkerTrack) -> str:
 def _slow(fleet: FleetTracks, now_s: float, part: float, least_ratio: float) -> Iterator[FlowSuspect]:
     for role, track_of in fleet.roles.items():
         tracks = [track for track in fleet.members(role) if not fleet.is_late(track.worker)]
+        # live, a lone worker has no peers, and its host's other work slows it at each evaluation and update
+        if least_ratio and len(tracks) < 2:
+            continue
         sums = [(track.service, track.service.evidence(track.row.time_s, track_of.service)) for track in tracks]
         slow = service.slow_workers(sums, now_s, part)
         for track, (of_track, total) in zip(tracks, sums, strict=True):

@@ -18,7 +18,6 @@ from typing import Any, Final
 from pipeline.files import write_private
 from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.status import ROLE_ORDER
-from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.waits import Stage
 from protocol.ids import Role
@@ -122,7 +121,7 @@ class FleetMeter:
         for beat in beats:
             role = beat.who.role
             missing.pop(beat.who.worker, None)
-            wait = SILENT if is_silent(beat.silent_s) else str(beat.waiting_for)
+            wait = SILENT if beat.is_silent else str(beat.waiting_for)
             time = self._time.setdefault(role, {})
             time[wait] = time.get(wait, 0.0) + step_s
             rss[role] = rss.get(role, 0) + beat.rss_bytes

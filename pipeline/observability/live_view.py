@@ -22,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.fleet.limits import limits_of
 from pipeline.observability.history import HISTORY_NAME, HistoryTail
 from pipeline.observability.progress import RunProgress, course, interval, sparkline
 from pipeline.observability.status import RunSnapshot, WorkerRow, in_minutes, worker_rows
@@ -75,8 +76,7 @@ class View(AbstractContextManager["View"]):
         return in_minutes(time.monotonic() - self._started_s)
 
     def _workers(self, snapshot: RunSnapshot) -> list[WorkerRow]:
-        settings = self._config.supervisor
-        return worker_rows(snapshot.heartbeats, stuck_after_s=settings.stuck_after_s)
+        return worker_rows(snapshot.heartbeats, limits_of(self._config), snapshot.overdue_s)
 
 
 class PlainView(View):

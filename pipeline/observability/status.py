@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeline.process.work import WorkReport, piece_limit_s
-from pipeline.runtime.liveness import clock_differs, is_silent
+from pipeline.fleet.health import Health, HealthKind, health
+from pipeline.fleet.limits import Limits
+from pipeline.process.work import WorkReport
+from pipeline.runtime.liveness import clock_differs
 from pipeline.runtime.registry.contract import (
     OTHER_LINKS,
     Eviction,
@@ -33,20 +34,6 @@ _LEAST_SHARE = 0.02
 """Minimum share done for an estimate of the remaining time."""
 ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.OBSERVER, Role.SUPERVISOR)
 
-_LONG = {WaitingFor.COMPILE, WaitingFor.DISK, WaitingFor.QUARANTINE, WaitingFor.STARTING}
-_OWN_LIMITS = _LONG | {WaitingFor.DRAINING, WaitingFor.STOPPED}
-"""Waits with their own time limits (``pipeline.supervisor.watchdog``)."""
-
-
-class Health(StrEnum):
-    """A worker's health, seen from outside."""
-
-    LIVE = "live"
-    SILENT = "silent"
-    """No recent heartbeat: dead, frozen, or its host is unreachable."""
-    STUCK = "stuck"
-    """Heartbeats without progress: the main loop does not turn, or computes forever."""
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
@@ -55,7 +42,7 @@ class WorkerRow:
     epoch: int
     pid: int
     host: str
-    health: Health
+    health: HealthKind
     waiting_for: WaitingFor
     detail: str
     policy_version: int
@@ -76,6 +63,10 @@ class WorkerRow:
     """Why the disk refuses writes, in words."""
     clock_ahead_s: float = 0.0
     """Its host's clock minus the ledger's."""
+    unwell_s: float = 0.0
+    """For how long it has not been well."""
+    evidence: str = ""
+    """Why it is not well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +101,8 @@ class RunSnapshot:
     totals: Totals
     absent: tuple[str, ...] = ()
     """Wanted workers that are being restarted."""
+    overdue_s: Mapping[Role, float] = field(default_factory=dict[Role, float])
+    """How far each role's work is beyond its deadline."""
 
 
 def in_minutes(seconds: float) -> str:
@@ -143,35 +136,31 @@ class QueueRow:
     num_gaps: int = 0
 
 
-def worker_rows(heartbeats: Iterable[Heartbeat], *, stuck_after_s: float | None) -> list[WorkerRow]:
-    """Return one row for each worker, by role and name. ``stuck_after_s`` is the setting."""
-    rows = [_worker_row(beat, stuck_after_s) for beat in heartbeats]
+def worker_rows(
+    heartbeats: Iterable[Heartbeat], limits: Limits, overdue_s: Mapping[Role, float] | None = None
+) -> list[WorkerRow]:
+    """Return one row for each worker, by role and name. ``overdue_s``: how far each role's work is beyond its
+    deadline, if known."""
+    rows = [
+        _worker_row(beat, health(beat, limits, overdue_s=(overdue_s or {}).get(beat.who.role, 0.0)))
+        for beat in heartbeats
+    ]
     return sorted(rows, key=lambda row: (ROLE_ORDER.index(row.role), len(row.worker), row.worker))
 
 
-def _worker_row(beat: Heartbeat, stuck_after_s: float | None) -> WorkerRow:
-    since_progress_s = max(0.0, beat.at_s - max(beat.progress_at_s, beat.moved_at_s))
-    health = Health.LIVE
-    if is_silent(beat.silent_s):
-        health = Health.SILENT
-    elif beat.waiting_for not in _OWN_LIMITS:
-        has_work = beat.waiting_for is WaitingFor.COMPUTE
-        limit_s = piece_limit_s(beat.work.slowest_s, stuck_after_s)
-        is_still = beat.turns > 0 and beat.at_s - max(beat.turned_at_s, beat.moved_at_s) > limit_s
-        if is_still or (has_work and since_progress_s > limit_s):
-            health = Health.STUCK
+def _worker_row(beat: Heartbeat, found: Health) -> WorkerRow:
     return WorkerRow(
         worker=printable_line(beat.who.worker),
         role=beat.who.role,
         epoch=beat.who.epoch,
         pid=beat.pid,
         host=printable_line(beat.host),
-        health=health,
+        health=found.kind,
         waiting_for=beat.waiting_for,
         detail=printable_line(beat.detail),
         policy_version=beat.policy_version,
         progress=beat.progress,
-        since_progress_s=since_progress_s,
+        since_progress_s=beat.unmoved_s,
         since_heartbeat_s=beat.silent_s,
         uptime_s=max(0.0, beat.at_s - beat.started_s + beat.silent_s),
         rss_bytes=beat.rss_bytes,
@@ -181,6 +170,8 @@ def _worker_row(beat: Heartbeat, stuck_after_s: float | None) -> WorkerRow:
         unreached=printable_line(beat.unreached),
         refused=printable_line(beat.refused),
         clock_ahead_s=beat.clock_ahead_s,
+        unwell_s=found.since_s,
+        evidence=found.evidence,
     )
 
 
@@ -216,7 +207,7 @@ def _clock_phrase(host: str, rows: list[WorkerRow]) -> str:
 
 def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -> list[RoleRow]:
     """Count the live workers of every wanted or present role."""
-    live = [row.role for row in workers if row.health is not Health.SILENT]
+    live = [row.role for row in workers if row.health is not HealthKind.SILENT]
     roles = [role for role in ROLE_ORDER if role in live or (wanted and role in wanted)]
     return [RoleRow(role, live.count(role), None if wanted is None else wanted.get(role, 0)) for role in roles]
 

@@ -9,14 +9,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.fleet.health import HealthKind
 from pipeline.ledger.types import Audit, Totals
-from pipeline.observability.status import Health, QueueRow, RoleRow, WorkerRow, doing, pause_words
+from pipeline.observability.status import QueueRow, RoleRow, WorkerRow, doing, pause_words
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from protocol.ids import Role
 from protocol.printable import printable_line
 
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "dim", "padding": (0, 2, 0, 0)}
-_HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: "bold red"}
+_HEALTH_STYLE = {kind: "green" if kind is HealthKind.LIVE else "bold red" for kind in HealthKind}
 
 
 def fleet_table(workers: Sequence[WorkerRow], *, max_rows: int | None = None, rest: str = "headrace status") -> Table:
@@ -34,12 +35,11 @@ def fleet_table(workers: Sequence[WorkerRow], *, max_rows: int | None = None, re
         if row.worker not in shown:
             continue
         what = doing(row)
-        unwell_s = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
         table.add_row(
             Text(row.worker, style=_HEALTH_STYLE[row.health]),
             str(row.policy_version) if row.policy_version >= 0 else "–",
             f"{row.rss_bytes / 2**20:.0f}",
-            cell(what) if row.health is Health.LIVE else cell(f"{row.health} for {unwell_s:.0f} s", "bold red"),
+            cell(what) if row.health is HealthKind.LIVE else cell(f"{row.health} for {row.unwell_s:.0f} s", "bold red"),
             cell(work_done(row)),
         )
     if hidden := len(workers) - len(shown):
@@ -58,7 +58,7 @@ def _most_urgent(workers: Sequence[WorkerRow], max_rows: int | None) -> set[str]
     if max_rows is None or len(workers) <= max_rows:
         return {row.worker for row in workers}
     # The sort is stable, so workers otherwise keep their order.
-    ordered = sorted(workers, key=lambda row: row.health is Health.LIVE)
+    ordered = sorted(workers, key=lambda row: row.health is HealthKind.LIVE)
     return {row.worker for row in ordered[: max(1, max_rows - 1)]}
 
 

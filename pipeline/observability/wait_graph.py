@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.fleet.health import HealthKind
 from pipeline.flow.fleet import FleetTracks
 from pipeline.flow.format import fleet_names, wait_word
 from pipeline.flow.graph import Graph, wait_graph
 from pipeline.flow.rows import LinkRow, StateRow
-from pipeline.observability.status import Health, WorkerRow, doing
+from pipeline.observability.status import WorkerRow, doing
 from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
 from protocol.ids import Role
 
@@ -58,11 +59,10 @@ def bottleneck(workers: Sequence[WorkerRow]) -> str:
     It ends at a worker that waits for no other. Among several, an outside service comes before a worker
     that computes, and then the one without progress for longest; in a circle, every worker is an end.
     ``workers``: in the order of ``worker_rows``."""
-    unwell = [row for row in workers if row.health is not Health.LIVE and row.role is not Role.OBSERVER]
+    unwell = [row for row in workers if row.health is not HealthKind.LIVE and row.role is not Role.OBSERVER]
     if unwell:
         row = unwell[0]
-        age = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
-        return f"{row.worker} is {row.health} for {age:.0f} s ({row.waiting_for})"
+        return f"{row.worker} is {row.health} for {row.unwell_s:.0f} s ({row.waiting_for})"
     if not workers:
         return "no worker has a heartbeat"
     path = _path_of_waits(workers)

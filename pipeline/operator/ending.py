@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -115,9 +116,10 @@ async def _drain_progress(run_dir: Path) -> str:
 
 
 def _in_words(beats: Sequence[Heartbeat]) -> str:
+    from pipeline.fleet.limits import Limits
     from pipeline.observability.status import doing, worker_rows
 
-    rows = worker_rows(beats, stuck_after_s=None)
+    rows = worker_rows(beats, Limits(stuck_after_s=None, start_timeout_s=math.inf))
     return ", ".join(f"{row.worker} ({doing(row)})" for row in rows)
 
 
@@ -223,7 +225,6 @@ async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: boo
 
 def _may_live(beat: Heartbeat) -> bool:
     from pipeline.process.records import process_runs
-    from pipeline.runtime.liveness import is_silent
 
     is_gone = beat.host == socket.gethostname() and not process_runs(beat.pid)
-    return not is_gone and not is_silent(beat.silent_s)
+    return not is_gone and not beat.is_silent

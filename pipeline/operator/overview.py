@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pipeline.fleet.health import HealthKind
+from pipeline.fleet.limits import limits_of
+from pipeline.fleet.state import overdue_ages
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, HistoryTail, UpdateRow
 from pipeline.observability.incidents import IncidentReader, IncidentRow
 from pipeline.observability.progress import RunProgress
 from pipeline.observability.status import (
     ROLE_ORDER,
-    Health,
     WorkerRow,
     clock_words,
     eviction_words,
@@ -230,7 +232,7 @@ class OverviewReader:
             staleness_max=None if last is None else last.staleness_max,
             max_staleness=eta,
         )
-        is_alive = any(row.health is not Health.SILENT for row in picture.workers) and not picture.trouble
+        is_alive = any(row.health is not HealthKind.SILENT for row in picture.workers) and not picture.trouble
         return replace(
             picture,
             at_s=self._clock.time(),
@@ -264,8 +266,8 @@ class OverviewReader:
         queues: Sequence[QueueStat],
         beats: Sequence[Heartbeat],
     ) -> RunOverview:
-        now_s = self._clock.monotonic()
-        workers = worker_rows(beats, stuck_after_s=self._at.settings.supervisor.stuck_after_s)
+        now_s, settings = self._clock.monotonic(), self._at.settings
+        workers = worker_rows(beats, limits_of(settings), overdue_ages(queues, settings.ledger.scoring_deadline_s))
         counts = fleet.counts if fleet else None
         there = {beat.who.worker for beat in beats}
         wanted = wanted_names(fleet.counts, fleet.left_out) if fleet else {}
@@ -316,7 +318,7 @@ def _roles(workers: Sequence[WorkerRow], wanted: Mapping[Role, int] | None) -> t
             role=row.role,
             num_live=row.num_live,
             num_wanted=row.num_wanted,
-            num_unwell=sum(worker.health is not Health.LIVE for worker in of_role[row.role]),
+            num_unwell=sum(worker.health is not HealthKind.LIVE for worker in of_role[row.role]),
             waiting_for=dict(Counter(str(worker.waiting_for) for worker in of_role[row.role])),
         )
         for row in role_rows(workers, wanted)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 async def snapshot_of(at: Attached) -> Snapshot:
+    from pipeline.fleet.limits import limits_of
+    from pipeline.fleet.state import overdue_ages
     from pipeline.observability.status import eviction_words, worker_rows
     from pipeline.observability.why.silence import read_exits
     from pipeline.observability.why.types import CriticNeeds, Snapshot
@@ -35,7 +37,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
         state=state.state,
         detail=state.detail,
         has_supervisor=supervisor_pid(at.run_dir) is not None,
-        workers=worker_rows(beats, stuck_after_s=settings.stuck_after_s),
+        workers=worker_rows(beats, limits_of(at.settings), overdue_ages(queues, at.settings.ledger.scoring_deadline_s)),
         wanted=wanted_names(fleet.counts, fleet.left_out) if fleet else {},
         waits=waits,
         totals=totals,

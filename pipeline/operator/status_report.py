@@ -53,12 +53,16 @@ class StatusReport:
 
 
 async def read_status(at: Attached) -> StatusReport:
+    from pipeline.fleet.limits import limits_of
+    from pipeline.fleet.state import overdue_ages
     from pipeline.observability.status import clock_words, eviction_words, role_rows, worker_rows
     from pipeline.observability.wait_graph import bottleneck
     from pipeline.supervisor.run_folder import supervisor_pid
 
+    queues = await at.ledger.queues()
+    # last, because a heartbeat's age counts from the read
     beats = await at.registry.heartbeats()
-    workers = worker_rows(beats, stuck_after_s=at.settings.supervisor.stuck_after_s)
+    workers = worker_rows(beats, limits_of(at.settings), overdue_ages(queues, at.settings.ledger.scoring_deadline_s))
     fleet = await at.registry.fleet()
     state = await at.registry.run_status()
     return StatusReport(

@@ -138,7 +138,6 @@ def role_of(at: Attached, present: Fleet, beats: Sequence[Heartbeat], worker: st
 def staying_guests(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat]:
     """Return the heartbeats of joined hosts' workers that are neither silent nor leaving. The run's
     own workers are not included; ``Fleet.counts`` has those that stay."""
-    from pipeline.runtime.liveness import is_silent
     from pipeline.runtime.registry.waits import Stage
     from pipeline.supervisor.takeover import is_own
 
@@ -147,7 +146,7 @@ def staying_guests(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat
         beat
         for beat in beats
         if not is_own(beat.who.worker)
-        and not is_silent(beat.silent_s)
+        and not beat.is_silent
         and beat.waiting_for.stage is not Stage.LEAVING
         and beat.who.epoch > leaving.get(beat.who.worker, 0)
         and present.eviction_of(beat.who.worker, beat.host) is None
@@ -316,9 +315,8 @@ def _check_host(present: Fleet, beats: Sequence[Heartbeat], host: str) -> None:
 
 def _at_work(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat]:
     """Return the heartbeats of workers that stay and have begun their work."""
-    from pipeline.runtime.liveness import is_silent
     from pipeline.supervisor.fleet_plan import wanted_names
 
     own = wanted_names(present.counts, present.left_out)
-    mine = [beat for beat in beats if beat.who.worker in own and not is_silent(beat.silent_s)]
+    mine = [beat for beat in beats if beat.who.worker in own and not beat.is_silent]
     return [beat for beat in (*mine, *staying_guests(present, beats)) if beat.waiting_for.is_in_service]

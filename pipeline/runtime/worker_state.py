@@ -149,6 +149,8 @@ def _rounded(sums: ServiceSums) -> ServiceSums:
 
 
 _STATM = Path("/proc/self/statm")
+_LONGEST_PASSED_S = 5.0
+"""Most that counts between two heartbeats: in a longer gap this process, or its host, was stopped."""
 _TOLD_S = 10.0
 """How long heartbeats report a step that was not committed; the observer reads one a second."""
 
@@ -159,6 +161,29 @@ class _Wait:
 
     kind: WaitingFor
     detail: str
+
+
+class Standing:
+    """How long the loop has been at each wait since work last progressed or began. Sampled by the heartbeat
+    thread, which alone uses it."""
+
+    def __init__(self, now_s: float) -> None:
+        self._until_s = now_s
+        self._at: tuple[WaitingFor, bool] = (WaitingFor.STARTING, False)
+        self._moved: tuple[int, ...] = ()
+        self._stood_s: dict[tuple[WaitingFor, bool], float] = {}
+
+    def observe(self, now_s: float, at: tuple[WaitingFor, bool], moved: tuple[int, ...]) -> float:
+        """Return the seconds at this wait, in all, since ``moved`` last changed. ``at``: the wait, and whether
+        work is held."""
+        if moved != self._moved:
+            self._moved = moved
+            self._stood_s.clear()
+        else:
+            passed_s = min(now_s - self._until_s, _LONGEST_PASSED_S)
+            self._stood_s[self._at] = self._stood_s.get(self._at, 0.0) + passed_s
+        self._at, self._until_s = at, now_s
+        return self._stood_s.get(at, 0.0)
 
 
 class WorkerState:
@@ -179,9 +204,9 @@ class WorkerState:
         self._clock = clock
         self._started_s = clock.time()
         self._progress = 0
-        self._progress_at_s = self._started_s
+        self._progressed_s = clock.monotonic()
         self._turns = 0
-        self._turned_at_s = self._started_s
+        self._turned_s = clock.monotonic()
         self._wait = _Wait(WaitingFor.STARTING, "")
         self._entered_s = clock.monotonic()
         """When the loop's current series of waits of one kind began."""
@@ -189,6 +214,7 @@ class WorkerState:
         self.work, self.storing = Meter(clock.monotonic), Meter(clock.monotonic)
         self.signs = VitalSigns(clock, self.work)
         self._begun = 0
+        self._still = Standing(clock.monotonic())
         self._not_committed = "", 0.0
         """The text, and until when heartbeats report it."""
         self._moved_s = clock.monotonic()
@@ -196,8 +222,7 @@ class WorkerState:
 
     def progress(self, n: int = 1) -> None:
         self._progress += n
-        self._progress_at_s = self._clock.time()
-        self._moved_s = self._clock.monotonic()
+        self._progressed_s = self._moved_s = self._clock.monotonic()
         self._turn()
 
     def waiting_for(self, kind: WaitingFor, detail: str = "") -> None:
@@ -230,7 +255,7 @@ class WorkerState:
     def ledger_trouble(self, words: str) -> None:
         """Report why ledger calls are being repeated, or "" when that ends. Such time counts as progress."""
         if self._trouble and not words:
-            self._progress_at_s, self._moved_s = self._clock.time(), self._clock.monotonic()
+            self._progressed_s = self._moved_s = self._clock.monotonic()
         self._trouble = words
         self._turn()
 
@@ -238,7 +263,8 @@ class WorkerState:
     def moved_s(self) -> float:
         """When work last progressed or began, by the monotonic clock. While the loop is at work, its waits
         since then are left out."""
-        return max(self._moved_s, self.work.moved_s, self.storing.moved_s)
+        moved_s = max(self._moved_s, self.work.moved_s)
+        return max(moved_s, self.storing.moved_s) if self._wait.kind.counts_writes else moved_s
 
     @property
     def num_progress(self) -> int:
@@ -277,15 +303,22 @@ class WorkerState:
         wait = _Wait(WaitingFor.LEDGER, self._trouble) if self._trouble else self._wait
         # JSON has no representation of non-finite numbers, so readers would refuse the heartbeat
         counters = {name: value for name, value in self.counters.copy().items() if math.isfinite(value)}
-        held = self.held
+        held, now_s, at_s = self.held, self._clock.monotonic(), self._clock.time()
+        work, storing = self.work.report(), self.storing.report()
+        moved = (self._progress, work.steps, storing.steps if wait.kind.counts_writes else 0, self._begun)
+
+        def on_wall(then_s: float) -> float:
+            """Return a moment of the monotonic clock, so that only durations count when the wall clock jumps."""
+            return at_s - max(0.0, now_s - then_s)
+
         return Heartbeat(
             who=self.who,
             pid=worker_pid(),
             host=self._host,
-            at_s=self._clock.time(),
+            at_s=at_s,
             started_s=self._started_s,
             progress=self._progress,
-            progress_at_s=self._progress_at_s,
+            progress_at_s=on_wall(self._progressed_s),
             waiting_for=wait.kind,
             detail=wait.detail[:MAX_DETAIL_CHARS],
             policy_version=self.policy_version,
@@ -293,12 +326,13 @@ class WorkerState:
             counters=counters,
             links=self.links,
             turns=self._turns,
-            turned_at_s=self._turned_at_s,
+            turned_at_s=on_wall(self._turned_s),
             held=held,
             begun=self._begun,
-            moved_at_s=self._clock.time() - max(0.0, self._clock.monotonic() - self.moved_s),
-            work=self.work.report(),
-            storing=self.storing.report(),
+            moved_at_s=on_wall(self.moved_s),
+            still_s=self._still.observe(now_s, (wait.kind, held > 0), moved),
+            work=work,
+            storing=storing,
             unreached=self.unreached[:MAX_DETAIL_CHARS],
             refused=self.refused[:MAX_DETAIL_CHARS],
             vitals=self.signs.collect(counters, held=held),
@@ -331,7 +365,7 @@ class WorkerState:
 
     def _turn(self) -> None:
         self._turns += 1
-        self._turned_at_s = self._clock.time()
+        self._turned_s = self._clock.monotonic()
 
 
 def resident_bytes() -> int:

@@ -33,7 +33,6 @@ from enum import StrEnum
 import structlog
 
 from pipeline.config.schema import RunConfig
-from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.waits import Stage
 from pipeline.supervisor.fleet_edits import resized
@@ -357,7 +356,7 @@ class Autoscaler:
 
 def reading_of(beats: Iterable[Heartbeat], own: Iterable[str]) -> Reading:
     """Build a reading from the fleet's heartbeats. ``own``: names of the plan's workers."""
-    live = [beat for beat in beats if not is_silent(beat.silent_s) and beat.waiting_for.is_in_service]
+    live = [beat for beat in beats if not beat.is_silent and beat.waiting_for.is_in_service]
     learner = next((beat for beat in live if beat.who.role is Role.LEARNER), None)
     arrived = [beat for beat in live if beat.who.role is Role.GENERATOR and beat.policy_version >= 0]
     names = frozenset(own)

@@ -27,7 +27,6 @@ from pipeline.config.schema import RunConfig
 from pipeline.files.code_copies import CODE_FOLDER, checked_code, differing, remove_code, shared_digests
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, RefusedRow, UpdateRow
 from pipeline.process.work import LEAST_S
-from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, after, standing, undoing
 from pipeline.runtime.registry.waits import EndedBy
@@ -263,7 +262,7 @@ def _limits(config: RunConfig) -> RolloutPolicy:
 
 
 def _is_ready(beat: Heartbeat) -> bool:
-    return not is_silent(beat.silent_s) and beat.waiting_for.is_in_service
+    return not beat.is_silent and beat.waiting_for.is_in_service
 
 
 def _is_excused(at: WaitingFor) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from pipeline.config.schema import RunConfig
+from pipeline.fleet.limits import limits_of
 from pipeline.observability.repairs import add_repair
 from pipeline.process.descendants import activity_of
 from pipeline.process.exit_codes import ExitCode, LastError
@@ -26,7 +27,7 @@ from pipeline.supervisor.processes import Command, Processes
 from pipeline.supervisor.recovery.escalation import Escalation
 from pipeline.supervisor.repair_watch import RepairWatch
 from pipeline.supervisor.standbys.keeper import StandbyKeeper
-from pipeline.supervisor.watchdog import Timeouts, Watchdog
+from pipeline.supervisor.watchdog import Watchdog
 from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
 from protocol.ids import Role
 
@@ -59,8 +60,8 @@ class HostFleet:
         self._escalation = escalation
         self.standbys = StandbyKeeper(config, run_dir, self.processes) if standbys else None
         self.plan = FleetPlan(config.supervisor, name, None if escalation is None else self._evicts)
-        self._timeouts = timeouts_of(config)
-        self.watchdog = Watchdog(self._timeouts)
+        self._limits = limits_of(config)
+        self.watchdog = Watchdog(self._limits)
         self._memory = MemoryKills()
         self._repairs = RepairWatch()
         self.blames_code: Callable[[Exit, str], bool] = lambda *_: False
@@ -250,11 +251,12 @@ class HostFleet:
         activity = {worker: activity_of(pids[worker]) for worker in here & pids.keys()}
         dead = self.watchdog.evaluate(beats, pids, now, overdue_s, activity)
         # frozen processes cannot answer
-        silent = {worker for worker in dead if self.watchdog.is_silent(worker, now)}
+        silent = {worker for worker in dead if self.watchdog.is_silent(worker)}
         stands = await self.stands(dead.keys() - silent)
         for worker, reason in dead.items():
-            if worker in roles and (moved_s := self.watchdog.moved_s(worker)) is not None:
-                self._repairs.lost(worker, roles[worker], reason, now, stood_s=now - moved_s)
+            if worker in own:
+                stood_s = own[worker].unmoved_s + own[worker].silent_s
+                self._repairs.lost(worker, roles[worker], reason, now, stood_s=stood_s)
             # a worker whose heartbeat stopped was probably frozen from outside
             is_of_code = not (worker in silent and worker in own) and self._stands_by_code(worker, pids[worker], reason)
             if self._escalation is not None and worker in roles and not is_of_code:
@@ -267,8 +269,8 @@ class HostFleet:
         pids = self.processes.pids
         for beat in beats:
             worker = beat.who.worker
-            if pids.get(worker) == beat.pid and (moved_s := self.watchdog.moved_s(worker)) is not None:
-                self.plan.moved(worker, moved_s, self._timeouts.drain_limit_s(beat))
+            if pids.get(worker) == beat.pid:
+                self.plan.moved(worker, now - beat.unmoved_s - beat.silent_s, self._limits.drain_limit_s(beat))
         for row in self._repairs.observe(beats, pids, now, time.time()):
             by = {"standby": row.standby} if row.standby else {}
             log.info("worker_repaired", worker=row.worker, took_s=round(row.whole_s, 3), cause=row.cause, **by)
@@ -296,20 +298,6 @@ class HostFleet:
         roles."""
         folders = {str(Role.LEARNER): CHECKPOINTS, str(Role.VALUE): VALUE_CHECKPOINTS}
         return newest_name(self._run_dir / folders[worker]) if worker in folders else None
-
-
-def timeouts_of(config: RunConfig) -> Timeouts:
-    settings = config.supervisor
-    return Timeouts(
-        stuck_after_s=settings.stuck_after_s,
-        start_timeout_s=settings.start_timeout_s,
-        silent_after_s=settings.silent_after_s,
-        stopped_after_s=settings.stopped_after_s,
-        checkpoint_timeout_s=settings.checkpoint_timeout_s,
-        drain_timeout_s=settings.drain_timeout_s,
-        outage_timeout_s=config.ledger.outage_timeout_s,
-        send_timeout_s=config.wire.send_timeout_s,
-    )
 
 
 def meaning(exit_code: int) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from pipeline.fleet.state import overdue_ages
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
@@ -28,7 +29,6 @@ from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, Ru
 from pipeline.supervisor.fleet_plan import FleetPlan
 from protocol.errors import LedgerDiskFailed, LedgerError, LedgerUnavailable
 from protocol.ids import Role
-from protocol.trajectory import Field
 
 if TYPE_CHECKING:
     from pipeline.observability.metrics import MetricsServer
@@ -96,11 +96,6 @@ _NO_ROOM_CHECK_S = 5.0
 _SUSPICIOUS_CHECK_S = 0.1
 """Interval while the server seems dead, until enough probes agree."""
 _OVERDUE_CHECK_S = 1.0
-_SCORED = {
-    Role.REWARD: (Field.REWARD,),
-    Role.REFERENCE: (Field.REFERENCE, Field.GUIDANCE),
-    Role.VALUE: (Field.VALUE,),
-}
 
 log = structlog.get_logger(__name__)
 
@@ -230,14 +225,8 @@ class Monitor:
         if self._watch is None or not is_due:
             return
         self._next_watch_s = now + self._watch_every_s
-        snapshot = RunSnapshot(status, beats, await self._ledger.totals(), tuple(plan.absent))
+        snapshot = RunSnapshot(status, beats, await self._ledger.totals(), tuple(plan.absent), self._overdue_s)
         self._shown = status.state
         # a terminal that is busy or closed only misses updates
         with suppress(OSError):
             self._watch(snapshot)
-
-
-def overdue_ages(queues: Sequence[QueueStat], scoring_deadline_s: float) -> dict[Role, float]:
-    ages = {queue.name: queue.oldest_age_s or 0.0 for queue in queues}
-    oldest = {role: [ages[field] for field in fields if field in ages] for role, fields in _SCORED.items()}
-    return {role: max(found) - scoring_deadline_s for role, found in oldest.items() if found}

@@ -25,7 +25,6 @@ from pipeline.config.schema import RunConfig
 from pipeline.incidents.records import RunIncidents
 from pipeline.observability.repairs import StepRow, add_steps, read_steps
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Eviction, Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange
 from pipeline.runtime.registry.waits import Stage
@@ -84,12 +83,12 @@ class RepairExecutor:
         too."""
         self._seen: dict[str, Member] = {}
         """The roster of the last poll."""
-        self._moved: dict[str, float] = {}
+        self._moved: dict[str, tuple[int, ...]] = {}
         """When workers under repair last made progress, on the supervisor's clock."""
 
     async def poll(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
         """Read the symptoms, and carry out what the policy orders. Raises LedgerUnavailable."""
-        if any(beat.who.role is Role.OBSERVER and not is_silent(beat.silent_s) for beat in beats):
+        if any(beat.who.role is Role.OBSERVER and not beat.is_silent for beat in beats):
             self._escalation.see_incidents(now, await asyncio.to_thread(self._open_incidents))
         else:
             self._escalation.reset_timers(now, only_incidents=True)
@@ -142,14 +141,14 @@ class RepairExecutor:
         repaired = {case.worker for case in self._escalation.cases if case.is_repairing and not case.is_down}
         for beat in beats:
             worker = beat.who.worker
-            if worker not in repaired or pids.get(worker, beat.pid) != beat.pid or is_silent(beat.silent_s):
+            if worker not in repaired or pids.get(worker, beat.pid) != beat.pid or beat.is_silent:
                 continue
             if _is_at_work(beat):
                 self._escalation.works(now, worker)
-            elif (moved_s := self._fleet.watchdog.moved_s(worker)) is not None and moved_s != self._moved.get(worker):
-                self._moved[worker] = moved_s
+            elif self._moved.get(worker) != (moved := (beat.progress, beat.work.steps, beat.begun)):
+                self._moved[worker] = moved
                 self._escalation.moved(now, worker)
-        self._moved = {worker: moved_s for worker, moved_s in self._moved.items() if worker in repaired}
+        self._moved = {worker: moved for worker, moved in self._moved.items() if worker in repaired}
 
     def _roster(self, beats: Sequence[Heartbeat]) -> dict[str, Member]:
         there = {beat.who.worker: beat for beat in beats}
@@ -268,7 +267,7 @@ class RepairExecutor:
 def _member(beat: Heartbeat, last: Member) -> Member:
     """Describe a worker by its heartbeat. ``last``: from the last poll, since a young process may
     not report its devices yet."""
-    is_at_work = not is_silent(beat.silent_s) and beat.progress > 0 and _is_at_work(beat)
+    is_at_work = not beat.is_silent and beat.progress > 0 and _is_at_work(beat)
     devices = frozenset(beat.vitals.gpus) if beat.vitals is not None else frozenset[str]()
     return replace(last, host=beat.host, is_at_work=is_at_work, devices=devices or last.devices, is_away=False)
 

@@ -24,7 +24,6 @@ from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
 from pipeline.observability.settings_changes import read_changes
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.notifications import LOOK_ANYWAY_S, Notifications
 from pipeline.runtime.registry.contract import Heartbeat, Registry, Topic
 from pipeline.runtime.registry.settings_change import SettingsChange, after, standing, undoing
@@ -98,7 +97,7 @@ class SettingsKeeper:
         ``beats``: heartbeats of the run's own workers, which alone are trusted."""
         await self._keep_file(registry)
         for beat in beats:
-            if beat.settings.failed and not is_silent(beat.silent_s):
+            if beat.settings.failed and not beat.is_silent:
                 await self._roll_back(registry, beat)
 
     async def settle(self, registry: Registry, number: int) -> None:

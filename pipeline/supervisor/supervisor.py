@@ -2,20 +2,18 @@
 
 *Consumes* the desired fleet (the configuration's, later that of ``headrace scale``), exits,
 heartbeats and the run's state. *Produces* processes, restarts, and the run's end. *Waits for*
-signals and exits, a fifth of a second at a time.
+signals and exits.
 
 ``fleet_plan`` and ``watchdog`` decide, and ``host_fleet`` carries the decisions out on processes.
 This module connects them to the run, and keeps the embedded ledger server alive (``monitor``).
 Workers of an earlier supervisor are adopted (``takeover``); if they have other settings, they are
 drained and restarted.
 
-The first Ctrl-C (or SIGTERM, or SIGHUP of a closing terminal) drains the fleet. A second Ctrl-C or
-SIGTERM ends it at once. Neither needs the ledger to answer."""
+``fleet_loop`` has the loop and what signals do."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import threading
 import time
@@ -42,10 +40,10 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.process_setup import leave_terminals, obeying
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.code_keeper import CodeKeeper
+from pipeline.supervisor.fleet_loop import FleetLoop
 from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_size import SizeGuard, desired_counts
 from pipeline.supervisor.host_fleet import CLEAN_EXITS, HostFleet, meaning
@@ -69,11 +67,6 @@ if TYPE_CHECKING:
     from pipeline.supervisor.autoscaler import GeneratorDemand
     from pipeline.supervisor.mirror_runner import MirrorRunner
 
-_TICK_S = 0.2
-_POLL_EVERY_S = 0.5
-"""Interval between reads of the ledger. Each reads all heartbeats, and silence is measured in
-seconds."""
-_CUT_EVERY_S = 1.0
 _ANSWER_S = 2.0
 """Limit on the ledger's answers, short enough to handle signals and exits in time."""
 _SERVER_PATIENCE_S = 60.0
@@ -115,10 +108,8 @@ class Supervisor:
         self._processes, self._plan = self._fleet.processes, self._fleet.plan
         self._is_forking = is_own and config.supervisor.preload
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
-        self._num_signals = 0
         self._stop_requested = threading.Event()
         """Tells the thread that opens the ledger, before the loop runs, to give up."""
-        self._next_poll_s = self._next_cut_s = 0.0
         self._is_starved = False
         self._size = SizeGuard(config)
         self._demand = _generator_demand(config)
@@ -126,7 +117,9 @@ class Supervisor:
         self._learner_drain_code = int(ExitCode.OK)
         self._mirror = mirror_runner(config, run_dir)
         self._sinks = SinkRunner(config, run_dir)
-        self._pulse = Pulse(run_dir)
+        self._loop = FleetLoop(
+            self._fleet, Pulse(run_dir), stopping="supervisor_stopping", on_stop=self._stop_requested.set
+        )
         self._joined_hosts = JoinedHosts(config, run_dir)
 
     async def run(
@@ -146,7 +139,7 @@ class Supervisor:
             Interrupted: stopped before the ledger's server answered; nothing was started.
             LedgerMismatch: the folder's ledger has other settings.
             LedgerUnavailable: the ledger does not answer at the start, or its embedded server cannot be restarted."""
-        with obeying(self._on_signal), self._metrics() as metrics:
+        with self._loop.signals(), self._metrics() as metrics:
             server = await asyncio.to_thread(self._open_ledger)
             run = self._config.run.name
             client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
@@ -174,16 +167,14 @@ class Supervisor:
                     async with self._start_calls(monitor) as (_, starting):
                         await self._begin(starting)
                     status = await self._settings.run_alongside(registry, self._supervise(monitor))
-                    # what follows has its own time limits
-                    self._pulse.mark_ended()
-                    await self._joined_hosts.await_last_lines(registry, lambda: self._num_signals > 1)
+                    await self._joined_hosts.await_last_lines(registry, lambda: self._loop.num_signals > 1)
                 await monitor.end_record(time.monotonic())
                 await self._conclude(registry, ledger, status)
-                await self._sinks.finish(lambda: self._num_signals > 1, has_failed=status.state is RunState.FAILED)
+                await self._sinks.finish(lambda: self._loop.num_signals > 1, has_failed=status.state is RunState.FAILED)
                 if leave is not None:
                     await asyncio.to_thread(leave)
                 if self._mirror is not None:
-                    left = await self._mirror.finish(lambda: self._num_signals > 1, plain=leave is None)
+                    left = await self._mirror.finish(lambda: self._loop.num_signals > 1, plain=leave is None)
                     if left:
                         status = RunStatus(status.state, f"{status.detail}; {left}")
             finally:
@@ -200,7 +191,7 @@ class Supervisor:
     # -- beginning and end -------------------------------------------------------------------------
 
     def _start_calls(self, monitor: Monitor) -> AbstractAsyncContextManager[tuple[RedisLedger, RedisRegistry]]:
-        return start_calls(self._config, self._run_dir, monitor, lambda: self._num_signals > 0, answer_s=_ANSWER_S)
+        return start_calls(self._config, self._run_dir, monitor, lambda: self._loop.num_signals > 0, answer_s=_ANSWER_S)
 
     @contextmanager
     def _metrics(self) -> Iterator[MetricsServer | None]:
@@ -302,7 +293,7 @@ class Supervisor:
             log.warning("final_state_not_written", reason=str(error))
             return
         # after a second signal, the report is left to `headrace run report`
-        if self._num_signals < 2:
+        if self._loop.num_signals < 2:
             detail = f"{status.state}: {status.detail}"
             write = partial(write_report, title=self._config.run.name, detail=detail, audit=audit)
             try:
@@ -314,28 +305,21 @@ class Supervisor:
 
     async def _supervise(self, monitor: Monitor) -> RunStatus:
         status = RunStatus(RunState.RUNNING)
-        while True:
-            now = time.monotonic()
-            ended = self._processes.reap()
-            for exit_ in ended:
-                self._record_exit(exit_, now)
+
+        def turn(now: float) -> None:
             monitor.keep_server()
             if self._mirror is not None:
                 self._mirror.poll(now)
             self._sinks.poll(now)
-            if now >= self._next_cut_s:
-                self._next_cut_s = now + _CUT_EVERY_S
-                await asyncio.to_thread(self._processes.bound_outputs)
-            if ended or now >= self._next_poll_s:
-                self._next_poll_s = now + _POLL_EVERY_S
-                status = await self._poll_ledger(monitor, status, now)
-            if status.state is not RunState.RUNNING:
-                self._fleet.carry_out(self._plan.stop(now))
-            self._fleet.carry_out(self._plan.due(now))
-            if status.state is not RunState.RUNNING and self._plan.is_down:
-                return status
-            self._pulse.beat(now, is_ready=status.state is RunState.RUNNING)
-            await asyncio.sleep(_TICK_S)
+
+        async def poll(now: float) -> bool:
+            nonlocal status
+            status = await self._poll_ledger(monitor, status, now)
+            self._loop.is_ready = status.state is RunState.RUNNING
+            return not self._loop.is_ready
+
+        await self._loop.run(poll=poll, exited=self._record_exit, turn=turn)
+        return status
 
     async def _poll_ledger(self, monitor: Monitor, status: RunStatus, now: float) -> RunStatus:
         try:
@@ -369,7 +353,7 @@ class Supervisor:
         failure = self._plan.failure
         if failure is not None:
             return RunStatus(RunState.FAILED, f"{failure.worker} {failure.reason} (exit code {failure.exit_code})")
-        if self._num_signals:
+        if self._loop.num_signals:
             detail = f"stopped by a signal; go on with `headrace up --resume {self._run_dir}`"
             return RunStatus(RunState.STOPPING, detail)
         return None
@@ -397,23 +381,9 @@ class Supervisor:
     async def _fence_silent(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
         host = socket.gethostname()
         gone = {beat.pid for beat in beats if beat.host == host and not process_runs(beat.pid)}
-        for worker, reason in self._fleet.watchdog.departed(beats, self._processes.pids, gone, now).items():
+        for worker, reason in self._fleet.watchdog.departed(beats, self._processes.pids, gone).items():
             await registry.fence(worker)
             log.warning("unmanaged_worker_fenced", worker=worker, reason=reason)
-
-    def _on_signal(self, number: signal.Signals, terminals: tuple[int, ...]) -> None:
-        if number is signal.SIGHUP:
-            leave_terminals(terminals)
-            if self._num_signals:
-                # shell and kernel both send it when a terminal closes, so a second one means nothing
-                return
-        self._num_signals += 1
-        self._stop_requested.set()
-        self._next_poll_s = 0.0
-        if self._num_signals == 1:
-            log.warning("supervisor_stopping", how="drains to a window boundary; a second Ctrl-C ends at once")
-        else:
-            self._processes.kill_all()
 
     def _record_exit(self, exit_: Exit, now: float) -> None:
         was_draining = self._plan.is_draining(exit_.worker)
@@ -425,7 +395,7 @@ class Supervisor:
 
     def _outcome(self, status: RunStatus) -> RunOutcome:
         failure = self._plan.failure
-        if self._num_signals > 1:
+        if self._loop.num_signals > 1:
             return RunOutcome(ExitCode.INTERRUPTED, status)
         if failure is not None:
             return RunOutcome(as_own(failure.exit_code), status, failure, self._processes.logs(failure.worker))

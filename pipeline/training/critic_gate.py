@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.runtime.liveness import is_silent
 from protocol.ids import Role
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig) -> CriticVie
     settings = config.value
     counters = beat.counters
     is_open = counters.get(GATE_OPEN, 0.0) >= 1.0
-    if is_silent(beat.silent_s):
+    if beat.is_silent:
         return CriticView(is_open, False, f"the value worker: silent for {beat.silent_s:.0f} s")
     if GATE_OPEN not in counters:
         return CriticView(False, True, "the value worker to start")

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.runtime.liveness import SILENT_AFTER_S
 from protocol.errors import DataError
 
 ALPHA: Final = 0.01
@@ -136,7 +137,7 @@ def shipped() -> Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    silent_s: float = 5.0
+    silent_s: float = SILENT_AFTER_S
     """Age of the last heartbeat from which a worker is silent."""
     hung_s: float = 8.0
     """Shortest standstill with work in flight that counts as a hang."""

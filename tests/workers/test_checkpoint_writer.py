@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.fleet.limits import Limits
 from pipeline.observability.status import worker_rows
 from pipeline.runtime.clock import RealClock
 from pipeline.training.checkpoints import CheckpointFolder
@@ -45,7 +46,7 @@ async def test_a_disk_that_refuses_a_checkpoint_is_in_the_heartbeat_until_one_is
 
         await writer.write(1, lambda: save, {}, settle)
         await writer.wait()
-        told = worker_rows([ctx.worker_state.heartbeat()], stuck_after_s=60.0)[0].refused
+        told = worker_rows([ctx.worker_state.heartbeat()], Limits(60.0, 100.0))[0].refused
         assert str(tmp_path / "checkpoints") in told
         assert "No space left on device" in told
         is_full = False

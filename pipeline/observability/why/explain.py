@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pipeline.fleet.health import HealthKind
 from pipeline.incidents.records import Incident
 from pipeline.ledger.admin import Waits
 from pipeline.ledger.types import LatePolicy, Totals, Unit
-from pipeline.observability.status import Health, WorkerRow, pause_words
+from pipeline.observability.status import WorkerRow, pause_words
 from pipeline.observability.why.silence import no_ledger_chain
 from pipeline.observability.why.types import (
     Cause,
@@ -46,7 +47,7 @@ def explain(s: Snapshot) -> Explanation:
     chains = _chains(s)
     if s.waits is not None and s.state not in _OVER:
         chains[:0] = [_no_room(name, ended) for name, ended in s.exits.items() if ended.is_without_room]
-        chains[:0] = [_refused(row) for row in s.workers if row.refused and row.health is not Health.SILENT]
+        chains[:0] = [_refused(row) for row in s.workers if row.refused and row.health is not HealthKind.SILENT]
     if _is_unsupervised(s):
         chains.insert(int(chains[0].outlook is Outlook.YOU), _unsupervised(s))
     return Explanation.of(chains[:_MAX_CHAINS], _also(s, chains[:_MAX_CHAINS]))
@@ -57,7 +58,7 @@ def _chains(s: Snapshot) -> list[Chain]:
         return [no_ledger_chain(s)]
     if s.unwritten is not None and s.state not in _OVER:
         return [_full_disk(s, s.unwritten)]
-    alive = [row for row in s.workers if row.health is not Health.SILENT]
+    alive = [row for row in s.workers if row.health is not HealthKind.SILENT]
     if not s.has_supervisor and not alive:
         return [_no_process(s)]
     if s.state in _OVER:
@@ -65,7 +66,7 @@ def _chains(s: Snapshot) -> list[Chain]:
     learner = next(iter(s.rows(Role.LEARNER)), None)
     if learner is None:
         return [role_absent_chain(s, Role.LEARNER)]
-    if learner.health is not Health.LIVE or learner.waiting_for is not WaitingFor.INPUT:
+    if learner.health is not HealthKind.LIVE or learner.waiting_for is not WaitingFor.INPUT:
         return [_learner_busy(s, s.waits, learner)]
     return _learner_waits(s, s.waits, s.totals)
 
@@ -108,7 +109,7 @@ def _no_process(s: Snapshot) -> Chain:
 
 
 def _is_unsupervised(s: Snapshot) -> bool:
-    is_alive = any(row.health is not Health.SILENT for row in s.workers)
+    is_alive = any(row.health is not HealthKind.SILENT for row in s.workers)
     return not s.has_supervisor and s.waits is not None and is_alive and s.state not in _OVER
 
 
@@ -123,7 +124,7 @@ def _ending(s: Snapshot) -> Chain:
     if s.state is RunState.FAILED:
         doing = f"the run ends; fix that, then `headrace up --resume {s.run}`"
         return Chain((link,), Cause.FAILED, "supervisor", Outlook.YOU, doing)
-    left = sorted(s.workers, key=lambda row: (row.health is Health.LIVE, row.role is not Role.LEARNER))
+    left = sorted(s.workers, key=lambda row: (row.health is HealthKind.LIVE, row.role is not Role.LEARNER))
     if not left:
         return Chain((link,), Cause.DRAINING, "supervisor", Outlook.ENDED, "the supervisor writes the report and ends")
     names = ", ".join(row.worker for row in left)
@@ -138,7 +139,7 @@ def _ending(s: Snapshot) -> Chain:
 
 def _learner_busy(s: Snapshot, waits: Waits, row: WorkerRow) -> Chain:
     """Explain a learner that computes, publishes, starts, or is frozen."""
-    if row.health is Health.LIVE and row.waiting_for is WaitingFor.WEIGHTS:
+    if row.health is HealthKind.LIVE and row.waiting_for is WaitingFor.WEIGHTS:
         link = f"learner waits for {row.detail}"
         if lag := s.awaited(row):
             return worst([worker_chain(s, other, seen=(row.worker,)) for other in lag]).after(link)
@@ -239,7 +240,7 @@ def _gate_chain(s: Snapshot, waits: Waits, totals: Totals) -> Chain | None:
         return None
     words = describe_gate(row.counters, needs.min_explained_variance, needs.pretrain_steps)
     link, there, wanted = f"learner waits for its critic: {words}", s.depth("finished"), needs.batch_trajectories
-    if row.health is not Health.LIVE or row.waiting_for is not WaitingFor.INPUT or there >= wanted:
+    if row.health is not HealthKind.LIVE or row.waiting_for is not WaitingFor.INPUT or there >= wanted:
         return worker_chain(s, row).after(link)
     link_of = f"{row.worker} waits for {wanted - there} of {count(wanted, 'finished response')}"
     if not waits.units:

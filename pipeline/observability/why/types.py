@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from pipeline.observability.status import Health, WorkerRow
+from pipeline.fleet.health import HealthKind
+from pipeline.observability.status import WorkerRow
 from pipeline.runtime.liveness import RESTARTED_WITHIN_S
 from protocol.ids import Role
 
@@ -163,7 +164,7 @@ class Snapshot:
         return [row for row in self.workers if row.role is role]
 
     def healthy(self, role: Role) -> list[WorkerRow]:
-        return [row for row in self.rows(role) if row.health is Health.LIVE]
+        return [row for row in self.rows(role) if row.health is HealthKind.LIVE]
 
     def absent(self, role: Role | None = None) -> list[str]:
         there = {row.worker for row in self.workers}

@@ -3,9 +3,10 @@ little is in flight: credit, memory, data, paused or closed admission."""
 
 from __future__ import annotations
 
+from pipeline.fleet.health import HealthKind
 from pipeline.ledger.admin import Holder, Place, WaitedTrajectory, WaitedUnit, Waits
 from pipeline.ledger.types import Totals, Unit
-from pipeline.observability.status import Health, pause_words
+from pipeline.observability.status import pause_words
 from pipeline.observability.why.types import Cause, Chain, Outlook, Snapshot, count, seconds, worst
 from pipeline.observability.why.workers import (
     SCORER,
@@ -64,7 +65,7 @@ def _holder_chain(s: Snapshot, worker: str, epoch: int, holder: Holder | None) -
     when = f"when its lease ends in {seconds(left_s)}" if left_s > 0.0 else "at the next lease call of any generator"
     if row is not None and row.epoch <= epoch:
         end = worker_chain(s, row)
-        if row.health is Health.LIVE:
+        if row.health is HealthKind.LIVE:
             return end
         doing = (
             f"{end.next}; others take what it holds {when}, `headrace ledger requeue --worker {worker}` opens it now"

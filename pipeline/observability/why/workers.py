@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.fleet.health import HealthKind
 from pipeline.ledger.admin import Lack
-from pipeline.observability.status import Health, WorkerRow
+from pipeline.observability.status import WorkerRow
 from pipeline.observability.why.types import Cause, Chain, Outlook, Snapshot, count, seconds, worst
 from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
 from protocol.ids import ELASTIC_ROLES, Role
@@ -59,7 +60,7 @@ def role_chain(s: Snapshot, role: Role) -> Chain:
 def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> Chain:
     """Explain a worker with a heartbeat. ``seen``: workers earlier in the chain."""
     name, at = row.worker, row.waiting_for
-    if row.health is not Health.LIVE:
+    if row.health is not HealthKind.LIVE:
         return _unwell(s, row)
     detail = f": {row.detail}" if row.detail else ""
     if at is WaitingFor.STARTING:
@@ -185,9 +186,8 @@ def ledger_chain(link: str) -> Chain:
 
 
 def _unwell(s: Snapshot, row: WorkerRow) -> Chain:
-    is_silent = row.health is Health.SILENT
-    age_s = row.since_heartbeat_s if is_silent else row.since_progress_s
-    link = f"{row.worker} is {row.health} for {seconds(age_s)}"
+    is_silent = row.health is HealthKind.SILENT
+    link = f"{row.worker} is {row.health} for {seconds(row.unwell_s)}"
     cause = Cause.SILENT if is_silent else Cause.STUCK
     if not s.has_supervisor:
         return Chain((link,), cause, row.worker, Outlook.YOU, _no_supervisor(s))
@@ -219,4 +219,4 @@ def _no_supervisor(s: Snapshot) -> str:
 
 
 def unwell(workers: Sequence[WorkerRow]) -> list[WorkerRow]:
-    return [row for row in workers if row.health is not Health.LIVE]
+    return [row for row in workers if row.health is not HealthKind.LIVE]

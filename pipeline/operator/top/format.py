@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pipeline.fleet.health import HealthKind
 from pipeline.ledger.types import Totals
 from pipeline.observability.progress import course, interval, sparkline
-from pipeline.observability.status import Health, WorkerRow, doing, in_minutes
+from pipeline.observability.status import WorkerRow, doing, in_minutes
 from pipeline.observability.tables import work_done
 from pipeline.operator.overview import RunOverview
 from pipeline.operator.rates import QueueOverview
@@ -188,7 +189,7 @@ def worker_rows(run: RunOverview) -> list[TableRow]:
                 state_of(row),
                 work_done(row),
             ),
-            "" if row.health is Health.LIVE else "red",
+            "" if row.health is HealthKind.LIVE else "red",
         )
         for row in run.workers
     ]
@@ -199,10 +200,9 @@ def worker_rows(run: RunOverview) -> list[TableRow]:
 
 def state_of(row: WorkerRow) -> str:
     """Return what a worker does or waits for, or how long it has been unwell."""
-    if row.health is Health.LIVE:
+    if row.health is HealthKind.LIVE:
         return doing(row)
-    since_s = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
-    return f"! {row.health} for {since_s:.0f} s, at {row.waiting_for}"
+    return f"! {row.health} for {row.unwell_s:.0f} s, at {row.waiting_for}"
 
 
 def incident_rows(run: RunOverview, width: int) -> list[TableRow]:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from pipeline.process.work import WorkReport
+from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.entries import CheckDigests, RelayAnnouncement, RelayPlace, Vitals, WeightsAnnouncement
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
 from pipeline.runtime.registry.waits import WaitingFor
@@ -100,6 +101,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How often work started after idle time, which does not count as time spent on the work."""
     moved_at_s: float = 0.0
     """When work last progressed or began; 0 if not reported."""
+    still_s: float = 0.0
+    """Seconds at this wait, with work held or without any, since work last progressed or began."""
     work: WorkReport = WorkReport()
     """Work within the current computation or wait."""
     storing: WorkReport = WorkReport()
@@ -120,6 +123,16 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The last optimiser step that was refused twice, for people; shown for some seconds, otherwise empty."""
     check: CheckDigests = CheckDigests()
     """The newest answer to a self-check of the fleet."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its last heartbeat came so long ago that no decision may count on it."""
+        return is_silent(self.silent_s)
+
+    @property
+    def unmoved_s(self) -> float:
+        """Seconds since work last progressed or began, at the time of the heartbeat."""
+        return max(0.0, self.at_s - max(self.progress_at_s, self.moved_at_s))
 
     @property
     def reaches_scorers(self) -> bool:

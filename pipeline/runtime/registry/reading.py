@@ -62,7 +62,7 @@ class EntryReader:
         beat = self.value("heartbeats", name, blob, decoder)
         if beat is None:
             return None
-        times = (beat.at_s, beat.started_s, beat.progress_at_s, beat.turned_at_s, beat.moved_at_s)
+        times = (beat.at_s, beat.started_s, beat.progress_at_s, beat.turned_at_s, beat.moved_at_s, beat.still_s)
         why = ""
         if beat.who.worker.encode("utf-8", "replace") != name:
             why = f"it is of {beat.who.worker}"

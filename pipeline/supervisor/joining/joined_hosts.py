@@ -23,7 +23,7 @@ import structlog
 
 from pipeline.config.schema import RunConfig
 from pipeline.process.records import has_life
-from pipeline.runtime.liveness import RESTARTED_WITHIN_S, is_silent
+from pipeline.runtime.liveness import RESTARTED_WITHIN_S
 from pipeline.runtime.registry.contract import Heartbeat, Registry
 from pipeline.supervisor.joining.home import HomeEntry, is_joined
 from protocol.errors import LedgerError
@@ -59,7 +59,7 @@ class JoinedHosts:
         if not self._are_served:
             return
         now = time.monotonic()
-        silent = {beat.who.worker for beat in beats if is_silent(beat.silent_s)}
+        silent = {beat.who.worker for beat in beats if beat.is_silent}
         joined = {beat.who.worker for beat in beats} - silent - {*own} if is_running else set[str]()
         # a worker started by hand in the run's folder logs there itself
         alive = [name for name in joined if is_joined(self._run_dir, name) and not has_life(self._run_dir, name)]

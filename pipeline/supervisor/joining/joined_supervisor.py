@@ -1,20 +1,18 @@
 """The supervisor of a joined host: keeps its workers alive until the run ends.
 
 It turns exits, its own workers' heartbeats and the run's state into starts, restarts, and entries
-to send home. It checks signals and exits every fifth of a second.
+to send home. It has the loop of the run's supervisor (``fleet_loop``), and the same rules
+(``host_fleet``): restart budgets, fences, adoption.
 
-It follows the same rules as the run's supervisor (``host_fleet``): restart budgets, fences,
-adoption. A failure here ends this host's workers; the run and other hosts go on. The number of
-workers is this host's own: ``headrace scale`` does not change it, and ``headrace fleet drain``
-lowers it until the join ends."""
+A failure here ends this host's workers; the run and other hosts go on. The number of workers is this
+host's own: ``headrace scale`` does not change it, and ``headrace fleet drain`` lowers it until the
+join ends."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,19 +21,18 @@ from typing import Final
 import structlog
 
 from pipeline.config.schema import RunConfig
+from pipeline.fleet.state import overdue_ages
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.join_board import JoinBoard
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.process.exit_codes import ExitCode, as_own
-from pipeline.runtime.liveness import is_silent
-from pipeline.runtime.process_setup import leave_terminals, obeying
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState
 from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.supervisor.fleet_loop import FleetLoop
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.joining.home import HomeReader
 from pipeline.supervisor.joining.joined_folder import JoinedFolder
 from pipeline.supervisor.leftovers import clear_leftovers
-from pipeline.supervisor.monitor import overdue_ages
 from pipeline.supervisor.processes import Command, worker_command
 from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.starter import forks, starter_command
@@ -43,8 +40,6 @@ from pipeline.supervisor.takeover import take_over
 from protocol.errors import LedgerError, LedgerRefused
 from protocol.ids import Role
 
-_TICK_S: Final = 0.2
-_POLL_EVERY_S: Final = 0.5
 _HOME_EVERY_S: Final = 1.0
 _OVERDUE_EVERY_S: Final = 5.0
 _ANSWER_S: Final = 2.0
@@ -92,14 +87,13 @@ class JoinedSupervisor:
         self._config, self._folder, self._counts = config, folder, {folder.role: count}
         self._fleet = HostFleet(config, folder.path, command, folder.worker_name)
         self._is_forking = command is worker_command and config.supervisor.preload and forks(config, folder.role)
-        self._num_signals = 0
         self.stopped = asyncio.Event()
         """Set by a signal, or by a start that is given up."""
-        self._next_poll_s = self._next_home_s = self._next_overdue_s = 0.0
+        self._next_home_s = self._next_overdue_s = 0.0
         self._overdue_s: dict[Role, float] = {}
         self._home = HomeReader(folder.path)
         self._refusal = refusal or HostRefusal()
-        self._pulse, self._is_ready = Pulse(folder.path), False
+        self._loop = FleetLoop(self._fleet, Pulse(folder.path), stopping="join_stopping", on_stop=self.stopped.set)
         self._state = RunState.RUNNING
         self._left_out: set[str] = set()
         """Workers that an operator has drained, for as long as this join lives."""
@@ -113,7 +107,7 @@ class JoinedSupervisor:
 
     def signals(self) -> contextlib.AbstractContextManager[None]:
         """Handle signals: the first drains, a second ends at once."""
-        return obeying(self._on_signal)
+        return self._loop.signals()
 
     async def run(self, ledger_url: str) -> JoinOutcome:
         """Keep the workers alive until the run ends, a signal comes, or the workers fail. Raises
@@ -153,27 +147,18 @@ class JoinedSupervisor:
         return self._refusal.reason if supervised.cancelled() else supervised.result()
 
     async def _supervise(self, registry: Registry, ledger: RedisLedger, board: JoinBoard) -> str:
-        ending, plan = "", self._fleet.plan
-        while True:
-            now = time.monotonic()
-            ended = self._fleet.processes.reap()
-            for exit_ in ended:
-                self._fleet.record_exit(exit_, now)
-            if ended or now >= self._next_poll_s:
-                self._next_poll_s = now + _POLL_EVERY_S
-                ending = await self._poll_ledger(registry, ledger, now) or ending or self._own_end()
+        ending = ""
+
+        async def poll(now: float) -> bool:
+            nonlocal ending
+            ending = await self._poll_ledger(registry, ledger, now) or ending or self._own_end()
             if now >= self._next_home_s:
                 self._next_home_s = now + _HOME_EVERY_S
-                await asyncio.to_thread(self._fleet.processes.bound_outputs)
                 await self._send_home(board)
-            if ending:
-                self._fleet.carry_out(plan.stop(now))
-            self._fleet.carry_out(plan.due(now))
-            if ending and plan.is_down:
-                self._pulse.mark_ended()
-                return ending
-            self._pulse.beat(now, is_ready=self._is_ready)
-            await asyncio.sleep(_TICK_S)
+            return bool(ending)
+
+        await self._loop.run(poll=poll, exited=self._fleet.record_exit)
+        return ending
 
     async def _poll_ledger(self, registry: Registry, ledger: RedisLedger, now: float) -> str:
         """Read the ledger and act on it; return why the run is over, empty while it goes on."""
@@ -182,7 +167,7 @@ class JoinedSupervisor:
             status = await registry.run_status()
             beats = await registry.heartbeats_of(list(fleet.processes.pids))
             wanted = await registry.fleet()
-            self._is_ready = any(map(_does_its_work, beats))
+            self._loop.is_ready = any(map(_does_its_work, beats))
             await fleet.fence_exited(registry, beats)
             await fleet.replace(registry, beats, now, await self._overdue(ledger, now))
         except LedgerRefused as error:
@@ -253,34 +238,21 @@ class JoinedSupervisor:
         failure = self._fleet.plan.failure
         if failure is not None:
             return f"{failure.worker} {failure.reason} (exit code {failure.exit_code}); the run and other hosts go on"
-        return "stopped by a signal; the run and other hosts go on" if self._num_signals else ""
-
-    def _on_signal(self, number: signal.Signals, terminals: tuple[int, ...]) -> None:
-        if number is signal.SIGHUP:
-            leave_terminals(terminals)
-            if self._num_signals:
-                return
-        self._num_signals += 1
-        self._next_poll_s = 0.0
-        self.stopped.set()
-        if self._num_signals == 1:
-            log.warning("join_stopping", how="drains to a window boundary; a second Ctrl-C ends at once")
-        else:
-            self._fleet.processes.kill_all()
+        return "stopped by a signal; the run and other hosts go on" if self._loop.num_signals else ""
 
     def _outcome(self, ending: str) -> JoinOutcome:
         failure = self._fleet.plan.failure
-        if self._num_signals > 1:
+        if self._loop.num_signals > 1:
             return JoinOutcome(ExitCode.INTERRUPTED, ending)
         if failure is not None:
             lines = self._fleet.processes.logs(failure.worker)
             return JoinOutcome(as_own(failure.exit_code), ending, failure.worker, lines)
         if self._refusal.reason:
             return JoinOutcome(ExitCode.CONFIG, ending)
-        may_resume = self._state in (RunState.STOPPING, RunState.FAILED) and not self._num_signals
+        may_resume = self._state in (RunState.STOPPING, RunState.FAILED) and not self._loop.num_signals
         return JoinOutcome(ExitCode.OK, ending, may_resume=may_resume)
 
 
 def _does_its_work(beat: Heartbeat) -> bool:
     has_weights = beat.who.role is not Role.GENERATOR or beat.policy_version >= 0
-    return has_weights and beat.waiting_for.is_in_service and not is_silent(beat.silent_s)
+    return has_weights and beat.waiting_for.is_in_service and not beat.is_silent

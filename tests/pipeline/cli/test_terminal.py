@@ -18,6 +18,7 @@ from rich.console import Console
 
 from pipeline.cli import headrace, main, requeue, why
 from pipeline.cli.peek import as_text, show
+from pipeline.fleet.limits import Limits
 from pipeline.ledger.types import DeadLetter, QueueStat
 from pipeline.observability.live_view import Notices, last_picture
 from pipeline.observability.progress import RunProgress
@@ -65,7 +66,7 @@ def letter() -> DeadLetter:
 
 
 def of_status(_: Path, __: pytest.MonkeyPatch) -> str:
-    rows = worker_rows(beats(), stuck_after_s=60.0)
+    rows = worker_rows(beats(), Limits(60.0, 100.0))
     console = Console(file=io.StringIO(), width=160)
     # as the command has it
     console.print(bottleneck(rows), highlight=False, markup=False)
@@ -77,7 +78,7 @@ def of_queues(_: Path, __: pytest.MonkeyPatch) -> str:
 
 
 def of_why(folder: Path, _: pytest.MonkeyPatch) -> str:
-    rows = worker_rows(beats(), stuck_after_s=60.0)
+    rows = worker_rows(beats(), Limits(60.0, 100.0))
     seen = Snapshot(f"runs/{HOSTILE}", RunState.RUNNING, HOSTILE, True, workers=rows, ledger_error=HOSTILE)
     chain = Chain((HOSTILE, HOSTILE), Cause.LEDGER, HOSTILE, Outlook.YOU, HOSTILE)
     made = Explanation(HOSTILE, Outlook.YOU, (chain,), (HOSTILE,))

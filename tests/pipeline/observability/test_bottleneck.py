@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.observability.status import Health
+from pipeline.fleet.health import HealthKind
 from pipeline.observability.wait_graph import bottleneck, graph_of
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import WaitingFor
@@ -102,7 +102,7 @@ def test_a_worker_that_is_stuck_or_silent_comes_first_and_the_observer_never():
     (stuck,) = rows(beat("learner-0", WaitingFor.COMPUTE, still_s=61.0))
     assert bottleneck([stuck]) == "learner-0 is stuck for 61 s (compute)"
     workers = rows(beat("learner-0", WaitingFor.INPUT), beat("observer-0", WaitingFor.COMPUTE, silent_s=30.0))
-    assert workers[1].health is Health.SILENT
+    assert workers[1].health is HealthKind.SILENT
     assert bottleneck(workers) == "learner-0 is at input; no generator has a heartbeat"
 
 

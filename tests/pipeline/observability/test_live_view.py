@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from pipeline.fleet.limits import Limits
 from pipeline.ledger.types import Audit, Balance, Totals
 from pipeline.observability.history import HISTORY_NAME, History, HistoryTail
 from pipeline.observability.live_view import Notices, PlainView, last_picture
@@ -85,7 +86,7 @@ def test_the_last_warnings_stand_under_the_last_picture_without_what_it_says_alr
 
 def test_a_fleet_larger_than_the_screen_shows_the_unwell_first(tmp_path: Path) -> None:
     beats = [*BEATS[:-1], msgspec.structs.replace(_beat(Role.GENERATOR, "generator-19"), silent_s=100.0)]
-    rows = worker_rows(beats, stuck_after_s=60.0)
+    rows = worker_rows(beats, Limits(60.0, 100.0))
     text = _text(fleet_table(rows, max_rows=5), 100)
     assert "generator-19" in text
     assert "silent for 100 s" in text
@@ -138,7 +139,7 @@ def test_tables_are_readable_on_a_narrow_terminal() -> None:
 
 def test_a_generator_tells_what_a_version_costs_it() -> None:
     beat = _beat(Role.GENERATOR, "generator-0", sampled_tokens=10, weight_swaps=4, weights_pause_s=0.01)
-    [row] = worker_rows([beat], stuck_after_s=60.0)
+    [row] = worker_rows([beat], Limits(60.0, 100.0))
     assert work_done(row).endswith("paused 2.5 ms a version")
 
 
@@ -149,7 +150,7 @@ def test_the_observer_tells_how_many_incidents_are_open() -> None:
 
 def test_a_reward_worker_tells_how_many_answers_had_no_verdict_and_the_share_of_failed_tries() -> None:
     beat = _beat(Role.REWARD, "reward-0", scored=1200, failed=300, late=200, without_verdict=7)
-    [row] = worker_rows([beat], stuck_after_s=60.0)
+    [row] = worker_rows([beat], Limits(60.0, 100.0))
     assert work_done(row) == "1,200 scored, 200 late, 7 without a verdict, 20.0% of tries failed"
 
 
@@ -162,7 +163,7 @@ def test_a_reward_worker_tells_the_requests_retries_and_failures_of_each_endpoin
         "fast:requests": 2,
         "own:cached": 6,
     }
-    [row] = worker_rows([_beat(Role.REWARD, "reward-0", **counters)], stuck_after_s=60.0)
+    [row] = worker_rows([_beat(Role.REWARD, "reward-0", **counters)], Limits(60.0, 100.0))
     assert work_done(row) == (
         "90 scored; own: 4 requests of 2.00 s, 1 tried again, 6 from the cache; fast: 2 requests of 0.00 s"
     )

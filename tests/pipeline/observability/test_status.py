@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.fleet.health import HealthKind
+from pipeline.fleet.limits import Limits
 from pipeline.ledger.types import QueueStat
 from pipeline.observability.metrics import LearnerWaits
-from pipeline.observability.status import Health, clock_words, doing, queue_rows, role_rows, worker_rows
+from pipeline.observability.status import clock_words, doing, queue_rows, role_rows, worker_rows
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
 from protocol.ids import Incarnation, Role
@@ -17,11 +19,12 @@ NOW = 1_000.0
 def beat(worker: str, waiting_for: WaitingFor, *, at_s: float = NOW, still_s: float = 0.0, **more: object) -> Heartbeat:
     who = Incarnation(role=Role(worker.rpartition("-")[0]), worker=worker, epoch=1)
     fields = {"pid": 1, "host": "h", "started_s": 0.0, "progress": 5, "progress_at_s": at_s - still_s, **more}
+    fields.setdefault("still_s", still_s)
     return Heartbeat(who=who, at_s=at_s, waiting_for=waiting_for, **fields)  # type: ignore[arg-type]
 
 
 def rows(*beats: Heartbeat):
-    return worker_rows(beats, stuck_after_s=60.0)
+    return worker_rows(beats, Limits(60.0, 100.0))
 
 
 def test_workers_are_listed_by_role_then_in_the_order_people_count():
@@ -32,7 +35,7 @@ def test_workers_are_listed_by_role_then_in_the_order_people_count():
 
 def test_a_beating_thread_does_not_hide_a_dead_loop():
     (row,) = rows(beat("learner-0", WaitingFor.COMPUTE, still_s=61.0))
-    assert row.health is Health.STUCK
+    assert row.health is HealthKind.STUCK
 
 
 def test_long_work_tells_its_share_its_rate_and_its_estimated_end():
@@ -48,26 +51,26 @@ def test_long_work_tells_its_share_its_rate_and_its_estimated_end():
 
 
 def test_a_worker_whose_pieces_end_or_that_has_just_begun_is_shown_as_well():
-    (row,) = rows(beat("learner-0", WaitingFor.COMPUTE, still_s=500.0, moved_at_s=NOW - 3.0))
-    assert (row.health, row.since_progress_s) == (Health.LIVE, 3.0)
+    (row,) = rows(beat("learner-0", WaitingFor.COMPUTE, progress_at_s=NOW - 500.0, moved_at_s=NOW - 3.0, still_s=3.0))
+    assert (row.health, row.since_progress_s) == (HealthKind.LIVE, 3.0)
     slow = WorkReport(steps=2, slowest_s=50.0)
     beats = [beat("learner-0", WaitingFor.COMPUTE, still_s=200.0, work=slow)]
-    assert worker_rows(beats, stuck_after_s=None)[0].health is Health.LIVE
-    assert worker_rows(beats, stuck_after_s=100.0)[0].health is Health.STUCK
+    assert worker_rows(beats, Limits(None, 100.0))[0].health is HealthKind.LIVE
+    assert worker_rows(beats, Limits(100.0, 100.0))[0].health is HealthKind.STUCK
 
 
 def test_waiting_long_is_not_being_stuck():
-    assert rows(beat("learner-0", WaitingFor.INPUT, still_s=3_600.0))[0].health is Health.LIVE
+    assert rows(beat("learner-0", WaitingFor.INPUT, still_s=3_600.0))[0].health is HealthKind.LIVE
 
 
 def test_a_loop_that_does_not_turn_is_stuck_but_a_checkpoint_takes_its_time():
-    assert rows(beat("reward-0", WaitingFor.INPUT, turns=3, turned_at_s=NOW - 61.0))[0].health is Health.STUCK
-    assert rows(beat("reward-0", WaitingFor.DISK, turns=3, turned_at_s=NOW - 61.0))[0].health is Health.LIVE
+    assert rows(beat("reward-0", WaitingFor.INPUT, turns=3, turned_at_s=NOW - 61.0))[0].health is HealthKind.NOT_TURNING
+    assert rows(beat("reward-0", WaitingFor.DISK, turns=3, turned_at_s=NOW - 61.0))[0].health is HealthKind.LIVE
 
 
 def test_a_worker_without_heartbeats_is_silent_and_not_counted_as_there():
     workers = rows(beat("generator-0", WaitingFor.COMPUTE), beat("generator-1", WaitingFor.COMPUTE, silent_s=30.0))
-    assert [row.health for row in workers] == [Health.LIVE, Health.SILENT]
+    assert [row.health for row in workers] == [HealthKind.LIVE, HealthKind.SILENT]
     (role, missing) = role_rows(workers, {Role.GENERATOR: 2, Role.REWARD: 1})
     assert (role.role, role.num_live, role.num_wanted) == (Role.GENERATOR, 1, 2)
     assert (missing.role, missing.num_live, missing.num_wanted) == (Role.REWARD, 0, 1)
@@ -77,7 +80,7 @@ def test_a_worker_without_heartbeats_is_silent_and_not_counted_as_there():
 def test_a_worker_whose_clock_differs_is_as_live_and_as_old_as_any_other(ahead_s: float):
     there = {"at_s": NOW + ahead_s, "started_s": NOW + ahead_s - 30.0, "clock_ahead_s": ahead_s, "silent_s": 0.5}
     (row,) = rows(beat("reward-0", WaitingFor.INPUT, **there))
-    assert (row.health, row.since_heartbeat_s, row.uptime_s) == (Health.LIVE, 0.5, 30.5)
+    assert (row.health, row.since_heartbeat_s, row.uptime_s) == (HealthKind.LIVE, 0.5, 30.5)
 
 
 def test_status_names_the_worker_and_the_host_whose_clock_differs():

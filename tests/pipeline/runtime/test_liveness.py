@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.runtime import SupervisorSection
+from pipeline.fleet.health import HealthKind
+from pipeline.fleet.limits import Limits
 from pipeline.observability.metrics import HeartbeatCollector
-from pipeline.observability.status import Health, worker_rows
+from pipeline.observability.status import worker_rows
 from pipeline.operator.ending import _may_live
 from pipeline.process.work import LEAST_S
 from pipeline.runtime import liveness
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.supervisor.watchdog import Timeouts
 from pipeline.training.critic_gate import view_critic
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
@@ -41,8 +42,8 @@ def beat_of(role: Role, silent_s: float) -> Heartbeat:
 
 
 def in_status(folder: Path, age_s: float) -> bool:
-    (row,) = worker_rows([beat_of(Role.REWARD, age_s)], stuck_after_s=None)
-    return row.health is Health.SILENT
+    (row,) = worker_rows([beat_of(Role.REWARD, age_s)], Limits(None, 100.0))
+    return row.health is HealthKind.SILENT
 
 
 def in_metrics(folder: Path, age_s: float) -> bool:
@@ -110,7 +111,7 @@ def test_a_worker_is_reported_then_left_out_and_then_replaced() -> None:
 def test_the_supervisor_the_registry_and_the_heartbeat_take_their_limits_from_there() -> None:
     assert SupervisorSection().silent_after_s == liveness.REPLACED_AFTER_S
     assert SupervisorSection().stopped_after_s == liveness.STOPPED_AFTER_S
-    assert Timeouts(stuck_after_s=None, start_timeout_s=1.0).silent_after_s == liveness.REPLACED_AFTER_S
+    assert Limits(stuck_after_s=None, start_timeout_s=1.0).silent_after_s == liveness.REPLACED_AFTER_S
     assert MemoryRegistry().unlisted_after_s == liveness.UNLISTED_AFTER_S
     assert (HeartbeatThread.__init__.__kwdefaults__ or {})["interval_of"](7) == liveness.HEARTBEAT_EVERY_S
 

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pipeline.config.operations import REWARDS, WORKERS
@@ -30,6 +31,7 @@ from protocol.errors import ConfigError
 from protocol.headrace import PACKAGES
 from protocol.ids import Incarnation, Role
 from tests.oracle.registry import MemoryRegistry
+from tests.pipeline.fleet.reported import Reported
 from tests.pipeline.observability.rows import update_row
 from tests.pipeline.op_config import op_config
 
@@ -77,6 +79,7 @@ class Desk:
         self.counts = {Role.LEARNER: 1, Role.REWARD: 2}
         self.registry = MemoryRegistry()
         self.runs = {"learner": "", "reward-0": "", "reward-1": ""}
+        self.reported = Reported()
         """The version of the change's setting that each worker goes by."""
         self.key = REWARDS
         self.waits: dict[str, WaitingFor] = {}
@@ -129,9 +132,8 @@ class Desk:
         return self.processes.stopped[before:]
 
     def beats(self, now: float) -> list[Heartbeat]:
-        return [
-            self._beat(worker, version, now) for worker, version in self.runs.items() if worker in self.processes.there
-        ]
+        there = [item for item in self.runs.items() if item[0] in self.processes.there]
+        return self.reported.beats([self._beat(worker, version, now) for worker, version in there], now)
 
     def _beat(self, worker: str, version: str, now: float) -> Heartbeat:
         taken = SettingsTaken(code={self.key: version} if version else {})
@@ -300,7 +302,7 @@ async def test_a_worker_that_is_frozen_from_outside_is_no_fault_of_the_code(desk
     await desk.all_new(desk.new, 0.0)
     beats = desk.beats(10.0)
     for now in range(10, 40):
-        beats = [*desk.beats(now)[:2], beats[2]]
+        beats = [*desk.beats(now)[:2], msgspec.structs.replace(beats[2], silent_s=now - 10.0)]
         await desk.fleet.replace(desk.registry, beats, float(now), {})
     assert desk.processes.stopped[-1] == "reward-1"
     desk.end("reward-1", -signal.SIGKILL, 41.0)

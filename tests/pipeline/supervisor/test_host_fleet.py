@@ -41,7 +41,7 @@ class Host:
         return self.of(who, pid)
 
     def of(self, who: Incarnation, pid: int = PID, at_s: float = 0.0) -> Heartbeat:
-        times = {"at_s": at_s, "started_s": 0.0, "progress_at_s": 0.0}
+        times = {"at_s": at_s, "started_s": 0.0, "progress_at_s": 0.0, "still_s": at_s}
         return Heartbeat(who=who, pid=pid, host="here", progress=1, waiting_for=WaitingFor.COMPUTE, **times)  # type: ignore[arg-type]
 
     def reap(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from pipeline.fleet.state import overdue_ages
 from pipeline.ledger.inspection import queue_stat
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.types import Totals
@@ -20,7 +21,7 @@ from pipeline.observability.start_record import StartRow, add_row
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
-from pipeline.supervisor.monitor import FleetRecorder, Monitor, overdue_ages
+from pipeline.supervisor.monitor import FleetRecorder, Monitor
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
 from tests.oracle.registry import MemoryRegistry

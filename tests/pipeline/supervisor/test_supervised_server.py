@@ -23,13 +23,13 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.process.records import process_runs
-from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus, WaitingFor
 from pipeline.supervisor.run_folder import prepare_run_dir, server_lock
 from pipeline.supervisor.supervisor import Supervisor
 from pipeline.supervisor.takeover import take_over
 from protocol.errors import LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
+from tests.manual_clock import ManualClock
 from tests.mute import Manner, keep_busy, mute_server
 from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.op_config import op_config
@@ -276,7 +276,8 @@ def test_a_server_that_answers_now_and_then_costs_no_worker_without_heartbeats(
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     run_dir = prepare_run_dir(config, resume=False)
     supervisor = Supervisor(config, run_dir, preflight(config).spec, command=lambda *_: command)
-    around = SometimesThere(MemoryRegistry(RealClock()))
+    clock = ManualClock()
+    around = SometimesThere(MemoryRegistry(clock))
 
     async def look_for_a_minute(pid: int) -> RunStatus:
         who = await around.registry.register(Role.GENERATOR, "generator-0")
@@ -289,6 +290,7 @@ def test_a_server_that_answers_now_and_then_costs_no_worker_without_heartbeats(
         await around.registry.set_run_status(status)
         for second in range(60):
             around.answers = second % answers_every_s == 0
+            await clock.advance(1.0)
             status = await supervisor._poll_ledger(around, status, float(second))  # pyright: ignore[reportArgumentType]
         return status
 

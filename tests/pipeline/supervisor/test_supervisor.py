@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.operator.runs import list_runs
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.records import process_runs
-from pipeline.runtime.registry.contract import RunState, WaitingFor
+from pipeline.runtime.registry.contract import RunState
 from pipeline.supervisor.mirror_runner import MirrorRunner
 from pipeline.supervisor.run_folder import prepare_run_dir, run_lock, supervisor_pid
 from protocol.errors import ConfigError, LedgerMismatch
@@ -260,42 +259,11 @@ def test_a_stopped_worker_is_replaced_within_seconds_though_a_silent_one_has_lon
     assert not process_runs(stopped["reward-0"])
 
 
-class BeatingClock:
-    """The supervisor's time: it jumps once each worker has turned since the last jump, or is the
-    one whose loop stands still. So only standing still is measured, however slow the machine is."""
-
-    JUMP_S = 31.0
-    """Two of them are over the limit of a minute, one is not."""
-
-    def __init__(self) -> None:
-        self._offset_s = 0.0
-        self._before: dict[str, tuple[int, float]] = {}
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self._offset_s
-
-    def time(self) -> float:
-        return time.time()
-
-    def watch(self, snapshot: RunSnapshot, stuck: str) -> None:
-        signs = {b.who.worker: (b.pid, b.at_s if b.who.worker == stuck else b.turns) for b in snapshot.heartbeats}
-        if len(signs) < 3 or any(beat.waiting_for is not WaitingFor.INPUT for beat in snapshot.heartbeats):
-            return
-        if all(self._before.get(name) != sign for name, sign in signs.items()):
-            self._offset_s += self.JUMP_S if self._before else 0.0
-            self._before = signs
-
-
-def test_a_worker_that_keeps_getting_stuck_ends_the_run_as_stuck(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_keeps_getting_stuck_ends_the_run_as_stuck(tmp_path: Path) -> None:
     limits = ("silent_after_s", "start_timeout_s", "drain_timeout_s", "drain_ceiling_s")
     settings = [f"supervisor.{name}=1000" for name in limits]
-    run = Run(tmp_path, *settings, "supervisor.max_restarts=1", "supervisor.restart_window_s=100000", reward="still")
-    clock = BeatingClock()
-    monkeypatch.setattr("pipeline.supervisor.supervisor.time", clock)
-    run.react = lambda snapshot: clock.watch(snapshot, "reward-0")
-    outcome = run.until_end()
+    once = ("supervisor.stuck_after_s=8", "supervisor.max_restarts=1", "supervisor.restart_window_s=100000")
+    outcome = Run(tmp_path, *settings, *once, reward="still").until_end()
     assert outcome.exit_code == ExitCode.STUCK
     assert outcome.failure is not None
     assert "2 infrastructure failures within" in outcome.failure.reason

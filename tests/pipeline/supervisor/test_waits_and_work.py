@@ -5,20 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.observability.status import Health, worker_rows
+from pipeline.fleet.health import HealthKind
+from pipeline.fleet.limits import Limits
+from pipeline.observability.status import worker_rows
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.worker_state import WorkerState
-from pipeline.supervisor.watchdog import Timeouts, Watchdog
+from pipeline.supervisor.watchdog import Watchdog
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
 from workers.observer.stalls import StandingWork
 
-LIMITS = Timeouts(
+LIMITS = Limits(
     stuck_after_s=60.0,
     start_timeout_s=100.0,
     silent_after_s=100.0,
@@ -31,6 +34,8 @@ LIMITS = Timeouts(
 AT_WORK = (WaitingFor.COMPUTE, WaitingFor.COMPILE)
 STATES = [(kind, held) for kind in WaitingFor for held in (0, 8)]
 EVERY_S = 20
+BEAT_S = 4
+"""As often as the worker sends heartbeats."""
 LONG_S = 400
 """Longer than any limit."""
 
@@ -55,7 +60,10 @@ class Watched:
     def beats(self, seconds: int, every_s: int = EVERY_S, *, turns: bool = True) -> Iterator[tuple[Heartbeat, str]]:
         """Turn for so long; yield each heartbeat, and why the worker would be ended."""
         for _ in range(0, seconds, every_s):
-            now_s = self.clock.pass_s(every_s)
+            for _ in range(every_s // BEAT_S):
+                self.clock.pass_s(BEAT_S)
+                self.state.heartbeat()
+            now_s = self.clock.pass_s(every_s % BEAT_S)
             if turns and self.state.kind not in AT_WORK:
                 self.state.waiting_for(self.state.kind, "a turn")
             beat = self.state.heartbeat()
@@ -135,7 +143,7 @@ def test_no_reader_takes_work_for_standing_that_has_just_begun(wait: WaitingFor,
         worker.state.held = 8
     for beat, _ in worker.beats(3, 1):
         assert beat.waiting_for is WaitingFor.COMPUTE
-        assert worker_rows([beat], stuck_after_s=20.0)[0].health is Health.LIVE
+        assert worker_rows([beat], replace(LIMITS, stuck_after_s=20.0))[0].health is HealthKind.LIVE
         found += [standing.observe(beat.at_s, [beat])]
     assert not any(found)
 
@@ -160,4 +168,4 @@ def test_a_worker_that_goes_to_and_fro_without_progress_is_found(others: tuple[W
         for other in others:
             with worker.state.waiting(other):
                 why = why or worker.stay(20)
-    assert "without progress for 80 s" in why
+    assert "without progress for 76 s" in why, "the beat between two waits counts for neither"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.fleet.limits import Limits, limits_of
 from pipeline.process.descendants import Activity
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.supervisor.host_fleet import timeouts_of
-from pipeline.supervisor.watchdog import Timeouts, Watchdog
+from pipeline.supervisor.watchdog import Watchdog
 from protocol.ids import Incarnation, Role
+from tests.pipeline.fleet.reported import Reported
 from tests.pipeline.op_config import op_config
 
-PATIENCE = Timeouts(
+PATIENCE = Limits(
     stuck_after_s=60.0,
     start_timeout_s=100.0,
     silent_after_s=10.0,
@@ -43,6 +44,7 @@ def _beat(
     work: WorkReport | None = None,
     storing: WorkReport | None = None,
     begun: int = 0,
+    silent_s: float = 0.0,
 ) -> Heartbeat:
     """A heartbeat; its loop turns between any two, unless ``turns`` is given."""
     return Heartbeat(
@@ -59,25 +61,45 @@ def _beat(
         work=work or WorkReport(),
         storing=storing or WorkReport(),
         begun=begun,
+        silent_s=silent_s,
     )
 
 
 def test_every_limit_of_a_run_file_reaches_the_watchdog(tmp_path: Path) -> None:
-    named = {field.name: 7.0 + number for number, field in enumerate(fields(Timeouts))}
+    named = {field.name: 7.0 + number for number, field in enumerate(fields(Limits))}
     sections = {"outage_timeout_s": "ledger", "send_timeout_s": "wire"}
     config = op_config(
         tmp_path, *(f"{sections.get(name, 'supervisor')}.{name}={value}" for name, value in named.items())
     )
-    assert asdict(timeouts_of(config)) == named
+    assert asdict(limits_of(config)) == named
+
+
+class Watched(Watchdog):
+    """A watchdog that reads what workers and registry make of a test's heartbeats."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self._reported = Reported()
+
+    def evaluate(
+        self,
+        beats: Iterable[Heartbeat],
+        pids: Mapping[str, int],
+        now_s: float,
+        overdue_s: Mapping[Role, float] | None = None,
+        activity: Mapping[str, Activity | None] | None = None,
+    ) -> dict[str, str]:
+        reported = self._reported.beats(list(beats), now_s)
+        return super().evaluate(reported, pids, now_s, overdue_s or {}, activity or {})
 
 
 @pytest.fixture
-def dog() -> Watchdog:
-    return Watchdog(PATIENCE)
+def dog() -> Watched:
+    return Watched(PATIENCE)
 
 
 def _condemned_after(
-    dog: Watchdog,
+    dog: Watched,
     seconds: int,
     *,
     overdue_s: Mapping[Role, float] | None = None,
@@ -95,11 +117,11 @@ def _condemned_after(
 
 
 @pytest.mark.parametrize("waiting", IDLE)
-def test_a_worker_that_turns_idle_and_holds_nothing_is_left_alone_for_ever(dog: Watchdog, waiting: WaitingFor) -> None:
+def test_a_worker_that_turns_idle_and_holds_nothing_is_left_alone_for_ever(dog: Watched, waiting: WaitingFor) -> None:
     assert _condemned_after(dog, 5000, waiting=waiting) is None
 
 
-def test_a_worker_whose_heartbeat_stands_still_is_dead(dog: Watchdog) -> None:
+def test_a_worker_whose_heartbeat_stands_still_is_dead(dog: Watched) -> None:
     for second in range(11):
         assert dog.evaluate([_beat(5.0)], PIDS, float(second)) == {}
     assert "no heartbeat for 11 s" in dog.evaluate([_beat(5.0)], PIDS, 11.0)["reward-0"]
@@ -109,7 +131,7 @@ def _done(slices: int) -> Activity:
     return Activity(1000 * slices, slices)
 
 
-def _replaced_at(dog: Watchdog, slices: list[int], *, start_s: int = 0) -> tuple[int, str] | None:
+def _replaced_at(dog: Watched, slices: list[int], *, start_s: int = 0) -> tuple[int, str] | None:
     """Let a silent worker's threads have run so often, by the second, 0 for unknown; return when it
     is found dead, and why."""
     for second, number in enumerate(slices, start_s):
@@ -119,7 +141,7 @@ def _replaced_at(dog: Watchdog, slices: list[int], *, start_s: int = 0) -> tuple
     return None
 
 
-def test_a_silent_worker_whose_process_does_not_run_is_replaced_sooner(dog: Watchdog) -> None:
+def test_a_silent_worker_whose_process_does_not_run_is_replaced_sooner(dog: Watched) -> None:
     found = _replaced_at(dog, [0, 0, *[7] * 9])
     assert found is not None
     assert found[0] == 6, "more than three seconds after the first look into it, at 2 s"
@@ -127,19 +149,19 @@ def test_a_silent_worker_whose_process_does_not_run_is_replaced_sooner(dog: Watc
 
 
 @pytest.mark.parametrize("slices", [[7, 8], [7, 0], [7, 7, 7, 8]])
-def test_a_silent_worker_that_may_have_run_has_the_patience_for_a_silent_one(dog: Watchdog, slices: list[int]) -> None:
+def test_a_silent_worker_that_may_have_run_has_the_patience_for_a_silent_one(dog: Watched, slices: list[int]) -> None:
     found = _replaced_at(dog, slices * 9)
     assert found is not None
     assert (found[0], "silent_after_s" in found[1]) == (11, True)
 
 
-def test_a_process_that_does_not_run_between_two_heartbeats_is_left_alone(dog: Watchdog) -> None:
+def test_a_process_that_does_not_run_between_two_heartbeats_is_left_alone(dog: Watched) -> None:
     for second in range(100):
         beat = _beat(float(second - second % 3))
         assert dog.evaluate([beat], PIDS, float(second), activity={"reward-0": _done(7)}) == {}
 
 
-def test_only_workers_with_late_heartbeats_are_looked_into(dog: Watchdog) -> None:
+def test_only_workers_with_late_heartbeats_are_looked_into(dog: Watched) -> None:
     dog.evaluate([_beat(5.0)], PIDS, 0.0)
     assert dog.quiet(2.0) == []
     dog.evaluate([_beat(5.0)], PIDS, 2.5)
@@ -148,7 +170,7 @@ def test_only_workers_with_late_heartbeats_are_looked_into(dog: Watchdog) -> Non
     assert dog.quiet(3.0) == []
 
 
-def test_a_worker_is_not_taken_for_stopped_while_the_reader_itself_stood_still(dog: Watchdog) -> None:
+def test_a_worker_is_not_taken_for_stopped_while_the_reader_itself_stood_still(dog: Watched) -> None:
     """A host that was suspended, or a ledger that was away."""
     assert _replaced_at(dog, [7] * 4) is None
     assert dog.evaluate([_beat(5.0)], PIDS, 6.0, activity={"reward-0": _done(7)}) == {}
@@ -174,20 +196,20 @@ def test_a_worker_is_not_taken_for_stopped_while_the_reader_itself_stood_still(d
     ],
 )
 def test_a_loop_that_does_not_turn_is_dead_at_the_limit_of_what_it_says(
-    dog: Watchdog, waiting: WaitingFor, limit_s: int
+    dog: Watched, waiting: WaitingFor, limit_s: int
 ) -> None:
     found = _condemned_after(dog, 1000, waiting=waiting, turns=4)
     assert found is not None
     assert found[0] == limit_s + 1, found
 
 
-def test_computing_without_progress_is_stuck_though_other_tasks_turn(dog: Watchdog) -> None:
+def test_computing_without_progress_is_stuck_though_other_tasks_turn(dog: Watched) -> None:
     found = _condemned_after(dog, 100, waiting=WaitingFor.COMPUTE)
     assert found == (61, "at compute without progress for 61 s, 60 s are allowed")
 
 
 @pytest.mark.parametrize("waiting", [WaitingFor.COMPUTE, WaitingFor.COMPILE, WaitingFor.STARTING, WaitingFor.DRAINING])
-def test_work_whose_pieces_end_is_left_alone_however_long_the_whole_takes(dog: Watchdog, waiting: WaitingFor) -> None:
+def test_work_whose_pieces_end_is_left_alone_however_long_the_whole_takes(dog: Watched, waiting: WaitingFor) -> None:
     for second in range(3000):
         # one in 50 s
         pieces = WorkReport(steps=second // 50)
@@ -205,7 +227,7 @@ def test_work_whose_pieces_end_is_left_alone_however_long_the_whole_takes(dog: W
 
 
 def test_a_piece_may_take_several_times_the_slowest_before_it_by_default() -> None:
-    dog = Watchdog(replace(PATIENCE, stuck_after_s=None))
+    dog = Watched(replace(PATIENCE, stuck_after_s=None))
     slow = WorkReport(steps=3, slowest_s=40.0)
     found = [
         second
@@ -215,7 +237,7 @@ def test_a_piece_may_take_several_times_the_slowest_before_it_by_default() -> No
     assert found[0] == 201, "five times 40 s"
 
 
-def test_what_a_person_has_set_is_the_most_that_is_borne(dog: Watchdog) -> None:
+def test_what_a_person_has_set_is_the_most_that_is_borne(dog: Watched) -> None:
     slow = WorkReport(steps=3, slowest_s=40.0)
     found = [
         second
@@ -225,7 +247,7 @@ def test_what_a_person_has_set_is_the_most_that_is_borne(dog: Watchdog) -> None:
     assert found[0] == 61
 
 
-def test_idle_time_before_work_is_not_counted_against_the_work(dog: Watchdog) -> None:
+def test_idle_time_before_work_is_not_counted_against_the_work(dog: Watched) -> None:
     assert _condemned_after(dog, 500) is None
     for second in range(500, 561):
         beat = _beat(float(second), waiting=WaitingFor.COMPUTE, held=16, begun=1)
@@ -233,7 +255,7 @@ def test_idle_time_before_work_is_not_counted_against_the_work(dog: Watchdog) ->
     assert dog.evaluate([_beat(561.0, waiting=WaitingFor.COMPUTE, held=16, begun=1)], PIDS, 561.0)
 
 
-def test_writing_to_the_disk_hides_no_stuck_computing_and_is_waited_for_at_the_disk(dog: Watchdog) -> None:
+def test_writing_to_the_disk_hides_no_stuck_computing_and_is_waited_for_at_the_disk(dog: Watched) -> None:
     for second in range(1000):
         writing = WorkReport(steps=second)
         beat = _beat(float(second), waiting=WaitingFor.DISK, turns=1, storing=writing)
@@ -250,7 +272,7 @@ def test_writing_to_the_disk_hides_no_stuck_computing_and_is_waited_for_at_the_d
 
 @pytest.mark.parametrize(("waiting", "limit_s"), [(WaitingFor.INPUT, 60), (WaitingFor.ROOM, 70)])
 def test_work_in_hand_without_progress_is_stuck_though_the_loop_turns(
-    dog: Watchdog, waiting: WaitingFor, limit_s: int
+    dog: Watched, waiting: WaitingFor, limit_s: int
 ) -> None:
     found = _condemned_after(dog, 100, waiting=waiting, held=3)
     assert found is not None
@@ -259,19 +281,19 @@ def test_work_in_hand_without_progress_is_stuck_though_the_loop_turns(
 
 
 @pytest.mark.parametrize("waiting", [WaitingFor.CREDIT, WaitingFor.WEIGHTS])
-def test_work_in_hand_may_wait_for_credit_and_weights(dog: Watchdog, waiting: WaitingFor) -> None:
+def test_work_in_hand_may_wait_for_credit_and_weights(dog: Watched, waiting: WaitingFor) -> None:
     assert _condemned_after(dog, 1000, waiting=waiting, held=3) is None
 
 
-def test_an_idle_worker_beside_overdue_work_is_stuck_and_one_of_another_role_is_not(dog: Watchdog) -> None:
+def test_an_idle_worker_beside_overdue_work_is_stuck_and_one_of_another_role_is_not(dog: Watched) -> None:
     assert _condemned_after(dog, 1000, overdue_s={Role.REFERENCE: 500.0}) is None
-    assert _condemned_after(Watchdog(PATIENCE), 1000, overdue_s={Role.REWARD: 59.0}) is None, "somebody does it"
-    found = _condemned_after(Watchdog(PATIENCE), 1000, overdue_s={Role.REWARD: 500.0})
+    assert _condemned_after(Watched(PATIENCE), 1000, overdue_s={Role.REWARD: 59.0}) is None, "somebody does it"
+    found = _condemned_after(Watched(PATIENCE), 1000, overdue_s={Role.REWARD: 500.0})
     assert found is not None
     assert "idle for 61 s although work of its role has been overdue for 500 s" in found[1]
 
 
-def test_a_worker_that_has_left_may_take_its_time_to_end_but_not_for_ever(dog: Watchdog) -> None:
+def test_a_worker_that_has_left_may_take_its_time_to_end_but_not_for_ever(dog: Watched) -> None:
     dog.evaluate([_beat(0.0)], PIDS, 0.0)
     for second in range(1, 21):
         assert dog.evaluate([], PIDS, float(second)) == {}
@@ -280,27 +302,31 @@ def test_a_worker_that_has_left_may_take_its_time_to_end_but_not_for_ever(dog: W
 
 @pytest.mark.parametrize(("gone", "limit_s"), [(set[int](), 60), ({7}, 10)])
 def test_a_silent_unmanaged_worker_is_fenced_and_sooner_once_its_process_is_gone(
-    dog: Watchdog, gone: set[int], limit_s: int
+    dog: Watched, gone: set[int], limit_s: int
 ) -> None:
     for second in range(limit_s + 1):
-        assert dog.departed([_beat(5.0)], {}, gone, float(second)) == {}
-    assert dog.departed([_beat(5.0)], PIDS, gone, float(limit_s + 1)) == {}, "one of ours is no guest"
-    assert dog.departed([_beat(5.0)], {}, gone, float(limit_s + 1)) == {}, "and begins anew as a guest"
-    assert "reward-0" in dog.departed([_beat(5.0)], {}, gone, 2.0 * limit_s + 3.0)
+        assert dog.evaluate([_beat(5.0)], {}, float(second)) == {}
+        assert dog.departed([_beat(5.0, silent_s=float(second))], {}, gone) == {}
+    late = _beat(5.0, silent_s=limit_s + 1.0)
+    assert dog.evaluate([_beat(5.0)], {}, limit_s + 1.0) == {}
+    assert dog.departed([late], PIDS, gone) == {}, "one of ours is no guest"
+    assert "reward-0" in dog.departed([late], {}, gone)
 
 
-def test_a_guest_that_beats_is_left_alone(dog: Watchdog) -> None:
+def test_a_guest_that_beats_is_left_alone(dog: Watched) -> None:
     for second in range(1000):
-        assert dog.departed([_beat(float(second), turns=1, held=3)], {}, set(), float(second)) == {}
+        beat = _beat(float(second), turns=1, held=3)
+        dog.evaluate([beat], {}, float(second))
+        assert dog.departed([beat], {}, set()) == {}
 
 
-def test_a_wall_clock_that_jumps_kills_nobody(dog: Watchdog) -> None:
+def test_a_wall_clock_that_jumps_kills_nobody(dog: Watched) -> None:
     dog.evaluate([_beat(5.0)], PIDS, 0.0)
     assert dog.evaluate([_beat(100_000.0)], PIDS, 1.0) == {}
     assert dog.evaluate([_beat(3.0)], PIDS, 2.0) == {}
 
 
-def test_a_ledger_that_was_away_kills_nobody(dog: Watchdog) -> None:
+def test_a_ledger_that_was_away_kills_nobody(dog: Watched) -> None:
     dog.evaluate([_beat(5.0)], PIDS, 0.0)
     for second in range(1, 50):
         dog.reset_timers(float(second))
@@ -308,13 +334,13 @@ def test_a_ledger_that_was_away_kills_nobody(dog: Watchdog) -> None:
     assert dog.evaluate([_beat(52.0)], PIDS, 52.0) == {}
 
 
-def test_a_supervisor_that_was_itself_stopped_kills_nobody(dog: Watchdog) -> None:
+def test_a_supervisor_that_was_itself_stopped_kills_nobody(dog: Watched) -> None:
     dog.evaluate([_beat(5.0, waiting=WaitingFor.COMPUTE)], PIDS, 0.0)
     assert dog.evaluate([_beat(5.0, waiting=WaitingFor.COMPUTE)], PIDS, 3600.0) == {}
     assert dog.evaluate([_beat(6.0, waiting=WaitingFor.COMPUTE)], PIDS, 3600.2) == {}
 
 
-def test_a_process_that_never_says_a_word_is_not_started(dog: Watchdog) -> None:
+def test_a_process_that_never_says_a_word_is_not_started(dog: Watched) -> None:
     for second in range(101):
         assert dog.evaluate([_beat(1.0, pid=6)], PIDS, float(second)) == {}, (
             "the heartbeat before its own is not its own"
@@ -322,7 +348,7 @@ def test_a_process_that_never_says_a_word_is_not_started(dog: Watchdog) -> None:
     assert "not started after 101 s" in dog.evaluate([], PIDS, 101.0)["reward-0"]
 
 
-def test_a_successor_begins_with_full_patience(dog: Watchdog) -> None:
+def test_a_successor_begins_with_full_patience(dog: Watched) -> None:
     for second in range(20):
         dog.evaluate([_beat(5.0)], PIDS, float(second))
     assert dog.evaluate([_beat(5.0)], PIDS, 20.0) != {}
@@ -338,7 +364,7 @@ def test_a_successor_begins_with_full_patience(dog: Watchdog) -> None:
 def test_a_worker_within_its_limits_is_never_replaced_and_one_that_stands_still_is(
     data: st.DataObject, waits: list[WaitingFor]
 ) -> None:
-    dog, now, progress = Watchdog(PATIENCE), 0.0, 0
+    dog, now, progress = Watched(PATIENCE), 0.0, 0
     for waiting in waits:
         progress += 1
         held = data.draw(st.integers(0, 3))

@@ -61,8 +61,7 @@ export class WorkersTab {
     keyed(this.tableOf.rows, [...shown, ...absent], (row) => row.worker, (row) => this.workerRow(row.worker), (element, row) => {
       mark(element, "data-health", row.health);
       if (row.health === "absent") return cells(element, [undefined, "being started", "–", "–", "–", "", ""]);
-      const since = row.health === "silent" ? row.since_heartbeat_s : row.since_progress_s;
-      cells(element, [undefined, row.health === "live" ? "live" : `${row.health} for ${age(since)}`, row.policy_version < 0 ? "–" : count(row.policy_version), bytes(row.rss_bytes), age(row.uptime_s), doing(row), done(row)]);
+      cells(element, [undefined, row.health === "live" ? "live" : `${row.health} for ${age(row.unwell_s)}`, row.policy_version < 0 ? "–" : count(row.policy_version), bytes(row.rss_bytes), age(row.uptime_s), doing(row), done(row)]);
       const drain = element.querySelector("[data-drain]");
       drain.hidden = !this.app.isElastic(row.role) || !this.app.can("drain");
       drain.disabled = !canAct || row.waiting_for === "draining";

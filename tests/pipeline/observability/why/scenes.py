@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pipeline.fleet.health import HealthKind
 from pipeline.ledger.admin import Holder, Lack, Place, WaitedTrajectory, WaitedUnit, Waits
 from pipeline.ledger.types import LatePolicy, QueueStat, Totals, Unit
-from pipeline.observability.status import Health, WorkerRow
+from pipeline.observability.status import WorkerRow
 from pipeline.observability.why.explain import explain
 from pipeline.observability.why.types import Cause, CriticNeeds, Outlook, Snapshot
 from pipeline.runtime.registry.contract import RunState, WaitingFor
@@ -21,7 +22,7 @@ def worker(
     at: WaitingFor = WaitingFor.INPUT,
     detail: str = "",
     *,
-    health: Health = Health.LIVE,
+    health: HealthKind = HealthKind.LIVE,
     for_s: float = 0.5,
     epoch: int = 1,
     version: int = 4,
@@ -40,15 +41,16 @@ def worker(
         policy_version=version,
         progress=1,
         since_progress_s=for_s,
-        since_heartbeat_s=for_s if health is Health.SILENT else 0.3,
+        since_heartbeat_s=for_s if health is HealthKind.SILENT else 0.3,
         uptime_s=100.0,
         rss_bytes=1,
         counters=counters,
+        unwell_s=0.0 if health is HealthKind.LIVE else for_s,
     )
 
 
 def silent(name: str, for_s: float = 12.0, **more: object) -> WorkerRow:
-    return worker(name, WaitingFor.COMPUTE, health=Health.SILENT, for_s=for_s, **more)  # type: ignore[arg-type]
+    return worker(name, WaitingFor.COMPUTE, health=HealthKind.SILENT, for_s=for_s, **more)  # type: ignore[arg-type]
 
 
 def trajectory(name: str, place: Place = Place.LEASED, holder: str = "generator-2#1", *lacks: Lack) -> WaitedTrajectory:

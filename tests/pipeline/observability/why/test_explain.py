@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.fleet.health import HealthKind
 from pipeline.ledger.admin import Holder, Place
 from pipeline.ledger.types import LatePolicy, Unit
-from pipeline.observability.status import Health
 from pipeline.observability.why.explain import explain
 from pipeline.observability.why.types import Cause, Ended, Outlook
 from pipeline.runtime.registry.contract import WaitingFor
@@ -59,7 +59,7 @@ def test_a_generator_at_work_is_nothing_wrong():
 
 
 def test_a_generator_that_beats_without_moving_is_stuck():
-    stuck = worker("generator-2", WaitingFor.COMPUTE, health=Health.STUCK, for_s=61.0)
+    stuck = worker("generator-2", WaitingFor.COMPUTE, health=HealthKind.STUCK, for_s=61.0)
     assert root(scene([stuck], AWAITED)) == (Cause.STUCK, "generator-2", Outlook.MENDS)
 
 
@@ -265,7 +265,7 @@ def test_a_learner_that_is_gone_frozen_or_without_its_ledger_is_the_root():
 
 def test_a_learner_that_waits_for_weights_to_be_taken_names_the_generator():
     learner = worker("learner", WaitingFor.WEIGHTS, "generator-2 (version 1) to take version 4")
-    busy = worker("generator-2", WaitingFor.COMPUTE, health=Health.STUCK, for_s=70.0)
+    busy = worker("generator-2", WaitingFor.COMPUTE, health=HealthKind.STUCK, for_s=70.0)
     assert root(scene([learner, busy], AWAITED)) == (Cause.STUCK, "generator-2", Outlook.MENDS)
     ring = worker("generator-2", WaitingFor.WEIGHTS, "the published weights")
     assert root(scene([learner, ring], AWAITED)) == (Cause.WEIGHTS, "generator-2", Outlook.MOVES)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.fleet.health import HealthKind
 from pipeline.ledger.admin import Place
 from pipeline.ledger.types import REFUSAL_WORDS, Pause, Refusal
-from pipeline.observability.status import Health, WorkerRow
+from pipeline.observability.status import WorkerRow
 from pipeline.observability.why.explain import explain
 from pipeline.observability.why.types import Cause, Outlook, Snapshot
 from pipeline.observability.why.workers import worker_chain
@@ -46,7 +47,7 @@ STALLS = {
     "exhausted prompts": (scene([], NOTHING, totals=totals(is_exhausted=True)), Cause.EXHAUSTED, "", Outlook.ENDED),
     "groups without signal": (scene([NO_SIGNAL], MEMBER), Cause.NO_SIGNAL, "", Outlook.YOU),
     "weights not taken": (
-        scene([LAGS, worker("generator-2", WaitingFor.COMPUTE, health=Health.STUCK, for_s=70.0)], MEMBER),
+        scene([LAGS, worker("generator-2", WaitingFor.COMPUTE, health=HealthKind.STUCK, for_s=70.0)], MEMBER),
         Cause.STUCK, "generator-2", Outlook.MENDS,
     ),
     "a learner in its checkpoint": (scene([SAVES], MEMBER), Cause.CHECKPOINT, "learner", Outlook.MOVES),

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.fleet.health import HealthKind
 from pipeline.incidents.book import IncidentBook, Suspicion
 from pipeline.incidents.records import FoundCause, folded
 from pipeline.ledger.admin import Place
 from pipeline.ledger.types import LatePolicy, Unit
-from pipeline.observability.status import Health
 from pipeline.observability.why.explain import explain
 from pipeline.observability.why.types import Cause, Outlook, Snapshot, seconds
 from pipeline.runtime.registry.contract import RunState, WaitingFor
@@ -82,7 +82,7 @@ _workers = st.builds(
     st.sampled_from([*CRITIC_FLEET, "reference-0"]),
     st.sampled_from(WaitingFor),
     st.sampled_from(["", "reward-0 to read", "a value worker to join", "generator-1 (version 1) to take version 4"]),
-    health=st.sampled_from(Health),
+    health=st.sampled_from(HealthKind),
     epoch=st.integers(1, 2),
 )
 _lacks = st.builds(lack, st.sampled_from(Field), overdue_s=st.floats(-9, 9))
@@ -134,7 +134,7 @@ def test_every_moment_has_an_answer_with_a_beginning_an_end_and_a_next_step(data
     for chain in found.chains:
         assert all(chain.links) and len(set(chain.links)) == len(chain.links), "a link that comes twice is a ring"
         assert chain.next
-    unwell = {row.worker for row in rows.values() if row.health is not Health.LIVE}
+    unwell = {row.worker for row in rows.values() if row.health is not HealthKind.LIVE}
     if found.chains[0].cause not in (Cause.NOBODY, Cause.DRAINING, Cause.LEDGER):
         told = found.headline + " ".join(link for chain in found.chains for link in chain.links) + " ".join(found.also)
         assert all(name in told for name in unwell), "an unwell worker is never left unsaid"
