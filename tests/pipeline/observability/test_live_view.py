@@ -144,7 +144,7 @@ def test_a_generator_tells_what_a_version_costs_it() -> None:
 
 
 def test_the_observer_tells_how_many_incidents_are_open() -> None:
-    [row] = worker_rows([_beat(Role.OBSERVER, "observer", incidents_open=2)], stuck_after_s=60.0)
+    [row] = worker_rows([_beat(Role.OBSERVER, "observer", incidents_open=2)], Limits(60.0, 100.0))
     assert work_done(row) == "2 incidents open"
 
 
