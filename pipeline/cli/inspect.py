@@ -47,7 +47,7 @@ def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
     yield f"{at.run_dir}: {found.state}{detail} ({alive})"
     tail = HistoryTail(at.run_dir / HISTORY_NAME)
     progress = RunProgress.of(tail.read(), wanted_updates(at.run_dir, at.settings))
-    yield progress.in_words(time.time())
+    yield progress.in_words(time.time() if found.supervisor_pid is not None or found.workers else None)
     if skipped := skipped_words(tail.num_skipped, HISTORY_NAME):
         yield skipped
     if found.effective_time is not None:

@@ -403,7 +403,7 @@ def _slow(fleet: FleetTracks, now_s: float, part: float, least_ratio: float) -> 
         for track, (of_track, total) in zip(tracks, sums, strict=True):
             if of_track in slow and of_track.lately >= least_ratio:
                 words = (
-                    f"{track.worker} takes {of_track.ratio:.1f} times as long per piece as its role, allowing for size"
+                    f"{track.worker} takes {of_track.lately:.1f} times as long per piece as its role, allowing for size"
                 )
                 stalled_s = track.row.time_s - track.progressed_s
                 yield FlowSuspect(track.worker, Symptom.SLOW, stalled_s, total / service.BOUND, words)

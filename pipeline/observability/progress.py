@@ -90,15 +90,15 @@ class RunProgress:
             words.append(f"about {in_minutes(left_s)} left")
         return words
 
-    def in_words(self, now_s: float) -> str:
-        """Return everything on one line."""
+    def in_words(self, now_s: float | None) -> str:
+        """Return everything on one line; without the pace if ``now_s`` is None, as of a run that has ended."""
         words = [self.of_updates, *self.learning()]
         if self.accuracies:
             words.append(f"batch accuracy {100 * self.accuracies[-1]:.0f} %")
         if self.held_out:
             words.append(f"held-out {course(self.held_out)}{interval(self.evaluation)}")
         words += [f"{name} {course(values)}" for name, values in self.others.items()]
-        return ", ".join(words + self.pace(now_s))
+        return ", ".join(words + ([] if now_s is None else self.pace(now_s)))
 
 
 def _since_resume(updates: Sequence[UpdateRow]) -> Sequence[UpdateRow]:

@@ -55,7 +55,9 @@ def head_lines(run: RunOverview) -> list[tuple[str, str]]:
     is_going = run.state is RunState.RUNNING and not run.is_over
     left = [part for part in progress.pace(run.at_s) if is_going and ("left" in part or "an update" in part)]
     version = f"version {run.versions.published}"
-    lines.append(("  ".join([f"{printable_line(run.name)}: {run.state}", progress.of_updates, version, *left]), "bold"))
+    lines.append(
+        ("  ".join([f"{printable_line(run.name)}: {shown_state(run)}", progress.of_updates, version, *left]), "bold")
+    )
     accuracy = ["no update yet"]
     if progress.accuracies:
         trend = sparkline(progress.accuracies[-_TREND:])
@@ -75,12 +77,17 @@ def head_lines(run: RunOverview) -> list[tuple[str, str]]:
     return lines
 
 
+def shown_state(run: RunOverview) -> str:
+    """Return the run's state; ``stopped`` once what a person stopped has ended."""
+    return "stopped" if run.is_over and run.state is RunState.STOPPING else run.state
+
+
 def troubles(run: RunOverview) -> list[str]:
     """Return what a person must know first: no answer, pause, end, no supervisor."""
     found: list[str] = []
     if run.is_over and not run.trouble:
         detail = f": {run.detail}" if run.detail else ""
-        found.append(f"the run has ended, {run.state}{detail}")
+        found.append(f"the run has ended, {shown_state(run)}{detail}")
     elif run.trouble:
         since = f", for {run.trouble_s:.0f} s" if run.totals is not None else ""
         found.append(f"the ledger does not answer{since}: {run.trouble}")
@@ -226,13 +233,15 @@ def incident_rows(run: RunOverview, width: int) -> list[TableRow]:
 
 def plain_line(run: RunOverview) -> str:
     """Return a snapshot on one line, for pipes and logs."""
-    parts = [*troubles(run), run.progress.in_words(run.at_s)]
+    parts = [*troubles(run), run.progress.in_words(None if run.is_over else run.at_s)]
     rates, totals = run.rates, run.totals
     parts.append(f"tokens/s {rate(rates.sampled_tokens)} sampled, {rate(rates.trained_tokens)} trained")
     if totals is not None:
         parts.append(f"credit {totals.credit_used:,} of {totals.credit_limit:,}")
     parts += [staleness(run), live_words(run), run.waits]
-    return f"{time.strftime('%H:%M:%S')} {run.state} " + "; ".join(printable_line(part) for part in parts if part)
+    return f"{time.strftime('%H:%M:%S')} {shown_state(run)} " + "; ".join(
+        printable_line(part) for part in parts if part
+    )
 
 
 def live_words(run: RunOverview) -> str:

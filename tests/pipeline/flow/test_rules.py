@@ -355,6 +355,13 @@ def test_a_worker_that_needs_four_times_as_long_a_piece_is_slow(fleet: MadeFleet
     assert blamed(fleet.incidents(180, links=False)) == [("generator-1", "slow")]
 
 
+def test_a_slow_worker_is_told_by_its_usual_piece_and_not_by_the_last(fleet: MadeFleet) -> None:
+    ends = [BREAKS_S + second for second in (4, 8, 12, 14, 18, 22, 26, 28)]
+    fleet.changes["generator-1"] = lambda second, row: replace(row, done=BREAKS_S + sum(end <= second for end in ends))
+    (cause,) = fleet.incidents(90, links=False)[0].causes
+    assert cause.evidence[0].startswith("generator-1 takes 4.0 times as long per piece")
+
+
 def test_a_worker_with_larger_pieces_is_not_slow_where_sizes_are_known(fleet: MadeFleet) -> None:
     rows = MadeFleet.states
 

@@ -163,7 +163,7 @@ class App {
       overview.is_paused = true;
       overview.pause = `by ${paused.by} for ${age(overview.at_s - paused.since_s)}${paused.reason ? `: ${paused.reason}` : ""}`;
     }
-    say(this.state, overview.is_over ? `${overview.state}, over` : overview.is_paused ? "paused" : overview.state);
+    say(this.state, overview.is_over ? (overview.state === "stopping" ? "stopped" : `${overview.state}, over`) : overview.is_paused ? "paused" : overview.state);
     mark(this.state, "data-run-state", overview.is_paused ? "paused" : overview.is_over && overview.state === "running" ? "died" : overview.state);
     this.state.title = overview.detail ?? "";
     say(this.version, Object.entries(picture.facts ?? {}).filter(([, value]) => value).map(([, value]) => value).join(" · "));

@@ -11,7 +11,7 @@ from textual.geometry import Region
 
 from pipeline.ledger.admin import StoredChunk
 from pipeline.observability.history import HISTORY_NAME, History
-from pipeline.operator.top.format import TableRow
+from pipeline.operator.top.format import TableRow, plain_line
 from pipeline.operator.top.screens import LiveTable
 from pipeline.runtime.registry.contract import LinkReport, RunState, RunStatus, WaitingFor
 from protocol.errors import LedgerUnavailable
@@ -313,6 +313,10 @@ async def test_the_ends_of_run_and_server_do_not_end_the_view(tmp_path: Path, mo
             await feed.run.registry.fence(worker)
         await feed.run.registry.set_run_status(RunStatus(RunState.FINISHED, "4 updates done"))
         assert "the run has ended, finished: 4 updates done" in await view.next_picture()
+        await feed.run.registry.set_run_status(RunStatus(RunState.STOPPING, "by a person"))
+        text = await view.next_picture()
+        assert "the run has ended, stopped: by a person" in text and "op: stopped  update 2 of 4" in text
+        assert view.app.picture is not None and " left" not in plain_line(view.app.picture)
         assert view.app.is_running
 
 
