@@ -23,6 +23,7 @@ from pipeline.cli.common import PATH, echo_json, json_option
 from protocol.errors import ConfigError
 from protocol.ids import Role, is_worker_name
 from protocol.printable import printable
+from protocol.private import user_state
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -97,7 +98,7 @@ def join(
     from pipeline.runtime.log import log_to_stderr, open_log
     from pipeline.supervisor.joining.join import JoinRequest, join_and_stay
     from pipeline.supervisor.joining.join import join as join_run
-    from pipeline.supervisor.joining.joined_folder import claimed_folder, default_base
+    from pipeline.supervisor.joining.joined_folder import claimed_folder
 
     log_to_stderr()
     if url is not None and hide_password(url) != url:
@@ -115,7 +116,7 @@ def join(
         raise click.UsageError(
             f"--name {name!r:.80} cannot name {count} {wanted} workers; expected --count 1 and a name like {wanted}-2"
         )
-    with claimed_folder((base or default_base()).absolute(), run, wanted, name) as folder:
+    with claimed_folder((base or user_state("joined")).absolute(), run, wanted, name) as folder:
         url = _with_token(url, token, folder)
         request = JoinRequest(url, run, wanted, count, wait_s, token, allow_plaintext)
         who = folder.worker_name(Role.SUPERVISOR, 0)

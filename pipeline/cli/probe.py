@@ -4,12 +4,12 @@ It reads one small file, and imports neither the configuration nor a client of t
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
 from pipeline.supervisor.pulse import NAME, trouble
+from protocol.private import user_state
 
 
 @click.command(epilog="\b\nExamples:\n  headrace fleet probe live\n  headrace fleet probe ready /runs/demo")
@@ -21,8 +21,7 @@ def probe(question: str, folder: Path | None) -> int:
     live: its loop is alive, or it has ended. ready: a worker is working. Exit code 0, or 1 with the
     reason."""
     if folder is None:
-        base = os.environ.get("XDG_STATE_HOME")
-        joined = (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "joined"
+        joined = user_state("joined")
         found = sorted(joined.glob(f"*/*/{NAME}"), key=lambda path: path.stat().st_mtime)
         if not found:
             click.echo(f"no join has begun in {joined}", err=True)

@@ -17,6 +17,7 @@ from pipeline.data.hub import fetch, parse_hub_name, pin
 from pipeline.files.object_store import ObjectStore
 from pipeline.files.urls import join
 from protocol.errors import DataError, StorageFailed
+from protocol.private import private_cache, user_cache
 
 _PINNED: Final = re.compile(r"(?P<url>.+)#sha256=(?P<digest>[0-9a-f]{64})")
 _READ_BYTES: Final = 1 << 20
@@ -43,15 +44,17 @@ def pin_url(entry: str) -> list[str]:
 
 def fetched(entry: str) -> Path:
     """Return the local copy of a name from ``pin_url``, fetching it if it is not cached. Raises
-    DataError if the object has changed."""
+    DataError if the object has changed, and ConfigError if others may enter the cache."""
     found = _PINNED.fullmatch(entry)
     if found is None:
         [entry] = pin_url(entry)
         return fetched(entry)
     url, digest = found["url"], found["digest"]
     folder, _, name = url.rpartition("/")
-    cached = _cache() / digest / name
+    cache = user_cache("data")
+    cached = cache / digest / name
     if cached.is_file():
+        private_cache("data")
         return cached
     got = _fetch(folder, name)
     if got != digest:
@@ -64,10 +67,11 @@ def fetched(entry: str) -> Path:
 
 def _fetch(base: str, name: str) -> str:
     """Copy an object into the cache; return its digest."""
-    cache = _cache()
+    cache = user_cache("data")
     partial = cache / f".partial-{os.getpid()}"
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_cache("data")
         ObjectStore(base).get(name, partial)
         digest = _sha256(partial)
         (cache / digest).mkdir(mode=0o700, exist_ok=True)
@@ -88,11 +92,6 @@ def _fetch(base: str, name: str) -> str:
 
 def _pinned(url: str, digest: str) -> str:
     return f"{url}#sha256={digest}"
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "headrace" / "data"
 
 
 def _sha256(path: Path) -> str:

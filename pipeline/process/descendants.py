@@ -11,12 +11,15 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from protocol.endpoints import run_tag
 
 WORKER_MARK = "HEADRACE_WORKER"
 """Environment variable of a worker and its descendants; its value is ``worker_mark()``."""
@@ -40,6 +43,13 @@ def worker_mark(run_dir: Path, worker: str | None = None) -> str:
     """Return the mark of a run's worker, or without ``worker`` the prefix of all its workers'
     marks."""
     return f"{run_dir.resolve()}#" if worker is None else f"{run_dir.resolve()}#{worker}#"
+
+
+def temporary_folder(kind: str) -> Path:
+    """Make a private folder. It has the name of this worker's run, so that ``down`` finds it if the process is
+    killed before it has removed it."""
+    run_dir = os.environ.get(WORKER_MARK, "").partition("#")[0]
+    return Path(tempfile.mkdtemp(prefix=f"{run_tag(Path(run_dir)) if run_dir else 'headrace'}-{kind}-"))
 
 
 def marked(name: str, beginning: str) -> list[int]:

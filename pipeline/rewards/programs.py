@@ -30,17 +30,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pipeline.process.descendants import SANDBOX_MARK, WORKER_MARK, adopting, cpu_seconds, end_marked
+from pipeline.process.descendants import SANDBOX_MARK, adopting, cpu_seconds, end_marked, temporary_folder
 from pipeline.rewards.patience import Waited
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
-from protocol.endpoints import run_tag
 
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 16 << 20
@@ -231,10 +229,8 @@ def _run(source: str, given: str, budget: _Budget) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-    """Yield a program's folder; it is removed whatever is in it. It has the run's name, so that
-    ``down`` finds it if the sandbox was killed."""
-    run_dir = os.environ.get(WORKER_MARK, "").partition("#")[0]
-    folder = tempfile.mkdtemp(prefix=f"{run_tag(Path(run_dir))}-program-" if run_dir else "headrace-program-")
+    """Yield a program's folder; it is removed whatever is in it."""
+    folder = str(temporary_folder("program"))
     try:
         yield folder
     finally:

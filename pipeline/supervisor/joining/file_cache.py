@@ -36,11 +36,6 @@ class CachedFileBusy(Exception):
     """Another process is fetching the file; the message is its path."""
 
 
-def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "headrace" / "files"
-
-
 class FileCache:
     def __init__(self, folder: Path) -> None:
         """Create the folder. Raises ConfigError: it cannot be created, or others may access it."""

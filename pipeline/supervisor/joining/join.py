@@ -31,7 +31,7 @@ from pipeline.runtime.registry.contract import RunState
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.settings_change import SettingsChange
 from pipeline.runtime.worker_process import leaves
-from pipeline.supervisor.joining.file_cache import FileCache, cache_folder
+from pipeline.supervisor.joining.file_cache import FileCache
 from pipeline.supervisor.joining.file_fetch import fetch_files
 from pipeline.supervisor.joining.host_keys import mirrored_keys
 from pipeline.supervisor.joining.joined_folder import JoinedFolder, link_files, room, write_folder
@@ -41,6 +41,7 @@ from pipeline.supervisor.processes import Command, worker_command
 from protocol.channel import Requester
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Role
+from protocol.private import user_cache
 from protocol.zeromq import CurveKeys, ZmqTransport
 
 MAX_CLOCK_DIFFERENCE_S: Final = 2.0
@@ -270,7 +271,7 @@ async def _bring(manifest: Manifest, folder: JoinedFolder, files: list[ManifestF
     """Put files at their places, fetching those not in the cache."""
     part_bytes = int(manifest.settings["weights"]["max_part_mb"]) << 20
     cached = await fetch_files(
-        files, FileCache(cache_folder()), requester, manifest.endpoint, max_part_bytes=part_bytes
+        files, FileCache(user_cache("files")), requester, manifest.endpoint, max_part_bytes=part_bytes
     )
     await asyncio.to_thread(link_files, folder, files, cached)
 

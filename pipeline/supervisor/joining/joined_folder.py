@@ -76,11 +76,6 @@ class JoinedFolder:
         return f"{role}-{host}-{self.tag}-"
 
 
-def default_base() -> Path:
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "joined"
-
-
 @contextlib.contextmanager
 def claimed_folder(base: Path, run: str, role: Role, name: str = "") -> Iterator[JoinedFolder]:
     """Create a folder for this run, role and host, or claim one that no process holds. Raises

@@ -40,7 +40,7 @@ from pipeline.supervisor.launchers.seam import Job, JobState
 from protocol import headrace
 from protocol.errors import ConfigError
 from protocol.ids import Role, is_worker_name
-from protocol.private import ensure_private_folder
+from protocol.private import ensure_private_folder, user_state
 
 _KEEPER: Final = 'trap : TERM INT; "$@"; code=$?; echo $code > "$0.partial"; mv "$0.partial" "$0"'
 _TURN_S: Final = 20.0
@@ -100,7 +100,7 @@ def answer(
         raise ConfigError(
             f"request for run {request.run!r:.80} and worker {request.worker!r:.80}: expected their names"
         )
-    folder = (state or _state()) / "headrace" / "launched" / request.run
+    folder = (state / "headrace" if state else user_state()) / "launched" / request.run
     ensure_private_folder(folder)
     if request.verb == "logs":
         return HostReport(text=last_lines(folder / f"{request.worker}.out"))
@@ -113,11 +113,6 @@ def answer(
             else:
                 _stop(folder, request)
     return HostReport(jobs={path.stem: job for path in folder.glob("*.json") if (job := _job(path)) is not None})
-
-
-def _state() -> Path:
-    base = os.environ.get("XDG_STATE_HOME")
-    return Path(base) if base else Path.home() / ".local" / "state"
 
 
 @contextmanager

@@ -11,7 +11,6 @@ next one finds them. The folders are removed when the run ends, and by ``down``.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import time
@@ -30,6 +29,7 @@ from pipeline.supervisor.launchers.join_command import TokenOf
 from pipeline.supervisor.launchers.seam import Job, JobState, LaunchFailed
 from protocol.errors import ConfigError
 from protocol.ids import Role
+from protocol.private import user_cache
 
 _END_S: Final = 10.0
 _POLL_S: Final = 0.05
@@ -133,5 +133,4 @@ def local_join_launcher(config: RunConfig, run_dir: Path, token_of: TokenOf) -> 
 
 def state_folder(run_dir: Path) -> Path:
     digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "headrace" / "here" / digest
+    return user_cache("here", digest)

@@ -32,7 +32,7 @@ from pipeline.supervisor.launchers.join_command import join_words, last_lines
 from pipeline.supervisor.launchers.ray_guard import HELD_MARK
 from pipeline.supervisor.launchers.ray_states import GROUP, OWN_GROUP, HolderReport, WorkerSpec
 from protocol import headrace
-from protocol.private import ensure_private_folder
+from protocol.private import ensure_private_folder, user_state
 
 _RAY_VARIABLES = "RAY_"
 """Prefix of variables that the command does not need; one of them may hold the cluster's token."""
@@ -134,8 +134,7 @@ def _own_place() -> str:
 
 
 def _private_folder(run: str) -> Path:
-    base = os.environ.get("XDG_STATE_HOME")
-    launched = (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "launched" / run
+    launched = user_state("launched", run)
     ensure_private_folder(launched)
     folder = launched / f"ray-{secrets.token_hex(8)}"
     folder.mkdir(mode=0o700)

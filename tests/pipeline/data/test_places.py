@@ -70,6 +70,17 @@ def test_an_object_that_has_changed_is_refused_and_one_that_has_not_is_fetched_a
         local_file(entry)
 
 
+def test_a_copy_that_others_may_have_made_is_refused(bucket: str, cache: Path) -> None:
+    [entry] = pin_data(config_of(f"{bucket}/train-0.jsonl")).data.train
+    for folder in (cache, cache.parent):
+        folder.chmod(0o777)
+        for use in (lambda: local_file(entry), lambda: pin_data(config_of(f"{bucket}/train-1.jsonl"))):
+            with pytest.raises(ConfigError, match=f"chmod 700 {folder}, or"):
+                use()
+        folder.chmod(0o700)
+    assert local_file(entry).read_bytes() == ROW + b"train-0.jsonl"
+
+
 def test_a_missing_object_and_a_url_with_a_password_are_told_in_sentences(bucket: str) -> None:
     with pytest.raises(DataError, match="no such bucket or object"):
         pin_data(config_of(f"{bucket}/none.jsonl"))

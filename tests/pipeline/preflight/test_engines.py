@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer, Olmo2MLP
@@ -206,6 +207,17 @@ def test_a_trial_that_passed_is_not_made_again_and_its_notes_stay(tmp_path: Path
     assert len(asked) == 1
     check_engines(uncertain(tmp_path), asks_again=True)
     assert len(asked) == 2, "doctor asks anyway"
+
+
+def test_what_others_may_have_written_passes_no_check(tmp_path: Path, asked: list[str]) -> None:
+    check_engines(uncertain(tmp_path))
+    folder = tmp_path / "cache" / "headrace" / "checks"
+    folder.chmod(0o770)
+    with capture_logs() as log:
+        check_engines(uncertain(tmp_path))
+    assert len(asked) == 2
+    (line,) = log
+    assert line["event"] == "check_not_remembered" and f"chmod 700 {folder}" in line["reason"]
 
 
 @pytest.mark.parametrize("changed", ["setting", "model", "version", "environment"])

@@ -11,12 +11,13 @@ more than ``MAX_GRAPHS`` graphs is computed eagerly from then on, and one line o
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -25,6 +26,9 @@ from transformers import AttentionInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pipeline.process import work
+from pipeline.process.descendants import temporary_folder
+from protocol.errors import ConfigError
+from protocol.private import private_cache
 from workers.engines.model.attention import PACKED_ATTENTION, packed_attention
 from workers.engines.model.head import EAGER, HeadMath, set_head_math
 from workers.engines.model.trial import difference
@@ -152,14 +156,15 @@ def _cause(error: Exception) -> str:
 
 
 def _keep_cache() -> None:
-    """Keep compiled graphs over restarts and runs, in a folder of this user alone."""
+    """Keep compiled graphs over restarts and runs, in a folder of this user alone: torch runs the code that it
+    finds there. Without one, keep them as long as this process lives."""
     if _CACHE in os.environ:
         return
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(home) / "headrace" / "compiled"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        # torch's own place is a temporary one
-        return
+        folder = private_cache("compiled")
+    except ConfigError as error:
+        # torch's own place has a name that others can take first
+        folder = temporary_folder("compiled")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _log.warning("graphs_not_kept", reason=str(error), action="they are compiled anew at each start")
     os.environ[_CACHE] = str(folder)

@@ -179,6 +179,38 @@ def test_graphs_are_kept_in_a_folder_of_this_user_alone(tmp_path: Path, monkeypa
     assert place.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("fault", ["open", "open above", "foreign", "a file", "no home"])
+def test_where_others_may_put_graphs_none_are_kept_or_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    above = tmp_path / "cache" / "headrace"
+    (above / "compiled").mkdir(mode=0o700, parents=True)
+    match fault:
+        case "open":
+            (above / "compiled").chmod(0o770)
+        case "open above":
+            above.chmod(0o777)
+        case "foreign":
+            another = os.getuid() + 1
+            monkeypatch.setattr("os.getuid", lambda: another)
+        case "a file":
+            (above / "compiled").rmdir()
+            (above / "compiled").touch()
+        case _:
+            monkeypatch.delenv("XDG_CACHE_HOME")
+            # as for an account that is in no list
+            monkeypatch.setattr("os.path.expanduser", str)
+    with capture_logs() as log:
+        compiled_module._keep_cache()
+        compiled_module._keep_cache()
+    assert [line["event"] for line in log] == ["graphs_not_kept"]
+    place = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert place.parent == tmp_path and place.stat().st_mode & 0o777 == 0o700
+
+
 def test_layers_are_compiled_on_cuda_unless_a_setting_says_otherwise(tmp_path: Path) -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     for setting, expected in (("auto", (None, "inductor")), ("true", ("inductor",) * 2), ("false", (None, None))):
