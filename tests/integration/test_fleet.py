@@ -41,6 +41,8 @@ def test_a_run_trains_evaluates_reports_and_balances(tmp_path: Path) -> None:
         assert any((run.run_dir / "checkpoints").glob("*/model/model.safetensors"))
 
 
+# deaths in a fleet are in test_faults, too; how much is generated again, in test_continuation
+@pytest.mark.long
 def test_killed_generators_and_scorers_are_replaced_and_the_ledger_balances(tmp_path: Path) -> None:
     # the dead are known by their ends and their epochs: no living worker is taken for one of them,
     # however busy the machine
@@ -73,6 +75,8 @@ def test_killed_generators_and_scorers_are_replaced_and_the_ledger_balances(tmp_
         assert not any(row["num_unwritten"] for row in again.values()), "a generator that drained left tokens behind"
 
 
+# test_power_cut resumes a run from less
+@pytest.mark.long
 def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     with fleet(tmp_path, *SMALL, *EMULATED, "run.num_updates=1000") as run:
         run.wait_until(lambda: run.num_updates() >= 3, "the third update")
@@ -91,6 +95,8 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
         assert second["groups"]["admitted"] > first["groups"]["admitted"]
 
 
+# test_elastic changes a fleet, test_fleet_size has the bounds
+@pytest.mark.long
 def test_scaling_changes_the_fleet_while_it_runs(tmp_path: Path) -> None:
     with fleet(tmp_path, *SMALL, *EMULATED, "run.num_updates=1000", "fleet.max_workers=6") as run:
         run.wait_until(lambda: run.num_updates() >= 1, "the first update")

@@ -104,6 +104,8 @@ def test_a_generator_that_cannot_verify_a_version_leaves_and_a_mended_run_goes_o
         assert audit["balances"] is True
 
 
+# weights go over the wire in test_tcp, and a damaged base is fetched again in test_lora
+@pytest.mark.long
 def test_over_the_wire_only_what_changed_travels_and_a_damaged_base_costs_a_refresh(tmp_path: Path) -> None:
     settings = (
         "weights.path=wire",

@@ -102,6 +102,15 @@ class Reaper:
         return call
 
 
+def chosen(points: Sequence[str], turn: str, number: int) -> list[int]:
+    """Return every point of one turn, which begins with the point ``turn`` for the time ``number``,
+    and the first point of each name that this turn has not. All turns have the same points."""
+    starts = [at for at, name in enumerate(points) if name == turn]
+    there = range(starts[number - 1], starts[number])
+    names = {points[at] for at in there}
+    return [at for at, name in enumerate(points) if at in there or (name not in names and points.index(name) == at)]
+
+
 class Mortal:
     """Everything of ``target``, with a point before and after each awaited call."""
 

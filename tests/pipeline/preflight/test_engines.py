@@ -22,7 +22,7 @@ from pipeline.preflight.model_folder import longest_context
 from protocol.errors import ConfigError, EngineError
 from tests.pipeline.op_config import MODEL, op_config
 from tests.workers.engines.families import PACKED, family_model
-from workers.engines.check import try_model, without_weights
+from workers.engines.check import check, try_model, without_weights
 from workers.engines.model.packed import packing_of, prepare_packed
 
 SMALL = {
@@ -138,7 +138,7 @@ def test_a_configuration_with_such_a_model_is_refused_with_its_name_and_the_way_
         ConfigError,
         match=r"bert: the local engine cannot serve it: .* Choose another model \(Qwen2, Qwen3 and Llama work\)",
     ):
-        preflight(op_config(tmp_path, f"model.path={path}"))
+        check(op_config(tmp_path, f"model.path={path}"))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pipeline.training.checkpoints import CheckpointFolder, list_checkpoints
 from protocol.errors import ConfigError, StorageFailed
 from protocol.ids import Incarnation, Role
 from tests.oracle.ledger.ledger import MemoryLedger
-from tests.workers.dying import BATCH, Reaper, World
+from tests.workers.dying import BATCH, Reaper, World, chosen
 
 NUM_UPDATES = 5
 
@@ -54,14 +54,18 @@ async def check(world: World, reaper: Reaper) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("snapshots", ["on", pytest.param("off", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("snapshots", "in_any_update"),
+    [("on", False), *(pytest.param(each, True, marks=pytest.mark.long) for each in ("on", "off"))],
+)
 async def test_a_learner_killed_at_any_point_trains_everything_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: Literal["on", "off"]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: Literal["on", "off"], in_any_update: bool
 ) -> None:
     names = await points(tmp_path, monkeypatch, snapshots)
     for needed in ("claim", "step", "snapshot", "flush", "rename", "settle", "announce_weights", "advance", "recover"):
         assert any(needed in name for name in names), f"no point at {needed}"
-    for at, name in enumerate(names):
+    # the fourth update ends with the second checkpoint
+    for at in range(len(names)) if in_any_update else chosen(names, "before ledger.claim", 4):
         folder = tmp_path / str(at)
         world = World(folder, monkeypatch, num_updates=NUM_UPDATES, snapshots=snapshots)
         try:
@@ -69,7 +73,7 @@ async def test_a_learner_killed_at_any_point_trains_everything_once(
             if snapshots == "on":
                 assert len(world.stepped) <= (NUM_UPDATES + 1) * BATCH, "at most one update is made again"
         except BaseException as error:
-            error.add_note(f"killed at point {at} of {len(names)}: {name}")
+            error.add_note(f"killed at point {at} of {len(names)}: {names[at]}")
             raise
         assert world.num_lives == 2
         shutil.rmtree(folder)
