@@ -269,8 +269,6 @@ drill: $(VENV)/.dev ## fault drills: kill, freeze, cut and corrupt real fleets, 
 	$(BIN)/python -m ops.drill --seed $(SEED) --runs $(RUNS) --jobs $(JOBS) $(if $(MINUTES),--minutes $(MINUTES))
 
 bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and spread
-	$(BIN)/python -m ops.bench.codec --json bench-results/codec.json
-	$(BIN)/python -m ops.bench.startup --json bench-results/startup.json
 	-$(BIN)/python -m ops.bench.ledger --json bench-results/ledger.json
 	-$(if $(wildcard $(VLLM)/.run),$(VLLM)/bin,$(BIN))/python -m ops.bench.engine --json bench-results/engine.json
 	-$(if $(wildcard $(TRL)/.run),$(TRL)/bin,$(BIN))/python -m ops.bench.learner --json bench-results/learner.json

@@ -8,18 +8,15 @@ import sys
 
 NAMES = {
     "ablation": "The papers' tables in small: trained variants, compared.",
-    "codec": "A chunk to bytes and back, against plain lists.",
     "demos": "The demos against their bar, seed by seed.",
     "engine": "The local engine against transformers and vLLM.",
-    "gpu": "The engines' promises on this machine's device, in one table.",
+    "gpu": "Engines and learner on this machine's card, beside vLLM and TRL.",
     "learner": "The packed step against a padded one, and TRL's.",
     "ledger": "Chunks through ledger and wire, against ZeroMQ, Redis, Ray.",
     "one_process": "A demo's learning in one synchronous process.",
     "overlap": "Barrier, one step off, asynchronous: the same draws.",
     "recover": "Repairs of killed and frozen workers, on real processes.",
-    "startup": "Start of the command line, against Python's own.",
     "trace": "Causes of stalls, on emulated fleets with faults.",
-    "vllm_overhead": "The vLLM engine against vLLM's own offline speed.",
     "watch": "The faulty worker in synthetic fleets.",
     "weights": "A version from publish to served; size of what changed.",
 }

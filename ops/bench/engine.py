@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """How fast the local engine samples on a CPU, against transformers (``generate``, continuous batching) and vLLM.
 
 All contenders sample the same number of response tokens for the same prompts from the same weights, at
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedModel
+
+    from workers.engines.generation.vllm.in_process import InProcessCore
 
 ENGINE: Final = "engine"
 GENERATE: Final = "generate"
@@ -135,14 +138,40 @@ def continuous_batching(model: Any, work: Work, num_slots: int) -> Iterator[Call
         manager.stop(block=True)
 
 
+def run_offline(llm: Any, work: Work, turn: int) -> int:
+    """Sample with vLLM's engine as ``LLM.generate`` drives it; return the number of response tokens."""
+    from vllm import SamplingParams as VllmParams
+    from vllm.sampling_params import RequestOutputKind
+
+    for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
+        params = VllmParams(
+            temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        llm.add_request(f"offline-{turn}-{number}", {"prompt_token_ids": prompt.tolist()}, params)
+    total = 0
+    while llm.has_unfinished_requests():
+        total += sum(len(output.outputs[0].token_ids) for output in llm.step())
+    return total
+
+
+def prepare(model: PreTrainedModel, folder: Path, num_slots: int) -> InProcessCore:
+    """Start vLLM in this process on a model's weights, which are saved to ``folder``."""
+    from workers.engines.generation.vllm.arguments import engine_arguments
+    from workers.engines.generation.vllm.in_process import InProcessCore
+
+    model.save_pretrained(folder)
+    positions = int(model.config.max_position_embeddings)
+    arguments = engine_arguments(folder, num_slots=num_slots, positions=positions, dtype="float32", on_cpu=True)
+    return InProcessCore(arguments | {"max_num_seqs": num_slots})
+
+
 @contextmanager
 def vllm(model: PreTrainedModel, work: Work, num_slots: int) -> Iterator[Callable[[int], int]]:
     """Start vLLM in this process on the model's weights; yield a function that samples everything once."""
-    from ops.bench.vllm_overhead import prepare, run_offline
-
     with tempfile.TemporaryDirectory(prefix="headrace-vllm-") as folder:
         core = prepare(model, Path(folder), num_slots)
-        yield lambda turn: run_offline(core.llm, work, turn, logprobs=None)
+        yield lambda turn: run_offline(core.llm, work, turn)
 
 
 def measure(shape: Shape, rounds: int) -> dict[str, Any]:

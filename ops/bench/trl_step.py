@@ -37,7 +37,7 @@ class TrlStep:
             reward_funcs=_no_reward,
             args=GRPOConfig(
                 output_dir=self._folder.name,
-                use_cpu=True,
+                use_cpu=not torch.cuda.is_available(),
                 bf16=False,
                 report_to=[],
                 loss_type="dapo",
@@ -60,9 +60,12 @@ class TrlStep:
         trainer, num_micro = self._trainer, -(-len(samples) // self.size)
         trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = num_micro
         num_tokens = torch.tensor(sum(int(sample.loss_mask.sum()) for sample in samples))
-        total = 0.0
+        device, total = self._model.device, 0.0
         for start in range(0, len(samples), self.size):
-            loss = trainer.compute_loss(self._model, _inputs(samples[start : start + self.size], num_tokens))
+            inputs = _inputs(samples[start : start + self.size], num_tokens)
+            inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = trainer.compute_loss(self._model, inputs)
             loss.backward()
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)

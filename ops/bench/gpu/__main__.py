@@ -1,123 +1,91 @@
-"""``python -m ops.bench.gpu`` runs the whole check; ``--part NAME`` measures one part in this process.
+"""Measure engines and learner on this machine's card, beside their rivals.
 
-Prints a table and writes JSON. Exit code 0 if every bar holds and no part failed, else 1."""
+Each part runs in a process of its own, with a time limit, and its rows are printed and written when it ends. A part
+that fails, is out of memory, or no longer fits into the time is a line with the reason. Without a GPU, tiny models run
+on the CPU. The exit code is 1 if a part failed or a bar was missed.
+
+    python -m ops.bench.gpu --page ops/results/gpu-check.md
+    python -m ops.bench.gpu --parts learner rivals --shape 1.5B"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
-import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from ops.bench.gpu import learning, mismatch, runs, sampling
-from ops.bench.gpu.form import Form, describe, detect
-from ops.bench.gpu.table import Figures, rows_of
-from ops.bench.table import show, write_json
+from ops.bench.gpu.form import describe, detect
+from ops.bench.gpu.models import SHAPES
+from ops.bench.gpu.parts import Row, as_json, measure, measure_here, parts_of
+from ops.bench.gpu.table import judge, section, words, write_page
+from ops.bench.table import show
 from ops.ending import exit_code
-
-PARTS: dict[str, Callable[[Form, Path], dict[str, float]]] = {
-    "offline": sampling.offline,
-    "engine": sampling.engine,
-    "learner": learning.learner,
-    "mismatch": mismatch.mismatch,
-    "dapo": runs.dapo,
-}
-LIMIT_S = 1800.0
-"""Time limit of one part."""
-_SURROUNDINGS = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def parts_of(form: Form) -> list[str]:
-    """Return the parts of a form: vLLM's own speed has its own process on GPUs only."""
-    return [part for part in PARTS if part != "offline" or (form.on_gpu and form.engine == "vllm")]
-
-
-def measure_part(part: str, out: Path) -> None:
-    """Measure one part in this process and write its figures."""
-    if not torch.cuda.is_available():
-        torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="headrace-gpu-check-") as folder:
-        out.write_text(json.dumps(PARTS[part](detect(), Path(folder))), encoding="utf-8")
-
-
-def run_part(part: str) -> Figures | str:
-    """Measure one part in its own process; return its figures, or the end of its output if it failed."""
-    with tempfile.TemporaryDirectory(prefix="headrace-gpu-check-") as folder:
-        out, log = Path(folder) / "figures.json", Path(folder) / "log"
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ops.bench.gpu", "--part", part, "--json", str(out)],
-                stdout=stream,
-                stderr=stream,
-                env={**_SURROUNDINGS, **os.environ},
-                # its own children end with it
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(LIMIT_S)
-            except subprocess.TimeoutExpired:
-                return f"not done within {LIMIT_S:g} s"
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-        if code or not out.is_file():
-            said = log.read_text(errors="replace")
-            return f"{said[-4000:]}\nended with code {code}: {_last_error(said)}"
-        return json.loads(out.read_text(encoding="utf-8"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=list(PARTS), help="measure this part in this process")
-    parser.add_argument("--only", choices=list(PARTS), action="append", help="run only these parts")
-    parser.add_argument("--json", type=Path, default=Path("bench-results/gpu_check.json"))
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", nargs="+", metavar="NAME", help="only these parts, by name or its first word")
+    parser.add_argument("--list", action="store_true", help="list the parts with their seconds")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time for all parts (default: %(default)g)")
+    parser.add_argument(
+        "--shape", choices=SHAPES, action="append", default=[], help="model of the learner's parts (again: several)"
+    )
+    parser.add_argument("--smollm2", type=Path, default=Path("runs/models/smollm2"), help="its folder (%(default)s)")
+    parser.add_argument(
+        "--json", type=Path, default=Path("bench-results/gpu_check.jsonl"), help="file of the rows (%(default)s)"
+    )
+    parser.add_argument("--page", type=Path, help="Markdown page that gets a section about this card")
+    # how a part's own process is called
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=float, default=600.0, help=argparse.SUPPRESS)
+    parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    form = dataclasses.replace(
+        detect(options.shape), smollm2=options.smollm2, limit_s=options.limit, began_s=options.began
+    )
+    parts = parts_of(form)
     if options.part is not None:
-        measure_part(options.part, options.json)
+        measure_here(next(part for part in parts if part.name == options.part), form, options.json)
         return 0
-    form = detect()
-    results: dict[str, Figures | str] = {}
-    for part in options.only or parts_of(form):
-        print(f"{datetime.datetime.now():%H:%M:%S} {part} ...", flush=True)
-        results[part] = run_part(part)
-        if isinstance(results[part], str):
-            print(results[part], file=sys.stderr)
-    rows = rows_of(form, results)
-    surroundings = {"date": f"{datetime.date.today()}", "form": form.device, "engine": form.engine, **describe(form)}
-    title = (
-        "GPU check"
-        if form.on_gpu
-        else "GPU check, CPU form: tiny models, no GPU here, so the GPU's bars are not tested"
-    )
-    show(
-        f"{title}\n{', '.join(f'{name} {value}' for name, value in surroundings.items())}",
-        ("what", "measured", "bar", ""),
-        [(row.what, row.measured, row.bar, row.verdict) for row in rows],
-    )
-    write_json(options.json, {**surroundings, "rows": [asdict(row) for row in rows], "figures": results})
-    print(f"figures: {options.json}")
-    return 1 if any(row.verdict in ("MISSED", "FAILED") for row in rows) else 0
+    unknown = [name for name in options.parts or () if all(name not in _names(part.name) for part in parts)]
+    if unknown:
+        parser.error(f"no part {', '.join(unknown)}; there are {', '.join(part.name for part in parts)}")
+    wanted = [part for part in parts if not options.parts or set(options.parts) & _names(part.name)]
+    if options.list:
+        print("\n".join(f"{part.name:<16}{part.seconds:4.0f} s" for part in wanted))
+        return 0
+    told = {"date": f"{datetime.date.today()}", **describe(form)}
+    print(", ".join(f"{name} {value}" for name, value in told.items()), flush=True)
+    rows: list[Row] = []
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    with options.json.open("w", encoding="utf-8") as file:
+
+        def on_row(row: Row) -> None:
+            rows.append(row)
+            file.write(as_json(row) + "\n")
+            file.flush()
+            print(f"{row.what}: {words(row.figures) or f'NOT MEASURED: {row.reason}'}", flush=True)
+
+        own = [word for name in options.shape for word in ("--shape", name)] + ["--smollm2", str(options.smollm2)]
+        measure(wanted, 60.0 * options.minutes, on_row, own)
+    judged = judge(form, rows)
+    title = "GPU check" if form.on_gpu else "GPU check on a CPU: tiny models, and no bars for speed"
+    show(title, ("what", "measured", "bar", ""), [(one.what, one.measured, one.bar, one.verdict) for one in judged])
+    print(f"rows: {options.json}")
+    if options.page is not None:
+        words_given = sys.argv[1:] if arguments is None else arguments
+        write_page(options.page, section(" ".join(["python -m ops.bench.gpu", *words_given]), told, rows, judged))
+        print(f"page: {options.page}")
+    failed = any(row.what == row.part and not row.reason.startswith("not begun") for row in rows)
+    return int(failed or any(one.holds is False for one in judged))
 
 
-def _last_error(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if "Error" in line]
-    return lines[-1] if lines else "no error was printed"
+def _names(part: str) -> set[str]:
+    return {part, part.partition("-")[0]}
 
 
 if __name__ == "__main__":

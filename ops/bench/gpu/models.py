@@ -1,7 +1,7 @@
 """Random models of known shapes: folders that every engine loads, and their floating-point operations in training.
 
-The two big shapes are those of Qwen2.5-0.5B and -1.5B (from their ``config.json``). Speed does not depend on
-the values of the weights."""
+The three big shapes are those of SmolLM2-135M, Qwen2.5-0.5B and -1.5B (from their ``config.json``). Speed does not
+depend on the values of the weights."""
 
 from __future__ import annotations
 
@@ -47,34 +47,38 @@ class Shape:
         return num_sequences * (products + attention)
 
 
-HALF_BILLION = Shape("0.5B", 896, 24, 14, 2, 4864, 151_936)
-ONE_AND_A_HALF_BILLION = Shape("1.5B", 1536, 28, 12, 2, 8960, 151_936)
-TINY = Shape("0.3M", 128, 2, 4, 2, 256, 256)
-DEMO = Shape("5M", 256, 6, 8, 4, 768, 2048)
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("0.3M", 128, 2, 4, 2, 256, 256),
+        Shape("5M", 256, 6, 8, 4, 768, 2048),
+        Shape("135M", 576, 30, 9, 3, 1536, 49_152),
+        Shape("0.5B", 896, 24, 14, 2, 4864, 151_936),
+        Shape("1.5B", 1536, 28, 12, 2, 8960, 151_936),
+    )
+}
+"""0.3M and 5M are for tests on a CPU."""
+
+
+def make_model(shape: Shape, *, dtype: torch.dtype, positions: int) -> Qwen2ForCausalLM:
+    """Make a random model on the GPU, or the CPU without one; every call makes the same."""
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        config = Qwen2Config(
+            hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads, num_key_value_heads=shape.key_heads, vocab_size=shape.vocabulary,
+            max_position_embeddings=positions, tie_word_embeddings=True, pad_token_id=None, bos_token_id=None,
+            eos_token_id=None,
+        )  # fmt: skip
+        model = Qwen2ForCausalLM(config)
+    # casts in place
+    torch.nn.Module.to(model, dtype)
+    return model
 
 
 def write_model(shape: Shape, folder: Path, *, dtype: torch.dtype, positions: int) -> Path:
     """Write a random model with a tokenizer into ``folder``; return the folder."""
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = Qwen2ForCausalLM(
-            Qwen2Config(
-                hidden_size=shape.hidden,
-                intermediate_size=shape.intermediate,
-                num_hidden_layers=shape.layers,
-                num_attention_heads=shape.heads,
-                num_key_value_heads=shape.key_heads,
-                vocab_size=shape.vocabulary,
-                max_position_embeddings=positions,
-                tie_word_embeddings=True,
-                pad_token_id=None,
-                bos_token_id=None,
-                eos_token_id=None,
-            )
-        )
-    # casts in place
-    torch.nn.Module.to(model, dtype)
-    model.save_pretrained(folder)
+    make_model(shape, dtype=dtype, positions=positions).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(_TOKENIZER / name, folder / name)
     return folder

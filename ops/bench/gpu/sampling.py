@@ -1,27 +1,30 @@
 # pyright: reportMissingImports=false
-"""Tokens a second of the generation engine, against the fastest way to sample the same without Headrace.
+"""Tokens a second of the generation engine, against vLLM's offline ``LLM.generate`` without log-probs.
 
-On a GPU each of two processes has the device for itself: one runs vLLM's offline ``LLM.generate`` without
-log-probs, the other Headrace's engine. On a CPU both take turns in one process, by processor time
-(``ops.bench.vllm_overhead``). Without vLLM the local engine is compared with transformers' ``generate``
-(``ops.bench.engine``)."""
+Each has a process and the device for itself. On a CPU, seconds are processor seconds.
+
+The engine's and the learner's log-probs are compared on the same weights. For tokens that the engine sampled,
+d = log p(engine) - log p(learner): the largest and the mean absolute value of d, and the k3 estimate of
+KL(engine || learner), the mean of exp(-d) - 1 + d."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
-from ops.bench.gpu.form import Form, run_config
+from ops.bench.gpu.form import Form, Found, run_config
+from ops.bench.gpu.learning import sample_of, seconds_of
 from ops.bench.gpu.models import write_model
-from ops.bench.sampling_work import SHAPES, Work, run_engine
+from ops.bench.sampling_work import Work, run_engine
+from protocol.ids import TrajectoryId
+from workers.engines.build import build_generation_engine, build_training_backend
+from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
+from workers.engines.model.loading import resolve_dtype
+from workers.engines.model.weights_file import read_weights, write_weights
 
-ROUNDS = 3
-_ROUNDS_ON_CPU = 9
-"""Each takes a third of a second."""
+MISMATCH = "log-probs, engine against learner"
 
 
 def make_work(form: Form, seed: int = 0) -> Work:
@@ -33,83 +36,86 @@ def make_work(form: Form, seed: int = 0) -> Work:
     return Work(list(prompts), lengths)
 
 
-def offline(form: Form, folder: Path) -> dict[str, float]:
-    """Measure vLLM's own ``LLM.generate`` on a GPU."""
+def offline(form: Form, folder: Path) -> Found:
+    """Measure vLLM's own ``LLM.generate``."""
+    what = "vLLM's offline generate"
+    if form.engine != "vllm":
+        yield what, "vllm is not installed"
+        return
     from vllm import LLM, SamplingParams
 
     from workers.engines.generation.vllm.arguments import EXTENSION, arguments_of
 
     model = _write(form, folder)
-    arguments = arguments_of(run_config(form, model), model, on_cpu=False)
+    arguments = arguments_of(run_config(form, model), model, on_cpu=not form.on_gpu)
     assert arguments.pop("worker_extension_cls") == EXTENSION
     llm = LLM(**arguments)
-    work = make_work(form)
-    prompts = [{"prompt_token_ids": prompt.tolist()} for prompt in work.prompts]
-    params = [
-        SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False)
-        for length in work.lengths.tolist()
-    ]
 
-    def sample() -> int:
+    def sample(work: Work) -> int:
+        params = [
+            SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False)
+            for length in work.lengths.tolist()
+        ]
+        prompts = [{"prompt_token_ids": prompt.tolist()} for prompt in work.prompts]
         return sum(len(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False))
 
-    return {"tokens_per_s": _speed(sample)}
+    yield what, _speed(form, sample)
 
 
-def engine(form: Form, folder: Path) -> dict[str, float]:
-    """Measure Headrace's engine; on a CPU, its rival too."""
-    if not form.on_gpu:
-        return _on_cpu(form, folder)
-    from workers.engines.build import build_generation_engine
-    from workers.engines.model.loading import load_model, resolve_device, resolve_dtype
+def engine(form: Form, folder: Path) -> Found:
+    """Measure Headrace's engine with whole responses, and in windows; then its log-probs."""
+    config = run_config(form, _write(form, folder))
+    engine = build_generation_engine(config)
+    learner = build_training_backend(config)
+    published = folder / "weights.safetensors"
+    write_weights(published, learner.tensors(), dtype=form.dtype)
+    engine.load_weights(read_weights(published), 0)
+    turn = 0
+    for what, window in (
+        ("whole responses", form.response_tokens),
+        ("windows of a quarter", form.response_tokens // 4),
+    ):
 
-    model = _write(form, folder)
-    engine = build_generation_engine(run_config(form, model))
-    weights = load_model(model, resolve_dtype(form.dtype), resolve_device("cpu"))
-    engine.load_weights(dict(weights.named_parameters()), 0)
-    work, turn = make_work(form), 0
+        def sample(work: Work, window: int = window) -> int:
+            nonlocal turn
+            turn += 1
+            return run_engine(engine, work, turn, window)
 
-    def sample() -> int:
-        nonlocal turn
-        turn += 1
-        return run_engine(engine, work, turn, form.response_tokens)
-
-    speed = _speed(sample)
+        yield f"Headrace's {form.engine} engine, {what}", _speed(form, sample)
+    prompts = make_work(form).prompts[: form.num_slots]
+    windows = _sample(form, engine, prompts)
+    scored = learner.response_logprobs([
+        sample_of(str(one.trajectory), np.concatenate([prompts[one.trajectory.member], one.tokens]), form.prompt_tokens,
+                  one.behavior_logprobs, 0.0)
+        for one in windows
+    ])  # fmt: skip
     engine.close()
-    return {"tokens_per_s": speed}
-
-
-def _on_cpu(form: Form, folder: Path) -> dict[str, float]:
-    if form.engine == "vllm":
-        from ops.bench.vllm_overhead import measure
-
-        speeds = measure(SHAPES[0], _ROUNDS_ON_CPU, folder / "model")["tokens_per_s"]
-        return {"tokens_per_s": speeds["engine"], "baseline_tokens_per_s": speeds["offline"]}
-    from ops.bench.engine import ENGINE, GENERATE
-    from ops.bench.engine import measure as measure_local
-
-    result = measure_local(SHAPES[0], _ROUNDS_ON_CPU)
-    seconds = {name: median(taken) for name, taken in result["seconds"].items()}
-    fastest = min(taken for name, taken in seconds.items() if name.startswith(GENERATE))
-    return {
-        "tokens_per_s": result["num_tokens"] / seconds[ENGINE],
-        "baseline_tokens_per_s": result["num_tokens"] / fastest,
-    }
+    apart = np.concatenate([w.behavior_logprobs - s for w, s in zip(windows, scored, strict=True)]).astype(np.float64)
+    most, mean, kl = np.abs(apart).max(), np.abs(apart).mean(), (np.expm1(-apart) + apart).mean()
+    yield MISMATCH, {"max_difference": float(most), "mean_difference": float(mean), "kl": float(kl)}
 
 
 def _write(form: Form, folder: Path) -> Path:
-    from workers.engines.model.loading import resolve_dtype
-
     positions = form.prompt_tokens + form.response_tokens
     return write_model(form.sampled, folder / "model", dtype=resolve_dtype(form.dtype), positions=positions)
 
 
-def _speed(sample: Callable[[], int]) -> float:
-    """Return the median tokens a second of some rounds; the first does not count."""
-    sample()
-    speeds: list[float] = []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        num_tokens = sample()
-        speeds.append(num_tokens / (time.perf_counter() - started))
-    return median(speeds)
+def _speed(form: Form, sample: Callable[[Work], int]) -> dict[str, float]:
+    """Return the tokens a second of one round, after a few requests that do not count."""
+    work, totals = make_work(form), list[int]()
+    sample(Work(work.prompts[:8], work.lengths[:8]))
+    took = seconds_of(form, lambda: totals.append(sample(work)))
+    return {"seconds": took, "tokens_per_s": totals[0] / took}
+
+
+def _sample(form: Form, engine: GenerationEngine, prompts: Sequence[np.ndarray]) -> list[SampledWindow]:
+    for number, prompt in enumerate(prompts):
+        request = WindowRequest(
+            trajectory=TrajectoryId("t", 0, number), prompt_tokens=prompt, response_tokens=np.empty(0, np.int32),
+            window_tokens=form.response_tokens, max_response_tokens=form.response_tokens, sampling=SamplingParams(1.0), seed=0,
+        )  # fmt: skip
+        engine.submit(request)
+    windows: list[SampledWindow] = []
+    while engine.stats().num_live:
+        windows += engine.advance(8)
+    return windows

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from ops.bench.engine import BARS, BATCHING, ENGINE, GENERATE, VLLM, has_vllm, judge, main, measure
+from ops.bench.engine import BARS, BATCHING, ENGINE, GENERATE, VLLM, has_vllm, judge, measure
 from ops.bench.sampling_work import Shape, make_work
 
 LEAST = Shape("least", 32, 1, 1, 1, 44, num_sequences=6, num_slots=3, median=4.0)
@@ -24,12 +21,3 @@ def test_the_bar_is_kept_against_the_faster_generate_of_each_round() -> None:
     found = judge({"seconds": seconds})
     assert (found[GENERATE].low, found[GENERATE].high) == (2.0, 3.0)
     assert found[VLLM].median == 0.75
-
-
-def test_the_table_and_its_figures_are_written(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("ops.bench.engine.SHAPES", (LEAST,))
-    file = tmp_path / "engine.json"
-    main(["--rounds", "1", "--slots", "2", "--json", str(file)])
-    told = json.loads(file.read_text())
-    assert {"command", "machine", "versions", "settings", "bars"} <= told.keys()
-    assert [result["num_slots"] for result in told["results"]] == [2]
