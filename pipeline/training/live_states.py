@@ -27,6 +27,9 @@ from protocol.errors import EngineDied
 _TURN_S = 0.5
 _STALLED_S = LEAST_S
 """A copy that makes no progress for this long has failed."""
+_SNAPSHOT = (
+    "the copy of weights and optimiser for a snapshot; check the host's memory, or set checkpoint.snapshots = off"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +46,14 @@ class BufferPages:
 
 
 class StateLoan:
-    """One copy of a live state, from start to end."""
+    """One copy of a live state, from start to end. A version is published under a loan, too."""
 
-    def __init__(self, copy: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, copy: Callable[[], None], clock: Callable[[], float] = time.monotonic, *, what: str = _SNAPSHOT
+    ) -> None:
         """``copy`` fills the pages and reports progress (``pipeline.process.work``); ``clock``
-        gives monotonic seconds."""
+        gives monotonic seconds; ``what`` is it in words, with advice after a semicolon."""
+        self._what = what
         self._copy: Callable[[], None] | None = copy
         self._clock = clock
         self._meter = Meter(clock)
@@ -77,16 +83,20 @@ class StateLoan:
             return
         began_s, seen_s = self._clock(), self._meter.moved_s
         while not self._ended.wait(_TURN_S):
+            self.check()
             moved_s = self._meter.moved_s
-            if self._clock() - moved_s > _STALLED_S:
-                raise EngineDied(
-                    f"the copy of weights and optimiser for a snapshot has made no progress for {_STALLED_S:g} s, "
-                    f"and training must wait for it; check the host's memory, or set checkpoint.snapshots = off"
-                )
             if moved_s != seen_s:
                 seen_s = moved_s
                 work.step()
         self.waited_s += self._clock() - began_s
+
+    def check(self) -> None:
+        """Raise EngineDied when the copy makes no progress."""
+        if not self.is_over and self._clock() - self._meter.moved_s > _STALLED_S:
+            what, advice = self._what.split("; ")
+            raise EngineDied(
+                f"{what} has made no progress for {_STALLED_S:g} s, and training must wait for it; {advice}"
+            )
 
 
 class OpenLoans:

@@ -6,7 +6,8 @@ versions. The workers' ends are ``workers.learner.weight_publisher`` and
 ``workers.generator.weight_receiver``.
 
 On one host a version is written once, to memory-backed storage if there is any, and every generator maps the
-same pages. A generator samples with a version only after the digest of all its bytes has matched.
+same pages, also if learner and generator share a GPU. A generator samples with a version only after the digest
+of all its bytes has matched.
 
 Other hosts fetch a delta, or all *parts* of a version, over ZeroMQ. One worker per host fetches
 (``host_folder``, ``host_fetch``, ``wire``). It serves each part to other hosts once that part's digest has

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -83,6 +84,9 @@ class Publication:
     """Size of the whole file."""
     blocks: Iterator[np.ndarray]
     """uint8 [bytes], in file order, after the head. Each is used before the next is taken."""
+    begin: Callable[[Any], None] = lambda loan: None
+    """Called with the loan (``pipeline.training.live_states``) under which the blocks are read on another
+    thread, if they are the live weights: training waits for its end before it changes them."""
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):

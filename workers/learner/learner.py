@@ -1,8 +1,9 @@
 """The learner: claimed units in, policy versions and checkpoints out.
 
 One update: claim, fetch, compute advantages and masks, compute proximal log-probs, take one or more
-optimiser steps, publish version + 1. The learner waits for enough ready units, which the scorers
-make ready, and for generators that lag too far behind to take new weights.
+optimiser steps, lend the weights to the publication of version + 1, which goes on beside the next
+update. The learner waits for enough ready units, which the scorers make ready, and for generators
+that lag too far behind to take new weights.
 
 A batch is settled, that is counted as trained for good, only together with the checkpoint that
 holds its effect. Until then it is leased to this incarnation and comes back whole if this process
@@ -174,6 +175,7 @@ class Learner(Actor):
                 reason="this checkpoint is older than what is settled; the ledger counts the difference as rolled_back",
             )
         await self._publish()
+        await self._publisher.wait()
 
     async def run(self) -> None:
         """Update until there are enough, the data is exhausted or hopeless, or the worker drains."""
@@ -198,6 +200,7 @@ class Learner(Actor):
     async def drain(self) -> None:
         await self._keep()
         await self._snapshots.wait()
+        await self._publisher.wait(self.ctx.config.supervisor.drain_timeout_s / 2)
 
     async def teardown(self) -> None:
         self._backend.close()
@@ -246,9 +249,10 @@ class Learner(Actor):
             with self.ctx.work.part(0.9):
                 compute, history = self.ctx.compute, self._version_history
                 step = self._updates.step(samples, policy_version=self._version, compute=compute, history=history)
-                copied_s = self._snapshots.waited_s
+                copied_s, published_s = self._snapshots.waited_s, self._publisher.waited_s
                 stepped = await self._settings.first(number, step)
-                turn.add_steps(stepped, save_s=self._snapshots.waited_s - copied_s)
+                copied_s, published_s = self._snapshots.waited_s - copied_s, self._publisher.waited_s - published_s
+                turn.add_steps(stepped, save_s=copied_s, publish_s=published_s)
             if not is_made(stepped):
                 version = self._version
             with self.ctx.work.part(0.05), turn.part("record_s"):
@@ -307,9 +311,14 @@ class Learner(Actor):
         self.ctx.progress()
 
     async def _publish(self) -> None:
-        await self._publisher.publish(self._version, self._backend)
-        await self.ctx.ledger.advance(self.ctx.who, self._version)
-        self.ctx.policy_version = self._version
+        """Start publishing the version; the learner goes on."""
+        version = self._version
+
+        async def announced() -> None:
+            await self.ctx.ledger.advance(self.ctx.who, version)
+            self.ctx.policy_version = version
+
+        await self._publisher.start_publication(version, self._backend, announced)
 
     async def _keep(self) -> None:
         """Write a checkpoint unless the last one is current, and wait for it. Raises StorageFailed."""
@@ -430,6 +439,7 @@ class Learner(Actor):
         return Ending.no_better(best.row, best.num_since, self._num_updates)
 
     async def _finish(self, ending: Ending | None) -> None:
+        await self._publisher.wait()
         await self.ctx.ledger.close_admission(self.ctx.who)
         await self._keep()
         await self.ctx.ledger.cancel_in_flight(self.ctx.who)

@@ -1,4 +1,12 @@
-"""Publishes policy versions, and waits for generators that lag behind.
+"""Publishes policy versions beside training, and waits for generators that lag behind.
+
+    compute thread    lend the weights of version v; training goes on, and its next change of them waits
+    another thread    write and digest the version; the loan ends
+    loop              announce it, then grant credit for new prompts
+
+One version is published at a time, and the next waits for it: every version is announced, in order.
+An error ends the worker. A learner that dies before the announcement publishes the same weights
+again under the same number, as nobody has seen it.
 
 A version is announced with its digest. When training an adapter, the base weights are published
 once and then only the adapter.
@@ -14,18 +22,21 @@ its own copy and, if that is damaged, publishes the version again: same bytes an
 pages.
 
 Counters in the heartbeat: ``published_bytes``, ``published_s`` (seconds spent writing and
-digesting)."""
+digesting, while training went on)."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.training.live_states import StateLoan
 from pipeline.weights import PARTS, TURNS
 from pipeline.weights.serving import serve_weights
 from pipeline.weights.store import StoredWeights, WeightsStore, weights_folder
@@ -39,6 +50,7 @@ if TYPE_CHECKING:
     from workers.engines.training.seam import TrainingBackend
 
 _POLL_S = 0.05
+_LOOK_S = 1.0
 _TURNS_TO_TAKE = 2
 """The first may have begun before the version was published."""
 
@@ -57,6 +69,8 @@ class WeightPublisher:
             instead=weights_folder(ctx.run_dir, shared_memory=False),
         )
         self._endpoint = ""
+        self._task: asyncio.Task[None] | None = None
+        self._loan: StateLoan | None = None
         self._making = asyncio.Lock()
 
     async def start(self) -> None:
@@ -75,13 +89,60 @@ class WeightPublisher:
         announced = await self._ctx.registry.weights()
         return checkpointed if announced is None else max(checkpointed, announced.policy_version + 1)
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the engine has waited before it could change the weights being published."""
+        return 0.0 if self._loan is None else self._loan.waited_s
+
+    @property
+    def _is_publishing(self) -> bool:
+        return self._task is not None and not self._task.done()
+
     async def publish(self, policy_version: int, backend: TrainingBackend) -> None:
+        """Publish a version and wait until it is announced."""
+        await self.start_publication(policy_version, backend)
+        await self.wait()
+
+    async def start_publication(
+        self,
+        policy_version: int,
+        backend: TrainingBackend,
+        announced: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Lend the weights to a publication; the caller continues, and ``announced`` is called at its end.
+
+        Waits for the version before and for laggards."""
+        await self.wait()
         await self._wait_for_laggards(policy_version)
         self._ctx.waiting_for(WaitingFor.COMPUTE)
-        stored = await self._ctx.compute(self._write, policy_version, backend)
+        publication = await self._ctx.compute(self._lend, policy_version, backend)
+        self._task = self._ctx.spawn("publication", self._finish(publication, announced), endless=False)
+
+    async def wait(self, limit_s: float = math.inf) -> None:
+        """Wait until no publication is in progress, at most ``limit_s``. Raises EngineDied if it stands
+        still."""
+        end_s = time.monotonic() + limit_s
+        while self._task is not None and self._is_publishing and (left_s := end_s - time.monotonic()) > 0.0:
+            self._ctx.waiting_for(WaitingFor.COMPUTE, "the last version to be written")
+            await asyncio.wait({self._task}, timeout=min(left_s, _LOOK_S))
+            if self._loan is not None:
+                self._loan.check()
+
+    def _lend(self, policy_version: int, backend: TrainingBackend) -> _Publishing:
+        base = self._store.held(BASE_VERSION) or self._write_base(backend)
+        made = _Publishing(policy_version, backend.publication(base and base.digest), self._publish)
+        self._loan = made.loan
+        made.publication.begin(made.loan)
+        return made
+
+    async def _finish(self, made: _Publishing, announced: Callable[[], Awaitable[None]] | None) -> None:
+        # the loan ends there, on the thread, which keeps running if this task is cancelled
+        stored = await asyncio.to_thread(made.write)
         await self._ctx.registry.announce_weights(
             self._ctx.who, self._store.announcement(stored, endpoint=self._endpoint)
         )
+        if announced is not None:
+            await announced()
 
     async def repair(self, policy_version: int, backend: TrainingBackend) -> None:
         """Publish the newest version again if a generator refused it and this copy is damaged.
@@ -89,6 +150,8 @@ class WeightPublisher:
         The backend must still hold that version's weights. Raises WeightsDamaged when they now give
         other bytes; a new learner then publishes under a new number."""
         ctx = self._ctx
+        if self._is_publishing:
+            return
         beats = await ctx.registry.heartbeats(Role.GENERATOR, below_version=policy_version)
         if not any(beat.counters.get("rejected_version") == policy_version for beat in beats):
             return
@@ -190,6 +253,27 @@ class _LaggardProgress:
         return (
             beat.counters.get(TURNS, 0.0) - self._turn < _TURNS_TO_TAKE and self._steps > 0 and self._moved_s > since_s
         )
+
+
+class _Publishing:
+    """A version on its way."""
+
+    def __init__(
+        self, version: int, publication: Publication, publish: Callable[[int, Publication, float], StoredWeights]
+    ) -> None:
+        self.publication = publication
+        self.loan = StateLoan(self._write, what=f"writing version {version} for the generators; check /dev/shm")
+        self._publish = partial(publish, version, publication)
+        self._stored: StoredWeights | None = None
+
+    def write(self) -> StoredWeights:
+        """Write and digest it under the loan. Blocks."""
+        self.loan.copy()
+        assert self._stored is not None, "the loan's copy raises if it fails"
+        return self._stored
+
+    def _write(self) -> None:
+        self._stored = self._publish(time.perf_counter())
 
 
 def _is_awaited(laggard: Heartbeat) -> bool:

@@ -14,6 +14,7 @@ from pipeline.training.snapshots import OpenBuffer, SnapshotFolder
 from pipeline.training.update_log.records import Origin
 from tests.workers.dying import BATCH, Killed, Reaper, World
 from workers.learner.restore import RestoredState, restore_learner
+from workers.learner.weight_publisher import WeightPublisher
 from workers.snapshots import SnapshotWriter
 
 POINTS = ("before step", "after step", "before registry.announce_weights", "after ledger.advance")
@@ -68,6 +69,13 @@ class Pace:
 
 
 _PLACE, _SEAL, _KEEP = SnapshotFolder.place, SnapshotFolder.seal, SnapshotWriter._keep
+_START = WeightPublisher.start_publication
+
+
+async def publish_at_once(publisher: WeightPublisher, *args: Any) -> None:
+    """Announce a version before the next step, so that a death between two steps finds it published."""
+    await _START(publisher, *args)
+    await publisher.wait()
 
 
 async def repeated(folder: Path, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, k: int) -> int:
@@ -83,6 +91,7 @@ async def repeated(folder: Path, monkeypatch: pytest.MonkeyPatch, reaper: Reaper
         (SnapshotFolder, "place", lambda *args: pace.place(*args)),
         (SnapshotFolder, "seal", lambda *args, **told: pace.seal(*args, **told)),
         (SnapshotWriter, "_keep", lambda *args: pace.keep(*args)),
+        (WeightPublisher, "start_publication", publish_at_once),
     )
     begun: list[RestoredState] = []
 

@@ -10,6 +10,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,7 +38,7 @@ _VARIABLES = ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
 def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, bytes]:
     """Return the xxh3-128 of each tensor's type, shape and bytes, by name."""
-    return {name: _digest(tensor.detach().contiguous()) for name, tensor in tensors}
+    return {name: _digest(tensor.detach().to("cpu").contiguous()) for name, tensor in tensors}
 
 
 def describe_environment(device: str) -> dict[str, str]:
@@ -171,7 +172,35 @@ def publish_tensors(
     Tensors are read while the publication is written, so they must not change before."""
     named = dict(tensors)
     specs = [spec_of(name, tensor, getattr(torch, dtype)) for name, tensor in named.items()]
-    return lay_out(specs, named.__getitem__, probe_metadata(probe))
+    return lay_out(specs, _on_host(named, getattr(torch, dtype)), probe_metadata(probe))
+
+
+def _on_host(named: Mapping[str, torch.Tensor], floating: torch.dtype) -> Callable[[str], torch.Tensor]:
+    """Return a function that copies one of these tensors, as of now, to the host; any thread may call it.
+
+    A GPU casts and copies on a stream of its own, into pinned memory, while it computes. (The tests have
+    no GPU: that part is not tested.)"""
+    device = next((tensor.device for tensor in named.values() if tensor.is_cuda), None)
+    if device is None:
+        return lambda name: named[name].detach().to("cpu")
+    moment, stream = torch.cuda.current_stream(device).record_event(), _copy_stream(device)
+
+    def bring(name: str) -> torch.Tensor:
+        with torch.no_grad(), torch.cuda.stream(stream):
+            stream.wait_event(moment)
+            live = named[name]
+            cast = live.to(floating) if live.is_floating_point() else live
+            host = torch.empty(cast.shape, dtype=cast.dtype, pin_memory=True).copy_(cast, non_blocking=True)
+        stream.synchronize()
+        return host
+
+    return bring
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all publications: torch keeps the memory of each stream apart."""
+    return torch.cuda.Stream(device)
 
 
 def spec_of(name: str, tensor: torch.Tensor, floating: torch.dtype) -> TensorSpec:

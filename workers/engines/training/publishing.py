@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ from workers.engines.model import adapter as adapters
 from workers.engines.model import weights_file
 
 if TYPE_CHECKING:
+    from pipeline.training.live_states import StateLoan
     from pipeline.weights.tensorfile import Publication
     from workers.engines.model.adapter import Adapter
 
@@ -94,8 +95,13 @@ class TorchPublishing(ABC):
         probe = self._probe()
         adapter = None if base_digest is None else self.adapter()
         if adapter is None or base_digest is None:
-            return weights_file.publish_tensors(self.tensors(), dtype=self.publishing.dtype, probe=probe)
-        return adapters.publish_adapter(adapter, base_digest, probe=probe)
+            made = weights_file.publish_tensors(self.tensors(), dtype=self.publishing.dtype, probe=probe)
+        else:
+            made = adapters.publish_adapter(adapter, base_digest, probe=probe)
+        return replace(made, begin=self.lend)
+
+    def lend(self, loan: StateLoan) -> None:  # noqa: B027 -- copies need no loan
+        """Let the weights' next change wait for ``loan``, unless ``tensors`` are copies."""
 
     def digests(self) -> dict[str, bytes]:
         return weights_file.digest_tensors(self.tensors())

@@ -73,7 +73,7 @@ class TrainingBackend(Protocol):
         ...
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Yield the weights by Hugging Face name, as tensors or arrays on the CPU, tied ones once."""
+        """Yield the weights by Hugging Face name, as tensors or arrays, tied ones once."""
         ...
 
     def base_publication(self) -> Publication | None:
@@ -83,7 +83,8 @@ class TrainingBackend(Protocol):
         ...
 
     def publication(self, base_digest: str | None = None) -> Publication:
-        """Lay out the current weights for generators, before they change.
+        """Lay out the current weights for generators. They are written on another thread, under the
+        loan that the publication's ``begin`` gets; the next step waits for its end.
 
         With ``base_digest``, the digest of the published base, only the adapter is laid out.
         Engines that need a parity probe get one."""

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
     from pipeline.config.schema import RunConfig
     from pipeline.preflight.device_memory import LearningPlan
-    from pipeline.training.live_states import LiveState
+    from pipeline.training.live_states import LiveState, StateLoan
     from pipeline.training.snapshots import KeptState
     from workers.engines.model.adapter import Adapter
     from workers.engines.training.lora import LoraSettings
@@ -146,6 +146,9 @@ class TorchTraining(TorchPublishing):
 
     def adapter(self) -> Adapter | None:
         return self._weights.adapter()
+
+    def lend(self, loan: StateLoan) -> None:
+        self._copier.loans.add(loan)
 
     def snapshot(self) -> Callable[[Path], None]:
         return snapshot_writer(self._weights.snapshot(), self._optimizer.snapshot())

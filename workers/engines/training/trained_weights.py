@@ -36,7 +36,7 @@ class WeightsForm(Protocol):
     def adapter_names(self) -> Sequence[str]: ...
 
     def published(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the policy's weights on the CPU, under the names that transformers reads."""
+        """Yield the policy's weights, possibly the live ones, under the names that transformers reads."""
         ...
 
     def adapter(self, parts: Weights, below: Callable[[], Weights]) -> Adapter | None:
@@ -66,7 +66,7 @@ class WholeForm:
 
     def published(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
         for name in self.names:
-            yield name, weights[name].detach().to("cpu")
+            yield name, weights[name].detach()
 
     def adapter(self, parts: Weights, below: Callable[[], Weights]) -> None: ...
 

@@ -118,6 +118,19 @@ def test_a_publication_holds_the_weights_of_its_moment(make: Make) -> None:
     assert same(dict(view_weights(bytes_of(backend.publication()))), snapshot(backend))
 
 
+def test_a_publication_holds_the_weights_of_its_moment_though_a_step_comes_before_it_is_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, written = make(tiny_model(), Settings()), list[bytes]()
+    backend.step(make_samples(), Objective())
+    before, publication = bytes_of(backend.publication()).tobytes(), backend.publication()
+    loan = StateLoan(lambda: written.append(bytes_of(publication).tobytes()))
+    publication.begin(loan)
+    result = during(loan, lambda: backend.step(make_samples(seed=2), Objective()), monkeypatch)
+    assert result.applied and written == [before]
+    assert bytes_of(backend.publication()).tobytes() != before
+
+
 def test_digests_change_with_the_weights_and_with_nothing_else(make: Make) -> None:
     backend = make(tiny_model(), Settings())
     before = backend.digests()
