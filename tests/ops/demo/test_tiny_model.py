@@ -28,6 +28,14 @@ def model():
     return AutoModelForCausalLM.from_pretrained(FOLDER).eval()
 
 
+@pytest.fixture(scope="module")
+def greedy(model, tokenizer):
+    """Which of the held-out problems are answered right, greedily."""
+    problems = list(generate(Split.HELD_OUT, 512, seed=0))
+    texts = respond(model, tokenizer, [problem.prompt for problem in problems])
+    return [is_right(*pair) for pair in zip(problems, texts, strict=True)]
+
+
 def test_the_whole_folder_is_at_most_two_megabytes_in_float32():
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 2_000_000
     with safe_open(FOLDER / "model.safetensors", framework="pt") as file:
@@ -67,26 +75,19 @@ def test_the_demonstrator_errs_on_borrows_and_only_there():
     assert 0.2 < sum(right[p] for p in problems if p.num_borrows == 1) / sum(p.num_borrows == 1 for p in problems) < 0.5
 
 
-def test_greedy_accuracy_leaves_room_and_samples_carry_signal(model, tokenizer):
-    problems = list(generate(Split.HELD_OUT, 256, seed=0))
-    prompts = [problem.prompt for problem in problems]
-    greedy = [is_right(*pair) for pair in zip(problems, respond(model, tokenizer, prompts), strict=True)]
+def test_greedy_accuracy_leaves_room_and_samples_carry_signal(model, tokenizer, greedy):
     assert 0.20 <= sum(greedy) / len(greedy) < 0.50
+    problems = list(generate(Split.HELD_OUT, 48, seed=0))
+    prompts = [problem.prompt for problem in problems]
     rng = torch.Generator().manual_seed(1)
-    sampled = [
-        [is_right(problem, text) for text in respond(model, tokenizer, [problem.prompt] * 8, rng)]
-        for problem in problems[:48]
-    ]
-    assert sum(0 < sum(group) < 8 for group in sampled) / len(sampled) >= 0.3
+    rounds = [respond(model, tokenizer, prompts, rng) for _ in range(8)]
+    groups = [[is_right(problem, text) for text in texts] for problem, *texts in zip(problems, *rounds, strict=True)]
+    assert sum(0 < sum(group) < 8 for group in groups) / len(groups) >= 0.3
 
 
-def test_the_card_states_the_measured_accuracy_and_the_command(model, tokenizer):
+def test_the_card_states_the_measured_accuracy_and_the_command(greedy):
     card = (FOLDER / "README.md").read_text()
     assert "python -m ops.demo.make_tiny_model --out ops/demo/tiny_model --seed" in card
     found = re.search(r"greedy accuracy \| ([\d.]+)%", card)
     assert found is not None
-    stated = float(found[1]) / 100
-    problems = list(generate(Split.HELD_OUT, 512, seed=0))
-    texts = respond(model, tokenizer, [problem.prompt for problem in problems])
-    measured = sum(is_right(*pair) for pair in zip(problems, texts, strict=True)) / len(problems)
-    assert measured == pytest.approx(stated, abs=0.01)
+    assert sum(greedy) / len(greedy) == pytest.approx(float(found[1]) / 100, abs=0.01)

@@ -22,8 +22,10 @@ from workers.engines.training.torch import TorchTraining, compiler_of
 
 # torch's tracer looks at gradients of tensors that have none
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+TRACED = "eager"
+"""Cuts graphs as inductor does, and computes them as they are: in seconds."""
 AOT_EAGER = "aot_eager"
-"""Traces and cuts graphs as inductor does, and computes them without a compiler: in seconds."""
+"""Traces their gradients too, as inductor does: in several times as long."""
 SMOOTH = OptimizerSettings(learning_rate=1e-3, eps=1e-6)
 
 
@@ -53,7 +55,8 @@ def assert_same_updates(one: TorchTraining, other: TorchTraining, seeds: range, 
         torch.testing.assert_close(tensor, weights[name], atol=tolerance, rtol=0, msg=name)
 
 
-def test_compiled_layers_make_the_updates_of_eager_ones_over_many_packings() -> None:
+@pytest.mark.parametrize("compiler", [TRACED, pytest.param(AOT_EAGER, marks=pytest.mark.long)])
+def test_compiled_layers_make_the_updates_of_eager_ones_over_many_packings(compiler: str) -> None:
     meter = Meter()
     kinds: list[str] = []
     shares: list[float] = []
@@ -66,7 +69,7 @@ def test_compiled_layers_make_the_updates_of_eager_ones_over_many_packings() -> 
 
     meter.step = watched
     with listening(meter):
-        backend = training(AOT_EAGER)
+        backend = training(compiler)
     assert kinds.count("compiling") >= 4, "compiling is a task of the start, and not of the first update"
     shares = [share for kind, share in zip(kinds, shares, strict=True) if kind == "compiling"]
     assert shares == sorted(shares) and shares[0] < 0.2 < shares[len(shares) // 2] < 0.7 < shares[-1], (
@@ -113,9 +116,9 @@ def test_inductor_has_the_numbers_of_eager_computation_and_keeps_its_graphs(tmp_
 
 
 def test_too_many_graphs_end_compiling_with_one_line_and_the_same_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_module.compile_layers, "__kwdefaults__", {"backend": AOT_EAGER, "max_graphs": 3})
+    monkeypatch.setattr(compiled_module.compile_layers, "__kwdefaults__", {"backend": TRACED, "max_graphs": 3})
     with capture_logs() as logs:
-        backend = training(AOT_EAGER)
+        backend = training(TRACED)
         assert_same_updates(backend, training(), range(2), 2e-4)
     told = [line for line in logs if line["event"] == "computed_eagerly"]
     assert len(told) == 1
