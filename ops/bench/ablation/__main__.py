@@ -72,9 +72,13 @@ def _report(outcome: Outcome) -> None:
 
 
 def write_inputs(table: Table, folder: Path, num_held_out: int) -> list[str]:
-    """Write the prompts, make the reward model if a row has a critic, and return the overrides that name them."""
-    from ops.bench.ablation import start_models
+    """Write the prompts, make the reward model if a row has a critic, and return the overrides that name them.
 
+    Raises ConfigError if two rows have the same effect."""
+    from ops.bench.ablation import start_models
+    from ops.bench.ablation.distinct import check_rows
+
+    check_rows(table)
     data = (folder / "data").resolve()
     for split, count in ((Split.TRAIN, table.num_prompts), (Split.HELD_OUT, num_held_out)):
         long_chains.write_file(data / f"{split}.jsonl", split, count, 0)

@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from ops.bench.ablation import __main__ as bench
+from ops.bench.ablation.distinct import check_rows
 from ops.bench.ablation.page import as_markdown, equal_tokens, verdict
 from ops.bench.ablation.runs import Outcome, Point, outcome_path, read_outcome, train_variant
 from ops.bench.ablation.summary import compared, figures, holm, sign_flip_p, t_p_value, t_quantile
 from ops.bench.ablation.tables import TABLES, Table, Variant
 from ops.demo.task import Split, write_file
 from pipeline.config.load import load_config
-from protocol.errors import DataError
+from protocol.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[3]
+FLOOR = "algorithm.adaptive_lambda_floor=0.5"
+"""Lambda is 1 - 1 / length here, so no response of four tokens or more reaches it."""
 
 
 def outcome(variant: str, seed: int, accuracies: list[float], seconds: float, *, tokens: int = 100) -> Outcome:
@@ -39,6 +43,22 @@ def outcome(variant: str, seed: int, accuracies: list[float], seconds: float, *,
         value_steps=0,
         commit="",
     )
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+def test_the_rows_of_every_table_differ_in_effect(table: Table) -> None:
+    check_rows(table)
+
+
+def test_a_table_with_two_rows_that_train_alike_is_refused_before_any_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vapo = TABLES["vapo-leave-one-out"]
+    lower = replace(vapo.variants[0], name="low floor", overrides=(*vapo.variants[0].overrides, FLOOR))
+    monkeypatch.setattr(bench, "TABLES", {"t": replace(vapo, variants=(*vapo.variants, lower))})
+    with pytest.raises(ConfigError, match="the rows 'VAPO' and 'low floor' train alike"):
+        bench.main(["t", "--seeds", "0", "--other-seeds", "0", "--work", str(tmp_path), "--out", str(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=str)
