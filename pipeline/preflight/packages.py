@@ -41,6 +41,16 @@ def declared(extra: str) -> SpecifierSet:
     return requirement.specifier
 
 
+def wanted_by(distribution: str, package: str) -> SpecifierSet | None:
+    """Return the versions of a package that an installed distribution requires; None if none."""
+    try:
+        required = [Requirement(each) for each in metadata.requires(distribution) or ()]
+    except metadata.PackageNotFoundError:
+        return None
+    named = [each for each in required if each.name == package and (each.marker is None or each.marker.evaluate())]
+    return named[0].specifier if named else None
+
+
 def fits(version: str, versions: SpecifierSet) -> bool:
     """Return whether a version is among ``versions``. Local builds and release candidates count,
     too."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from packaging.version import Version
 
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.ask import ask
 from pipeline.preflight.guidance import longest_scored
 from pipeline.preflight.model_folder import weight_bytes
-from pipeline.preflight.packages import declared, fits, installed, span
+from pipeline.preflight.packages import declared, fits, installed, span, wanted_by
 from pipeline.preflight.passed import PassedCheck
 from protocol.errors import ConfigError
 
@@ -41,9 +43,22 @@ def installed_builds() -> dict[str, str]:
     return {name: version for name in _BUILDS if (version := installed(name)) is not None}
 
 
+def other_torch(build: str) -> str:
+    """Return a sentence if vLLM is installed beside another torch than it was compiled for, else an
+    empty one. Builds of the same minor version, such as ``+cpu``, do fit."""
+    there, wanted = installed("torch"), wanted_by(build, "torch")
+    made_for = [Version(each.version) for each in wanted or () if each.operator == "=="]
+    if there is None or not made_for or Version(there).release[:2] == made_for[0].release[:2]:
+        return ""
+    return f"{build} {installed(build)} was compiled for torch {made_for[0]}, and torch {there} is installed"
+
+
+NEW_ENVIRONMENT: Final = "install both together, in a new environment: pip install 'headrace[vllm]'"
+
+
 def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
     """Return the installed build of vLLM and its version. Raises ConfigError if none, both or
-    another version is installed."""
+    another version is installed, or one for another torch."""
     builds = installed_builds() if builds is None else builds
     versions = declared("vllm")
     if not builds:
@@ -60,6 +75,8 @@ def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
     ((name, version),) = builds.items()
     if not fits(version, versions):
         raise ConfigError(f"{name} {version} is installed, Headrace works with {span(versions)}; install one of those")
+    if trouble := other_torch(name):
+        raise ConfigError(f"{trouble}, into which its kernels do not load; {NEW_ENVIRONMENT}")
     return name, version
 
 

@@ -17,7 +17,7 @@ from pipeline.preflight.doctor import (
     judge_ports,
 )
 from pipeline.preflight.findings import CheckFinding, Gravity, worst
-from pipeline.preflight.host import Disk, Gpu, HostFacts, TorchBuild
+from pipeline.preflight.host import Disk, Gpu, GpuProcess, HostFacts, TorchBuild
 from pipeline.preflight.memory_needs import Need, Room
 from pipeline.runtime.machine import Machine
 from protocol.ids import Role
@@ -25,6 +25,7 @@ from tests.pipeline.op_config import op_config
 
 CPU_BUILD = TorchBuild(version="2.13.0+cpu", cuda=None, threads=8)
 H100 = Gpu(name="H100", memory_bytes=80 * 10**9, free_bytes=79 * 10**9)
+HOLDER = GpuProcess(pid=4711, command="python train.py", memory_bytes=61_500_000_000)
 GPU_BUILD = TorchBuild(version="2.13.0+cu130", cuda="13.0", threads=8, gpus=[H100])
 HOST = HostFacts(
     python=(3, 11, 7),
@@ -76,6 +77,10 @@ def test_a_good_host_has_nothing_to_do() -> None:
         ("shared memory", {"room": Room(10**9, 10**9, 64 << 20)}, "warning", "67 MB", "--shm-size"),
         ("gpu", {"torch": replaced_gpus(Gpu(name="T4", memory_bytes=16, free_bytes=2))},
          "warning", "0: T4", "with `nvidia-smi`"),
+        ("gpu", {"torch": replaced_gpus(Gpu(name="T4", memory_bytes=16, free_bytes=2, processes=[HOLDER]))},
+         "warning", "process 4711 (python train.py) holds 61.5 GB", "CUDA_VISIBLE_DEVICES"),
+        ("vllm", {"vllm": {"vllm": "0.24.0"}, "vllm_trouble": "vllm 0.24.0 was compiled for torch 2.11.0, and torch 2.13.0"},
+         "warning", "compiled for torch 2.11.0, and torch 2.13.0", "headrace[vllm]"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_what_to_do(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.preflight import vllm as vllm_check
+from pipeline.preflight.host import probe_host
 from pipeline.preflight.vllm import available_bytes, check_versions, check_vllm, check_vllm_reference
 from protocol.errors import ConfigError
 
@@ -45,6 +47,35 @@ def test_supported_versions_are_taken(version: str) -> None:
 def test_no_build_two_builds_or_another_version_is_refused(builds: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_versions(builds)
+
+
+def packages(folder: Path, **versions: str) -> None:
+    """Write the metadata of a torch and of a vLLM that requires one, as pip leaves them."""
+    for name, version in versions.items():
+        place = folder / f"{name}-{version.partition(' ')[0]}.dist-info"
+        place.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version.partition(' ')[0]}\n"
+        (place / "METADATA").write_text(text + "".join(f"Requires-Dist: {each}\n" for each in version.split(" ")[1:]))
+
+
+@pytest.mark.parametrize("there", ["2.11.0", "2.11.0+cu130", "2.11.1"])
+def test_vllm_beside_the_torch_that_it_was_compiled_for_is_taken(
+    there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages(tmp_path, torch=there, vllm="0.24.0 numpy torch==2.11.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert check_versions() == ("vllm", "0.24.0")
+
+
+def test_vllm_beside_another_torch_is_refused_with_both_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages(tmp_path, torch="2.13.0+cu130", vllm="0.24.0 torch==2.11.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = r"vllm 0\.24\.0 was compiled for torch 2\.11\.0, and torch 2\.13\.0\+cu130 is installed"
+    with pytest.raises(ConfigError, match=told):
+        check_versions()
+    assert re.match(told, probe_host().vllm_trouble)
 
 
 @pytest.mark.parametrize(
