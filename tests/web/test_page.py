@@ -67,7 +67,7 @@ def test_a_run_is_called_live_once_its_figures_have_come(page: Page) -> None:
     )
     show(page, "large", "overview")
     expect(live).to_have_attribute("data-state", "live")
-    page.wait_for_function("states.length >= 2")
+    until(lambda: page.evaluate("states.length") >= 2, 60.0)
     assert page.evaluate("states") == ["reading", "live"]
 
 
