@@ -247,19 +247,21 @@ $(WEB)/.run: $(VENV)/.dev
 test-web: $(WEB)/.run ## the dashboard in a real headless Chromium, in an environment of its own: .venv-web (PICTURES=FOLDER keeps screenshots)
 	$(WEB)/bin/python -m pytest -q tests/web $(if $(PICTURES),--pictures $(PICTURES))
 
-static: $(VENV)/.dev ## format, lint, floors, Lua, types
+static: $(VENV)/.dev ## format, lint, floors, Lua, types of the packages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m ops.checks.lua
 	@$(MAKE) --no-print-directory types
 
-check: static ## the above and the fast tests: before every commit
+check: static ## the above, types of the tests, and the fast tests: before every commit
+	@$(MAKE) --no-print-directory types TYPED=tests
 	$(BIN)/python -m pytest -q -m "not integration"
 
 # a larger nursery: its collections are an eighth of pyright's time
-types: $(VENV)/.dev ## types of the packages and of the tests
-	NODE_OPTIONS="--max-semi-space-size=64 $$NODE_OPTIONS" $(BIN)/pyright
+TYPED = protocol pipeline workers ops
+types: $(VENV)/.dev ## types of the packages (TYPED=tests: of the tests)
+	NODE_OPTIONS="--max-semi-space-size=64 $$NODE_OPTIONS" $(BIN)/pyright $(TYPED)
 
 format: $(VENV)/.dev ## rewrite the code in the project's format
 	$(BIN)/ruff format .

@@ -68,6 +68,7 @@ IMPORTERS = {
     "workers/__main__.py",
     "workers/preparation.py",
     "workers/code_check.py",
+    "workers/engines/torch_build.py",
     "workers/starter.py",
     "ops/checks/fuzz.py",
 }

@@ -149,7 +149,7 @@ def _rounded(sums: ServiceSums) -> ServiceSums:
 
 
 _STATM = Path("/proc/self/statm")
-_LONGEST_PASSED_S = 5.0
+LONGEST_PASSED_S = 5.0
 """Most that counts between two heartbeats: in a longer gap this process, or its host, was stopped."""
 _TOLD_S = 10.0
 """How long heartbeats report a step that was not committed; the observer reads one a second."""
@@ -180,7 +180,7 @@ class Standing:
             self._moved = moved
             self._stood_s.clear()
         else:
-            passed_s = min(now_s - self._until_s, _LONGEST_PASSED_S)
+            passed_s = min(now_s - self._until_s, LONGEST_PASSED_S)
             self._stood_s[self._at] = self._stood_s.get(self._at, 0.0) + passed_s
         self._at, self._until_s = at, now_s
         return self._stood_s.get(at, 0.0)

@@ -432,7 +432,7 @@ def test_a_learner_of_long_updates_that_get_on_is_never_blamed(update_s: int, pa
         )
 
     fleet.change("learner", change)
-    found = [one for one in fleet.suspected(BREAKS_S + 7 * update_s) if one.component == "learner"]
+    found = [one for one in fleet.suspected(BREAKS_S + 4 * update_s) if one.component == "learner"]
     assert found == []
 
 
@@ -456,5 +456,5 @@ def test_a_learner_of_long_updates_may_take_seconds_between_two_of_them() -> Non
         )
 
     fleet.change("learner", change)
-    found = [one for one in fleet.suspected(BREAKS_S + 5 * (update_s + between_s)) if one.component == "learner"]
+    found = [one for one in fleet.suspected(BREAKS_S + 3 * (update_s + between_s)) if one.component == "learner"]
     assert found == []
