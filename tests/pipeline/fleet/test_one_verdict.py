@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.fleet.health import HealthKind, health
@@ -90,8 +90,22 @@ STEPS = st.one_of(
 )
 
 
+def _at(kind: WaitingFor, held: int, *then: tuple[tuple[str, object], int]) -> list[tuple[tuple[str, object], int]]:
+    return [(("wait", kind), 1), (("held", held), 1), *then]
+
+
+FROZEN = _at(WaitingFor.CREDIT, 0, (("freeze", None), 25))
+STUCK = _at(WaitingFor.COMPUTE, 2, (("clock jumps", 3000.0), 80))
+NOT_TURNING = _at(WaitingFor.CREDIT, 0, (("loop dies", None), 80))
+IDLE = _at(WaitingFor.INPUT, 0, (("work is overdue", 500.0), 80))
+
+
+@example(FROZEN)
+@example(STUCK)
+@example(NOT_TURNING)
+@example(IDLE)
 @given(steps=st.lists(st.tuples(STEPS, st.sampled_from([1, 3, 7, 25, 80])), min_size=1, max_size=12))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.generate))
 def test_all_readers_agree_at_every_second(steps: Sequence[tuple[tuple[str, object], int]]) -> None:
     run, overdue_s = Fleetlike(), 0.0
     for (what, value), seconds in steps:
