@@ -39,8 +39,9 @@ _CUT_AFTER = 2
 """Consecutive transmissions without acknowledgement; a single one may be in flight, or lost by chance."""
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 """Exists only on Linux."""
-_HEAD = struct.Struct("4B")
-"""State, congestion state, retransmissions, probes: start of ``struct tcp_info`` (linux/tcp.h)."""
+_INFO = struct.Struct("=2x2B4x36xI8xI")
+"""Retransmissions and probes, milliseconds since data were last sent and since an acknowledgement last came: from
+``struct tcp_info`` (linux/tcp.h)."""
 _numbers = itertools.count()
 STRANGERS = "(refused keys)"
 """Peer name for refused connections."""
@@ -70,12 +71,18 @@ def num_unanswered(descriptor: int) -> int:
         return 0
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
-            _, _, num_retransmissions, num_probes = _HEAD.unpack(
-                connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _HEAD.size)
-            )
+            return unanswered_in(connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO.size))
     except OSError:
         return 0
-    return max(num_retransmissions, num_probes)
+
+
+def unanswered_in(info: bytes) -> int:
+    """Return that number of a connection whose ``struct tcp_info`` begins with ``info``.
+
+    A peer that is full may refuse data within the window that it offered before. The kernel then counts every
+    transmission of them, although the peer acknowledges each."""
+    num_retransmissions, num_probes, sent_ms, acknowledged_ms = _INFO.unpack(info)
+    return max(num_retransmissions if acknowledged_ms > sent_ms else 0, num_probes)
 
 
 class HandshakeWatch:

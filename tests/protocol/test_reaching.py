@@ -7,6 +7,7 @@ import ipaddress
 import itertools
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,7 @@ from protocol.errors import ConfigError
 from protocol.hosts import is_loopback, numeric, own_address, wants_ipv6
 from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
-from protocol.zeromq.monitor import HandshakeWatch, num_unanswered
+from protocol.zeromq.monitor import HandshakeWatch, num_unanswered, unanswered_in
 from protocol.zeromq.transport import ZmqSender
 from tests.protocol.samples import chunk
 
@@ -262,6 +263,19 @@ async def test_a_mailbox_that_is_full_and_reads_nothing_is_reached(transport: Zm
     while loop.time() < until:
         assert sender.unreached_s() == 0.0
         await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("retransmissions", "probes", "sent_ms", "acknowledged_ms", "unanswered"),
+    [(3, 0, 700, 2100, 3), (3, 0, 700, 700, 0), (3, 0, 700, 690, 0), (0, 2, 5000, 1200, 2), (0, 0, 10, 40, 0)],
+)
+def test_a_peer_that_refuses_data_but_acknowledges_them_has_answered(
+    retransmissions: int, probes: int, sent_ms: int, acknowledged_ms: int, unanswered: int
+) -> None:
+    info = struct.pack(
+        "=8B13I", 1, 4, retransmissions, probes, 0, 0, 0, 0, *[9] * 9, sent_ms, 0, 0, acknowledged_ms
+    )  # fmt: skip
+    assert unanswered_in(info) == unanswered
 
 
 def test_a_descriptor_that_is_no_connection_tells_nothing(tmp_path: Path) -> None:
