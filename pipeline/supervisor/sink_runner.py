@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -26,39 +24,16 @@ from pipeline.observability.sinks.pump import Pump, forget_trouble, read_record
 from pipeline.observability.sinks.seam import REMOTE, RUN_ENDED, spec_of
 from pipeline.observability.sinks.tensorboard import NAME as TENSORBOARD
 from pipeline.observability.sinks.tensorboard import TensorBoardSink
-from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.environment import without_sink_credentials
 from pipeline.process.exit_codes import ExitCode
+from pipeline.supervisor.side_process import SideProcess
 from protocol import headrace
 
 _TURN_S: Final = 2.0
 _LOOK_S: Final = 1.0
-_FIRST_PAUSE_S: Final = 5.0
-_LONGEST_PAUSE_S: Final = 300.0
 _POLL_S: Final = 0.05
 
 log = structlog.get_logger(__name__)
-
-
-class SinkWriter(Protocol):
-    """Writes to one sink without blocking the supervisor's loop."""
-
-    name: str
-
-    def poll(self, now: float) -> None:
-        """Start it if it is not running. Does not block."""
-        ...
-
-    def request_end(self, *, has_failed: bool) -> None:
-        """Ask it to write all remaining rows and end. Does not block."""
-        ...
-
-    @property
-    def is_done(self) -> bool: ...
-
-    def close(self) -> None:
-        """Kill it and everything that it started."""
-        ...
 
 
 class ThreadWriter:
@@ -98,83 +73,49 @@ class ThreadWriter:
 class ProcessWriter:
     def __init__(self, name: str, run_dir: Path) -> None:
         self.name, self._run_dir = name, run_dir
-        self._mark = worker_mark(run_dir, f"sink-{name}")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = SideProcess(run_dir, f"sink-{name}")
         self._is_ending = False
-        self._num_ended = 0
-        self._next_s = 0.0
 
     def poll(self, now: float) -> None:
-        if self._process is not None and (code := self._process.poll()) is not None:
-            self._ended(now, code)
-        if self._process is None and not self._is_ending and now >= self._next_s:
+        if (code := self._process.take_end()) is not None:
+            # FENCED is transient: an earlier supervisor's process still holds the sink's lock
+            self._is_ending = code == ExitCode.CONFIG
+            self._process.failed(now)
+            action = "the run goes on without it" if self._is_ending else "the run goes on; it is started again"
+            log.warning("sink_ended", sink=self.name, code=code, output=self._process.output, action=action)
+        if not self._process.is_held and not self._is_ending and now >= self._process.next_s:
             self._start(now)
 
     def request_end(self, *, has_failed: bool) -> None:
         """Close the process's input, after a message if the run ended well."""
         self._is_ending = True
-        stdin = None if self._process is None else self._process.stdin
-        if stdin is None or stdin.closed:
-            return
-        # OSError: the process has just died
-        with suppress(OSError):
-            if not has_failed:
-                os.write(stdin.fileno(), RUN_ENDED)
-            stdin.close()
+        self._process.close_input(b"" if has_failed else RUN_ENDED)
 
     @property
     def is_done(self) -> bool:
-        return self._process is None or self._process.poll() is not None
+        return not self._process.runs
 
     def close(self) -> None:
         self._is_ending = True
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-            end_marked(WORKER_MARK, self._mark)
+        self._process.kill()
 
     def _start(self, now: float) -> None:
         others = without_sink_credentials(os.environ, but=self.name.upper())
-        environment = without_store_credentials(without_ledger_password(others)) | {WORKER_MARK: self._mark}
         command = headrace.command("pipeline.observability.sinks", str(self._run_dir), self.name)
         try:
-            with (self._run_dir / "logs" / f"sink-{self.name}.out").open("ab") as output:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    env=environment,
-                )
+            self._process.start(command, without_store_credentials(without_ledger_password(others)))
         except OSError as error:
-            self._wait(now)
+            self._process.failed(now)
             log.warning(
                 "sink_not_started", sink=self.name, reason=str(error), action="the run goes on; it is tried again"
             )
-            return
-
-    def _ended(self, now: float, code: int) -> None:
-        self.close()
-        # FENCED is transient: an earlier supervisor's process still holds the sink's lock
-        self._is_ending = code == ExitCode.CONFIG
-        self._wait(now)
-        action = "the run goes on without it" if self._is_ending else "the run goes on; it is started again"
-        log.warning("sink_ended", sink=self.name, code=code, output=f"logs/sink-{self.name}.out", action=action)
-
-    def _wait(self, now: float) -> None:
-        self._next_s = now + min(_FIRST_PAUSE_S * 2.0**self._num_ended, _LONGEST_PAUSE_S)
-        self._num_ended += 1
 
 
 class SinkRunner:
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         settings = config.sinks
         self._run_dir, self._finish_s = run_dir, settings.finish_s
-        self._writers: list[SinkWriter] = [ThreadWriter(run_dir)] if settings.tensorboard else []
+        self._writers: list[ThreadWriter | ProcessWriter] = [ThreadWriter(run_dir)] if settings.tensorboard else []
         self._writers += [ProcessWriter(name, run_dir) for name in REMOTE if getattr(settings, name) is not None]
         self._is_begun = False
         self._next_look_s = 0.0

@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from structlog.testing import capture_logs
 
 from pipeline.config.load import load_config
 from pipeline.process.exit_codes import ExitCode
-from pipeline.supervisor.mirror_runner import CopyBars, CopySchedule, MirrorRunner
+from pipeline.supervisor.mirror_runner import CopyBars, MirrorRunner
+from pipeline.supervisor.side_process import SideProcess
 from pipeline.supervisor.supervisor import mirror_runner
-from pipeline.training.mirror.layout import MirrorRecord, MirrorState, list_copies, read_record
+from pipeline.training.mirror.layout import MirrorRecord, MirrorState, list_copies, read_record, write_record
 from pipeline.training.mirror.staging import STAGING
 from protocol import headrace
 from tests.driven_progress import DrivenProgress
@@ -51,39 +53,70 @@ def mute(run: MirroredRun) -> Iterator[Path]:
     yield run.bucket / "owner.json"
 
 
-def test_a_copy_begins_once_there_is_a_new_checkpoint_and_its_time_has_come() -> None:
-    plan = CopySchedule(every_s=60.0, timeout_s=10.0)
-    assert not plan.is_due(0.0, "")
-    assert plan.is_due(0.0, "a")
-    plan = plan.begun(0.0).ended(5.0, ExitCode.OK, "a")
-    assert not plan.is_due(100.0, "a")
-    assert not plan.is_due(59.0, "b")
-    assert plan.is_due(60.0, "b")
-    assert plan.at_the_end(6.0).is_due(6.0, "a"), "report and ledger have changed since"
+class Copies:
+    """The copying processes of a run, which end as the test says."""
+
+    def __init__(self, run: MirroredRun, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[float] = []
+        self._code: int | None = None
+        self._run, self._now, self._runs = run, 0.0, False
+        monkeypatch.setattr(SideProcess, "start", lambda *_: self._begin())
+        monkeypatch.setattr(SideProcess, "is_held", property(lambda _: self._runs))
+        monkeypatch.setattr(SideProcess, "take_end", lambda _: self._code)
+        monkeypatch.setattr(SideProcess, "kill", lambda _: setattr(self, "_runs", False))
+
+    def _begin(self) -> None:
+        self.begun.append(self._now)
+        self._runs = True
+
+    def poll(self, mirror: MirrorRunner, now: float, code: int | None = None, copied: str = "") -> None:
+        """Poll at a time at which the copy has ended with ``code``, or moves on."""
+        self._now, self._code = now, code
+        if code is not None:
+            state = MirrorState.DONE if code == ExitCode.OK else MirrorState.FAILED
+            write_record(self._run.run_dir, MirrorRecord(url=URL, state=state, copied=copied))
+        mirror.poll(now)
 
 
-def test_failed_copies_are_tried_again_after_growing_pauses() -> None:
-    plan, now, pauses = CopySchedule(every_s=0.0, timeout_s=10.0), 0.0, []
-    for _ in range(9):
-        plan = plan.begun(now).ended(now, ExitCode.FAILURE, "")
-        pauses.append(plan.next_s - now)
-        now = plan.next_s
-    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
-    assert plan.ended(now, ExitCode.OK, "a").begun(now).ended(now, ExitCode.FAILURE, "a").next_s == now + 5
+@pytest.fixture
+def driven(run: MirroredRun, monkeypatch: pytest.MonkeyPatch) -> Copies:
+    return Copies(run, monkeypatch)
 
 
-def test_a_copy_stands_still_only_when_nothing_moves() -> None:
-    plan = CopySchedule(every_s=0.0, timeout_s=10.0).begun(100.0)
-    assert not plan.stands_still(110.0)
-    assert plan.stands_still(110.1)
-    plan = plan.seen(109.0, 1).seen(118.0, 2)
-    assert not plan.stands_still(127.0)
-    assert plan.seen(128.0, 2).stands_still(128.1)
+def test_a_copy_begins_once_there_is_a_new_checkpoint_and_its_time_has_come(run: MirroredRun, driven: Copies) -> None:
+    mirror = mirroring_of(run, "checkpoint.mirror_every_s=60")
+    driven.poll(mirror, 0.0)
+    run.checkpoint(3)
+    driven.poll(mirror, 1.0)
+    driven.poll(mirror, 5.0, ExitCode.OK, "000001.version-3")
+    driven.poll(mirror, 99.0)
+    assert driven.begun == [1.0]
+    run.checkpoint(6)
+    driven.poll(mirror, 100.0)
+    driven.poll(mirror, 101.0, ExitCode.OK, "000002.version-6")
+    run.checkpoint(9)
+    driven.poll(mirror, 159.0)
+    driven.poll(mirror, 160.0)
+    assert driven.begun == [1.0, 100.0, 160.0]
 
 
-def test_a_mirror_that_was_taken_over_is_left_alone() -> None:
-    plan = CopySchedule(every_s=0.0, timeout_s=10.0).begun(0.0).ended(0.0, ExitCode.FENCED, "")
-    assert not plan.is_due(1e9, "b")
+def test_failed_copies_are_tried_again_after_growing_pauses(run: MirroredRun, driven: Copies) -> None:
+    mirror = mirroring_of(run, "checkpoint.mirror_every_s=1000")
+    run.checkpoint(3)
+    for now in range(1300):
+        driven.poll(mirror, float(now), ExitCode.FAILURE)
+    pauses = [later - before for before, later in pairwise(driven.begun)]
+    # a process ends at the poll after its start, and the next one starts at a later one
+    assert [pause - 1.0 for pause in pauses] == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+
+
+def test_a_mirror_that_was_taken_over_is_left_alone(run: MirroredRun, driven: Copies) -> None:
+    mirror = mirroring_of(run)
+    run.checkpoint(3)
+    driven.poll(mirror, 0.0)
+    driven.poll(mirror, 1.0, ExitCode.FENCED)
+    driven.poll(mirror, 1e9)
+    assert driven.begun == [0.0]
 
 
 def test_a_run_without_a_mirror_starts_nothing(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ async def test_a_killed_supervisors_sink_writes_what_is_there_and_ends(run_dir: 
     append(run_dir, 1)
     sinks.poll(0.0)
     writer: Any = sinks._writers[0]
-    process = writer._process
+    process = writer._process._process
     # as the kernel does with the pipe of a process that is gone
     process.stdin.close()
     assert process.wait(30.0) == 0
