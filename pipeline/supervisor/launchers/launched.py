@@ -22,6 +22,7 @@ import structlog
 from pipeline.process.exit_codes import ExitCode, last_error, printed_error
 from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.supervisor.launchers.seam import Exit, Job, JobState, Launcher, LaunchFailed
+from protocol.errors import ConfigError
 from protocol.ids import Role
 
 _LOST = -signal.SIGKILL
@@ -171,7 +172,8 @@ class Launched:
                     log.info("job_started", worker=worker)
                 else:
                     self._launcher.stop(worker, now=order is Order.END)
-            except LaunchFailed as error:
+            # ConfigError: a token or a template is gone since
+            except (LaunchFailed, ConfigError) as error:
                 if order is not Order.START:
                     with self._lock:
                         self._orders.setdefault(worker, order)
