@@ -61,6 +61,11 @@ class KubernetesSection(Section):
     storage_gb: Positive = setting(
         100, "Volume of the pod that hosts the run, for the run's folder with its checkpoints."
     )
+    templates: Path | None = setting(
+        None,
+        "Folder with changed copies of Headrace's templates of these objects (ops/kubernetes/*.yaml), on each host that "
+        "starts pods: your run's image needs it too. Default: none.",
+    )
 
 
 class RayRoleSection(Section):

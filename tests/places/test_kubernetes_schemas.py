@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from pipeline.config.operations import LaunchSection, ResourcesSection
-from pipeline.supervisor.launchers import kubernetes as objects
-from pipeline.supervisor.launchers.kubernetes import manifests
+from pipeline.supervisor.launchers.kubernetes import Manifest, manifests, worker_objects
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers.place_tools import join_command
 
@@ -21,12 +20,11 @@ VERSIONS = ("1.29", "1.37")
 SETTINGS = LaunchSection(generator=ResourcesSection(cpus=8, gpus=1, memory_gb=64))
 
 
-def all_objects(folder: Path) -> list[objects.Manifest]:
+def all_objects(folder: Path) -> list[Manifest]:
     join = join_command(folder)
     roles = {Role.GENERATOR: 2, Role.REWARD: 1, Role.REFERENCE: 1}
-    token = objects.token_secret("demo", join.token_of(Role.GENERATOR), "a token", "default")
-    pod = objects.worker_pod(SETTINGS, join, Role.GENERATOR, "generator-0")
-    return [*yaml.safe_load_all(manifests(SETTINGS, join, roles, "[run]\n")), token, pod]
+    of_worker = worker_objects(SETTINGS, join, Role.GENERATOR, "generator-0", "a token")
+    return [*yaml.safe_load_all(manifests(SETTINGS, join, roles, "[run]\n")), *of_worker]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -93,6 +93,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_runs_beside_such_folders(
     moved = {file: file.removeprefix("pipeline/cli/") for file in tracked.stdout.split() if "/headrace/" in file}
     files = {*tracked.stdout.split(), *moved.values()} - set(moved)
     assert "headrace/py.typed" in files
+    files |= {f"pipeline/supervisor/launchers/manifests/{path.name}" for path in (ROOT / "ops/kubernetes").iterdir()}
     assert [file for file in sorted(files) if not (trap / "installed" / file).is_file()] == []
     environment = {**os.environ, "PYTHONPATH": f"{trap}{os.pathsep}{trap / 'installed'}"}
     words = [sys.executable, "-P", "-m", "headrace", "workers", "--help"]

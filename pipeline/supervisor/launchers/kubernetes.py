@@ -8,44 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+import jinja2
 import msgspec
 import yaml
 
 from pipeline.config.operations import LaunchSection, ResourcesSection
-from pipeline.ledger.token import Token
 from pipeline.process.exit_codes import from_shell
 from pipeline.supervisor.launchers.join_command import NUM_LINES, JoinCommand, role_of
 from pipeline.supervisor.launchers.programs import ask, call, require
 from pipeline.supervisor.launchers.seam import Job, JobState
+from protocol.errors import ConfigError
 from protocol.ids import Role
-
-# A run's Kubernetes objects, as plain values: worker pods, and the run's host.
-#
-#     StatefulSet RUN             the run's host: `headrace up`, with learner and value worker
-#     Pod RUN-generator-0 ...     the fleet's workers, started and stopped by the run's host
-#     Deployment RUN-generator-elastic ...   workers beyond the fleet, for an autoscaler
-#     PodDisruptionBudget, Service, ConfigMap, ServiceAccount, Role, RoleBinding
-#     Secret RUN-generator-token ...         written by the run's host when it starts a role
-#
-# Containers run as an ordinary user. An init container copies the token to a memory-backed file of
-# mode 0600, because a Secret's volume is readable by the pod's group.
 
 Manifest = dict[str, Any]
 
 WORKER_LABEL: Final = "headrace/worker"
 CONTAINER: Final = "worker"
-METRICS_PORT: Final = 9464
-_USER: Final = 1000
-_GRACE_S: Final = 600
-"""Time between SIGTERM and SIGKILL when a node is drained."""
 _TOKEN: Final = "/token/token"  # noqa: S105  a path
-_PROBE_S: Final = 20
 _MAX_NAME: Final = 40
 """Leaves room for worker and suffix in a label's 63 characters."""
+_TEMPLATES: Final = (Path(__file__).with_name("manifests"), Path(__file__).parents[3] / "ops" / "kubernetes")
+"""The folder of an installed Headrace, and that of a checkout."""
 
 
 def slug(run: str) -> str:
@@ -68,188 +57,60 @@ def pod_name(run: str, worker: str) -> str:
     return f"{slug(run)}-{worker}"
 
 
-def token_secret(run: str, token: Token, text: str, namespace: str) -> Manifest:
-    name = _secret_name(run, token.role)
-    return _object("v1", "Secret", name, namespace, labels(run, token.role), type="Opaque", stringData={"token": text})
+def worker_objects(
+    settings: LaunchSection, join: JoinCommand, role: Role, worker: str, token: str
+) -> tuple[Manifest, Manifest]:
+    """Return the Secret and the pod of one worker of the fleet. Raises ConfigError: the templates do
+    not make these two objects."""
+    own = _worker(settings, join, role, join.words(role, worker, _TOKEN), pod_name(join.run, worker))
+    found = _rendered("worker.yaml", settings, join, worker=own | {"worker": worker}, token=token)
+    if [one["kind"] for one in found] != ["Secret", "Pod"]:
+        raise ConfigError("the template worker.yaml of launch.kubernetes.templates must make a Secret and then a Pod")
+    return found[0], found[1]
 
 
-def worker_pod(settings: LaunchSection, join: JoinCommand, role: Role, worker: str) -> Manifest:
-    """Return the pod of one worker of the fleet. The supervisor restarts it, not the kubelet."""
-    own = labels(join.run, role) | {WORKER_LABEL: worker}
-    words = join.words(role, worker, _TOKEN)
-    spec = _worker_spec(settings, join, role, words) | {"restartPolicy": "Never"}
-    return _object("v1", "Pod", pod_name(join.run, worker), settings.kubernetes.namespace, own, spec=spec)
-
-
-def elastic_objects(settings: LaunchSection, join: JoinCommand, role: Role) -> list[Manifest]:
-    """Return the Deployment and disruption budget of a role's workers beyond the fleet.
-    ``replicas`` is left out, so that another `kubectl apply` does not undo an autoscaler."""
-    name, namespace = f"{slug(join.run)}-{role}-elastic", settings.kubernetes.namespace
-    own = labels(join.run, role) | {"headrace/elastic": "true"}
-    words = join.words(role, "", _TOKEN)[:-2]
-    deployment = {
-        "selector": {"matchLabels": own},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 1}},
-        "template": {"metadata": {"labels": own}, "spec": _worker_spec(settings, join, role, words)},
-    }
-    return [
-        _object("apps/v1", "Deployment", name, namespace, own, spec=deployment),
-        _object(
-            "policy/v1",
-            "PodDisruptionBudget",
-            name,
-            namespace,
-            own,
-            spec={"maxUnavailable": 1, "selector": {"matchLabels": own}},
-        ),
-    ]
-
-
-def run_host_objects(settings: LaunchSection, run: str, config_toml: str) -> list[Manifest]:
-    place, name, own = settings.kubernetes, slug(run), labels(run, Role.SUPERVISOR)
-    rules = [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "get", "list", "delete"]},
-        {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
-        {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create", "get"]},
-        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "get", "patch", "update"]},
-    ]
-    account = {"kind": "ServiceAccount", "name": name, "namespace": place.namespace}
-    role_ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    budget = {"maxUnavailable": 0, "selector": {"matchLabels": own}}
-    ports = [{"name": "metrics", "port": METRICS_PORT, "targetPort": "metrics"}]
-    service = {"clusterIP": "None", "selector": own, "ports": ports}
-    rbac = "rbac.authorization.k8s.io/v1"
-    return [
-        _object("v1", "ServiceAccount", name, place.namespace, own),
-        _object(rbac, "Role", name, place.namespace, own, rules=rules),
-        _object(rbac, "RoleBinding", name, place.namespace, own, subjects=[account], roleRef=role_ref),
-        _object("v1", "ConfigMap", name, place.namespace, own, data={"run.toml": config_toml}),
-        _object("v1", "Service", name, place.namespace, own, spec=service),
-        _object("policy/v1", "PodDisruptionBudget", name, place.namespace, own, spec=budget),
-        _object("apps/v1", "StatefulSet", name, place.namespace, own, spec=_run_host(settings, run, own)),
-    ]
-
-
-def _run_host(settings: LaunchSection, run: str, own: dict[str, str]) -> Manifest:
-    place, name = settings.kubernetes, slug(run)
-    program = " ".join(settings.program)
-    # a finished run's pod stays, so that its folder can be read; a failed one is restarted
-    script = (
-        f"if [ -f /runs/{run}/config.toml ]; then set -- --resume /runs/{run}; else set -- /config/run.toml; fi\n"
-        f'{program} up "$@" --plain --set run.dir=/runs --set supervisor.metrics_port={METRICS_PORT} '
-        "--set supervisor.metrics_host=0.0.0.0 &\n"
-        "trap 'kill -TERM $!' TERM\nwait $!; wait $! || exit $?\nexec sleep infinity\n"
-    )
-    container = {
-        "name": "up",
-        "image": place.image,
-        "command": ["sh", "-c", script],
-        "env": [
-            # only the supervisor reads it; its workers get no copy
-            {"name": "REDIS_URL", "valueFrom": {"secretKeyRef": {"name": f"{name}-ledger", "key": "url"}}},
-            _pod_address(),
-        ],
-        "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
-        **_probes(settings, f"/runs/{run}", startup_s=1800),
-        "resources": _requests(settings.learner),
-        "securityContext": _container_security(),
-        "volumeMounts": [
-            {"name": "runs", "mountPath": "/runs"},
-            {"name": "config", "mountPath": "/config", "readOnly": True},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  in the container
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  in the container
-        ],
-    }
-    pod = {
-        "serviceAccountName": name,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _GRACE_S,
-        "securityContext": _pod_security(),
-        "containers": [container],
-        "volumes": [{"name": "config", "configMap": {"name": name}}, _memory("shm"), {"name": "tmp", "emptyDir": {}}],
-    }
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{place.storage_gb}Gi"}}}
+def _worker(settings: LaunchSection, join: JoinCommand, role: Role, command: list[str], name: str) -> Manifest:
     return {
-        "serviceName": name,
-        "replicas": 1,
-        "selector": {"matchLabels": own},
-        "template": {"metadata": {"labels": own}, "spec": pod},
-        "volumeClaimTemplates": [{"metadata": {"name": "runs"}, "spec": claim}],
-    }
-
-
-def _worker_spec(settings: LaunchSection, join: JoinCommand, role: Role, words: list[str]) -> Manifest:
-    place = settings.kubernetes
-    copying: Manifest = {
-        "name": "token",
-        "image": place.image,
-        "command": ["install", "-m", "600", "/secret/token", _TOKEN],
-        "securityContext": _container_security(),
-        "volumeMounts": [
-            {"name": "secret", "mountPath": "/secret", "readOnly": True},
-            {"name": "token", "mountPath": "/token"},
-        ],
-    }
-    container: Manifest = {
-        "name": CONTAINER,
-        "image": place.image,
-        "command": words,
-        "env": [
-            *({"name": name, "value": "/cache"} for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "HOME")),
-            _pod_address(),
-        ],
-        **_probes(settings, "", startup_s=1800),
+        "name": name,
+        "labels": labels(join.run, role),
+        "secret": f"{slug(join.run)}-{role}-token",
+        "command": command,
         "resources": _requests(settings.resources(role)),
-        "securityContext": _container_security(),
-        "volumeMounts": [
-            {"name": "token", "mountPath": "/token"},
-            {"name": "cache", "mountPath": "/cache"},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  in the container
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  in the container
-        ],
-    }
-    return {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _GRACE_S,
-        "securityContext": _pod_security(),
-        "initContainers": [copying],
-        "containers": [container],
-        "volumes": [
-            {"name": "secret", "secret": {"secretName": _secret_name(join.run, role), "defaultMode": 0o440}},
-            _memory("token"),
-            _memory("shm"),
-            {"name": "cache", "emptyDir": {"sizeLimit": f"{place.cache_gb}Gi"}},
-            {"name": "tmp", "emptyDir": {}},
-        ],
     }
 
 
-def _probes(settings: LaunchSection, folder: str, *, startup_s: int) -> Manifest:
-    """Return the probes of a supervisor's container. A supervisor that has ended counts as live."""
+def _rendered(template: str, settings: LaunchSection, join: JoinCommand, **values: Any) -> list[Manifest]:
+    """Fill in a template; return its objects. Raises ConfigError: it does not make YAML."""
+    place = settings.kubernetes
+    own = () if place.templates is None else (place.templates.expanduser(),)
+    if own and not own[0].is_dir():
+        raise ConfigError(
+            f"launch.kubernetes.templates is {own[0]}; expected a folder on this host with changed templates"
+        )
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*own, *_TEMPLATES]), undefined=jinja2.StrictUndefined, finalize=_quoted,
+        trim_blocks=True, autoescape=False,  # noqa: S701  YAML, not HTML
+    )  # fmt: skip
+    shared = place.model_dump() | {"name": slug(join.run), "run": join.run, "program": list(settings.program)}
+    try:
+        text = environment.get_template(template).render(shared | {"token_file": _TOKEN} | values)
+        found = [one for one in yaml.safe_load_all(text) if one is not None]
+        if not all(isinstance(one, dict) and "kind" in one for one in found):
+            raise yaml.YAMLError("each document must be an object with a kind")
+    except (jinja2.TemplateError, yaml.YAMLError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"the template {template} of launch.kubernetes.templates makes no Kubernetes objects: {reason}; compare it with "
+            "Headrace's own"
+        ) from error
+    return found
 
-    def asking(question: str, failures: int) -> Manifest:
-        command = [*settings.program, "fleet", "probe", question, *([folder] if folder else [])]
-        times = {"periodSeconds": _PROBE_S, "timeoutSeconds": _PROBE_S, "failureThreshold": failures}
-        return {"exec": {"command": command}} | times
 
-    return {
-        "startupProbe": asking("live", startup_s // _PROBE_S),
-        "livenessProbe": asking("live", 3),
-        "readinessProbe": asking("ready", 1),
-    }
-
-
-def _secret_name(run: str, role: Role) -> str:
-    return f"{slug(run)}-{role}-token"
-
-
-def _object(version: str, kind: str, name: str, namespace: str, own: dict[str, str], **body: Any) -> Manifest:
-    return {
-        "apiVersion": version,
-        "kind": kind,
-        "metadata": {"name": name, "namespace": namespace, "labels": own},
-    } | body
+def _quoted(value: object) -> str:
+    """Return a value as YAML on one line, its texts in double quotes."""
+    if isinstance(value, int | jinja2.Undefined):
+        return str(value)
+    return yaml.safe_dump(value, default_flow_style=True, default_style='"', width=math.inf).rstrip("\n")
 
 
 def _requests(wanted: ResourcesSection) -> Manifest:
@@ -262,35 +123,13 @@ def _requests(wanted: ResourcesSection) -> Manifest:
     return {"requests": requests, "limits": limits} if limits else {"requests": requests}
 
 
-def _memory(name: str) -> Manifest:
-    return {"name": name, "emptyDir": {"medium": "Memory"}}
-
-
-def _pod_address() -> Manifest:
-    return {"name": "HEADRACE_ADVERTISE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-
-
-def _pod_security() -> Manifest:
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": _USER,
-        "runAsGroup": _USER,
-        "fsGroup": _USER,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def _container_security() -> Manifest:
-    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-
-
 _STATES = {"Pending": JobState.WAITING, "Running": JobState.RUNNING}
 
 
 class KubernetesLauncher:
     """Starts a run's workers as pods.
 
-    Raises ConfigError: kubectl is not on PATH."""
+    Raises ConfigError: kubectl is not on PATH, or a template is wrong."""
 
     def __init__(self, settings: LaunchSection, join: JoinCommand) -> None:
         require("kubectl", why="launch.on is kubernetes")
@@ -298,17 +137,15 @@ class KubernetesLauncher:
         place = settings.kubernetes
         context = [f"--context={place.context}"] if place.context is not None else []
         self._kubectl = ["kubectl", *context, f"--namespace={place.namespace}"]
+        worker_objects(settings, join, Role.GENERATOR, "generator-0", token="")
 
     def start(self, role: Role, worker: str, /) -> None:
         """Write the role's Secret, and create a pod in place of an ended one."""
-        token = self._join.token_of(role)
-        text = msgspec.json.encode(token).decode()
-        run, namespace = self._join.run, self._settings.kubernetes.namespace
+        token = msgspec.json.encode(self._join.token_of(role)).decode()
+        secret, pod = worker_objects(self._settings, self._join, role, worker, token)
         # server-side: a client-side `apply` would copy the secret into an annotation
-        secret = token_secret(run, token, text, namespace)
         self._call("apply", "--server-side", "--force-conflicts", "--filename=-", text=json.dumps(secret))
         self._delete(worker, wait=True)
-        pod = worker_pod(self._settings, self._join, role, worker)
         self._call("create", "--filename=-", text=json.dumps(pod))
 
     def stop(self, worker: str, /, *, now: bool = False) -> None:
@@ -358,10 +195,17 @@ def manifests(
 
     ``roles``: worker counts of the fleet, whose pods the run's host starts itself.
     ``by_supervisor``: roles that the supervisor autoscales, which get no elastic workers."""
-    found = run_host_objects(settings, join.run, config_toml)
-    for role in roles:
-        if role not in by_supervisor:
-            found += elastic_objects(settings, join, role)
+    elastic = [
+        _worker(settings, join, role, join.words(role, "", _TOKEN)[:-2], f"{slug(join.run)}-{role}-elastic")
+        for role in roles
+        if role not in by_supervisor
+    ]
+    for worker in elastic:
+        worker["labels"]["headrace/elastic"] = "true"
+    own, wanted = labels(join.run, Role.SUPERVISOR), _requests(settings.learner)
+    found = _rendered(
+        "run.yaml", settings, join, labels=own, resources=wanted, elastic=elastic, config_toml=config_toml
+    )
     name = slug(join.run)
     head = (
         f"# Objects of the run {join.run}. First the ledger's address, with its password:\n"

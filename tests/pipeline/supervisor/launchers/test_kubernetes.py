@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -176,3 +178,64 @@ def test_every_container_is_unprivileged_and_every_selector_meets_its_pods(tmp_p
                 mounts = {mount["name"] for mount in container["volumeMounts"]}
                 claims = {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])}
                 assert mounts <= {volume["name"] for volume in pod["spec"]["volumes"]} | claims
+
+
+def with_templates(folder: Path, name: str, text: str) -> LaunchSection:
+    (folder / name).write_text(text)
+    return LaunchSection(kubernetes=KubernetesSection(templates=folder))
+
+
+def test_an_operators_copy_of_a_template_takes_its_place_and_the_others_stay(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[4] / "ops" / "kubernetes" / "worker-spec.yaml").read_text()
+    settings = with_templates(tmp_path, "worker-spec.yaml", f"nodeSelector: {{pool: gpu}}\n{text}")
+    _, pod = objects.worker_objects(settings, join_command(tmp_path), Role.REWARD, "reward-0", "a token")
+    assert pod["spec"].pop("nodeSelector") == {"pool": "gpu"}
+    _, own = objects.worker_objects(LaunchSection(), join_command(tmp_path), Role.REWARD, "reward-0", "a token")
+    assert pod == own
+    found = list(yaml.safe_load_all(manifests(settings, join_command(tmp_path), {Role.REWARD: 1}, "")))
+    assert [one["spec"]["template"]["spec"].get("nodeSelector") for one in found if one["kind"] == "Deployment"] == [
+        {"pool": "gpu"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("worker.yaml", "kind: {{ no_such_value }}", "'no_such_value' is undefined"),
+        ("worker.yaml", "{% if %}", "TemplateSyntaxError"),
+        ("worker.yaml", "a: b: c", "mapping values are not allowed here"),
+        ("worker.yaml", "kind: Pod", "a Secret and then a Pod"),
+        ("worker.yaml", "only text", "each document must be an object with a kind"),
+        ("worker-spec.yaml", "  - {{ image", "TemplateSyntaxError"),
+    ],
+)
+def test_a_wrong_template_is_refused_before_anything_starts(
+    place: KubernetesPlace, tmp_path: Path, name: str, text: str, why: str
+) -> None:
+    settings = with_templates(tmp_path, name, text)
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        KubernetesLauncher(settings, join_command(tmp_path))
+
+
+def test_a_folder_of_templates_that_is_missing_is_named(place: KubernetesPlace, tmp_path: Path) -> None:
+    settings = LaunchSection(kubernetes=KubernetesSection(templates=tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"launch\.kubernetes\.templates is .*none; expected a folder"):
+        KubernetesLauncher(settings, join_command(tmp_path))
+
+
+def test_any_text_in_the_configuration_arrives_as_it_is(tmp_path: Path) -> None:
+    text = "a: 'b' \"{{ c }}\" \u2028 \x85 \U0001f600 \\n # d\n\ttab: {}\n"
+    found = list(yaml.safe_load_all(manifests(LaunchSection(), join_command(tmp_path), {}, text)))
+    assert [one["data"]["run.toml"] for one in found if one["kind"] == "ConfigMap"] == [text]
+
+
+def test_the_runs_host_starts_a_run_and_resumes_one_that_has_begun(tmp_path: Path) -> None:
+    """The script of the pod, with other folders, and a program that prints its arguments."""
+    pod = made(tmp_path)["StatefulSet", "demo"]["spec"]["template"]["spec"]["containers"][0]
+    shell, flag, script = pod["command"]
+    script = script.replace("/runs", str(tmp_path / "runs")).replace("exec sleep infinity", "exit 0")
+    words = [shell, flag, script, *pod["args"][:2], sys.executable, "-c", "import sys; print(sys.argv[1:4])"]
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    assert subprocess.check_output(words, text=True).strip() == "['up', '/config/run.toml', '--plain']"
+    (tmp_path / "runs" / "demo" / "config.toml").touch()
+    assert subprocess.check_output(words, text=True).startswith(f"['up', '--resume', '{tmp_path}/runs/demo'")
