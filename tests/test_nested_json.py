@@ -16,7 +16,7 @@ from pipeline.data.end_tokens import _read as read_generation_config
 from pipeline.data.files import BadRow, read_rows
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.files.object_store import ObjectStore
-from pipeline.incidents import records
+from pipeline.fleet.incidents import records
 from pipeline.ledger.address import LEDGER_FILE, read_address
 from pipeline.ledger.redis.client import connect
 from pipeline.observability.settings_changes import read_changes

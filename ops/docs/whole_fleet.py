@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from pipeline.fleet.repair.records import PARTS
 from pipeline.ledger.types import DropReason, QueueStat, Totals
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.metric_names import ENDPOINT_METRICS, REWARD_PART_COUNTER, WORKER_METRICS
 from pipeline.observability.metrics import HeartbeatCollector
-from pipeline.observability.repairs import PARTS
 from pipeline.process.work import ServiceSums
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor

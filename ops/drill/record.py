@@ -22,9 +22,9 @@ from ops.emulated.journal import read_journal
 from ops.emulated.settings import emulation_of
 from pipeline.config.load import read_resolved
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.incidents.records import INCIDENTS_NAME, OLD_INCIDENTS_NAME, decode
-from pipeline.observability.repairs import read_repairs, read_steps
-from pipeline.supervisor.recovery.levels import RepairLevel, StepOutcome
+from pipeline.fleet.incidents.records import INCIDENTS_NAME, OLD_INCIDENTS_NAME, decode
+from pipeline.fleet.repair.levels import RepairLevel, StepOutcome
+from pipeline.fleet.repair.records import read_repairs, read_steps
 from pipeline.training.checkpoints import read_checkpoint
 from protocol.errors import DataError
 from protocol.trajectory import TrajectoryChunk

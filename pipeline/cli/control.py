@@ -87,7 +87,7 @@ async def pause(at: Attached, reason: str, as_json: bool) -> None:
     Work in flight is still sampled, scored and trained, and evaluation continues; then workers
     wait. The pause is stored with the ledger, so it survives restarts of supervisor, server and
     learner."""
-    from pipeline.observability.status import pause_words
+    from pipeline.fleet.status import pause_words
 
     paused = await steering.pause(at, reason)
     way_on = f"work in flight is finished; `headrace run resume {at.run_dir}` goes on"
@@ -102,7 +102,7 @@ async def resume(at: Attached, as_json: bool) -> None:
     """Admit new groups again, after `headrace run pause`.
 
     Not to be confused with `headrace up --resume`, which restarts a run that has ended."""
-    from pipeline.observability.status import pause_words
+    from pipeline.fleet.status import pause_words
 
     ended = await steering.resume(at)
     words = "was not paused" if ended is None else f"admits groups again; {pause_words(ended, has_ended=True)}"

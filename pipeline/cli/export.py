@@ -216,7 +216,7 @@ def export(
 
 
 def _export_tables(run_dir: Path, folder: Path, as_csv: bool, as_json: bool) -> None:
-    from pipeline.flow.host_records import unrecorded_words
+    from pipeline.fleet.flow.host_records import unrecorded_words
     from pipeline.observability.exported_tables import export_tables
     from pipeline.process.progress_bar import progress
 

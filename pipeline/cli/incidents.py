@@ -15,7 +15,7 @@ from protocol.errors import ConfigError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.incidents.records import Incident, IncidentRecord
+    from pipeline.fleet.incidents.records import Incident, IncidentRecord
 
 _HEAD = ("number", "state", "since", "lasted", "component", "kind", "cause")
 _LAST = 20
@@ -80,7 +80,7 @@ def show(number: tuple[str, ...], run: Path | None, as_json: bool) -> None:
 
 
 def _read(run_dir: Path) -> tuple[Sequence[Incident], int]:
-    from pipeline.incidents.records import RunIncidents
+    from pipeline.fleet.incidents.records import RunIncidents
 
     reader = RunIncidents(run_dir)
     return reader.read(), reader.num_skipped
@@ -152,8 +152,8 @@ def _clock(at_s: float) -> str:
 
 
 def _supervised(run_dir: Path, one: Incident) -> list[dict[str, Any]]:
+    from pipeline.fleet.repair.records import read_repairs
     from pipeline.observability.incidents import SupervisorLogReader
-    from pipeline.observability.repairs import read_repairs
 
     end_s = (time.time() if one.ended_s is None else one.ended_s) + _AFTER_S
     names = {one.component, *one.component.split(">"), *(cause.component for cause in one.causes)}

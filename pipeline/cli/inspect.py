@@ -16,8 +16,8 @@ from protocol.printable import printable_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pipeline.fleet.status import QueueRow
     from pipeline.ledger.types import Pause
-    from pipeline.observability.status import QueueRow
     from pipeline.operator.status_report import StatusReport
 
 
@@ -83,7 +83,7 @@ def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
 @looking
 async def queues(at: Attached) -> Picture:
     """Show every link and ledger queue: depth, limit, oldest age, consumer."""
-    from pipeline.observability.status import queue_rows
+    from pipeline.fleet.status import queue_rows
 
     rows = queue_rows(await at.registry.heartbeats(), await at.ledger.queues())
     paused = (await at.ledger.totals()).paused
@@ -91,7 +91,7 @@ async def queues(at: Attached) -> Picture:
 
 
 def _queue_lines(rows: Sequence[QueueRow], paused: Pause | None) -> Iterator[Any]:
-    from pipeline.observability.status import pause_words
+    from pipeline.fleet.status import pause_words
     from pipeline.observability.tables import queue_table
 
     yield queue_table(rows)

@@ -180,6 +180,6 @@ def _share(number: int, total: int) -> str:
 
 
 def _duration(value: float) -> str:
-    from pipeline.observability.why.types import seconds
+    from pipeline.fleet.why.types import seconds
 
     return seconds(value)

@@ -97,7 +97,7 @@ def show(message: dict[str, Any], console: Console) -> None:
 
 
 def rows(stored: Sequence[StoredChunk]) -> list[str]:
-    from pipeline.observability.why.types import seconds
+    from pipeline.fleet.why.types import seconds
 
     if not stored:
         return [_NOTHING]

@@ -200,7 +200,7 @@ async def _read(run: Path | None, limit: int) -> list[DeadLetter]:
 
 
 def _age(letter: DeadLetter) -> str:
-    from pipeline.observability.why.types import seconds
+    from pipeline.fleet.why.types import seconds
 
     return seconds(time.time() - letter.at_s)
 

@@ -102,7 +102,7 @@ def list_(run: Path | None, as_json: bool) -> None:
 
 
 def _table(rows: Sequence[TokenRow]) -> list[str]:
-    from pipeline.observability.why.types import seconds
+    from pipeline.fleet.why.types import seconds
 
     now_s = time.time()
     cells = [("token", "role", "created", "rotated", "connections", "hosts")]

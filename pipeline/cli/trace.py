@@ -15,7 +15,7 @@ from protocol.errors import ConfigError, DataError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.flow.rows import FlowIncident
+    from pipeline.fleet.flow.rows import FlowIncident
 
 _WIDTH = 100
 
@@ -36,7 +36,7 @@ trajectory.
 A table of states has the columns time_s, worker, role, waiting_for, done, in_flight, oldest_age_s,
 input_depth, output_depth, errors, policy_version; a table of links has time_s, sender, receiver,
 produced, sent, received, done, oldest_age_s, acknowledged. Only times and names are required.
-Counts are cumulative. Unknown columns are reported and ignored. pipeline/flow/README.md has the
+Counts are cumulative. Unknown columns are reported and ignored. pipeline/fleet/flow/README.md has the
 rules.
 
 Exit code 0, with or without incidents; 2 for an unreadable table."""
@@ -85,7 +85,7 @@ def trace(
     if perfetto is not None:
         _draw(run, perfetto, last_min, as_json)
         return
-    from pipeline.flow.offline import causes_in_run, causes_in_tables
+    from pipeline.fleet.flow.offline import causes_in_run, causes_in_tables
     from pipeline.operator.attached import find_run
 
     found = causes_in_tables(sources) if sources else causes_in_run(find_run(run))
@@ -111,7 +111,7 @@ def in_lines(incidents: Sequence[FlowIncident]) -> list[str]:
 
 
 def _draw(run: Path | None, out: Path, last_min: float | None, as_json: bool) -> None:
-    from pipeline.flow.host_records import unrecorded_words
+    from pipeline.fleet.flow.host_records import unrecorded_words
     from pipeline.observability.timeline.timeline import write_timeline
     from pipeline.operator.attached import find_run
     from pipeline.process.progress_bar import progress

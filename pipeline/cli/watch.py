@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import PATH, echo_json, json_option, moment, run_argument
-from pipeline.watch.frame import Finding
+from pipeline.fleet.peers.frame import Finding
 from protocol.errors import DataError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.watch.offline import Strengths
-    from pipeline.watch.tables import TableForm
-    from pipeline.watch.thresholds import Thresholds
+    from pipeline.fleet.peers.offline import Strengths
+    from pipeline.fleet.peers.tables import TableForm
+    from pipeline.fleet.peers.thresholds import Thresholds
 
 _EPILOG = """\b
 Examples:
@@ -72,7 +72,7 @@ def watch(run: Path | None, tables: tuple[Path, ...], thresholds: Path | None, a
     """Find workers that behave unlike the others of their role, in a run or in tables."""
     if click.get_current_context().invoked_subcommand is not None:
         return
-    from pipeline.watch.thresholds import read_thresholds
+    from pipeline.fleet.peers.thresholds import read_thresholds
 
     if tables and run is not None:
         raise click.UsageError("--from reads only tables: leave out the run")
@@ -103,7 +103,7 @@ def calibrate(runs: tuple[Path, ...], target: Path) -> None:
     size needs 500 worker-windows: 63 windows of 8 workers, or 10 of 50.
 
     `headrace fleet watch --thresholds` and the setting observer.thresholds read the file."""
-    from pipeline.watch.offline import calibrated, strengths_of_tables
+    from pipeline.fleet.peers.offline import calibrated, strengths_of_tables
 
     fleets: list[Strengths] = []
     for run in runs:
@@ -121,9 +121,9 @@ def calibrate(runs: tuple[Path, ...], target: Path) -> None:
 
 
 def _in_run(run: Path | None, limits: Thresholds | None) -> tuple[list[Finding], list[str], int]:
+    from pipeline.fleet.peers.offline import watch_run
     from pipeline.operator.attached import find_run
     from pipeline.process.progress_bar import progress
-    from pipeline.watch.offline import watch_run
 
     run_dir = find_run(run)
     with progress(f"watching {run_dir.name}", total=1.0, unit="files") as bar:
@@ -132,7 +132,7 @@ def _in_run(run: Path | None, limits: Thresholds | None) -> tuple[list[Finding],
 
 
 def _in_tables(tables: Sequence[Path], limits: Thresholds | None) -> tuple[list[Finding], list[str], int]:
-    from pipeline.watch.offline import watch_table
+    from pipeline.fleet.peers.offline import watch_table
 
     files, notes = _by_form(tables)
     findings, num_workers = list[Finding](), 0
@@ -147,7 +147,7 @@ def _in_tables(tables: Sequence[Path], limits: Thresholds | None) -> tuple[list[
 def _by_form(tables: Sequence[Path]) -> tuple[dict[TableForm, list[Path]], list[str]]:
     """Return the files by form of table, and notes on what is left out. Raises DataError."""
     from pipeline.files.columns import table_files
-    from pipeline.watch.tables import METRIC_COLUMNS, WORK_COLUMNS, table_kind
+    from pipeline.fleet.peers.tables import METRIC_COLUMNS, WORK_COLUMNS, table_kind
 
     files: dict[TableForm, list[Path]] = {}
     notes, others = list[str](), list[Path]()

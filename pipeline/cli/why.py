@@ -1,6 +1,6 @@
 """``headrace why``: print what the run waits for, as a chain from the learner to the root cause.
 
-``pipeline.observability.why`` finds the answer from heartbeats, the ledger's views, and the
+``pipeline.fleet.why`` finds the answer from heartbeats, the ledger's views, and the
 supervisor's log, which has the exits of absent workers. A ledger that does not answer is a root
 cause, too."""
 
@@ -20,7 +20,7 @@ from protocol.errors import LedgerRefused, LedgerUnavailable
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.observability.why.types import Explanation, Snapshot
+    from pipeline.fleet.why.types import Explanation, Snapshot
     from pipeline.operator.attached import Attached
 
 _LOOK_S = 4.0
@@ -57,8 +57,8 @@ def why(run: Path | None, as_json: bool, every_s: float | None) -> int:
 
 def _unanswered(run_dir: Path) -> Picture | None:
     """Return the answer if the ledger is already known not to answer, else None."""
-    from pipeline.observability.why.silence import no_ledger_chain, silence
-    from pipeline.observability.why.types import Explanation
+    from pipeline.fleet.why.silence import no_ledger_chain, silence
+    from pipeline.fleet.why.types import Explanation
     from pipeline.supervisor.run_folder import supervisor_pid
 
     is_supervised = supervisor_pid(run_dir) is not None
@@ -83,12 +83,12 @@ async def _look_once(run_dir: Path, connected: Connected[Snapshot]) -> Picture:
 
 
 async def _look(run_dir: Path, connected: Connected[Snapshot]) -> Picture:
-    from pipeline.observability.why.explain import explain
+    from pipeline.fleet.why.explain import explain
 
     try:
         snapshot = await connected.draw()
     except (LedgerUnavailable, LedgerRefused) as unavailable:
-        from pipeline.observability.why.silence import whereabouts
+        from pipeline.fleet.why.silence import whereabouts
         from pipeline.supervisor.run_folder import supervisor_pid
 
         is_supervised = supervisor_pid(run_dir) is not None
@@ -117,7 +117,7 @@ async def _snapshot(at: Attached) -> Snapshot:
 
 
 def _without_ledger(run_dir: Path, error: str, is_supervised: bool) -> Snapshot:
-    from pipeline.observability.why.types import Snapshot
+    from pipeline.fleet.why.types import Snapshot
     from pipeline.runtime.registry.contract import RunState
 
     return Snapshot(str(run_dir), RunState.RUNNING, "", is_supervised, ledger_error=error)

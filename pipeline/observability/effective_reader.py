@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.files import GrowingFile
+from pipeline.fleet.repair.records import read_repair_sums
 from pipeline.observability.effective_time import EffectiveTime, effective_time
 from pipeline.observability.fleet_history import FleetRow, RoleUse, read_fleet_history, role_uses
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
-from pipeline.observability.repairs import read_repair_sums
 from pipeline.observability.start_record import RunStart, read_starts, up_spans
 from protocol.ids import Role
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from pipeline.observability.repairs import parts_in_words
+from pipeline.fleet.repair.records import parts_in_words
 
 _NO_REPAIRS: Mapping[str, float] = {}
 WINDOW_S = 3600.0

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.files.columns import arrow
-from pipeline.flow.rows import LinkRow, StateRow
+from pipeline.fleet.flow.rows import LinkRow, StateRow
+from pipeline.fleet.peers.segments import observed_files
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, UpdateRow
 from pipeline.runtime.flow_ring import MessageOutcome
-from pipeline.watch.segments import observed_files
 from protocol.errors import ConfigError, DataError
 from protocol.ids import Role
 

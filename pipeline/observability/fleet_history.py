@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.files import write_private
+from pipeline.fleet.status import ROLE_ORDER
 from pipeline.ledger.types import QueueStat, Totals
-from pipeline.observability.status import ROLE_ORDER
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.waits import Stage
 from protocol.ids import Role

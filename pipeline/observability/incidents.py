@@ -1,6 +1,6 @@
 """A run's incidents as rows: what was found wrong, and what the supervisor did about it or warned of.
 
-Findings are in ``<run_dir>/incidents.jsonl`` (``pipeline.incidents``); exits and restarts of workers in
+Findings are in ``<run_dir>/incidents.jsonl`` (``pipeline.fleet.incidents``); exits and restarts of workers in
 ``<run_dir>/logs/supervisor.jsonl``."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.incidents.records import Incident, RunIncidents
+from pipeline.fleet.incidents.records import Incident, RunIncidents
 from pipeline.observability.log_lines import LogLine, LogReader
 from protocol.printable import printable_line
 

@@ -22,12 +22,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.fleet.flow.bottleneck import bottleneck
 from pipeline.fleet.limits import limits_of
+from pipeline.fleet.status import RunSnapshot, WorkerRow, in_minutes, worker_rows
 from pipeline.observability.history import HISTORY_NAME, HistoryTail
 from pipeline.observability.progress import RunProgress, course, interval, sparkline
-from pipeline.observability.status import RunSnapshot, WorkerRow, in_minutes, worker_rows
 from pipeline.observability.tables import groups_line, tokens_line
-from pipeline.observability.wait_graph import bottleneck
 from pipeline.runtime.registry.contract import RunState
 from protocol.printable import printable_line
 

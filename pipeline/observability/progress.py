@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Self
 
+from pipeline.fleet.status import in_minutes
 from pipeline.observability.history import EvaluationRow, Row, UpdateRow
-from pipeline.observability.status import in_minutes
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PACE_UPDATES = 20

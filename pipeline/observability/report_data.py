@@ -12,6 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.public import public_tree
+from pipeline.fleet.repair.records import (
+    REPAIRS_NAME,
+    RepairRow,
+    RoleRepairs,
+    read_repair_sums,
+    read_repairs,
+    role_repairs,
+)
 from pipeline.observability.effective_reader import run_effective_time
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetRow, RoleUse, read_fleet_history, role_uses
@@ -25,14 +33,6 @@ from pipeline.observability.history import (
     skipped_words,
 )
 from pipeline.observability.incidents import IncidentReader, IncidentRow
-from pipeline.observability.repairs import (
-    REPAIRS_NAME,
-    RepairRow,
-    RoleRepairs,
-    read_repair_sums,
-    read_repairs,
-    role_repairs,
-)
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, read_samples
 from pipeline.observability.settings_changes import Effect, change_words, effect_words, read_effects
 from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.fleet.health import HealthKind
+from pipeline.fleet.status import QueueRow, RoleRow, WorkerRow, doing, pause_words
 from pipeline.ledger.types import Audit, Totals
-from pipeline.observability.status import QueueRow, RoleRow, WorkerRow, doing, pause_words
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from protocol.ids import Role
 from protocol.printable import printable_line

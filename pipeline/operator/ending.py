@@ -117,7 +117,7 @@ async def _drain_progress(run_dir: Path) -> str:
 
 def _in_words(beats: Sequence[Heartbeat]) -> str:
     from pipeline.fleet.limits import Limits
-    from pipeline.observability.status import doing, worker_rows
+    from pipeline.fleet.status import doing, worker_rows
 
     rows = worker_rows(beats, Limits(stuck_after_s=None, start_timeout_s=math.inf))
     return ", ".join(f"{row.worker} ({doing(row)})" for row in rows)

@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pipeline.fleet.flow.bottleneck import bottleneck
 from pipeline.fleet.health import HealthKind
 from pipeline.fleet.limits import limits_of
 from pipeline.fleet.state import overdue_ages
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, HistoryTail, UpdateRow
-from pipeline.observability.incidents import IncidentReader, IncidentRow
-from pipeline.observability.progress import RunProgress
-from pipeline.observability.status import (
+from pipeline.fleet.status import (
     ROLE_ORDER,
     WorkerRow,
     clock_words,
@@ -28,7 +26,9 @@ from pipeline.observability.status import (
     role_rows,
     worker_rows,
 )
-from pipeline.observability.wait_graph import bottleneck
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, HistoryTail, UpdateRow
+from pipeline.observability.incidents import IncidentReader, IncidentRow
+from pipeline.observability.progress import RunProgress
 from pipeline.operator.rates import Meters, QueueOverview, ledger_queues, mailboxes, of_role
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState

@@ -28,8 +28,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from pipeline.fleet.status import queue_rows
 from pipeline.ledger.types import QueueStat, Totals
-from pipeline.observability.status import queue_rows
 from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, Heartbeat, link_name
 from protocol.ids import Role
 from protocol.printable import printable_line

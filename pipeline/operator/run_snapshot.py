@@ -1,4 +1,4 @@
-"""The current state of a connected run, for ``pipeline.observability.why`` to explain."""
+"""The current state of a connected run, for ``pipeline.fleet.why`` to explain."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipeline.incidents.records import Incident
-    from pipeline.observability.why.types import Snapshot
+    from pipeline.fleet.incidents.records import Incident
+    from pipeline.fleet.why.types import Snapshot
     from pipeline.operator.attached import Attached
 
 
 async def snapshot_of(at: Attached) -> Snapshot:
     from pipeline.fleet.limits import limits_of
     from pipeline.fleet.state import overdue_ages
-    from pipeline.observability.status import eviction_words, worker_rows
-    from pipeline.observability.why.silence import read_exits
-    from pipeline.observability.why.types import CriticNeeds, Snapshot
+    from pipeline.fleet.status import eviction_words, worker_rows
+    from pipeline.fleet.why.silence import read_exits
+    from pipeline.fleet.why.types import CriticNeeds, Snapshot
     from pipeline.supervisor.fleet_plan import wanted_names
     from pipeline.supervisor.run_folder import supervisor_pid
     from protocol.ids import Role
@@ -55,7 +55,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
 
 
 def _open_incidents(run_dir: Path) -> list[Incident]:
-    from pipeline.incidents.records import RunIncidents
+    from pipeline.fleet.incidents.records import RunIncidents
 
     try:
         return [incident for incident in RunIncidents(run_dir).read() if incident.is_open]

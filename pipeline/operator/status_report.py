@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pipeline.operator.attached import Attached
 
 if TYPE_CHECKING:
+    from pipeline.fleet.status import RoleRow, WorkerRow
     from pipeline.ledger.types import Totals
     from pipeline.observability.effective_time import EffectiveTime
-    from pipeline.observability.status import RoleRow, WorkerRow
     from pipeline.runtime.registry.contract import Fleet, RunState
     from pipeline.training.mirror.layout import MirrorRecord
 
@@ -53,10 +53,10 @@ class StatusReport:
 
 
 async def read_status(at: Attached) -> StatusReport:
+    from pipeline.fleet.flow.bottleneck import bottleneck
     from pipeline.fleet.limits import limits_of
     from pipeline.fleet.state import overdue_ages
-    from pipeline.observability.status import clock_words, eviction_words, role_rows, worker_rows
-    from pipeline.observability.wait_graph import bottleneck
+    from pipeline.fleet.status import clock_words, eviction_words, role_rows, worker_rows
     from pipeline.supervisor.run_folder import supervisor_pid
 
     queues = await at.ledger.queues()

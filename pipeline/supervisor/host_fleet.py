@@ -15,7 +15,8 @@ import structlog
 
 from pipeline.config.schema import RunConfig
 from pipeline.fleet.limits import limits_of
-from pipeline.observability.repairs import add_repair
+from pipeline.fleet.repair.escalation import Escalation
+from pipeline.fleet.repair.records import add_repair
 from pipeline.process.descendants import activity_of
 from pipeline.process.exit_codes import ExitCode, LastError
 from pipeline.process.stacks.request import stands_of
@@ -24,7 +25,6 @@ from pipeline.supervisor.fleet_plan import Action, FleetPlan, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.memory_kills import MemoryKills
 from pipeline.supervisor.processes import Command, Processes
-from pipeline.supervisor.recovery.escalation import Escalation
 from pipeline.supervisor.repair_watch import RepairWatch
 from pipeline.supervisor.standbys.keeper import StandbyKeeper
 from pipeline.supervisor.watchdog import Watchdog

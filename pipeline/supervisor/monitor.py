@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from pipeline.fleet.state import overdue_ages
+from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
@@ -24,7 +25,6 @@ from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.effective_reader import EffectiveTimeReader
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetMeter
-from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
 from protocol.errors import LedgerDiskFailed, LedgerError, LedgerUnavailable

@@ -22,8 +22,18 @@ from typing import Final
 import structlog
 
 from pipeline.config.schema import RunConfig
-from pipeline.incidents.records import RunIncidents
-from pipeline.observability.repairs import StepRow, add_steps, read_steps
+from pipeline.fleet.incidents.records import RunIncidents
+from pipeline.fleet.repair.budgets import past_repairs
+from pipeline.fleet.repair.escalation import Escalation, IncidentSign
+from pipeline.fleet.repair.levels import (
+    Abilities,
+    Member,
+    RepairLevel,
+    RepairOrder,
+    RepairStep,
+    StepOutcome,
+)
+from pipeline.fleet.repair.records import StepRow, add_steps, read_steps
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Eviction, Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange
@@ -32,16 +42,6 @@ from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.fleet_edits import BY_SUPERVISOR, evicted
 from pipeline.supervisor.fleet_plan import FleetFailure, WorkerPhase
 from pipeline.supervisor.host_fleet import HostFleet
-from pipeline.supervisor.recovery.budgets import past_repairs
-from pipeline.supervisor.recovery.escalation import Escalation, IncidentSign
-from pipeline.supervisor.recovery.levels import (
-    Abilities,
-    Member,
-    RepairLevel,
-    RepairOrder,
-    RepairStep,
-    StepOutcome,
-)
 from pipeline.supervisor.self_checking import SelfChecking
 from protocol.ids import Role
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.observability.repairs import RepairRow
+from pipeline.fleet.repair.records import RepairRow
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from protocol.ids import Role
 

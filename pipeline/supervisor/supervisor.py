@@ -28,6 +28,7 @@ import structlog
 
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
+from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
@@ -36,7 +37,6 @@ from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, read_le
 from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.report import write_report
 from pipeline.observability.start_record import EndRow, StartRow, add_row, own_start
-from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock

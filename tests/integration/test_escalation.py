@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.observability.repairs import read_steps
+from pipeline.fleet.repair.records import read_steps
 from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

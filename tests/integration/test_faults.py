@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
+from pipeline.fleet.repair.records import RepairRow, read_repairs
 from pipeline.ledger.address import read_address
-from pipeline.observability.repairs import RepairRow, read_repairs
 from pipeline.process.exit_codes import ExitCode
 from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ops.drill.orders import FOLDER, write_orders
-from pipeline.incidents.records import RunIncidents
+from pipeline.fleet.incidents.records import RunIncidents
 from pipeline.ledger.address import read_address
 from tests.integration.fleet import EMULATED, ROOT, RunningFleet, fleet
 from tests.mute import keep_busy

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.fleet.repair.records import RepairRow, read_repairs, read_steps
 from pipeline.observability.history import UpdateRow, read_history
-from pipeline.observability.repairs import RepairRow, read_repairs, read_steps
 from pipeline.process.records import read_reports
 from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 

@@ -9,7 +9,7 @@ import pytest
 
 from ops.drill.fleet import DrillFleet, until
 from ops.drill.orders import write_orders
-from pipeline.observability.repairs import read_steps
+from pipeline.fleet.repair.records import read_steps
 from protocol.ids import Role
 from tests.integration.trial_fleet import SETTINGS, VERDICT_S
 

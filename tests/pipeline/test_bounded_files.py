@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.files import MAX_BYTES, cut
-from pipeline.observability.status import RunSnapshot
+from pipeline.fleet.status import RunSnapshot
 from tests.pipeline.supervisor.supervised import Run
 
 

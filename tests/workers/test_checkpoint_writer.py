@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.fleet.limits import Limits
-from pipeline.observability.status import worker_rows
+from pipeline.fleet.status import worker_rows
 from pipeline.runtime.clock import RealClock
 from pipeline.training.checkpoints import CheckpointFolder
 from protocol.ids import Role

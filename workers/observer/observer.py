@@ -1,9 +1,9 @@
 """The observer: turns heartbeats into incidents and a history of metrics.
 
 Once a second it reads the registry's heartbeats and the flow records of its host's workers. It
-finds faults in the heartbeats (``workers.observer.suspicions``), and writes incidents
-(``pipeline.incidents``) and files of metrics, states, links and messages
-(``pipeline.watch.segments``) into the run folder. The incident of a hung worker gets the stacks of
+finds faults in the heartbeats (``pipeline.fleet.suspicions``), and writes incidents
+(``pipeline.fleet.incidents``) and files of metrics, states, links and messages
+(``pipeline.fleet.peers.segments``) into the run folder. The incident of a hung worker gets the stacks of
 its role. The registry's answer is awaited for at most two seconds.
 
 The run continues without the observer, and it holds nothing that a restart cannot rebuild: open
@@ -22,18 +22,18 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
-from pipeline.flow.host_records import HostRecordReader
-from pipeline.incidents.book import IncidentBook
-from pipeline.incidents.records import IncidentFile, IncidentRecord, IncidentStep, RunIncidents
+from pipeline.fleet.flow.host_records import HostRecordReader
+from pipeline.fleet.incidents.book import IncidentBook
+from pipeline.fleet.incidents.records import IncidentFile, IncidentRecord, IncidentStep, RunIncidents
+from pipeline.fleet.peers.segments import SegmentWriter
+from pipeline.fleet.peers.thresholds import read_thresholds
+from pipeline.fleet.suspicions import FleetSuspicions
 from pipeline.process.stacks.request import stands_of
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.flow_ring import flow_folder
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.watch.segments import SegmentWriter
-from pipeline.watch.thresholds import read_thresholds
 from protocol.errors import DataError, LedgerError
 from protocol.ids import Role
-from workers.observer.suspicions import FleetSuspicions
 
 EVERY_S = 1.0
 ANSWER_S = 2.0

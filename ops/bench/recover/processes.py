@@ -23,7 +23,7 @@ from ops.bench.recover.trials import RunRecord, Trial, committed, ended_unstruck
 from ops.drill.events import Lost
 from ops.drill.fleet import DrillFleet, until
 from ops.drill.witness import Witness
-from pipeline.observability.repairs import RepairRow, read_repairs, read_steps
+from pipeline.fleet.repair.records import RepairRow, read_repairs, read_steps
 from protocol.errors import DataError
 from protocol.ids import Role
 

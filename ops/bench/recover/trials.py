@@ -13,7 +13,7 @@ from math import isinf
 from statistics import median
 
 from ops.bench.table import quantile, wilson
-from pipeline.observability.repairs import RepairRow
+from pipeline.fleet.repair.records import RepairRow
 
 BASE = "as configured"
 """Name of the settings that others are compared with."""

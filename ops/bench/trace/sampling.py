@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import nan
 
 from ops.bench.trace.model import EmulatedFleet, Link, Node
-from pipeline.flow.rows import LinkRow, StateRow
+from pipeline.fleet.flow.rows import LinkRow, StateRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from math import ceil
 
 from ops.bench.trace.faults import Truth
 from ops.bench.trace.sampling import Tables
-from pipeline.flow.rows import FlowIncident, LinkRow, StateRow
-from pipeline.flow.watcher import FlowWatch
+from pipeline.fleet.flow.rows import FlowIncident, LinkRow, StateRow
+from pipeline.fleet.flow.watcher import FlowWatch
 
 WITHIN_S = 60.0
 

@@ -21,10 +21,10 @@ from ops.bench.watch.cases import CONCURRENT, EXPLICIT_S, SPLITS, WINDOW_S, Case
 from ops.bench.watch.fleet import SyntheticFleet
 from ops.bench.watch.scoring import Alarm, Outcome, is_decided, judge, summarise
 from ops.ending import exit_code
+from pipeline.fleet.peers.offline import fitted, largest_strengths
+from pipeline.fleet.peers.thresholds import SHIPPED, Thresholds, merged, read_thresholds
+from pipeline.fleet.peers.watcher import Watch
 from pipeline.process.progress_bar import tracked
-from pipeline.watch.offline import fitted, largest_strengths
-from pipeline.watch.thresholds import SHIPPED, Thresholds, merged, read_thresholds
-from pipeline.watch.watcher import Watch
 
 SIZES = (8, 32, 128, 512, 1024, 4096, 10_000)
 F1, F1_LARGEST, F1_CONCURRENT, BLAMED, GRAY_P90_S = 0.96, 0.90, 0.85, 0.02, 120.0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ops.bench.watch.cases import WINDOW_S, Case, Control, Fault, Kind, Truth
 from ops.bench.watch.roster import BURST_S, CALM_S, EARLIEST_S, LATEST_S, Roster, draw_roster, draw_truth
-from pipeline.watch.frame import Frame
+from pipeline.fleet.peers.frame import Frame
 
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
-from pipeline.incidents.records import Incident
+from pipeline.fleet.incidents.records import Incident
 from pipeline.observability.history import UPDATE_PARTS, UpdateRow
 from pipeline.observability.timeline.trace_events import LEAST_US, Moment, Slice, TraceEventWriter, microseconds
 from pipeline.runtime.flow_ring import MessageOutcome

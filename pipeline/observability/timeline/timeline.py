@@ -23,11 +23,11 @@ import numpy as np
 
 from pipeline.files import GrowingFile
 from pipeline.files.columns import Cell, Column, read_columns
-from pipeline.incidents.records import RunIncidents
+from pipeline.fleet.incidents.records import RunIncidents
+from pipeline.fleet.peers.segments import SEGMENT_S, begin_s, observed_files
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
 from pipeline.observability.timeline.drawing import Drawing, MessageRow, StateLook, TimelineReport
 from pipeline.observability.timeline.trace_events import TraceEventWriter, microseconds
-from pipeline.watch.segments import SEGMENT_S, begin_s, observed_files
 from protocol.errors import DataError
 
 _LINES_BYTES: Final = 1 << 20

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.config.schema import RunConfig
-    from pipeline.observability.status import RunSnapshot
+    from pipeline.fleet.status import RunSnapshot
 
 _END_S: Final = 3.0
 _LEAVE_SCREEN: Final = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l"

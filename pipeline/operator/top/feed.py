@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pipeline.fleet.status import pause_words
 from pipeline.ledger.inspection import DropsView, EndedRow, StalenessView
 from pipeline.observability.log_lines import LogReader
-from pipeline.observability.status import pause_words
 from pipeline.operator import steering
 from pipeline.operator.attached import Attached, look_at
 from pipeline.operator.overview import OverviewReader, RunOverview

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.fleet.health import HealthKind
+from pipeline.fleet.status import WorkerRow, doing, in_minutes
 from pipeline.ledger.types import Totals
 from pipeline.observability.progress import course, interval, sparkline
-from pipeline.observability.status import WorkerRow, doing, in_minutes
 from pipeline.observability.tables import work_done
 from pipeline.operator.overview import RunOverview
 from pipeline.operator.rates import QueueOverview

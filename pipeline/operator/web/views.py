@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from pipeline.fleet.why.explain import explain
 from pipeline.ledger.inspection import OpenGroup, drops_value, waits_for
 from pipeline.ledger.life import UnknownTrajectory, life_events
-from pipeline.observability.why.explain import explain
 from pipeline.operator.attached import Attached
 from pipeline.operator.overview import OverviewReader, OverviewSource
 from pipeline.operator.run_snapshot import snapshot_of

@@ -23,7 +23,7 @@ from ops.bench.recover.trials import (
     tables,
 )
 from ops.drill.fleet import ROOT
-from pipeline.observability.repairs import RepairRow
+from pipeline.fleet.repair.records import RepairRow
 from protocol.errors import ConfigError
 
 BEGAN_S = 1_700_000_000.0

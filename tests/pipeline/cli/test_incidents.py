@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.config import RESOLVED_NAME
-from pipeline.incidents.book import IncidentBook, Suspicion
-from pipeline.incidents.records import FoundCause, IncidentFile, RunIncidents
-from pipeline.observability.repairs import RepairRow, add_repair
+from pipeline.fleet.incidents.book import IncidentBook, Suspicion
+from pipeline.fleet.incidents.records import FoundCause, IncidentFile, RunIncidents
+from pipeline.fleet.repair.records import RepairRow, add_repair
 
 
 @pytest.fixture

@@ -28,11 +28,11 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
 from pipeline.config import CHANGES_NAME
+from pipeline.fleet.why.silence import silence, whereabouts
 from pipeline.ledger.address import read_address, write_address
 from pipeline.ledger.server import copy as server_copy
 from pipeline.ledger.server.embedded import EmbeddedServer, server_runs
 from pipeline.observability.start_record import StartRow, add_row
-from pipeline.observability.why.silence import silence, whereabouts
 from pipeline.operator.attached import Attached, attach
 from pipeline.process.records import identify
 from pipeline.runtime.registry.contract import RunState, RunStatus
@@ -398,8 +398,8 @@ def test_why_tells_of_a_frozen_server_by_its_process_and_asks_the_ledger_nothing
 def test_why_tells_of_a_mute_server_that_it_is_there_and_says_nothing(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.observability.why.silence.FIRST_S", 0.2)
-    monkeypatch.setattr("pipeline.observability.why.silence.SECOND_S", 0.3)
+    monkeypatch.setattr("pipeline.fleet.why.silence.FIRST_S", 0.2)
+    monkeypatch.setattr("pipeline.fleet.why.silence.SECOND_S", 0.3)
     before, me = read_address(run_dir), identify(os.getpid())
     assert before is not None
     with mute_server(Manner.MUTE) as server:

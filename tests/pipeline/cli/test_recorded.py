@@ -16,15 +16,15 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
 from pipeline.config import RESOLVED_NAME
-from pipeline.flow.host_records import MESSAGES
-from pipeline.flow.rows import StateRow
-from pipeline.incidents.records import IncidentFile, IncidentRecord, IncidentStep
+from pipeline.fleet.flow.host_records import MESSAGES
+from pipeline.fleet.flow.rows import StateRow
+from pipeline.fleet.incidents.records import IncidentFile, IncidentRecord, IncidentStep
+from pipeline.fleet.peers.frame import Frame
+from pipeline.fleet.peers.segments import SegmentWriter
 from pipeline.observability.history import HISTORY_NAME, History
-from pipeline.watch.frame import Frame
-from pipeline.watch.segments import SegmentWriter
-from tests.pipeline.flow.made_fleet import BREAKS_S, MadeFleet, blamed
+from tests.pipeline.fleet.flow.made_fleet import BREAKS_S, MadeFleet, blamed
+from tests.pipeline.fleet.peers.fleets import LEVELS, findings, fleet
 from tests.pipeline.observability.rows import update_row
-from tests.pipeline.watch.fleets import LEVELS, findings, fleet
 
 BEGAN_S = 1_700_000_000.0
 UNTIL_S = 150

@@ -18,16 +18,16 @@ from rich.console import Console
 
 from pipeline.cli import headrace, main, requeue, why
 from pipeline.cli.peek import as_text, show
+from pipeline.fleet.flow.bottleneck import bottleneck
 from pipeline.fleet.limits import Limits
+from pipeline.fleet.status import RunSnapshot, queue_rows, worker_rows
+from pipeline.fleet.why.explain import explain
+from pipeline.fleet.why.types import Cause, Chain, Explanation, Outlook, Snapshot
 from pipeline.ledger.types import DeadLetter, QueueStat
 from pipeline.observability.live_view import Notices, last_picture
 from pipeline.observability.progress import RunProgress
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
-from pipeline.observability.status import RunSnapshot, queue_rows, worker_rows
 from pipeline.observability.tables import fleet_table, queue_table
-from pipeline.observability.wait_graph import bottleneck
-from pipeline.observability.why.explain import explain
-from pipeline.observability.why.types import Cause, Chain, Explanation, Outlook, Snapshot
 from pipeline.runtime.log import open_log
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, RunState, RunStatus
 from protocol.errors import DataError

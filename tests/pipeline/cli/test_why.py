@@ -13,15 +13,15 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.cli.why import render
-from pipeline.observability.why.explain import explain
-from pipeline.observability.why.silence import read_exits
+from pipeline.fleet.why.explain import explain
+from pipeline.fleet.why.silence import read_exits
 from pipeline.operator.attached import Attached
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
+from tests.pipeline.fleet.why.scenes import scene, silent, trajectory, unit, waits
 from tests.pipeline.ledger.builders import make_chunk
 from tests.pipeline.made_run import stopped_run
-from tests.pipeline.observability.why.scenes import scene, silent, trajectory, unit, waits
 
 pytestmark = pytest.mark.timeout(90)
 TRACEBACK = "Traceback (most recent call last):\n  ...\nValueError: no boxed answer"

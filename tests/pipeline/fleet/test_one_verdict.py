@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pipeline.fleet.health import HealthKind, health
 from pipeline.fleet.limits import Limits
 from pipeline.fleet.state import FleetState
+from pipeline.fleet.status import role_rows, worker_rows
 from pipeline.observability.metrics import HeartbeatCollector
-from pipeline.observability.status import role_rows, worker_rows
 from pipeline.operator.steering import _at_work, staying_guests
 from pipeline.process.work import WorkReport
 from pipeline.runtime import liveness

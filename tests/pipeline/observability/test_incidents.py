@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.incidents.book import IncidentBook, Suspicion
-from pipeline.incidents.records import IncidentFile
+from pipeline.fleet.incidents.book import IncidentBook, Suspicion
+from pipeline.fleet.incidents.records import IncidentFile
 from pipeline.observability.incidents import IncidentReader
 
 

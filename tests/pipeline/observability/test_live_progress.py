@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pipeline.fleet.status import RunSnapshot
 from pipeline.observability.history import HISTORY_NAME, History, UpdateRow
 from pipeline.observability.live_view import PlainView, _bar, last_picture
 from pipeline.observability.progress import RunProgress
-from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from tests.pipeline.observability.rows import evaluation_row, update_row
 from tests.pipeline.observability.test_live_view import BEATS, TOTALS

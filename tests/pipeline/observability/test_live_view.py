@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from pipeline.fleet.limits import Limits
+from pipeline.fleet.status import QueueRow, RunSnapshot, role_rows, worker_rows
 from pipeline.ledger.types import Audit, Balance, Totals
 from pipeline.observability.history import HISTORY_NAME, History, HistoryTail
 from pipeline.observability.live_view import Notices, PlainView, last_picture
 from pipeline.observability.progress import RunProgress, sparkline
-from pipeline.observability.status import QueueRow, RunSnapshot, role_rows, worker_rows
 from pipeline.observability.tables import audit_table, fleet_table, groups_line, queue_table, roles_line, work_done
 from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
 from protocol.ids import Incarnation, Role

@@ -20,8 +20,8 @@ from pipeline.observability.metrics import HeartbeatCollector, MetricsServer
 from pipeline.runtime.registry.contract import LinkReport, WaitingFor
 from protocol.errors import ConfigError
 from tests.manual_clock import ManualClock
+from tests.pipeline.fleet.test_status import NOW, beat
 from tests.pipeline.observability.test_live_view import TOTALS
-from tests.pipeline.observability.test_status import NOW, beat
 
 NAME = re.compile(r"headrace(_[a-z]+)+")
 NO_UNITS = {"s", "ms", "mb", "kb", "gb", "percent", "pct", "minutes", "milliseconds", "kilobytes", "megabytes", "num"}

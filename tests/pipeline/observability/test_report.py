@@ -14,14 +14,14 @@ import msgspec
 import pytest
 
 from pipeline.config import CHANGES_NAME
-from pipeline.incidents.book import IncidentBook, Suspicion
-from pipeline.incidents.records import IncidentFile, RunIncidents
+from pipeline.fleet.incidents.book import IncidentBook, Suspicion
+from pipeline.fleet.incidents.records import IncidentFile, RunIncidents
+from pipeline.fleet.repair.records import RepairRow, add_repair
 from pipeline.ledger.types import Audit, Balance
 from pipeline.observability.charts import _token_rate, draw_updates
 from pipeline.observability.comparison import read_run
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row
-from pipeline.observability.repairs import RepairRow, add_repair
 from pipeline.observability.report import summarize, write_report
 from pipeline.observability.report_data import read_records
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
+from pipeline.fleet.status import eviction_words
+from pipeline.fleet.why.explain import explain
+from pipeline.fleet.why.types import Snapshot
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import read_ledger_url
-from pipeline.observability.status import eviction_words
-from pipeline.observability.why.explain import explain
-from pipeline.observability.why.types import Snapshot
 from pipeline.operator import steering
 from pipeline.operator.attached import Attached
 from pipeline.operator.status_report import read_status

@@ -11,7 +11,7 @@ import pytest
 import structlog
 import zmq
 
-from pipeline.observability.status import queue_rows
+from pipeline.fleet.status import queue_rows
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import (

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pipeline.config.runtime import SupervisorSection
 from pipeline.fleet.health import HealthKind
 from pipeline.fleet.limits import Limits
+from pipeline.fleet.status import worker_rows
 from pipeline.observability.metrics import HeartbeatCollector
-from pipeline.observability.status import worker_rows
 from pipeline.operator.ending import _may_live
 from pipeline.process.work import LEAST_S
 from pipeline.runtime import liveness

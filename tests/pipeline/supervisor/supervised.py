@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
-from pipeline.observability.status import RunSnapshot
+from pipeline.fleet.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.supervisor.run_folder import prepare_run_dir
 from pipeline.supervisor.supervisor import RunOutcome, Supervisor

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.cli import headrace
-from pipeline.observability.status import RunSnapshot
+from pipeline.fleet.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Drain, Fleet, Heartbeat, WaitingFor

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.observability.status import RunSnapshot
+from pipeline.fleet.status import RunSnapshot
 from pipeline.operator import steering
 from pipeline.operator.attached import attach
 from pipeline.process.exit_codes import ExitCode

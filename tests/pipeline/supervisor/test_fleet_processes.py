@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.token import read_token
-from pipeline.observability.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Fleet, RunState

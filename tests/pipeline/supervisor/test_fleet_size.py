@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
-from pipeline.observability.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.runtime.machine import Machine, this_machine
 from pipeline.runtime.registry.contract import Fleet

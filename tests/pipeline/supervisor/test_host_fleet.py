@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.observability.repairs import read_repairs
+from pipeline.fleet.repair.records import read_repairs
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.supervisor import host_fleet

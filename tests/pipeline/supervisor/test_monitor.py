@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from pipeline.fleet.state import overdue_ages
+from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.inspection import queue_stat
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.types import Totals
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.start_record import StartRow, add_row
-from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.monitor import FleetRecorder, Monitor

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.observability.status import RunSnapshot
+from pipeline.fleet.status import RunSnapshot
 from pipeline.supervisor.pulse import NAME, Pulse, trouble
 from tests.pipeline.supervisor.supervised import Run
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipeline.incidents.book import IncidentBook, Suspicion
-from pipeline.incidents.records import IncidentFile, IncidentRecord, IncidentStep
-from pipeline.observability.repairs import StepRow, read_repairs, read_steps
-from pipeline.observability.status import RunSnapshot
+from pipeline.fleet.incidents.book import IncidentBook, Suspicion
+from pipeline.fleet.incidents.records import IncidentFile, IncidentRecord, IncidentStep
+from pipeline.fleet.repair.records import StepRow, read_repairs, read_steps
+from pipeline.fleet.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, WaitingFor
 from pipeline.runtime.registry.entries import CheckDigests, Vitals

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.observability.repairs import (
+from pipeline.fleet.repair.records import (
     REPAIRS_NAME,
     RepairRow,
     StepRow,
@@ -106,7 +106,7 @@ def row(number: int, *, role: str = "reward", **parts: float) -> RepairRow:
 
 
 def test_the_file_keeps_the_newest_and_skips_what_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipeline.observability.repairs._MAX_BYTES", 2_000)
+    monkeypatch.setattr("pipeline.fleet.repair.records._MAX_BYTES", 2_000)
     assert (read_repairs(tmp_path), read_repair_sums(tmp_path)) == (([], 0), {})
     for number in range(100):
         add_repair(tmp_path, row(number))

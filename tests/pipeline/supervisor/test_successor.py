@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.address import read_address, read_ledger_url
 from pipeline.ledger.redis.client import connect
-from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.records import process_runs
 from pipeline.runtime.registry.contract import Heartbeat

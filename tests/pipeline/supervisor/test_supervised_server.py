@@ -17,9 +17,9 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.address import LedgerAddress, read_address, read_ledger_url, write_address
 from pipeline.ledger.server.embedded import EmbeddedServer
-from pipeline.observability.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.process.records import process_runs

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.address import read_address
 from pipeline.observability.fleet_history import read_fleet_history
 from pipeline.observability.start_record import STARTS_NAME, read_starts
-from pipeline.observability.status import RunSnapshot
 from pipeline.operator.runs import list_runs
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.records import process_runs

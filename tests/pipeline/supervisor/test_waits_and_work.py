@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from pipeline.fleet.health import HealthKind
 from pipeline.fleet.limits import Limits
-from pipeline.observability.status import worker_rows
+from pipeline.fleet.signs.stalls import StandingWork
+from pipeline.fleet.status import worker_rows
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.worker_state import WorkerState
 from pipeline.supervisor.watchdog import Watchdog
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
-from workers.observer.stalls import StandingWork
 
 LIMITS = Limits(
     stuck_after_s=60.0,

@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config.operations import ObserverSection
-from pipeline.incidents.records import INCIDENTS_NAME, Incident, RunIncidents
+from pipeline.fleet.incidents.records import INCIDENTS_NAME, Incident, RunIncidents
+from pipeline.fleet.peers.thresholds import Tail, Thresholds
+from pipeline.fleet.suspicions import AWAY_S, FleetSuspicions
 from pipeline.runtime.flow_ring import Completion, FlowRingWriter, MessageOutcome, flow_folder
 from pipeline.runtime.registry.contract import FailureReport, Heartbeat, WaitingFor
 from pipeline.runtime.registry.entries import Vitals
 from pipeline.supervisor.leftovers import clear_leftovers
-from pipeline.watch.thresholds import Tail, Thresholds
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
@@ -26,7 +27,6 @@ from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.observer.observer import Observer
-from workers.observer.suspicions import AWAY_S, FleetSuspicions
 
 LIMIT_S = 20.0
 

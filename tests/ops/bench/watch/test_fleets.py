@@ -11,7 +11,7 @@ import pytest
 from ops.bench.watch.cases import BENIGN, SINGLE, WINDOW_S, Case, Control
 from ops.bench.watch.fleet import SyntheticFleet
 from ops.bench.watch.roster import EARLIEST_S, LATEST_S
-from pipeline.watch.frame import Frame
+from pipeline.fleet.peers.frame import Frame
 
 SIZE = 16
 SIGNAL = {

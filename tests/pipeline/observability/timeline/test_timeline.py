@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipeline.flow.host_records import MESSAGES, WAITS
-from pipeline.incidents.records import IncidentFile, IncidentRecord, IncidentStep
+from pipeline.fleet.flow.host_records import MESSAGES, WAITS
+from pipeline.fleet.incidents.records import IncidentFile, IncidentRecord, IncidentStep
+from pipeline.fleet.peers.frame import Frame
+from pipeline.fleet.peers.segments import SegmentWriter
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.timeline import drawing
 from pipeline.observability.timeline.drawing import MAX_LANES
 from pipeline.observability.timeline.timeline import write_timeline
-from pipeline.watch.frame import Frame
-from pipeline.watch.segments import SegmentWriter
 from protocol.errors import DataError
 from tests.pipeline.observability.rows import update_row
 from tests.pipeline.observability.timeline.event_rules import TraceFile

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.observability.status import RunSnapshot
+from pipeline.fleet.status import RunSnapshot
 from pipeline.operator.top import child
 from pipeline.operator.top.child import ChildView
 from pipeline.runtime.registry.contract import RunState, RunStatus

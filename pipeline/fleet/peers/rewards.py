@@ -1,0 +1,156 @@
+"""Finds scorers whose rewards are wrong without an error: always the same, or unlike those of their
+peers.
+
+*Frozen*: more equal rewards in a row than chance explains, given how often the role repeats a
+reward. *Apart*: its newest rewards differ by six standard errors from the peers' and from its own
+earlier ones. Two scorers always differ from each other, so the one is meant whose own rewards have
+changed by six standard errors. Only samples of new work count."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pipeline.fleet.peers.frame import Columns, Frame, RuleResult, of_peers
+from pipeline.fleet.peers.groups import TINY, Floats, Groups, WorkerArrays
+from pipeline.fleet.peers.thresholds import Tuning
+
+_NEW_S, _OLD_S = 60.0, 600.0
+"""Time constants of a worker's newest rewards and of all its rewards, in seconds."""
+_FEWEST = 10.0
+_LEAST_REPEATS = 0.05
+"""Share of repeated rewards that is assumed for every role at least."""
+_LEAST_DEVIATION = 0.01
+_HOLD_S = 10.0
+
+
+class RewardTest:
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self._has_any = False
+        self._state = state = WorkerArrays()
+        for name in ("last", "done"):
+            state.add(name, np.nan)
+        for name in (
+            "run",
+            "run_s",
+            "repeats",
+            "pairs",
+            "new",
+            "new_weight",
+            "new_sum",
+            "new_square",
+            "old",
+            "old_sum",
+            "own_sum",
+            "own_old_sum",
+        ):
+            state.add(name, 0.0)
+
+    def evaluate(self, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
+        """Add a frame and return the result. Rewards may have any scale."""
+        if (reward := column.get("reward_mean")) is None or step_s <= 0.0:
+            return None
+        self._has_any = self._has_any or bool(np.isfinite(reward).any())
+        if not self._has_any:
+            return None
+        state = self._state
+        state.align(("reward_mean",), frame.workers)
+        one = {name: state[name][0] for name in ("last", "done", "run", "run_s", "repeats", "pairs")}
+        is_known = np.isfinite(reward) & self._is_new_work(column, one["done"], reward, one["last"])
+        with np.errstate(invalid="ignore"):
+            is_pair = is_known & np.isfinite(one["last"])
+            is_same = is_pair & (reward == one["last"])
+        one["run"][:] = np.where(is_known, np.where(is_same, one["run"] + 1.0, 0.0), one["run"])
+        one["run_s"][:] = np.where(is_known & ~is_same, 0.0, one["run_s"] + np.float32(step_s))
+        one["repeats"] += is_same
+        one["pairs"] += is_pair
+        np.copyto(one["last"], reward, where=is_known)
+        bound = 14.0 + math.log(max(len(frame.workers) / 32.0, 1.0))
+        share = of_peers(((one["repeats"] + 1.0) / (one["pairs"] + 2.0)).astype(np.float32), groups)
+        frozen = one["run"] * -np.log(np.clip(share, _LEAST_REPEATS, 1.0 - 1e-6)) / bound
+        # only while the peers' rewards vary
+        is_moving = of_peers(one["run_s"], groups) < 0.25 * one["run_s"]
+        frozen = np.where((groups.sizes() > 1) & (one["run"] >= _FEWEST) & is_moving, frozen, 0.0)
+        # a repeated value may be no new sample
+        is_sample = is_known & ~is_same if "done" not in column else is_known
+        apart = self._apart(reward, is_sample, groups, step_s)
+        score = np.maximum(frozen, apart).astype(np.float32)
+
+        def words(at: int) -> str:
+            if frozen[at] >= apart[at]:
+                return (
+                    f"its last {one['run'][at] + 1:.0f} rewards are all {one['last'][at]:g}; those of its peers differ"
+                )
+            return (
+                f"its rewards differ from its peers' and from its own before by {self._tuning.reward_z * apart[at]:.1f}"
+                f" standard errors; the limit is {self._tuning.reward_z:g}"
+            )
+
+        return RuleResult("reward", "reward_mean", score > 1.0, np.isfinite(reward), score, words, _HOLD_S)
+
+    def _is_new_work(self, column: Columns, before: Floats, reward: Floats, last: Floats) -> np.ndarray:
+        """Return which samples are of new work: those with more work done or another reward, or all
+        if the work done is not counted."""
+        done = column.get("done")
+        if done is None:
+            return np.ones(len(reward), bool)
+        with np.errstate(invalid="ignore"):
+            is_new = ~(done == before) | (reward != last)
+        np.copyto(before, done, where=np.isfinite(done))
+        return is_new
+
+    def _apart(self, reward: Floats, is_known: np.ndarray, groups: Groups, step_s: float) -> Floats:
+        """Return the two-sample z of each worker's newest rewards, divided by its limit."""
+        state = self._state
+        new, total, square = state["new"][0], state["new_sum"][0], state["new_square"][0]
+        old, old_total = state["old"][0], state["old_sum"][0]
+        own_total, own_old_total = state["own_sum"][0], state["own_old_sum"][0]
+        # sum of squared weights, for the effective number of samples of a weighted mean
+        weight = state["new_weight"][0]
+        for sums, tau_s in (
+            (new, _NEW_S),
+            (weight, _NEW_S / 2.0),
+            (total, _NEW_S),
+            (square, _NEW_S),
+            (old, _OLD_S),
+            (old_total, _OLD_S),
+            (own_total, _NEW_S),
+            (own_old_total, _OLD_S),
+        ):
+            sums *= np.float32(math.exp(-step_s / tau_s))
+        with np.errstate(invalid="ignore"):
+            # minus the peers at the same moment, since prompts become harder for all
+            usual = of_peers(np.where(is_known, reward, np.float32(np.nan)), groups)
+            rest = np.where(is_known & np.isfinite(usual), reward - usual, np.float32(np.nan))
+        is_used = np.isfinite(rest)
+        rest = np.where(is_used, rest, np.float32(0.0))
+        own = np.where(is_used, reward, np.float32(0.0))
+        for sums, grown in (
+            (new, is_used),
+            (weight, is_used),
+            (total, rest),
+            (square, rest * rest),
+            (old, is_used),
+            (old_total, rest),
+            (own_total, own),
+            (own_old_total, own),
+        ):
+            sums += grown
+        mean = total / (new + TINY)
+        variance = np.maximum(square / (new + TINY) - mean * mean, 0.0).astype(np.float32)
+        variance = np.maximum(np.maximum(variance, of_peers(variance, groups)), np.float32(_LEAST_DEVIATION**2))
+        # all rewards minus the newest ones: what was usual before
+        before = np.maximum(old - new, 0.0)
+        earlier = (old_total - total) / (before + TINY)
+        error = variance * weight / (new * new + TINY)
+        by_peers = mean / np.sqrt(error + TINY)
+        by_own = (mean - earlier) / np.sqrt(error + variance / (before + TINY))
+        z = np.where(by_peers * by_own > 0, np.minimum(np.abs(by_peers), np.abs(by_own)), 0.0)
+        change = (own_total / (new + TINY) - (own_old_total - own_total) / (before + TINY)) / np.sqrt(
+            error + variance / (before + TINY) + TINY
+        )
+        z = np.where(groups.sizes() > 2, z, np.minimum(z, np.abs(change)))
+        is_enough = (new >= _FEWEST) & (before >= 2.0 * _FEWEST) & (groups.sizes() > 1)
+        return np.where(is_enough, z / self._tuning.reward_z, 0.0).astype(np.float32)

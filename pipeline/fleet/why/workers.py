@@ -1,0 +1,222 @@
+"""Root causes among workers: absent, frozen, stuck, starting, waiting, or working."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.fleet.health import HealthKind
+from pipeline.fleet.status import WorkerRow
+from pipeline.fleet.why.types import Cause, Chain, Outlook, Snapshot, count, seconds, worst
+from pipeline.ledger.admin import Lack
+from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
+from protocol.ids import ELASTIC_ROLES, Role
+from protocol.trajectory import Field
+
+SCORER = {
+    Field.REWARD: Role.REWARD,
+    Field.REFERENCE: Role.REFERENCE,
+    Field.VALUE: Role.VALUE,
+    Field.GUIDANCE: Role.REFERENCE,
+}
+_AT_WORK = {
+    Role.GENERATOR: "is sampling",
+    Role.REWARD: "is scoring",
+    Role.REFERENCE: "is scoring",
+    Role.VALUE: "is scoring or learning",
+    Role.LEARNER: "is learning",
+}
+
+
+def absent_chain(s: Snapshot, name: str) -> Chain:
+    """Explain a wanted worker without a heartbeat."""
+    ended = s.exits.get(name)
+    link = f"{name} is missing" + (f": {ended}" if ended else "")
+    if not s.has_supervisor:
+        return Chain((link,), Cause.ABSENT, name, Outlook.YOU, _no_supervisor(s))
+    doing = f"the supervisor starts it; if it does not come up, read logs/{name}.jsonl and logs/{name}.out"
+    if ended and ended.error:
+        again = "the supervisor starts it again. The same error before any finished work ends the run"
+        doing = f"{again}: logs/{name}.jsonl"
+    return Chain((link,), Cause.ABSENT, name, Outlook.MENDS, doing)
+
+
+def role_absent_chain(s: Snapshot, role: Role) -> Chain:
+    """Explain a role without a heartbeat."""
+    names = s.absent(role)
+    if names:
+        return absent_chain(s, names[0])
+    doing = f"start one: `headrace up --resume {s.run}`"
+    if role in ELASTIC_ROLES:
+        doing = f"start one: `headrace scale {role}=1 {s.run}` here, or `headrace fleet join` on another host"
+    return Chain((f"there is no {role} worker",), Cause.ABSENT, str(role), Outlook.YOU, doing)
+
+
+def role_chain(s: Snapshot, role: Role) -> Chain:
+    """Explain the gravest wait of a role's live workers, else of all its workers, else its absence."""
+    rows = s.healthy(role) or s.rows(role)
+    return worst([worker_chain(s, row) for row in rows]) if rows else role_absent_chain(s, role)
+
+
+def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> Chain:
+    """Explain a worker with a heartbeat. ``seen``: workers earlier in the chain."""
+    name, at = row.worker, row.waiting_for
+    if row.health is not HealthKind.LIVE:
+        return _unwell(s, row)
+    detail = f": {row.detail}" if row.detail else ""
+    if at is WaitingFor.STARTING:
+        ended = s.exits.get(name)
+        again = f"; the one before: {ended}" if ended and ended.is_worth_a_word else ""
+        link = f"{name} is starting, for {seconds(row.uptime_s)}{detail}{again}"
+        doing = "it loads its model and data; its log has the progress"
+        return Chain((link,), Cause.STARTING, name, Outlook.MOVES, doing)
+    if at in (WaitingFor.DRAINING, WaitingFor.STOPPED):
+        doing = "it returns what it holds, so that others can continue it, and ends"
+        return Chain((f"{name} is {at}{detail}",), Cause.DRAINING, name, Outlook.MOVES, doing)
+    if at is WaitingFor.QUARANTINE:
+        doing = (
+            "the learner checks its copy, and publishes it again if that is damaged. Other generators go on with the "
+            "work. If it happens again, distrust the memory of its host"
+        )
+        return Chain((f"{name} is in quarantine{detail}",), Cause.QUARANTINE, name, Outlook.MENDS, doing)
+    if at is WaitingFor.LEDGER:
+        return ledger_chain(f"{name} waits for the ledger{detail}")
+    if at is WaitingFor.ENDPOINT:
+        doing = (
+            "check that it is running, and its rate limits: requests are retried until it answers. Meanwhile no response "
+            "counts as wrong or failed"
+        )
+        return Chain((f"{name} waits for {row.detail}",), Cause.ENDPOINT, name, Outlook.YOU, doing)
+    unreached = unreached_workers(row.unreached)
+    is_cut_off = unreached - {Role.LEARNER} if at is WaitingFor.ROOM else Role.LEARNER in unreached
+    if at in (WaitingFor.ROOM, WaitingFor.WEIGHTS) and is_cut_off:
+        return unreachable_chain(row)
+    if at is WaitingFor.ROOM:
+        return _room(s, row, seen)
+    if at in (WaitingFor.WEIGHTS, WaitingFor.CREDIT):
+        link = f"{name} waits for {at}{detail}"
+        if not s.rows(Role.LEARNER):
+            return role_absent_chain(s, Role.LEARNER).after(link)
+        ends = [
+            worker_chain(s, other, seen=(*seen, name)) for other in unwell(s.awaited(row)) if other.worker not in seen
+        ]
+        if ends:
+            return worst(ends).after(link)
+        cause = Cause.WEIGHTS if at is WaitingFor.WEIGHTS else Cause.CREDIT
+        doing = "the learner publishes, and generators take it within moments"
+        return Chain((link,), cause, name, Outlook.MOVES, doing)
+    if at is WaitingFor.DISK:
+        doing = (
+            "it goes on once the files are written; a learner whose checkpoint gains no file for "
+            "supervisor.checkpoint_timeout_s is replaced. If this keeps happening, the disk is slow: raise "
+            "checkpoint.every_updates"
+        )
+        return Chain((f"{name} waits for its disk{detail}",), Cause.CHECKPOINT, name, Outlook.MOVES, doing)
+    if at is WaitingFor.COMPUTE:
+        link = f"{name} {_AT_WORK.get(row.role, 'is computing')}, {how_far(row)}"
+        return Chain((link,), Cause.WORKING, name, Outlook.MOVES, "nothing is wrong: this takes its time")
+    link = f"{name} waits for {at}{detail}"
+    doing = "nothing is wrong: it takes the next piece of work as it comes"
+    return Chain((link,), Cause.WORKING, name, Outlook.MOVES, doing)
+
+
+def how_far(row: WorkerRow) -> str:
+    """Return a worker's progress on long work, or else the time since its last progress."""
+    return row.work.in_words() if row.work is not None else f"last progress {seconds(row.since_progress_s)} ago"
+
+
+def scorer_chain(s: Snapshot, lack: Lack) -> Chain:
+    """Explain a missing score by the worker that should write it."""
+    role = SCORER[lack.field]
+    failures = f", a scorer failed on it {count(lack.num_failures, 'time')}" if lack.num_failures else ""
+    late = f"{seconds(lack.overdue_s)} overdue" if lack.overdue_s > 0.0 else f"due again in {seconds(-lack.overdue_s)}"
+    waiting = s.depth(lack.field.value)
+    since = "rewarded" if lack.field is Field.GUIDANCE else "written"
+    link = (
+        f"{lack.chunk} lacks its {lack.field}, {since} {seconds(lack.age_s)} ago, {late}{failures} "
+        f"({count(waiting, 'chunk')} wait for {role})"
+    )
+    healthy = s.healthy(role)
+    if not healthy:
+        end, kept = role_chain(s, role), "; until then chunks wait in the ledger, and nothing is lost"
+        return Chain(end.links, end.cause, end.who, end.outlook, end.next + kept).after(link)
+    busy = [row for row in healthy if row.waiting_for is not WaitingFor.INPUT]
+    if busy:
+        return worker_chain(s, busy[0]).after(link)
+    cut_off = [row for row in s.workers if unreached_workers(row.unreached) & {one.worker for one in healthy}]
+    if cut_off:
+        return unreachable_chain(cut_off[0]).after(link)
+    names = " and ".join(row.worker for row in healthy)
+    idle = f"{names} {'is' if len(healthy) == 1 else 'are'} idle: the message is on its way, or was lost with a dead process"
+    doing = f"it is handed out again at its deadline; `headrace ledger requeue --field {lack.field}` does so now"
+    outlook = Outlook.MOVES if lack.age_s < s.replaced_after_s else Outlook.MENDS
+    return Chain((idle,), Cause.REDELIVERY, str(role), outlook, doing).after(link)
+
+
+def unreachable_chain(row: WorkerRow) -> Chain:
+    """Explain a worker that cannot reach a mailbox."""
+    doing = (
+        f"let {row.host} connect there: check firewalls (wire.ports), and an address that means another host there "
+        "(wire.host, wire.advertise_host). Until then "
+    )
+    if unreached_workers(row.unreached) == {Role.LEARNER}:
+        doing += "it gets no new version, and samples under the one that it has, as long as staleness allows"
+    else:
+        doing += "its chunks are scored at their deadlines, and others get its work"
+    return Chain((f"{row.worker} does not reach {row.unreached}",), Cause.UNREACHABLE, row.worker, Outlook.YOU, doing)
+
+
+def generators_chain(s: Snapshot) -> Chain:
+    """Explain work that any generator can take."""
+    healthy = s.healthy(Role.GENERATOR)
+    if not healthy:
+        return role_chain(s, Role.GENERATOR)
+    order = (WaitingFor.LEDGER, WaitingFor.ROOM, WaitingFor.WEIGHTS, WaitingFor.STARTING, WaitingFor.COMPUTE)
+    first = min(healthy, key=lambda row: order.index(row.waiting_for) if row.waiting_for in order else len(order))
+    at_work = [row for row in healthy if row.waiting_for is WaitingFor.COMPUTE]
+    return worker_chain(s, at_work[0] if at_work else first)
+
+
+def ledger_chain(link: str) -> Chain:
+    """Explain a ledger that does not answer a worker, or is full."""
+    doing = (
+        "workers keep their work and retry. The supervisor restarts an embedded server; you restart your own. "
+        "Scorers and learner make room in a full one"
+    )
+    return Chain((link,), Cause.LEDGER, "ledger", Outlook.MENDS, doing)
+
+
+def _unwell(s: Snapshot, row: WorkerRow) -> Chain:
+    is_silent = row.health is HealthKind.SILENT
+    link = f"{row.worker} is {row.health} for {seconds(row.unwell_s)}"
+    cause = Cause.SILENT if is_silent else Cause.STUCK
+    if not s.has_supervisor:
+        return Chain((link,), cause, row.worker, Outlook.YOU, _no_supervisor(s))
+    if row.worker not in s.wanted:
+        end = f"end process {row.pid} on {row.host}, and start it again if you want it"
+        doing = f"it is not one of the supervisor's workers: {end}"
+        return Chain((link,), cause, row.worker, Outlook.MENDS, doing)
+    after = f"after {seconds(s.replaced_after_s)} of silence" if is_silent else "(supervisor.stuck_after_s)"
+    doing = f"the supervisor replaces it {after}; its work goes to others"
+    return Chain((link,), cause, row.worker, Outlook.MENDS, doing)
+
+
+def _room(s: Snapshot, row: WorkerRow, seen: tuple[str, ...]) -> Chain:
+    """Explain a full mailbox by the worker that reads it."""
+    link = f"{row.worker} waits for room: {row.detail}"
+    passed = (*seen, row.worker)
+    ends = [worker_chain(s, other, seen=passed) for other in s.awaited(row) if other.worker not in passed]
+    if ends:
+        return worst(ends).after(link)
+    wanted = [role for role in SCORER.values() if s.absent(role) or role in row.detail.split()]
+    missing = next((role for role in wanted if not s.rows(role)), None)
+    if missing is not None:
+        return role_absent_chain(s, missing).after(link)
+    return Chain((link,), Cause.WORKING, row.worker, Outlook.MOVES, "its chunks are being written and sent")
+
+
+def _no_supervisor(s: Snapshot) -> str:
+    return f"no supervisor runs to start it again: `headrace up --resume {s.run}`"
+
+
+def unwell(workers: Sequence[WorkerRow]) -> list[WorkerRow]:
+    return [row for row in workers if row.health is not HealthKind.LIVE]
