@@ -89,11 +89,6 @@ class RaySection(Section):
         "reserves launch.learner on this node. Workers added by scaling are in no group. Default: no groups; Ray spreads "
         "workers.",
     )
-    max_restarts: int = setting(
-        -1,
-        "How often Ray replaces a lost actor. Its worker is restarted as the restart budgets allow. -1: no limit.",
-        ge=-1,
-    )
     unwatched_s: float = setting(
         120.0,
         "An actor without a running worker frees its place if no supervisor has checked it for this long.",

@@ -180,6 +180,10 @@ REMOVED: Final[Mapping[str, Removed]] = {
     "launch.kubernetes.autoscaler": Removed(("hpa",), _ELASTIC),
     "launch.kubernetes.max_replicas": Removed((16,), _ELASTIC),
     "launch.kubernetes.queue_depth": Removed((64,), _ELASTIC),
+    "launch.ray.max_restarts": Removed(
+        (-1,),
+        "Ray restarts no worker. Leave it out: the supervisor starts a lost one again, as supervisor.max_restarts allows",
+    ),
 }
 
 

@@ -83,14 +83,6 @@ class RayCluster:
         names = gcs_pb2.PlacementGroupTableData.PlacementGroupState.Name
         return [names(row.state) for row in rows if row.ray_namespace == namespace]
 
-    def is_placed_again(self, namespace: str, actor: str) -> bool:
-        """Return whether a lost actor has its next place."""
-        from ray.core.generated import gcs_pb2  # pyright: ignore[reportMissingImports]
-
-        rows = [gcs_pb2.ActorTableData.FromString(row) for row in self.accessor.get_actor_table(None, None)]
-        (found,) = [row for row in rows if (row.ray_namespace, row.name) == (namespace, actor)]
-        return found.num_restarts > 0 and found.state == gcs_pb2.ActorTableData.ActorState.ALIVE
-
     def close(self) -> None:
         """End all nodes."""
         self._cluster.shutdown()

@@ -2,7 +2,7 @@
 
 Each call is one request with a deadline to the run's Ray driver (``ray_agent``), a separate
 process. A driver that fails is replaced at the next call; actors stay, and a later supervisor finds
-them. An actor holds no secret until its worker starts (``ray_states``)."""
+them. An actor holds no secret until its worker starts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from typing import Final
 
 import msgspec
 
-from pipeline.config.operations import LaunchSection, RayRoleSection, ResourcesSection
+from pipeline.config.operations import LaunchSection, ResourcesSection
 from pipeline.ledger.token import Token
 from pipeline.ledger.url import without_ledger_password
 from pipeline.supervisor.launchers.join_command import JoinCommand
-from pipeline.supervisor.launchers.ray_states import ClusterSpec, RayReply, RayRequest, WorkerSpec
+from pipeline.supervisor.launchers.ray_agent import Needs, RayReply, RayRequest, RayRun
+from pipeline.supervisor.launchers.ray_holder import WorkerSpec
 from pipeline.supervisor.launchers.seam import Job, LaunchFailed
 from protocol import headrace
 from protocol.errors import ConfigError
@@ -59,8 +60,7 @@ class RayLauncher:
                 "`headrace up` on a node of the cluster: Ray Client is not used"
             )
         self._settings, self._join = settings, join
-        self._bundles = {worker: number for number, (_, worker) in enumerate(workers)} if settings.ray.strategy else {}
-        self._cluster = _cluster(settings, join, workers)
+        self._run = ray_run(settings, join, workers)
         self._lock = threading.Lock()
         self._driver: _Driver | None = None
         self._welcome = RayReply()
@@ -76,18 +76,10 @@ class RayLauncher:
                 "is a node of (`ray start`); its Python and Ray must be of the same versions as here"
             ) from error
         if not self._settings.ray.allow_unauthenticated and not all(map(_is_loopback, found.addresses)):
-            refuse_open(is_open(found.head))
+            refuse_open(is_open(msgspec.structs.replace(self._run, address=found.head)))
 
     def start(self, role: Role, worker: str, /) -> None:
-        """Create an actor, or start the worker again in one that Ray has moved to another node."""
-        join, settings = self._join, self._settings
-        program = [] if settings.program == _DEFAULT_PROGRAM else list(settings.program)
-        spec = WorkerSpec(
-            run=join.run, worker=worker, role=role, url=join.url, allows_plaintext=join.allows_plaintext, program=program,
-            resources=_resources(settings.resources(role), settings.ray.role(role)), labels=settings.ray.role(role).labels,
-            unwatched_s=settings.ray.unwatched_s, bundle=self._bundles.get(worker),
-        )  # fmt: skip
-        self._ask(RayRequest(verb="start", spec=spec, tokens=self._tokens()))
+        self._ask(RayRequest(verb="start", role=role, worker=worker, tokens=self._tokens()))
 
     def stop(self, worker: str, /, *, now: bool = False) -> None:
         self._ask(RayRequest(verb="stop", worker=worker, now=now))
@@ -107,12 +99,12 @@ class RayLauncher:
                 self._driver.close()
             self._driver = None
 
-    def _tokens(self) -> dict[str, Token]:
+    def _tokens(self) -> dict[Role, Token]:
         """Return the tokens that exist; the end of a run needs none."""
-        found: dict[str, Token] = {}
-        for role in self._settings.launched:
+        found: dict[Role, Token] = {}
+        for role in map(Role, self._settings.launched):
             with suppress(ConfigError):
-                found[role] = self._join.token_of(Role(role))
+                found[role] = self._join.token_of(role)
         return found
 
     def _ask(self, request: RayRequest) -> RayReply:
@@ -120,12 +112,7 @@ class RayLauncher:
         with self._lock:
             self._connected(self._settings.answer_s)
             assert self._driver is not None
-            try:
-                return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
-            except _NotAsked:
-                # it ended before taking the request, so a new driver can take it
-                self._connected(self._settings.answer_s)
-                return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
+            return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
 
     def _connected(self, timeout_s: float) -> RayReply:
         """Start the driver unless it runs; return its first reply."""
@@ -135,16 +122,12 @@ class RayLauncher:
             self._driver.close()
         driver = _Driver(_environment())
         try:
-            reply = driver.ask(RayRequest(verb="connect", cluster=self._cluster), timeout_s)
+            reply = driver.ask(RayRequest(verb="connect", run=self._run), timeout_s)
         except LaunchFailed:
             driver.close()
             raise
         self._driver, self._welcome = driver, reply
         return reply
-
-
-class _NotAsked(LaunchFailed):
-    """The driver had ended before it took the request."""
 
 
 class _Driver:
@@ -170,9 +153,6 @@ class _Driver:
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
             line = self._line(timeout_s)
-        except BrokenPipeError as error:
-            self._kill()
-            raise _NotAsked(f"Ray's driver had ended: {error}") from error
         except OSError as error:
             words = self._last_words()
             self._kill()
@@ -222,17 +202,16 @@ class _Driver:
                     stream.close()
 
 
-def is_open(head: str) -> bool:
+def is_open(run: RayRun) -> bool:
     """Return whether a cluster's head answers a process without the cluster's token. Raises
     ConfigError: it does not answer at all."""
     environment = {name: value for name, value in _environment().items() if not name.startswith("RAY_AUTH_")}
     stranger = _Driver(environment | {_AUTH_MODE: "disabled"})
-    cluster = ClusterSpec(address=head, namespace="", max_restarts=0)
     try:
-        return bool(stranger.ask(RayRequest(verb="knock", cluster=cluster), _STRANGER_S).text)
+        return bool(stranger.ask(RayRequest(verb="knock", run=run), _STRANGER_S).text)
     except LaunchFailed as error:
         raise ConfigError(
-            f"the head {head} of the Ray cluster does not say whether it accepts programs without a token: {error}; "
+            f"the head {run.address} of the Ray cluster does not say whether it accepts programs without a token: {error}; "
             f"try again"
         ) from error
     finally:
@@ -254,23 +233,29 @@ def namespace(join: JoinCommand) -> str:
     return f"headrace.{join.run}.{hashlib.sha256(join.url.encode()).hexdigest()[:10]}"
 
 
-def _cluster(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]]) -> ClusterSpec:
-    wanted = settings.ray
-    cluster = ClusterSpec(address=wanted.address, namespace=namespace(join), max_restarts=wanted.max_restarts)
-    if wanted.strategy is None:
-        return cluster
-    own = _resources(settings.learner, RayRoleSection())
-    return msgspec.structs.replace(
-        cluster,
-        strategy=wanted.strategy,
-        bundles=[_resources(settings.resources(role), wanted.role(role)) for role, _ in workers],
-        own=own,
-        labels=[wanted.role(role).labels for role, _ in workers],
-    )
+def ray_run(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]] = ()) -> RayRun:
+    wanted, program = settings.ray, [] if settings.program == _DEFAULT_PROGRAM else list(settings.program)
+    return RayRun(
+        address=wanted.address,
+        namespace=namespace(join),
+        worker=WorkerSpec(
+            run=join.run, worker="", role=Role.GENERATOR, url=join.url, allows_plaintext=join.allows_plaintext,
+            program=program, unwatched_s=wanted.unwatched_s,
+        ),
+        needs={role: _needs(settings, role) for role in map(Role, settings.launched)},
+        strategy=wanted.strategy or "",
+        group=list(workers) if wanted.strategy else [],
+        own=_resources(settings.learner),
+    )  # fmt: skip
 
 
-def _resources(wanted: ResourcesSection, place: RayRoleSection) -> dict[str, float]:
-    found = {"CPU": float(wanted.cpus), **place.resources}
+def _needs(settings: LaunchSection, role: Role) -> Needs:
+    place = settings.ray.role(role)
+    return Needs(_resources(settings.resources(role)) | place.resources, place.labels)
+
+
+def _resources(wanted: ResourcesSection) -> dict[str, float]:
+    found = {"CPU": float(wanted.cpus)}
     if wanted.gpus:
         found["GPU"] = float(wanted.gpus)
     if wanted.memory_gb is not None:
@@ -299,9 +284,9 @@ def dry_run(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[
             f"# in one placement group, {cluster.strategy}; another one reserves this node's resources for the learner"
         )
     for role, worker in workers:
-        wanted = _resources(settings.resources(role), cluster.role(role))
-        labels = "".join(f", {name}={value}" for name, value in cluster.role(role).labels.items())
-        lines.append(f"{worker}: " + ", ".join(f"{name} {count:g}" for name, count in wanted.items()) + labels)
+        needs = _needs(settings, role)
+        labels = "".join(f", {name}={value}" for name, value in needs.labels.items())
+        lines.append(f"{worker}: " + ", ".join(f"{name} {count:g}" for name, count in needs.resources.items()) + labels)
     return "\n".join([*lines, ""])
 
 

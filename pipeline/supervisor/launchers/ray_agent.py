@@ -1,13 +1,17 @@
 """The Ray driver of a launcher: a separate process.
 
-It reads requests as lines of JSON from standard input, and writes one reply each. Ray gets seconds
-per request; the launcher kills a driver that does not reply in time.
+It reads requests as lines of JSON from standard input, and writes one reply each. The launcher
+kills a driver that does not reply in time.
 
 A separate process, because Ray kills a driver whose node is lost, takes over signals and leaves
 threads, none of which must affect the supervisor. It ends when its input ends; detached actors
 stay.
 
-    python headrace.py pipeline.supervisor.launchers.ray_agent"""
+    python headrace.py pipeline.supervisor.launchers.ray_agent
+
+Each worker is a named, detached actor (``ray_holder``), which begins with the token that it gets,
+and which Ray does not restart: a lost worker starts again by the supervisor's order, as a new
+actor."""
 
 from __future__ import annotations
 
@@ -15,261 +19,283 @@ import os
 import selectors
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
 from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers.join_command import role_of
-from pipeline.supervisor.launchers.ray_holder import WorkerHolder, remove_groups, token_digest
-from pipeline.supervisor.launchers.ray_states import (
+from pipeline.supervisor.launchers.ray_holder import (
     GROUP,
     OWN_GROUP,
-    ClusterSpec,
-    HeldWorker,
     HolderReport,
-    NodeResources,
-    RayReply,
-    RayRequest,
+    WorkerHolder,
     WorkerSpec,
-    why_waiting,
+    remove_groups,
+    token_digest,
 )
-from pipeline.supervisor.launchers.seam import Job
+from pipeline.supervisor.launchers.seam import Job, JobState
 from protocol.errors import ConfigError
+from protocol.ids import Role
 
-_LOOK_S = 0.5
+_ANSWER_S = 0.5
 """How long to wait for actors' answers; those that have a node answer sooner."""
 _LOGS_S = 5.0
 _TICK_S = 0.4
 _PARENT_S = 1.0
 _CLOSE_S = 20.0
 _NAME_FREE_S = 10.0
+_SHOWN_RESOURCES = 4
+
+
+class Needs(msgspec.Struct, frozen=True):
+    resources: dict[str, float]
+    """CPU, GPU, memory in bytes, and custom ones."""
+    labels: dict[str, str]
+    """Labels that its node must have."""
+
+
+class RayRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's workers in a cluster."""
+
+    address: str
+    namespace: str
+    worker: WorkerSpec
+    """The part that all workers share."""
+    needs: dict[Role, Needs]
+    strategy: str = ""
+    group: list[tuple[Role, str]] = []
+    """The workers of the placement group, one bundle each."""
+    own: dict[str, float] = {}
+    """Resources kept free on the supervisor's node by a second placement group, since Ray places
+    the bundles of one group greedily and could give that node to a worker first."""
+
+
+class RayRequest(msgspec.Struct, frozen=True, kw_only=True):
+    verb: Literal["connect", "knock", "start", "stop", "list", "logs"]
+    run: RayRun | None = None
+    role: Role = Role.GENERATOR
+    worker: str = ""
+    now: bool = False
+    tokens: dict[Role, Token] = {}
+    """For actors that are to start their worker, and for rotated tokens."""
+
+
+class RayReply(msgspec.Struct, frozen=True, kw_only=True):
+    error: str = ""
+    """Why it failed; a retry may succeed."""
+    jobs: dict[str, Job] = {}
+    text: str = ""
+    addresses: list[str] = []
+    head: str = ""
+    """HOST:PORT of the cluster's head."""
 
 
 @dataclass(slots=True)
-class _Watched:
+class _Actor:
+    role: Role
     handle: Any
-    held: HeldWorker
     asked: Any = None
     """The unanswered call, if any. An actor without a node has at most one."""
+    report: HolderReport | None = None
+    is_given: bool = False
+    """Whether it was sent a token, so that its worker may run."""
 
 
 class RayDriver:
-    def __init__(self, cluster: ClusterSpec) -> None:
+    def __init__(self, run: RayRun) -> None:
         import ray  # pyright: ignore[reportMissingImports]
 
-        self._cluster = cluster
-        self._watched: dict[str, _Watched] = {}
-        self._specs: dict[str, WorkerSpec] = {}
+        self._run = run
+        self._actors: dict[str, _Actor] = {}
         self._ended: dict[str, tuple[Job, str]] = {}
         """Jobs and last lines of ended workers, whose actors are gone."""
-        self._tokens: dict[str, Token] = {}
-        """The newest token of each role."""
-        self._is_first = True
-        if cluster.address != "auto" and not is_let_in(cluster.address):
+        self._killed: set[str] = set()
+        """Names of killed actors, which Ray still lists for a moment."""
+        self._tokens: dict[Role, Token] = {}
+        if run.address != "auto" and not is_let_in(run.address):
             raise ConfigError(
                 "the cluster requires its token; set RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in "
                 "RAY_AUTH_TOKEN_PATH"
             )
         ray.init(
-            address=cluster.address, namespace=cluster.namespace, log_to_driver=False, logging_level="ERROR",
+            address=run.address, namespace=run.namespace, log_to_driver=False, logging_level="ERROR",
             configure_logging=False,
         )  # fmt: skip
 
-    def use(self, tokens: dict[str, Token]) -> None:
-        self._tokens |= tokens
-
-    def welcome(self) -> RayReply:
+    def reply(self, request: RayRequest) -> RayReply:
         import ray  # pyright: ignore[reportMissingImports]
 
-        addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
-        return RayReply(addresses=addresses, head=ray.get_runtime_context().gcs_address)
+        self._tokens |= request.tokens
+        match request.verb:
+            case "start":
+                self._start(request.role, request.worker)
+            case "stop":
+                self._stop(request.worker, now=request.now)
+            case "list":
+                return RayReply(jobs=self._listing())
+            case "logs":
+                return RayReply(text=self._logs(request.worker))
+            case _:
+                addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+                return RayReply(addresses=addresses, head=ray.get_runtime_context().gcs_address)
+        return RayReply()
 
-    def begin_ordered(self) -> None:
-        """Give tokens to actors that have got a node since they were ordered."""
-        if any(known.held.begins for known in self._watched.values()):
-            self._take_up()
-
-    def start(self, spec: WorkerSpec) -> None:
-        self._ended.pop(spec.worker, None)
-        self._specs[spec.worker] = spec
-        known = self._find(spec.worker)
-        if known is None or known.held.role is not spec.role:
-            known = self._watched[spec.worker] = _Watched(self._made(spec), HeldWorker(spec.role))
-        known.held.order()
-
-    def stop(self, worker: str, *, now: bool) -> None:
-        known = self._find(worker)
-        if known is None:
-            return
-        if not now and known.held.may_run:
-            known.handle.stop.remote()
-        else:
-            self._end(worker, known)
-
-    def listing(self) -> dict[str, Job]:
-        """Ask each actor once; return all jobs."""
-        self._take_up()
-        jobs: dict[str, Job] = {}
-        for name, known in list(self._watched.items()):
-            report = known.held.report
-            job = known.held.job(self._why_waiting(name) if report is None else "")
-            if job is not None:
-                jobs[name] = job
-            if job is not None and report is not None and report.exit_code is not None:
-                self._ended[name] = job, report.output
-                self._end(name, known)
-        self._keep_group()
-        return {name: job for name, (job, _) in self._ended.items()} | jobs
-
-    def logs(self, worker: str) -> str:
-        import ray  # pyright: ignore[reportMissingImports]
-        from ray.exceptions import GetTimeoutError, RayError  # pyright: ignore[reportMissingImports]
-
-        self._take_up()
-        if worker in self._ended:
-            return self._ended[worker][1]
-        known = self._watched.get(worker)
-        with suppress(RayError, GetTimeoutError):
-            if known is not None and known.held.report is not None:
-                return ray.get(known.handle.logs.remote(), timeout=_LOGS_S)
-        return ""
+    def begin_waiting(self) -> None:
+        """Give tokens to actors that have got a node since they were created."""
+        if not all(actor.is_given for actor in self._actors.values()):
+            self._refresh()
 
     def close(self) -> None:
         """Free the resources of ended workers, and leave the others to a later supervisor."""
         self._tokens = {}
-        self.listing()
-        for name, known in list(self._watched.items()):
-            if known.held.job("") is None or known.held.lost:
-                self._end(name, known)
-        self._keep_group()
+        self._listing()
+
+    def _start(self, role: Role, worker: str) -> None:
+        self._ended.pop(worker, None)
+        self._refresh()
+        if worker not in self._actors:
+            self._actors[worker] = _Actor(role, self._created(role, worker))
+            self._killed.discard(worker)
+
+    def _stop(self, worker: str, *, now: bool) -> None:
+        self._refresh()
+        actor = self._actors.get(worker)
+        if actor is not None and actor.is_given and not now:
+            actor.handle.stop.remote()
+        elif actor is not None:
+            self._kill(worker)
+
+    def _listing(self) -> dict[str, Job]:
+        self._refresh()
+        jobs = {name: self._job(name, actor) for name, actor in self._actors.items()}
+        for name, job in jobs.items():
+            if job.state is JobState.ENDED and (report := self._actors[name].report) is not None:
+                self._ended[name] = job, report.output
+                self._kill(name)
+        if self._run.strategy and not self._actors:
+            remove_groups()
+        return {name: job for name, (job, _) in self._ended.items()} | jobs
+
+    def _logs(self, worker: str) -> str:
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.exceptions import GetTimeoutError, RayError  # pyright: ignore[reportMissingImports]
+
+        self._refresh()
+        if worker in self._ended:
+            return self._ended[worker][1]
+        with suppress(RayError, GetTimeoutError):
+            if worker in self._actors and self._actors[worker].is_given:
+                return ray.get(self._actors[worker].handle.logs.remote(), timeout=_LOGS_S)
+        return ""
+
+    def _job(self, worker: str, actor: _Actor) -> Job:
+        report = actor.report
+        if report is None:
+            return Job(actor.role, JobState.WAITING, "Ray", reason=self._why_waiting(actor.role, worker))
+        if not actor.is_given:
+            return Job(actor.role, JobState.WAITING, report.place, reason="it has a node and is starting")
+        state = JobState.RUNNING if report.exit_code is None else JobState.ENDED
+        return Job(actor.role, state, report.place, report.exit_code)
 
     # -- actors ------------------------------------------------------------------------------------
 
-    def _find(self, worker: str) -> _Watched | None:
-        import ray  # pyright: ignore[reportMissingImports]
-
-        if worker not in self._watched:
-            role = role_of(worker)
-            with suppress(ValueError):
-                if role is not None:
-                    self._watched[worker] = _Watched(ray.get_actor(worker), HeldWorker(role))
-        return self._watched.get(worker)
-
-    def _made(self, spec: WorkerSpec) -> Any:
+    def _created(self, role: Role, worker: str) -> Any:
         import ray  # pyright: ignore[reportMissingImports]
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-        cpus, gpus, memory = (spec.resources.get(name, 0.0) for name in ("CPU", "GPU", "memory"))
-        custom = {name: count for name, count in spec.resources.items() if name not in ("CPU", "GPU", "memory")}
-        options: dict[str, Any] = {
-            "name": spec.worker, "lifetime": "detached", "max_restarts": self._cluster.max_restarts, "num_cpus": cpus,
-            "num_gpus": gpus, "scheduling_strategy": "SPREAD",
-        }  # fmt: skip
-        options |= {"memory": int(memory)} if memory else {}
-        options |= {"resources": custom} if custom else {}
-        if spec.bundle is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group(), spec.bundle)
-        elif spec.labels:
-            options["label_selector"] = spec.labels
-        actor: Any = ray.remote(WorkerHolder).options(**options)
-        text = msgspec.json.encode(spec).decode()
+        needs, bundles = self._run.needs[role], [name for _, name in self._run.group]
+        named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
+        options |= {named[name]: count for name, count in needs.resources.items() if name in named}
+        options["resources"] = {name: count for name, count in needs.resources.items() if name not in named}
+        if worker in bundles:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group(), bundles.index(worker))
+        elif needs.labels:
+            options["label_selector"] = needs.labels
+        spec = msgspec.json.encode(msgspec.structs.replace(self._run.worker, role=role, worker=worker)).decode()
         deadline = time.monotonic() + _NAME_FREE_S
         while True:
             try:
-                return actor.remote(text)
+                return ray.remote(WorkerHolder).options(name=worker, lifetime="detached", **options).remote(spec)
             except ValueError:
                 # the name of an actor that was just killed is not free yet
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
-    def _end(self, worker: str, known: _Watched) -> None:
+    def _kill(self, worker: str) -> None:
         import ray  # pyright: ignore[reportMissingImports]
 
-        ray.kill(known.handle, no_restart=True)
-        self._watched.pop(worker, None)
+        ray.kill(self._actors.pop(worker).handle)
+        self._killed.add(worker)
 
-    def _take_up(self) -> None:
-        """Ask the run's actors, and give tokens to those that want one."""
+    def _lose(self, worker: str) -> None:
+        actor = self._actors.pop(worker)
+        if actor.is_given:
+            self._ended[worker] = Job(actor.role, JobState.ENDED, "Ray", reason="its Ray actor or node was lost"), ""
+
+    def _refresh(self) -> None:
+        """Find the run's actors, ask each once, and give tokens to those that want one."""
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.exceptions import ActorDiedError, RayError  # pyright: ignore[reportMissingImports]
         from ray.util import list_named_actors  # pyright: ignore[reportMissingImports]
 
-        names = {name for name in list_named_actors() if role_of(name) is not None}
-        for name in [name for name in self._watched if name not in names]:
-            del self._watched[name]
-        new = [name for name in names - set(self._watched) if self._find(name) is not None]
-        self._look()
-        for name, known in self._watched.items():
-            if self._is_first and name in new and known.held.report is None:
-                # ordered by an earlier supervisor, and still waiting for a node
-                known.held.order()
-            self._give(known)
-        self._is_first = False
-
-    def _look(self) -> None:
-        """Ask each actor once, and take in the answers that arrive in time."""
-        import ray  # pyright: ignore[reportMissingImports]
-        from ray.exceptions import ActorUnavailableError, RayActorError, RayError  # pyright: ignore[reportMissingImports]
-
-        for known in self._watched.values():
-            if known.asked is None:
-                known.asked = known.handle.look.remote()
-        asked = {known.asked: name for name, known in self._watched.items()}
-        if not asked:
-            return
-        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_S)
-        for reference in ready:
-            name = asked[reference]
-            known = self._watched[name]
-            known.asked = None
+        there = set(list_named_actors())
+        self._killed &= there
+        for name in self._actors.keys() - there:
+            self._lose(name)
+        for name in there - self._actors.keys() - self._killed:
+            role = role_of(name)
+            with suppress(ValueError):
+                if role is not None:
+                    self._actors[name] = _Actor(role, ray.get_actor(name))
+        for actor in self._actors.values():
+            actor.asked = actor.asked or actor.handle.report.remote()
+        names = {actor.asked: name for name, actor in self._actors.items()}
+        ready = ray.wait(list(names), num_returns=len(names), timeout=_ANSWER_S)[0] if names else []
+        for answer in ready:
+            actor = self._actors[names[answer]]
+            actor.asked = None
             try:
-                known.held.answered(_report(ray.get(reference)))
-            except ActorUnavailableError:
-                known.held.unavailable()
-            except RayActorError:
-                # dead for good
-                del self._watched[name]
+                actor.report = msgspec.json.decode(ray.get(answer), type=HolderReport)
+            except ActorDiedError:
+                self._lose(names[answer])
             except RayError:
-                known.held.unavailable()
+                # out of reach for a moment: asked again
+                continue
+            else:
+                self._give(actor, actor.report)
 
-    def _give(self, known: _Watched) -> None:
-        """Send an actor its role's token if it needs it, encrypted for it alone."""
+    def _give(self, actor: _Actor, report: HolderReport) -> None:
+        """Send an actor its role's token if it has another one or none, encrypted for it alone."""
         from nacl.public import PublicKey, SealedBox  # pyright: ignore[reportMissingImports]
 
-        token = self._tokens.get(known.held.role)
-        report = known.held.report
-        if token is not None and report is not None and known.held.wants_token(token_digest(token)):
+        actor.is_given |= bool(report.token)
+        token = self._tokens.get(actor.role)
+        if token is not None and report.exit_code is None and report.token != token_digest(token):
             box = SealedBox(PublicKey(bytes.fromhex(report.key)))
-            known.handle.take.remote(box.encrypt(msgspec.json.encode(token)))
-            known.held.was_given_token()
+            actor.handle.take.remote(box.encrypt(msgspec.json.encode(token)))
+            actor.is_given = True
 
-    def _why_waiting(self, worker: str) -> str:
+    def _why_waiting(self, role: Role, worker: str) -> str:
         import ray  # pyright: ignore[reportMissingImports]
 
-        spec = self._specs.get(worker)
-        if spec is None:
-            return "it was requested by an earlier supervisor"
-        nodes = [NodeResources(node["Resources"], node["Labels"]) for node in ray.nodes() if node["Alive"]]
-        wanted = {name: count for name, count in spec.resources.items() if count}
-        number = len(self._cluster.bundles)
-        whole = "" if spec.bundle is None else f"the placement group of {number} workers waits: "
-        return whole + why_waiting(wanted, spec.labels, nodes, ray.available_resources())
-
-    # -- the placement group -----------------------------------------------------------------------
+        in_group = any(name == worker for _, name in self._run.group)
+        whole = f"the placement group of {len(self._run.group)} workers waits: " if in_group else ""
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        return whole + why_waiting(self._run.needs[role], nodes, ray.available_resources())
 
     def _group(self) -> Any:
         import ray  # pyright: ignore[reportMissingImports]
 
-        node = ray.get_runtime_context().get_node_id()
-        _kept_group(OWN_GROUP, [self._cluster.own], "PACK", [{"ray.io/node-id": node}])
-        return _kept_group(GROUP, self._cluster.bundles, self._cluster.strategy, self._cluster.labels)
-
-    def _keep_group(self) -> None:
-        """Remove the placement groups when no worker of the run is left."""
-        if self._cluster.strategy and not self._watched:
-            remove_groups()
+        run, node = self._run, ray.get_runtime_context().get_node_id()
+        _kept_group(OWN_GROUP, [run.own], "PACK", [{"ray.io/node-id": node}])
+        needs = [run.needs[role] for role, _ in run.group]
+        return _kept_group(GROUP, [one.resources for one in needs], run.strategy, [one.labels for one in needs])
 
 
 def _kept_group(name: str, bundles: list[dict[str, float]], strategy: str, labels: list[dict[str, str]]) -> Any:
@@ -280,55 +306,37 @@ def _kept_group(name: str, bundles: list[dict[str, float]], strategy: str, label
     return placement_group(bundles, strategy=strategy, name=name, lifetime="detached", bundle_label_selector=labels)
 
 
+def why_waiting(needs: Needs, nodes: Sequence[Mapping[str, Any]], free: Mapping[str, float]) -> str:
+    """Say why a worker has no node yet. ``nodes``: live rows of ``ray.nodes()``. ``free``: unused
+    resources of all nodes together."""
+    wanted = {name: count for name, count in needs.resources.items() if count}
+    fitting = [node["Resources"] for node in nodes if needs.labels.items() <= node["Labels"].items()]
+    if not fitting:
+        return f"none of {len(nodes)} nodes has the labels {_in_words(needs.labels)}; Ray's autoscaler may add one"
+    most = {name: max(have.get(name, 0.0) for have in fitting) for name in wanted}
+    if short := [name for name in wanted if most[name] < wanted[name]]:
+        needed, largest = ({name: of[name] for name in short} for of in (wanted, most))
+        return f"it needs {_in_words(needed)}, and no node has more than {_in_words(largest)}; Ray's autoscaler may add one"
+    left = {name: free.get(name, 0.0) for name in wanted}
+    return f"it needs {_in_words(wanted)} on one node; {_in_words(left)} are free in the cluster"
+
+
+def _in_words(values: Mapping[str, float | str]) -> str:
+    shown = [f"{name}={value}" if isinstance(value, str) else f"{name} {value:g}" for name, value in values.items()]
+    return ", ".join(shown[:_SHOWN_RESOURCES])
+
+
 def is_let_in(head: str) -> bool:
     """Return whether the head answers this process, with or without a token."""
     from ray._raylet import GcsClient  # pyright: ignore[reportMissingImports]
     from ray.exceptions import AuthenticationError  # pyright: ignore[reportMissingImports]
 
     try:
+        # `ray.init` would try for 20 s, and then not say why
         GcsClient(address=head)
     except AuthenticationError:
         return False
     return True
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self._left = b""
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(0, selectors.EVENT_READ)
-
-    def next(self, timeout_s: float) -> bytes | None:
-        """Return the next line; empty if none comes in time, None at the end."""
-        while b"\n" not in self._left:
-            if not self._selector.select(timeout_s):
-                return b""
-            chunk = os.read(0, 1 << 16)
-            if not chunk:
-                return None
-            self._left += chunk
-        line, _, self._left = self._left.partition(b"\n")
-        return line
-
-
-def _report(text: str) -> HolderReport:
-    return msgspec.json.decode(text, type=HolderReport)
-
-
-def _reply(driver: RayDriver, request: RayRequest) -> RayReply:
-    driver.use(request.tokens)
-    match request.verb:
-        case "start" if request.spec is not None:
-            driver.start(request.spec)
-        case "stop":
-            driver.stop(request.worker, now=request.now)
-        case "list":
-            return RayReply(jobs=driver.listing())
-        case "logs":
-            return RayReply(text=driver.logs(request.worker))
-        case _:
-            pass
-    return RayReply()
 
 
 def _end_with(parent: int) -> None:
@@ -345,30 +353,37 @@ def main() -> NoReturn:
     os.dup2(2, 1)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent", daemon=True).start()
     driver: RayDriver | None = None
-    lines = _Lines()
-    while (line := lines.next(_TICK_S)) is not None:
-        if not line:
+    selector, unread = selectors.DefaultSelector(), b""
+    selector.register(0, selectors.EVENT_READ)
+    while True:
+        if not selector.select(_TICK_S):
             # if the trouble lasts, the next request reports it
             with suppress(Exception):
                 if driver is not None:
-                    driver.begin_ordered()
+                    driver.begin_waiting()
+            continue
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            break
+        unread += chunk
+        if not unread.endswith(b"\n"):
             continue
         try:
-            request = msgspec.json.decode(line, type=RayRequest)
-            if request.verb == "knock" and request.cluster is not None:
-                reply = RayReply(text="open" if is_let_in(request.cluster.address) else "")
-            elif driver is None and request.cluster is not None:
-                driver = RayDriver(request.cluster)
-                reply = driver.welcome()
+            request, unread = msgspec.json.decode(unread, type=RayRequest), b""
+            if request.verb == "knock" and request.run is not None:
+                reply = RayReply(text="open" if is_let_in(request.run.address) else "")
             else:
+                if driver is None and request.run is not None:
+                    driver = RayDriver(request.run)
                 assert driver is not None, "the first request connects"
-                reply = _reply(driver, request)
+                reply = driver.reply(request)
         # Ray raises errors of many kinds, and the launcher reports each as a sentence
         except Exception as error:  # noqa: BLE001
             reply = RayReply(error=" ".join(f"{type(error).__name__}: {error}".split())[:600])
         replies.write(msgspec.json.encode(reply) + b"\n")
         replies.flush()
     if driver is not None:
-        driver.close()
+        with suppress(Exception):
+            driver.close()
     # skip Ray's own shutdown, which takes seconds and has nothing to do
     os._exit(0)

@@ -1,7 +1,7 @@
 """The Ray actor of one worker: starts ``headrace fleet join`` on its node, and ends with it.
 
-*Consumes* a specification without secrets, then the token, encrypted for this incarnation of the
-actor. *Produces* the command, in its own session, and reports. *Waits for* nothing.
+*Consumes* a specification without secrets, then the token, encrypted for this actor. *Produces* the
+command, in its own session, and reports. *Waits for* nothing.
 
     <state folder>/headrace/launched/<run>/ray-<random>/   mode 0700; removed with the actor
         token     0600
@@ -30,21 +30,48 @@ from pipeline.ledger.token import Token, write_token
 from pipeline.ledger.url import without_ledger_password
 from pipeline.supervisor.launchers.join_command import join_words, last_lines
 from pipeline.supervisor.launchers.ray_guard import HELD_MARK
-from pipeline.supervisor.launchers.ray_states import GROUP, OWN_GROUP, HolderReport, WorkerSpec
 from protocol import headrace
+from protocol.ids import Role
 from protocol.private import ensure_private_folder, user_state
 
 _RAY_VARIABLES = "RAY_"
 """Prefix of variables that the command does not need; one of them may hold the cluster's token."""
 _WATCH_S = 5.0
 _GUARD_S = 20.0
+GROUP, OWN_GROUP = "workers", "learner"
+"""Names of a run's placement groups, within its namespace."""
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What an actor needs to know about its worker. All users of the cluster may see it."""
+
+    run: str
+    worker: str
+    role: Role
+    url: str
+    allows_plaintext: bool
+    program: list[str]
+    """Empty: the actor's own installation of Headrace."""
+    unwatched_s: float
+
+
+class HolderReport(msgspec.Struct, frozen=True, kw_only=True):
+    key: str
+    """The actor's public key in hex."""
+    place: str
+    token: str = ""
+    """Digest of the token that it has; empty before the worker's start."""
+    exit_code: int | None = None
+    output: str = ""
+    """Last lines of a worker that has ended."""
 
 
 class WorkerHolder:
-    """The actor of one worker. Ray creates it, and again after a loss."""
+    """The actor of one worker."""
 
     def __init__(self, spec: str) -> None:
         """``spec``: a ``WorkerSpec`` as JSON."""
+        import ray  # pyright: ignore[reportMissingImports]
         from nacl.public import PrivateKey  # pyright: ignore[reportMissingImports]
 
         keep_private()
@@ -54,33 +81,29 @@ class WorkerHolder:
         self._token = ""
         self._join: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        self._place = _own_place()
+        self._place = f"Ray node {ray.get_runtime_context().get_node_id()[:12]} on {socket.gethostname()}"
         self._asked_s = time.monotonic()
         threading.Thread(target=self._watch, name="unwatched", daemon=True).start()
 
-    def look(self) -> str:
+    def report(self) -> str:
         self._asked_s = time.monotonic()
         code = None if self._join is None else self._join.poll()
-        report = HolderReport(
-            key=bytes(self._key.public_key).hex(), place=self._place, has_begun=self._join is not None, token=self._token,
-            exit_code=code, output="" if code is None else self.logs(),
-        )  # fmt: skip
-        return msgspec.json.encode(report).decode()
+        output = "" if code is None else self.logs()
+        key = bytes(self._key.public_key).hex()
+        found = HolderReport(key=key, place=self._place, token=self._token, exit_code=code, output=output)
+        return msgspec.json.encode(found).decode()
 
     def take(self, sealed: bytes) -> None:
-        """Take a token that is encrypted for this incarnation of the actor. The first one starts
-        the worker."""
+        """Take a token that is encrypted for this actor. The first one starts the worker."""
         from nacl.public import SealedBox  # pyright: ignore[reportMissingImports]
 
         self._asked_s = time.monotonic()
-        plain = SealedBox(self._key).decrypt(sealed)
-        token = msgspec.json.decode(plain, type=Token)
-        if self._folder is None:
-            self._folder = _private_folder(self._spec.run)
-        write_token(self._folder / "token", token)
-        self._token = token_digest(token)
+        token = msgspec.json.decode(SealedBox(self._key).decrypt(sealed), type=Token)
+        folder = self._folder = self._folder or _private_folder(self._spec.run)
+        write_token(folder / "token", token)
         if self._join is None:
-            self._begin(self._folder)
+            self._begin(folder)
+        self._token = token_digest(token)
 
     def stop(self) -> None:
         if self._join is not None and self._join.poll() is None:
@@ -92,14 +115,11 @@ class WorkerHolder:
     def _begin(self, folder: Path) -> None:
         spec, mark = self._spec, secrets.token_hex(12)
         words = join_words(spec.url, str(folder / "token"), spec.role, spec.worker, plaintext=spec.allows_plaintext)
-        environment = {
-            name: value
-            for name, value in without_ledger_password(os.environ).items()
-            if not name.startswith(_RAY_VARIABLES)
-        }
-        guard = headrace.command("pipeline.supervisor.launchers.ray_guard", str(folder), mark)
+        given = without_ledger_password(os.environ)
+        environment = {name: value for name, value in given.items() if not name.startswith(_RAY_VARIABLES)}
         self._guard = subprocess.Popen(
-            guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            headrace.command("pipeline.supervisor.launchers.ray_guard", str(folder), mark),
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             env=environment,
         )  # fmt: skip
         self._guard.wait(_GUARD_S)
@@ -112,6 +132,9 @@ class WorkerHolder:
 
     def _watch(self) -> None:
         """Limit the output file; remove this actor when nothing runs here and no supervisor asks."""
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.util import list_named_actors  # pyright: ignore[reportMissingImports]
+
         while True:
             time.sleep(min(_WATCH_S, self._spec.unwatched_s / 2))
             if self._folder is not None:
@@ -119,18 +142,14 @@ class WorkerHolder:
                     cut(self._folder / "output")
             runs = self._join is not None and self._join.poll() is None
             if not runs and time.monotonic() - self._asked_s > self._spec.unwatched_s:
-                _free_place()
+                if len(list_named_actors()) <= 1:
+                    remove_groups()
+                ray.kill(ray.get_runtime_context().current_actor)
 
 
 def token_digest(token: Token) -> str:
     """Return a digest that tells a rotated token from the old one; it is no secret."""
     return hashlib.sha256(msgspec.json.encode(token)).hexdigest()
-
-
-def _own_place() -> str:
-    import ray  # pyright: ignore[reportMissingImports]
-
-    return f"Ray node {ray.get_runtime_context().get_node_id()[:12]} on {socket.gethostname()}"
 
 
 def _private_folder(run: str) -> Path:
@@ -147,12 +166,3 @@ def remove_groups() -> None:
     for name in (OWN_GROUP, GROUP):
         with suppress(ValueError):
             remove_placement_group(get_placement_group(name))
-
-
-def _free_place() -> None:
-    import ray  # pyright: ignore[reportMissingImports]
-    from ray.util import list_named_actors  # pyright: ignore[reportMissingImports]
-
-    if len(list_named_actors()) <= 1:
-        remove_groups()
-    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)

@@ -62,6 +62,7 @@ def test_a_typo_names_the_key_the_file_and_the_nearest_valid_key(run_file: Path)
         ('checkpoint.snapshot_peers="on"', "checkpoint.every_updates"),
         ('ledger.shards=["redis://b:6379/0"]', "one run has one server. Leave it out"),
         ("launch.kubernetes.max_replicas=4", "or set fleet.max_generators"),
+        ("launch.ray.max_restarts=3", "as supervisor.max_restarts allows"),
         ("emulation.step_s=0.5", "write their settings in [engines.settings]"),
     ],
 )
@@ -88,6 +89,7 @@ def test_a_resolved_file_with_settings_that_are_gone_and_asked_for_nothing_is_st
         "ledger": "shards = []\n",
         "checkpoint": 'snapshot_peers = "auto"\n',
         "launch.kubernetes": 'autoscaler = "hpa"\nmax_replicas = 16\nqueue_depth = 64\n',
+        "launch.ray": "max_restarts = -1\n",
     }
     text += '[emulation]\nstep_s = 0.0\nweights_kb = 4\nlengths = "lognormal"\n'
     for section, lines in old.items():
