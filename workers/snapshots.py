@@ -90,10 +90,16 @@ class SnapshotWriter:
         return found
 
     async def start_snapshot(
-        self, live_state: Callable[[], LiveState], state: dict[str, Any], *, version: int, num_updates: int
+        self,
+        live_state: Callable[[], LiveState],
+        state: dict[str, Any],
+        *,
+        version: int,
+        num_updates: int,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
         """Lend the engine's state to a copy, together with the worker's ``state``; the caller
-        continues.
+        continues. ``after`` blocks until the copy may be sealed.
 
         ``num_updates`` (steps, for the value model) is what a successor compares with the newest
         checkpoint."""
@@ -114,7 +120,7 @@ class SnapshotWriter:
         self._ctx.count("snapshot_s", time.perf_counter() - started_s)
         placed, self._loan = lent
         seal = partial(self._folder.seal, placed, version=version, num_updates=num_updates, state=state)
-        self._task = self._ctx.spawn("snapshot", self._keep(self._loan, seal, version), endless=False)
+        self._task = self._ctx.spawn("snapshot", self._keep(self._loan, after, seal, version), endless=False)
 
     async def wait(self) -> None:
         """Wait, in a drain, until the snapshot in progress is sealed, within a limit."""
@@ -137,10 +143,11 @@ class SnapshotWriter:
         placed = self._folder.place(live)
         return placed, live.lend(placed.pages)
 
-    async def _keep(self, loan: StateLoan, seal: Callable[[], None], version: int) -> None:
+    async def _keep(self, loan: StateLoan, after: Callable[[], None], seal: Callable[[], None], version: int) -> None:
         def copy_and_seal() -> None:
             # the loan ends here, on the thread, which keeps running if the task is cancelled
             loan.copy()
+            after()
             try:
                 seal()
             except OSError as error:

@@ -90,6 +90,10 @@ class StateLoan:
                 work.step()
         self.waited_s += self._clock() - began_s
 
+    def join(self, limit_s: float) -> None:
+        """Wait until the loan is over, at most ``limit_s``."""
+        self._ended.wait(limit_s)
+
     def check(self) -> None:
         """Raise EngineDied when the copy makes no progress."""
         if not self.is_over and self._clock() - self._meter.moved_s > _STALLED_S:

@@ -87,6 +87,9 @@ class Publication:
     begin: Callable[[Any], None] = lambda loan: None
     """Called with the loan (``pipeline.training.live_states``) under which the blocks are read on another
     thread, if they are the live weights: training waits for its end before it changes them."""
+    digests: Callable[[], dict[str, bytes]] | None = None
+    """Returns the digests of these weights (``TrainingBackend.digests``), under the loan, once the blocks are
+    taken; None if nobody reads them there."""
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):

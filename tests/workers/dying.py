@@ -198,6 +198,15 @@ class Memory:
     def publication(self, base_digest: str | None = None) -> Publication:
         return named_publication(self.trained)
 
+    def digests(self) -> dict[str, bytes]:
+        return digests_of(self.trained)
+
+    def environment(self) -> dict[str, str]:
+        return {}
+
+    def random_state(self) -> dict[str, bytes]:
+        return {}
+
     def snapshot(self) -> Callable[[Path], None]:
         text = json.dumps(self.trained)
 
@@ -222,6 +231,10 @@ class Memory:
 
     def close(self) -> None:
         pass
+
+
+def digests_of(trained: Sequence[str]) -> dict[str, bytes]:
+    return {"weights": json.dumps(list(trained)).encode()}
 
 
 @dataclass
@@ -256,6 +269,8 @@ class World:
     """Gradient norm of a step on these responses."""
     learner: Mapping[str, Any] = field(default_factory=dict)
     """Settings of ``[learner]``."""
+    records: bool = False
+    """Whether it has an update log."""
 
     def __post_init__(self) -> None:
         self.registry = MemoryRegistry(RealClock())
@@ -278,8 +293,7 @@ class World:
                 "evaluation": EvaluationSection(every_updates=1, **self.evaluation),
                 "learner": small_config(self.folder).learner.model_copy(update=self.learner),
                 "weights": WeightsSection(shared_memory=False),
-                # digests need tensors, and here weights are a list of names
-                "replay": ReplaySection(record=False),
+                "replay": ReplaySection(record=self.records),
             }
         )
         patch = self.monkeypatch.setattr

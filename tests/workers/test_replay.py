@@ -114,6 +114,8 @@ class Learning:
         )
         made = int(is_made(stepped))
         self.recorder.outcome(prepared, stepped, self.num_updates + 1, self.version + made)
+        if made:
+            self.recorder.digested(self.version + 1, self.backend.digests())
         self.num_updates += made
         self.version += made
 

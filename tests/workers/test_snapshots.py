@@ -276,3 +276,22 @@ async def test_a_folder_of_another_user_leaves_the_worker_without_snapshots(tmp_
         await one.kept(1)
         [reason] = one.off
         assert "chmod 700" in reason
+
+
+async def test_a_snapshot_is_sealed_after_what_it_waits_for_and_its_loan_ends_before(tmp_path: Path) -> None:
+    may_end = threading.Event()
+    async with writing(tmp_path) as one:
+        await one.writer.start_snapshot(
+            lambda: live(1), {"claims": {}}, version=1, num_updates=1, after=lambda: assert_set(may_end)
+        )
+        loan = one.writer._loan
+        assert loan is not None
+        await asyncio.to_thread(loan.join, 30.0)
+        assert loan.is_over and one.versions == []
+        may_end.set()
+        await one.writer.wait()
+        assert one.versions == [1]
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(30.0)

@@ -22,8 +22,10 @@ Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.algorithms.assemble import has_verdict
@@ -301,7 +303,12 @@ class Learner(Actor):
             # after the checkpoint, which settles claims: the snapshot holds only the others
             kept = {**self._state(), "claims": dict(self._applied)}
             await self._snapshots.start_snapshot(
-                self._backend.live_state, kept, version=self._version, num_updates=self._num_updates
+                self._backend.live_state,
+                kept,
+                version=self._version,
+                num_updates=self._num_updates,
+                # a replay finds its state by the outcome in the log
+                after=self._publisher.join,
             )
         self._done()
 
@@ -318,7 +325,8 @@ class Learner(Actor):
             await self.ctx.ledger.advance(self.ctx.who, version)
             self.ctx.policy_version = version
 
-        await self._publisher.start_publication(version, self._backend, announced)
+        digested = self._recorder.digested if self.ctx.config.replay.record else None
+        await self._publisher.start_publication(version, self._backend, announced, digested)
 
     async def _keep(self) -> None:
         """Write a checkpoint unless the last one is current, and wait for it. Raises StorageFailed."""
@@ -350,7 +358,17 @@ class Learner(Actor):
         if self.ctx.config.evaluation.keep_best:
             best = {self._best.row.policy_version} if self._best.row else set[int]()
             self._folder.spared = frozenset(best | {version for _, version in self._evaluations.pending})
-        await self._writer.write(self._version, self._backend.snapshot, state, settle)
+        await self._writer.write(self._version, self._snapshot, state, settle)
+
+    def _snapshot(self) -> Callable[[Path], None]:
+        write = self._backend.snapshot()
+
+        def save(folder: Path) -> None:
+            # a checkpoint's updates are in the log, up to its cut
+            self._publisher.join()
+            write(folder)
+
+        return save
 
     def _state(self) -> dict[str, Any]:
         return {

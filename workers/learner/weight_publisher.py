@@ -1,7 +1,7 @@
 """Publishes policy versions beside training, and waits for generators that lag behind.
 
     compute thread    lend the weights of version v; training goes on, and its next change of them waits
-    another thread    write and digest the version; the loan ends
+    another thread    write and digest the version, and write the update log's outcome; the loan ends
     loop              announce it, then grant credit for new prompts
 
 One version is published at a time, and the next waits for it: every version is announced, in order.
@@ -30,6 +30,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,12 @@ if TYPE_CHECKING:
     from pipeline.weights.tensorfile import Publication
     from workers.engines.training.seam import TrainingBackend
 
+Digested = Callable[[int, dict[str, bytes]], None]
+"""Gets a version and the digests of its weights."""
+
+_LOG_S = 10.0
+"""How long a checkpoint or snapshot waits for a version to be written, and with it the log of the update that
+made it. Without, a replay may lack that update."""
 _POLL_S = 0.05
 _LOOK_S = 1.0
 _TURNS_TO_TAKE = 2
@@ -108,14 +115,16 @@ class WeightPublisher:
         policy_version: int,
         backend: TrainingBackend,
         announced: Callable[[], Awaitable[None]] | None = None,
+        digested: Digested | None = None,
     ) -> None:
-        """Lend the weights to a publication; the caller continues, and ``announced`` is called at its end.
+        """Lend the weights to a publication; the caller continues. ``digested`` is called under the loan, on
+        another thread, and ``announced`` at the end.
 
         Waits for the version before and for laggards."""
         await self.wait()
         await self._wait_for_laggards(policy_version)
         self._ctx.waiting_for(WaitingFor.COMPUTE)
-        publication = await self._ctx.compute(self._lend, policy_version, backend)
+        publication = await self._ctx.compute(self._lend, policy_version, backend, digested)
         self._task = self._ctx.spawn("publication", self._finish(publication, announced), endless=False)
 
     async def wait(self, limit_s: float = math.inf) -> None:
@@ -128,9 +137,18 @@ class WeightPublisher:
             if self._loan is not None:
                 self._loan.check()
 
-    def _lend(self, policy_version: int, backend: TrainingBackend) -> _Publishing:
+    def join(self) -> None:
+        """Block until the version lent last is written and ``digested`` was called, but not for long."""
+        if self._loan is not None:
+            self._loan.join(_LOG_S)
+
+    def _lend(self, policy_version: int, backend: TrainingBackend, digested: Digested | None) -> _Publishing:
         base = self._store.held(BASE_VERSION) or self._write_base(backend)
-        made = _Publishing(policy_version, backend.publication(base and base.digest), self._publish)
+        publication = backend.publication(base and base.digest)
+        if digested is not None and publication.digests is None:
+            found = backend.digests()
+            publication = replace(publication, digests=lambda: found)
+        made = _Publishing(policy_version, publication, self._publish, digested)
         self._loan = made.loan
         made.publication.begin(made.loan)
         return made
@@ -259,9 +277,14 @@ class _Publishing:
     """A version on its way."""
 
     def __init__(
-        self, version: int, publication: Publication, publish: Callable[[int, Publication, float], StoredWeights]
+        self,
+        version: int,
+        publication: Publication,
+        publish: Callable[[int, Publication, float], StoredWeights],
+        digested: Digested | None,
     ) -> None:
         self.publication = publication
+        self._digested = partial(digested, version) if digested is not None else None
         self.loan = StateLoan(self._write, what=f"writing version {version} for the generators; check /dev/shm")
         self._publish = partial(publish, version, publication)
         self._stored: StoredWeights | None = None
@@ -274,6 +297,8 @@ class _Publishing:
 
     def _write(self) -> None:
         self._stored = self._publish(time.perf_counter())
+        if self._digested is not None and self.publication.digests is not None:
+            self._digested(self.publication.digests())
 
 
 def _is_awaited(laggard: Heartbeat) -> bool:

@@ -10,10 +10,18 @@ from typing import Any
 
 import pytest
 
+from pipeline.runtime.registry.contract import WeightsAnnouncement
+from pipeline.training.checkpoints import CheckpointFolder
+from pipeline.training.snapshots import SnapshotFolder
+from pipeline.training.update_log.folder import read_log
+from pipeline.training.update_log.records import UpdateOutcome
 from pipeline.weights.store import StoredWeights, WeightsStore
 from pipeline.weights.tensorfile import Publication
-from tests.workers.dying import BATCH, Reaper, World
+from tests.oracle.registry import MemoryRegistry
+from tests.workers.dying import BATCH, Reaper, World, digests_of
 from tests.workers.learner.test_weight_publisher import Backend, Bench, _opened
+from workers.engines.training.publishing import PublishSettings
+from workers.learner import weight_publisher
 from workers.learner.learner import Learner
 
 LIMIT_S = 30.0
@@ -38,7 +46,8 @@ def held_up(monkeypatch: pytest.MonkeyPatch, held: int, until: Callable[[], obje
 async def test_the_next_step_begins_while_the_version_before_is_still_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, stepped, in_time = World(tmp_path, monkeypatch, num_updates=4), threading.Event(), list[bool]()
+    world = World(tmp_path, monkeypatch, num_updates=4, seals_at_once=False)
+    stepped, in_time = threading.Event(), list[bool]()
 
     def is_bad(names: list[str]) -> bool:
         if len(world.stepped) == 2 * BATCH:
@@ -54,6 +63,53 @@ async def test_the_next_step_begins_while_the_version_before_is_still_written(
     assert announced is not None and announced.policy_version == 4
     assert (await world.ledger.totals()).policy_version == 4
     assert world.published[2] == world.stepped[: 2 * BATCH]
+
+
+async def test_the_log_has_an_updates_outcome_before_its_version_is_announced_and_before_its_snapshot_and_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=4, seals_at_once=False, records=True)
+    late, stepped, early = list[tuple[str, int]](), threading.Event(), threading.Event()
+
+    def is_bad(names: list[str]) -> bool:
+        if len(world.stepped) == 2 * BATCH:
+            stepped.set()
+        return False
+
+    def logged() -> list[UpdateOutcome | None]:
+        return [update.outcome for segment in read_log(tmp_path / "updates") for update in segment.updates]
+
+    def check(what: str, version: int) -> None:
+        if version and (len(logged()) < version or logged()[version - 1] is None):
+            late.append((what, version))
+            early.set()
+
+    announce, seal, keep = MemoryRegistry.announce_weights, SnapshotFolder.seal, CheckpointFolder.write
+
+    async def announced(self: MemoryRegistry, who: Any, weights: WeightsAnnouncement) -> None:
+        check("announced", weights.policy_version)
+        await announce(self, who, weights)
+
+    def sealed(self: SnapshotFolder, *args: Any, version: int, **kwargs: Any) -> None:
+        check("snapshot", version)
+        seal(self, *args, version=version, **kwargs)
+
+    def written(self: CheckpointFolder, version: int, save: Callable[[Path], None], state: dict[str, Any]) -> Path:
+        def saved(folder: Path) -> None:
+            save(folder)
+            check("checkpoint", version)
+
+        return keep(self, version, saved, state)
+
+    monkeypatch.setattr(MemoryRegistry, "announce_weights", announced)
+    monkeypatch.setattr(SnapshotFolder, "seal", sealed)
+    monkeypatch.setattr(CheckpointFolder, "write", written)
+    world.is_bad = is_bad
+    held_up(monkeypatch, 2, lambda: stepped.wait(LIMIT_S) and early.wait(0.3))
+    assert await world.live(Reaper(None))
+    assert late == []
+    told = [outcome.digests if outcome else None for outcome in logged()]
+    assert told == [digests_of(world.stepped[: (version + 1) * BATCH]) for version in range(4)]
 
 
 async def test_a_version_that_cannot_be_written_ends_the_learner(
@@ -102,6 +158,7 @@ async def test_a_learner_that_is_told_to_stop_announces_its_last_version(
     for name, changed in (("_keep", keep_and_tell), ("drain", drain_and_look), ("run", run)):
         monkeypatch.setattr(Learner, name, changed)
     world.is_bad = is_bad
+    monkeypatch.setattr(weight_publisher, "_LOG_S", 0.0)
     held_up(monkeypatch, 3, lambda: kept.wait(LIMIT_S))
     assert await world.live(Reaper(None))
     assert at_end == [3]
@@ -139,3 +196,24 @@ async def test_a_version_waits_for_the_one_before_and_a_stop_for_its_limit_alone
         await bench.publisher.wait()
         assert overlapped == [False]
         assert (await bench.published(), begun) == (2, [1, 2])
+
+
+async def test_a_version_is_digested_while_the_weights_are_lent_and_before_it_is_announced(tmp_path: Path) -> None:
+    told = list[tuple[int, dict[str, bytes], bool, int]]()
+    loop = asyncio.get_running_loop()
+    async with _opened(tmp_path) as bench:
+
+        def digested(version: int, digests: dict[str, bytes]) -> None:
+            loan = bench.publisher._loan
+            assert loan is not None and threading.current_thread() is not threading.main_thread()
+            announced = asyncio.run_coroutine_threadsafe(bench.published(), loop).result()
+            told.append((version, digests, loan.is_over, announced))
+
+        backend: Any = Backend()
+        await bench.publisher.start_publication(1, backend, digested=digested)
+        await bench.publisher.wait()
+        backend.publishing = PublishSettings(digests=False)
+        await bench.publisher.start_publication(2, backend, digested=digested)
+        await bench.publisher.wait()
+    found = backend.digests()
+    assert found and told == [(1, found, False, -1), (2, found, False, 1)]

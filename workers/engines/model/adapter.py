@@ -14,7 +14,7 @@ the base by the digest of the base's file."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -22,7 +22,14 @@ import torch
 
 from pipeline.weights.tensorfile import Publication, read_contents
 from protocol.errors import WeightsDamaged, WeightsRejected
-from workers.engines.model.weights_file import ParityProbe, lay_out, probe_metadata, spec_of, view_weights
+from workers.engines.model.weights_file import (
+    ParityProbe,
+    digest_tensors,
+    lay_out,
+    probe_metadata,
+    spec_of,
+    view_weights,
+)
 
 _ADAPTER = "headrace.adapter"
 
@@ -37,6 +44,21 @@ class Adapter:
     """Factor of the product B A: alpha / rank."""
     below: Callable[[], Iterable[tuple[str, torch.Tensor]]]
     """Yields the frozen weights by the model's own names, tied ones once."""
+    digests_below: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    """Digests of the frozen weights, which never change."""
+
+    @property
+    def parts(self) -> dict[str, torch.Tensor]:
+        """The factors by the names that they are published under."""
+        return {
+            f"{layer}.lora_{part}.weight": tensor
+            for layer, parts in self.layers.items()
+            for part, tensor in zip("AB", parts, strict=True)
+        }
+
+    def digests(self) -> dict[str, bytes]:
+        """Return the digests of the frozen weights and of the factors, which are read now."""
+        return {**self.digests_below, **digest_tensors(self.parts.items())}
 
 
 class _AdapterRecord(msgspec.Struct):
@@ -60,11 +82,7 @@ def publish_base(adapter: Adapter, *, dtype: str) -> Publication:
 
 def publish_adapter(adapter: Adapter, base_digest: str, *, probe: ParityProbe | None = None) -> Publication:
     """Lay out an adapter in the type it is trained in; ``probe`` is for the merged weights."""
-    named = {
-        f"{layer}.lora_{part}.weight": tensor
-        for layer, parts in adapter.layers.items()
-        for part, tensor in zip("AB", parts, strict=True)
-    }
+    named = adapter.parts
     stored = msgspec.json.encode(_AdapterRecord(base_digest, adapter.scaling)).decode()
     specs = [spec_of(name, tensor, tensor.dtype) for name, tensor in named.items()]
     return lay_out(specs, named.__getitem__, {_ADAPTER: stored, **probe_metadata(probe)})

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128, xxh3_128_digest
 
 from pipeline.weights.tensorfile import (
     BLOCK_BYTES,
@@ -67,9 +67,19 @@ def restore_random_state(states: Mapping[str, bytes]) -> None:
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
+    # not in one call, which would hold the interpreter's lock
+    data = xxh3_128()
+    data.update(_bytes(tensor.reshape(-1)).data)
+    return _with_type(tensor, data)
+
+
+def _with_type(tensor: torch.Tensor, data: xxh3_128) -> bytes:
     head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-    data = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
-    return xxh3_128_digest(head + xxh3_128_digest(data))
+    return xxh3_128_digest(head + data.digest())
+
+
+def _bytes(flat: torch.Tensor) -> np.ndarray:
+    return flat.view(torch.uint8).numpy()
 
 
 def fit_weights(state: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -165,21 +175,29 @@ class PublishedWeights(dict[str, torch.Tensor]):
 
 
 def publish_tensors(
-    tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: ParityProbe | None = None
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    dtype: str,
+    probe: ParityProbe | None = None,
+    digests: dict[str, bytes] | None = None,
 ) -> Publication:
     """Lay out tensors by Hugging Face name, floating-point ones as ``float32`` or ``bfloat16``.
 
-    Tensors are read while the publication is written, so they must not change before."""
+    Tensors are read while the publication is written, so they must not change before. ``digests`` gets
+    those of :func:`digest_tensors` meanwhile."""
     named = dict(tensors)
-    specs = [spec_of(name, tensor, getattr(torch, dtype)) for name, tensor in named.items()]
-    return lay_out(specs, _on_host(named, getattr(torch, dtype)), probe_metadata(probe))
+    floating: torch.dtype = getattr(torch, dtype)
+    specs = [spec_of(name, tensor, floating) for name, tensor in named.items()]
+    # digests are of the bytes before the cast
+    make = _on_host(named, floating if digests is None else None)
+    return lay_out(specs, make, probe_metadata(probe), digests)
 
 
-def _on_host(named: Mapping[str, torch.Tensor], floating: torch.dtype) -> Callable[[str], torch.Tensor]:
+def _on_host(named: Mapping[str, torch.Tensor], floating: torch.dtype | None) -> Callable[[str], torch.Tensor]:
     """Return a function that copies one of these tensors, as of now, to the host; any thread may call it.
 
-    A GPU casts and copies on a stream of its own, into pinned memory, while it computes. (The tests have
-    no GPU: that part is not tested.)"""
+    A GPU casts (to ``floating``, if given) and copies on a stream of its own, into pinned memory, while it
+    computes. (The tests have no GPU: that part is not tested.)"""
     device = next((tensor.device for tensor in named.values() if tensor.is_cuda), None)
     if device is None:
         return lambda name: named[name].detach().to("cpu")
@@ -189,7 +207,7 @@ def _on_host(named: Mapping[str, torch.Tensor], floating: torch.dtype) -> Callab
         with torch.no_grad(), torch.cuda.stream(stream):
             stream.wait_event(moment)
             live = named[name]
-            cast = live.to(floating) if live.is_floating_point() else live
+            cast = live.to(floating) if floating is not None and live.is_floating_point() else live
             host = torch.empty(cast.shape, dtype=cast.dtype, pin_memory=True).copy_(cast, non_blocking=True)
         stream.synchronize()
         return host
@@ -215,11 +233,14 @@ def torch_type(spec: TensorSpec) -> torch.dtype:
 
 
 def lay_out(
-    specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor], metadata: Mapping[str, str] | None = None
+    specs: Iterable[TensorSpec],
+    make: Callable[[str], torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+    digests: dict[str, bytes] | None = None,
 ) -> Publication:
-    """Lay out tensors, each made by ``make`` when it is written and cast to its spec."""
+    """Lay out tensors, each made by ``make`` when it is written, digested and cast to its spec."""
     ordered = in_order(specs)
-    return publication(ordered, _blocks(ordered, make), metadata)
+    return publication(ordered, _blocks(ordered, make, digests), metadata)
 
 
 def probe_metadata(probe: ParityProbe | None) -> dict[str, str]:
@@ -273,17 +294,18 @@ def write_weights(
         file.writelines(block.data for block in written.blocks)
 
 
-def _blocks(specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor]) -> Iterator[np.ndarray]:
+def _blocks(
+    specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor], digests: dict[str, bytes] | None
+) -> Iterator[np.ndarray]:
     """Yield the tensors' bytes in blocks: views if the type fits, else cast one block at a time."""
     for spec in specs:
-        dtype = _DTYPES[spec.dtype]
-        flat = make(spec.name).detach().contiguous().reshape(-1)
-        if flat.dtype == dtype:
-            data = flat.view(torch.uint8).numpy()
-            for start in range(0, data.size, BLOCK_BYTES):
-                yield data[start : start + BLOCK_BYTES]
-        else:
-            num_items = BLOCK_BYTES // ITEM_BYTES[spec.dtype]
-            scratch = torch.empty(min(num_items, flat.numel()), dtype=dtype)
-            for piece in flat.split(num_items):
-                yield scratch[: piece.numel()].copy_(piece).view(torch.uint8).numpy()
+        dtype, num_items = _DTYPES[spec.dtype], BLOCK_BYTES // ITEM_BYTES[spec.dtype]
+        tensor = make(spec.name).detach().contiguous()
+        flat, data = tensor.reshape(-1), xxh3_128()
+        scratch = None if flat.dtype == dtype else torch.empty(min(num_items, flat.numel()), dtype=dtype)
+        for piece in flat.split(num_items):
+            if digests is not None:
+                data.update(_bytes(piece).data)
+            yield _bytes(piece if scratch is None else scratch[: piece.numel()].copy_(piece))
+        if digests is not None:
+            digests[spec.name] = _with_type(tensor, data)

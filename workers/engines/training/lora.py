@@ -75,8 +75,8 @@ class AdapterForm:
         self._tokenizer_from = tokenizer_from
         owners = list(dict.fromkeys(weight_owners(model).values()))
         state = model.state_dict(keep_vars=True)
-        digests = digest_tensors((name, state[name].detach().to("cpu")) for name in owners)
-        self._base = xxh3_128_hexdigest(b"".join(digests.values()))
+        self._digests = digest_tensors((name, state[name]) for name in owners)
+        self._base = xxh3_128_hexdigest(b"".join(self._digests.values()))
         self._config = LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]  # a factor, whatever its annotation says
@@ -121,7 +121,7 @@ class AdapterForm:
 
         layers = {layer: self._low_rank(layer, parts) for layer in self._parts}
         on_host = {layer: (a.to("cpu"), b.to("cpu")) for layer, (a, b) in layers.items()}
-        return Adapter(on_host, self._scaling, below=frozen)
+        return Adapter(on_host, self._scaling, below=frozen, digests_below=self._digests)
 
     def writer(self, weights: Weights) -> Callable[[Path], None]:
         """Merge ``weights`` now; return a function that writes ``model/`` and ``adapter/``."""

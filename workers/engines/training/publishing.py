@@ -56,6 +56,8 @@ class PublishSettings:
     """Floating-point weights are published as ``float32`` or ``bfloat16``."""
     probe: TrainingSample | None = None
     """Scored with every version, for engines that must prove that they compute the same."""
+    digests: bool = True
+    """Whether every version is digested as it is written, for the update log."""
     device: str = "cpu"
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """More that the numbers depend on: the number of ranks, versions of some libraries."""
@@ -69,6 +71,7 @@ def publish_settings(config: RunConfig) -> PublishSettings:
     return PublishSettings(
         dtype=config.weights.dtype,
         probe=probe_sample(config) if config.generation.engine == "vllm" else None,
+        digests=config.replay.record,
         device=config.model.device,
         environment=environment,
     )
@@ -92,19 +95,21 @@ class TorchPublishing(ABC):
         return None if adapter is None else adapters.publish_base(adapter, dtype=self.publishing.dtype)
 
     def publication(self, base_digest: str | None = None) -> Publication:
-        probe = self._probe()
-        adapter = None if base_digest is None else self.adapter()
+        probe, adapter = self._probe(), self.adapter()
+        found = dict[str, bytes]() if self.publishing.digests and adapter is None else None
         if adapter is None or base_digest is None:
-            made = weights_file.publish_tensors(self.tensors(), dtype=self.publishing.dtype, probe=probe)
+            made = weights_file.publish_tensors(self.tensors(), dtype=self.publishing.dtype, probe=probe, digests=found)
         else:
             made = adapters.publish_adapter(adapter, base_digest, probe=probe)
-        return replace(made, begin=self.lend)
+        digests = (lambda: found or {}) if adapter is None else adapter.digests
+        return replace(made, begin=self.lend, digests=digests if self.publishing.digests else None)
 
     def lend(self, loan: StateLoan) -> None:  # noqa: B027 -- copies need no loan
         """Let the weights' next change wait for ``loan``, unless ``tensors`` are copies."""
 
     def digests(self) -> dict[str, bytes]:
-        return weights_file.digest_tensors(self.tensors())
+        adapter = self.adapter()
+        return weights_file.digest_tensors(self.tensors()) if adapter is None else adapter.digests()
 
     def environment(self) -> dict[str, str]:
         return weights_file.describe_environment(self.publishing.device) | dict(self.publishing.environment)

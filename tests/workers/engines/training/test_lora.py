@@ -238,6 +238,17 @@ def test_the_base_stays_the_start_model_through_training_and_a_restart(tmp_path:
     assert all(np.array_equal(base, start) for base in bases)
 
 
+def test_a_publication_digests_the_frozen_weights_once_and_the_adapter_as_it_is_written() -> None:
+    backend = trained()
+    before = backend.digests()
+    base = bytes_of(publish_base(adapter_of(backend), dtype="float32"))
+    backend.step(make_samples(seed=9), Objective())
+    publication = backend.publication(digest_buffer(base))
+    assert publication.digests is not None and publication.digests() == backend.digests()
+    moved = {name for name, digest in backend.digests().items() if digest != before[name]}
+    assert moved == set(adapter_of(backend).parts) and set(view_weights(base)) == before.keys() - moved
+
+
 def test_layers_that_keep_their_weights_transposed_are_merged_transposed() -> None:
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=512, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1

@@ -41,6 +41,7 @@ from tests.workers.engines.tiny import VOCABULARY, make_samples, plain_logprobs,
 from tests.workers.engines.training.through_memory import ThroughMemory, during
 from workers.engines.model.head import HEAD_BYTES
 from workers.engines.model.weights_file import view_weights
+from workers.engines.training.publishing import PublishSettings
 from workers.engines.training.ranks.backend import RankedTraining
 from workers.engines.training.ranks.launch import is_rank
 from workers.engines.training.seam import StepResult, TrainingBackend
@@ -139,6 +140,18 @@ def test_digests_change_with_the_weights_and_with_nothing_else(make: Make) -> No
     assert backend.digests() == before
     backend.step(samples, Objective())
     assert backend.digests() != before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_publication_digests_the_weights_that_it_is_written_from(make: Make, dtype: str) -> None:
+    backend: Any = make(tiny_model(), Settings())
+    backend.publishing = PublishSettings(dtype=dtype)
+    backend.step(make_samples(), Objective())
+    publication = backend.publication()
+    bytes_of(publication)
+    assert publication.digests() == backend.digests()
+    backend.publishing = PublishSettings(dtype=dtype, digests=False)
+    assert backend.publication().digests is None
 
 
 def test_random_streams_come_back_as_they_were(make: Make) -> None:
