@@ -53,7 +53,7 @@ from pipeline.supervisor.leftovers import clear_leftovers
 from pipeline.supervisor.monitor import FleetRecorder, Monitor
 from pipeline.supervisor.processes import Command, Processes, worker_command
 from pipeline.supervisor.pulse import Pulse
-from pipeline.supervisor.repair_executor import RepairExecutor, made_escalation
+from pipeline.supervisor.repair_policy import RepairPolicy, made_escalation
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from pipeline.supervisor.sink_runner import SinkRunner
@@ -104,7 +104,7 @@ class Supervisor:
         self._fleet = HostFleet(config, run_dir, command, processes=processes, escalation=escalation, standbys=is_own)
         self._settings = SettingsKeeper(config, run_dir)
         self._code = CodeKeeper(config, run_dir, self._fleet, self._settings)
-        self._repairs = RepairExecutor(escalation, self._fleet, run_dir, self._code)
+        self._repairs = RepairPolicy(escalation, self._fleet, run_dir, self._code)
         self._processes, self._plan = self._fleet.processes, self._fleet.plan
         self._is_forking = is_own and config.supervisor.preload
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)

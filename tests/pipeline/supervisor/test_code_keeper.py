@@ -23,7 +23,7 @@ from pipeline.supervisor.fleet_plan import WorkerPhase
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Processes, worker_command
-from pipeline.supervisor.repair_executor import made_escalation
+from pipeline.supervisor.repair_policy import made_escalation
 from pipeline.supervisor.rollout import RolloutState
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from pipeline.supervisor.standbys.pool import StandbyKind

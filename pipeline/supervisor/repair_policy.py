@@ -70,7 +70,7 @@ def made_escalation(config: RunConfig, run_dir: Path) -> Escalation:
     return escalation
 
 
-class RepairExecutor:
+class RepairPolicy:
     def __init__(self, escalation: Escalation, fleet: HostFleet, run_dir: Path, code: CodeKeeper | None = None) -> None:
         """``code``: rolls changes back; without it there are no rollbacks."""
         self._escalation, self._fleet, self._run_dir, self._code = escalation, fleet, run_dir, code

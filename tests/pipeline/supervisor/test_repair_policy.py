@@ -19,7 +19,7 @@ from pipeline.runtime.registry.settings_change import after
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.processes import worker_command
-from pipeline.supervisor.repair_executor import RepairExecutor, made_escalation
+from pipeline.supervisor.repair_policy import RepairPolicy, made_escalation
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation, Role
@@ -157,7 +157,7 @@ class Desk:
         self.registry = MemoryRegistry()
         self.settings = SettingsKeeper(config, self.run_dir)
         self.code = CodeKeeper(config, self.run_dir, self.fleet, self.settings)
-        self.repairing = RepairExecutor(self.escalation, self.fleet, self.run_dir, self.code)
+        self.repairing = RepairPolicy(self.escalation, self.fleet, self.run_dir, self.code)
 
     async def look(self, now: float, *beats: Heartbeat) -> list[tuple[str, str]]:
         await self.code.poll(self.registry, beats, now)
