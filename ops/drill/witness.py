@@ -22,7 +22,7 @@ _LOSSES = frozenset(
         "worker_exited",
         "worker_evicted",
         "worker_given_up",
-        "drain_timed_out",
+        "worker_killed",
         "fenced_process_ended",
         "unmanaged_worker_fenced",
     )

@@ -106,8 +106,8 @@ class CodeKeeper:
             before, rollout = version.rollout.phase, version.rollout
             workers = self._workers(version, beats, now)
             for worker in rollout.evaluate(now, time.time(), workers, updates, is_held_up=is_held_up):
-                log.info("code_replaces_worker", worker=worker, setting=version.key, version=version.value)
-                self._fleet.carry_out(self._fleet.plan.renew(worker, now))
+                why = f"{version.key} is now {version.value or 'that of the start'}"
+                self._fleet.executor.act(self._fleet.plan.renew(worker, now, why))
             if rollout.phase is not before:
                 log.info("code_rollout", setting=version.key, version=version.value, phase=str(rollout.phase))
             if rollout.phase is RolloutState.SETTLED:

@@ -80,8 +80,8 @@ class FleetLoop:
                 self._next_poll_s = now + _POLL_EVERY_S
                 is_ending = await poll(now)
             if is_ending:
-                self._fleet.carry_out(plan.stop(now))
-            self._fleet.carry_out(plan.due(now))
+                self._fleet.executor.act(plan.stop(now))
+            self._fleet.executor.act(plan.due(now))
             if is_ending and plan.is_down:
                 self._pulse.mark_ended()
                 return

@@ -1,7 +1,7 @@
 """Decides which worker processes to start, drain and kill. Pure; it owns no process.
 
 Its input is the desired number of workers by role, exits with their codes, and the time. The
-supervisor carries out the actions and reports the exits.
+supervisor carries out the interventions (``executor``) and reports the exits.
 
     absent ──start──> running ──exit──> backoff ──start──> running ...
                adopt ──┘│  │  └─drain──> draining ──exit──> (forgotten)
@@ -70,13 +70,28 @@ class Verb(StrEnum):
     START = "start"
     DRAIN = "drain"
     KILL = "kill"
+    REPLACE = "replace"
+    """Fence and kill; the plan starts it again."""
+    EXPEL = "expel"
+    """Fence and kill; it is not started again."""
+    FENCE = "fence"
+    """For a worker that another supervisor, or none, holds: it ends because of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    verb: Verb
+class Intervention:
+    """What a policy wants done to one worker. ``executor`` carries it out."""
+
     worker: str
-    role: Role
+    verb: Verb
+    reason: str = ""
+    """Why, in words, for log and record; empty: not recorded."""
+    role: Role | None = None
+    """Known for all but foreign workers."""
+    stands: tuple[str, ...] = ()
+    """Where it hangs."""
+    has_case: bool = False
+    """Whether the steps of a repair case are its record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +176,9 @@ class FleetPlan:
         phases = {WorkerPhase.RUNNING, *_WITHOUT_PROCESS}
         return {w.name: w.role for w in self._workers.values() if w.phase in phases and not w.is_given_up}
 
+    def role_of(self, name: str) -> Role | None:
+        return self._workers[name].role if name in self._workers else None
+
     def is_draining(self, name: str) -> bool:
         worker = self._workers.get(name)
         return worker is not None and worker.phase is WorkerPhase.DRAINING
@@ -201,18 +219,20 @@ class FleetPlan:
         if worker is not None and worker.phase is WorkerPhase.DRAINING:
             worker.kill_at_s = min(max(worker.kill_at_s, at_s + patience_s), worker.ceiling_s)
 
-    def recycle(self, now_s: float) -> list[Action]:
+    def recycle(self, now_s: float) -> list[Intervention]:
         """Drain every running worker; those still wanted start again afterwards."""
         running = [worker for worker in self._workers.values() if worker.phase is WorkerPhase.RUNNING]
         return [action for worker in running for action in self._retire(worker, now_s)]
 
-    def want(self, counts: Mapping[Role, int], now_s: float, left_out: Collection[str] = frozenset()) -> list[Action]:
+    def want(
+        self, counts: Mapping[Role, int], now_s: float, left_out: Collection[str] = frozenset()
+    ) -> list[Intervention]:
         """Set the desired worker counts, and drain surplus workers: those of ``left_out``, then the
         highest numbers.
 
         A worker that ended well without being drained (by a signal from outside) starts again after
         a pause."""
-        actions: list[Action] = []
+        actions: list[Intervention] = []
         wanted = wanted_names(counts, left_out, self._name)
         for name, role in wanted.items():
             if name not in self._workers:
@@ -234,25 +254,26 @@ class FleetPlan:
         if sum(failure.at_s > recent_s for failure in worker.failures) == 1:
             worker.start_at_s = now_s
 
-    def renew(self, name: str, now_s: float) -> list[Action]:
+    def renew(self, name: str, now_s: float, reason: str) -> list[Intervention]:
         """Drain a running worker; if it is still wanted, it starts again afterwards."""
         worker = self._workers.get(name)
         is_running = worker is not None and worker.phase is WorkerPhase.RUNNING
-        return self._retire(worker, now_s) if worker is not None and is_running else []
+        return self._retire(worker, now_s, reason) if worker is not None and is_running else []
 
-    def stop(self, now_s: float) -> list[Action]:
+    def stop(self, now_s: float) -> list[Intervention]:
         """Drain all workers and start none."""
         self.is_stopping = True
         return [action for worker in list(self._workers.values()) for action in self._retire(worker, now_s)]
 
-    def due(self, now_s: float) -> list[Action]:
+    def due(self, now_s: float) -> list[Intervention]:
         """Return this turn's actions: kills of overdue drains, and a few of the due starts."""
-        actions: list[Action] = []
+        actions: list[Intervention] = []
         startable: list[Worker] = []
         for worker in self._workers.values():
             if worker.phase is WorkerPhase.DRAINING and now_s >= worker.kill_at_s:
                 worker.kill_at_s = worker.ceiling_s = now_s + self._settings.drain_timeout_s
-                actions.append(Action(Verb.KILL, worker.name, worker.role))
+                why = "did not drain in time; others lease what it held"
+                actions.append(Intervention(worker.name, Verb.KILL, why, worker.role))
             is_over = worker.phase is WorkerPhase.BACKOFF and now_s >= worker.start_at_s
             if worker.phase is WorkerPhase.ABSENT or is_over:
                 startable.append(worker)
@@ -260,7 +281,7 @@ class FleetPlan:
             return actions
         for worker in sorted(startable, key=lambda worker: _number(worker.name))[:MAX_STARTS_A_TURN]:
             worker.phase = WorkerPhase.RUNNING
-            actions.append(Action(Verb.START, worker.name, worker.role))
+            actions.append(Intervention(worker.name, Verb.START, role=worker.role))
         return actions
 
     def exited(
@@ -341,12 +362,12 @@ class FleetPlan:
             else:
                 self.failure = FleetFailure(worker.name, exit_code, reason)
 
-    def _retire(self, worker: Worker, now_s: float) -> list[Action]:
+    def _retire(self, worker: Worker, now_s: float, reason: str = "") -> list[Intervention]:
         if worker.phase is WorkerPhase.RUNNING:
             worker.phase = WorkerPhase.DRAINING
             worker.ceiling_s = now_s + self._settings.drain_ceiling_s
             worker.kill_at_s = min(now_s + self._settings.drain_timeout_s, worker.ceiling_s)
-            return [Action(Verb.DRAIN, worker.name, worker.role)]
+            return [Intervention(worker.name, Verb.DRAIN, reason, worker.role)]
         if worker.phase is not WorkerPhase.DRAINING:
             del self._workers[worker.name]
         return []

@@ -1,12 +1,12 @@
-"""The workers of one host: carries out the plan's decisions on processes, and watches them.
+"""The workers of one host: what is decided about them, and the executor that carries it out.
 
-A run's supervisor has one, and so has each joined host. A frozen or stuck worker is fenced before
-it is killed, so that its late writes have no effect."""
+A run's supervisor has one, and so has each joined host."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +16,13 @@ import structlog
 from pipeline.config.schema import RunConfig
 from pipeline.fleet.limits import limits_of
 from pipeline.fleet.repair.escalation import Escalation
-from pipeline.fleet.repair.records import add_repair
 from pipeline.process.descendants import activity_of
 from pipeline.process.exit_codes import ExitCode, LastError
+from pipeline.process.records import process_runs
 from pipeline.process.stacks.request import stands_of
 from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry
-from pipeline.supervisor.fleet_plan import Action, FleetPlan, Verb, worker_name
+from pipeline.supervisor.executor import Executor
+from pipeline.supervisor.fleet_plan import FleetPlan, Intervention, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.memory_kills import MemoryKills
 from pipeline.supervisor.processes import Command, Processes
@@ -63,6 +64,7 @@ class HostFleet:
         self._limits = limits_of(config)
         self.watchdog = Watchdog(self._limits)
         self._memory = MemoryKills()
+        self.executor = Executor(run_dir, self.processes, self._start)
         self._repairs = RepairWatch()
         self.blames_code: Callable[[Exit, str], bool] = lambda *_: False
         """Returns whether a version of code on trial is to blame for a failed exit. The text says
@@ -86,57 +88,52 @@ class HostFleet:
         if self._escalation is not None:
             self._escalation.reset_timers(now_s)
 
-    async def restart(
+    def to_replace(
         self,
-        registry: Registry,
         worker: str,
         reason: str,
         *,
-        detect_s: float = 0.0,
+        stood_s: float = 0.0,
         localise_s: float = 0.0,
         stands: Sequence[str] = (),
-    ) -> int:
-        """Fence a worker and kill its process, so that it starts again; return the fence's epoch. A
-        joined host's worker is only fenced, and ends because of it.
+        kept: str | None = None,
+        has_case: bool = False,
+    ) -> Intervention:
+        """Return the intervention by which a worker starts again. Any but this host's is only
+        fenced, and ends because of it.
 
         Args:
-            registry: The run's.
             worker: Its name.
             reason: Why, in words.
-            detect_s: Time from the start of the fault to its incident.
-            localise_s: Time from the incident to this decision.
-            stands: Where it hangs (``stands``)."""
-        role = self.plan.wanted.get(worker)
-        is_here = worker in self.processes.pids
+            stood_s: Time since its last progress, or since the fault began.
+            localise_s: The part of it after the first symptom.
+            stands: Where it hangs (``stands``).
+            kept: As in ``FleetPlan.replace``.
+            has_case: Whether a repair case has the reason."""
+        role = self.plan.role_of(worker)
+        if worker not in self.processes.pids or role is None:
+            return Intervention(worker, Verb.FENCE, role=role)
+        self._repairs.lost(worker, role, reason, time.monotonic(), stood_s=stood_s, localise_s=localise_s)
         # before the fence, which may end the worker before it is killed
-        if is_here and role is not None:
-            stood_s = detect_s + localise_s
-            self._repairs.lost(worker, role, reason, time.monotonic(), stood_s=stood_s, localise_s=localise_s)
-        if is_here and self.plan.replace(worker, reason):
-            log.error("worker_replaced", worker=worker, reason=reason, stands=stands)
-        epoch = await registry.fence(worker)
-        if is_here:
-            self.processes.stop(worker, now=True)
-        return epoch
+        is_news = self.plan.replace(worker, reason, kept=kept)
+        return Intervention(worker, Verb.REPLACE, reason if is_news else "", role, tuple(stands), has_case)
 
     async def stands(self, workers: Collection[str]) -> dict[str, tuple[str, ...]]:
         """Describe where workers of this host hang; all are examined at once."""
         here = [worker for worker in workers if worker in self.processes.pids]
         return await asyncio.to_thread(stands_of, self._run_dir, here, answer_s=_STACKS_S) if here else {}
 
-    async def expel(self, registry: Registry, evicted: Collection[str]) -> None:
-        """Fence and kill running workers that are evicted. ``follow`` does not start them again."""
+    async def expel(self, registry: Registry, evicted: Mapping[str, str]) -> None:
+        """End running workers that are evicted, by name with why. ``follow`` does not start them
+        again."""
         pids = self.processes.pids
         self._expelled = {worker: pid for worker, pid in self._expelled.items() if pids.get(worker) == pid}
-        for worker in pids.keys() & evicted:
-            if self._expelled.get(worker) != pids[worker]:
-                await registry.fence(worker)
-                self._expelled[worker] = pids[worker]
-                self._repairs.left(worker)
-                self.processes.stop(worker, now=True)
-                log.warning(
-                    "worker_evicted", worker=worker, action="fenced and ended; `headrace fleet readmit` takes it back"
-                )
+        for worker in pids.keys() & evicted.keys() - self._expelled.keys():
+            reason = f"{evicted[worker]}; `headrace fleet readmit` takes it back"
+            one = Intervention(worker, Verb.EXPEL, reason, self.plan.role_of(worker))
+            await self.executor.carry_out(registry, [one])
+            self._expelled[worker] = pids[worker]
+            self._repairs.left(worker)
 
     def follow(
         self,
@@ -150,8 +147,8 @@ class HostFleet:
         there = self.incarnations(beats)
         for drain in drains:
             if drain.is_replaced and there.get(drain.worker, drain.epoch + 1) <= drain.epoch:
-                self.carry_out(self.plan.renew(drain.worker, now))
-        self.carry_out(self.plan.want(counts, now, left_out))
+                self.executor.act(self.plan.renew(drain.worker, now, "an operator drains it"))
+        self.executor.act(self.plan.want(counts, now, left_out))
 
     def own(self, beats: Sequence[Heartbeat]) -> dict[str, Heartbeat]:
         """Return the heartbeats of the processes held here, by worker."""
@@ -161,25 +158,15 @@ class HostFleet:
     def incarnations(self, beats: Sequence[Heartbeat]) -> dict[str, int]:
         return {worker: beat.who.epoch for worker, beat in self.own(beats).items()}
 
-    def carry_out(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action.verb:
-                case Verb.START:
-                    self._start(action.role, action.worker, time.monotonic())
-                case Verb.DRAIN:
-                    self.processes.stop(action.worker)
-                case Verb.KILL:
-                    log.error("drain_timed_out", worker=action.worker, action="killed; others lease what it held")
-                    self.processes.stop(action.worker, now=True)
-
     def go_by(self, code: Path | None) -> None:
         """Start workers and standbys from the Headrace in this folder; None: the installed one."""
         if self.processes.go_by(code) and self.standbys is not None:
             self.standbys.replace_all("it runs other code than the workers")
 
-    def _start(self, role: Role, worker: str, now: float) -> None:
+    def _start(self, one: Intervention) -> None:
         """Replace a lost worker by a standby if one is ready, else start a process."""
-        standby = None
+        worker, role, now, standby = one.worker, one.role, time.monotonic(), None
+        assert role is not None, "only workers of the plan are started"
         if self.standbys is not None:
             if self._repairs.is_open(worker) and self.processes.is_here(role):
                 standby = self.standbys.take_over(now, role, worker)
@@ -234,8 +221,15 @@ class HostFleet:
         beating = {(beat.who.worker, pid) for beat in beats for pid in (beat.pid, 0)}
         for worker, pid in list(self._unfenced.items()):
             if (worker, pid) in beating:
-                await registry.fence(worker)
+                await self.executor.carry_out(registry, [Intervention(worker, Verb.FENCE)])
             del self._unfenced[worker]
+
+    async def fence_departed(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
+        """Fence silent workers that this supervisor does not hold."""
+        gone = {beat.pid for beat in beats if beat.host == socket.gethostname() and not process_runs(beat.pid)}
+        silent = self.watchdog.departed(beats, self.processes.pids, gone)
+        wanted = [Intervention(worker, Verb.FENCE, reason) for worker, reason in silent.items()]
+        await self.executor.carry_out(registry, wanted)
 
     async def replace(
         self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: Mapping[Role, float]
@@ -254,39 +248,34 @@ class HostFleet:
         silent = {worker for worker in dead if self.watchdog.is_silent(worker)}
         stands = await self.stands(dead.keys() - silent)
         for worker, reason in dead.items():
-            if worker in own:
-                stood_s = own[worker].unmoved_s + own[worker].silent_s
-                self._repairs.lost(worker, roles[worker], reason, now, stood_s=stood_s)
             # a worker whose heartbeat stopped was probably frozen from outside
             is_of_code = not (worker in silent and worker in own) and self._stands_by_code(worker, pids[worker], reason)
             if self._escalation is not None and worker in roles and not is_of_code:
                 self._escalation.lost(now, worker, roles[worker], reason)
-            await registry.fence(worker)
-            self.processes.stop(worker, now=True)
+            stood_s = own[worker].unmoved_s + own[worker].silent_s if worker in own else 0.0
             kept = None if worker in silent or is_of_code else self._kept(worker)
-            if self.plan.replace(worker, reason, kept=kept):
-                log.error("worker_replaced", worker=worker, reason=reason, stands=stands.get(worker, ()))
+            one = self.to_replace(worker, reason, stood_s=stood_s, stands=stands.get(worker, ()), kept=kept)
+            await self.executor.carry_out(registry, [one])
         pids = self.processes.pids
         for beat in beats:
             worker = beat.who.worker
             if pids.get(worker) == beat.pid:
                 self.plan.moved(worker, now - beat.unmoved_s - beat.silent_s, self._limits.drain_limit_s(beat))
-        for row in self._repairs.observe(beats, pids, now, time.time()):
+        repaired = self._repairs.observe(beats, pids, now, time.time())
+        for row in repaired:
             by = {"standby": row.standby} if row.standby else {}
             log.info("worker_repaired", worker=row.worker, took_s=round(row.whole_s, 3), cause=row.cause, **by)
             if self.standbys is not None:
                 self.standbys.repaired(Role(row.role))
-            try:
-                await asyncio.to_thread(add_repair, self._run_dir, row)
-            except OSError as error:
-                log.warning("repair_not_written", reason=str(error))
+        await self.executor.record(repairs=repaired)
         if self.standbys is not None:
             is_over = self.plan.is_stopping or self.plan.failure is not None
-            await asyncio.to_thread(self.standbys.reconcile, now, beats, self.plan.wanted, is_over=is_over)
+            wanted = self.plan.wanted
+            self.executor.act(await asyncio.to_thread(self.standbys.reconcile, now, beats, wanted, is_over=is_over))
 
     def _stands_by_code(self, worker: str, pid: int, reason: str) -> bool:
         """Return whether a version of code on trial is to blame that a worker hangs."""
-        role = next((one.role for one in self.plan.workers if one.name == worker), None)
+        role = self.plan.role_of(worker)
         if role is None or self.plan.is_draining(worker):
             return False
         if self._of_code.get(worker) != pid and self.blames_code(Exit(worker, role, pid, ExitCode.STUCK), reason):

@@ -1,10 +1,10 @@
-"""Carries out the repairs of one run: reports symptoms to the escalation policy, executes its
-orders, records the steps.
+"""The repairs of one run: reports symptoms to the escalation, turns its orders into interventions,
+and records its steps.
 
 The supervisor's loop calls it twice a second with heartbeats. It reads the plan and the observer's
-incidents. Its orders are fences, restarts, evictions in the desired fleet, and the end of the run.
-Its steps are lines of ``repairs.jsonl``. An order that the registry did not accept is retried at
-the next poll.
+incidents. Its orders become interventions (``executor``), evictions in the desired fleet, or the
+end of the run. Its steps are lines of ``repairs.jsonl``. An order that the registry did not accept
+is retried at the next poll.
 
 Without an observer there are no incidents; everything else works the same. An incident from before
 this supervisor's start counts once it has news."""
@@ -33,14 +33,14 @@ from pipeline.fleet.repair.levels import (
     RepairStep,
     StepOutcome,
 )
-from pipeline.fleet.repair.records import StepRow, add_steps, read_steps
+from pipeline.fleet.repair.records import StepRow, read_steps
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Eviction, Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange
 from pipeline.runtime.registry.waits import Stage
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.fleet_edits import BY_SUPERVISOR, evicted
-from pipeline.supervisor.fleet_plan import FleetFailure, WorkerPhase
+from pipeline.supervisor.fleet_plan import FleetFailure, Intervention, Verb, WorkerPhase
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.self_checking import SelfChecking
 from protocol.ids import Role
@@ -105,8 +105,10 @@ class RepairPolicy:
         ended = {worker for order in self._orders if order.level in _ENDING for worker in order.workers}
         stands = await self._fleet.stands(ended)
         while self._orders:
-            await self._carry_out(registry, self._orders[0], now, stands)
-            self._orders.popleft()
+            wanted = await self._interventions(registry, self._orders[0], now, stands)
+            epochs = await self._fleet.executor.carry_out(registry, wanted)
+            if self._orders.popleft().level in _ENDING:
+                self._fenced |= epochs
         await self.record()
 
     # -- symptoms ----------------------------------------------------------------------------------
@@ -175,73 +177,66 @@ class RepairPolicy:
 
     # -- orders ------------------------------------------------------------------------------------
 
-    async def _carry_out(
+    async def _interventions(
         self, registry: Registry, order: RepairOrder, now: float, stands: Mapping[str, Sequence[str]]
-    ) -> None:
+    ) -> list[Intervention]:
+        """Return what an order does to workers, once it has changed the desired fleet or settings."""
         match order.level:
             case RepairLevel.RESTART | RepairLevel.REPLACE | RepairLevel.ROLE_RESTART:
-                await self._restart(registry, order, stands)
+                return self._restarts(order, stands)
             case RepairLevel.SELF_CHECK:
                 if not await self._checking.begin(registry, now):
                     self._escalation.failed(now, order, "others kept changing the desired fleet")
             case RepairLevel.EVICT:
-                await self._evict(registry, order, now)
+                if await self._evict(registry, order):
+                    guests = [worker for worker in order.workers if worker not in self._fleet.processes.pids]
+                    return [Intervention(worker, Verb.FENCE) for worker in guests]
+                self._escalation.failed(now, order, "others kept changing the desired fleet")
             case RepairLevel.ROLLBACK:
-                await self._roll_back(registry, order, now, stands)
+                # undo the newest change that concerns the worker, and restart the sick workers
+                change = self._newest_change(self._fleet.plan.role_of(order.worker))
+                why = f"{order.worker} does not come back: {order.reason}"
+                if change is not None and self._code is not None and await self._code.undo(registry, change, why):
+                    return self._restarts(order, stands)
+                self._escalation.failed(now, order, "there is no change left to roll back")
             case RepairLevel.WHOLE_RUN:
                 plan, reason = self._fleet.plan, f"does not come back: {order.reason}; every level before was tried"
                 plan.failure = plan.failure or FleetFailure(order.worker, ExitCode.STUCK, reason)
             case _:
                 self._escalation.failed(now, order, "it is not available")
+        return []
 
     def _newest_change(self, role: Role | None) -> SettingsChange | None:
         """Return the newest change of settings or code that may have broken a role's workers."""
         return None if self._code is None or role is None else self._code.newest(time.time() - _AN_HOUR_S, role)
 
-    async def _restart(self, registry: Registry, order: RepairOrder, stands: Mapping[str, Sequence[str]]) -> None:
-        for worker in order.workers:
-            self._fenced[worker] = await self._fleet.restart(
-                registry,
-                worker,
-                order.reason,
-                detect_s=order.detect_s,
-                localise_s=order.localise_s,
-                stands=stands.get(worker, ()),
+    def _restarts(self, order: RepairOrder, stands: Mapping[str, Sequence[str]]) -> list[Intervention]:
+        stood_s = order.detect_s + order.localise_s
+        return [
+            self._fleet.to_replace(
+                worker, order.reason, stood_s=stood_s, localise_s=order.localise_s, stands=stands.get(worker, ()),
+                has_case=True,
             )
+            for worker in order.workers
+        ]  # fmt: skip
 
-    async def _roll_back(
-        self, registry: Registry, order: RepairOrder, now: float, stands: Mapping[str, Sequence[str]]
-    ) -> None:
-        """Undo the newest change that concerns the worker, and restart the sick workers."""
-        change = self._newest_change(self._role_of(order.worker))
-        why = f"{order.worker} does not come back: {order.reason}"
-        if change is None or self._code is None or not await self._code.undo(registry, change, why):
-            self._escalation.failed(now, order, "there is no change left to roll back")
-            return
-        await self._restart(registry, order, stands)
-
-    async def _evict(self, registry: Registry, order: RepairOrder, now: float) -> None:
-        at_s = time.time()
+    async def _evict(self, registry: Registry, order: RepairOrder) -> bool:
+        """Add an eviction to the desired fleet. Returns False if others kept changing it."""
+        at_s, plan = time.time(), self._fleet.plan
         for _ in range(_MAX_TRIES):
             present = await registry.fleet()
             if present is None:
-                break
+                return False
             fleet = present
             if order.host:
                 fleet = evicted(fleet, Eviction("", order.host, order.reason, BY_SUPERVISOR, at_s))
             else:
                 for worker in order.workers:
                     one = Eviction(worker, "", order.reason, BY_SUPERVISOR, at_s)
-                    fleet = evicted(fleet, one, self._role_of(worker))
+                    fleet = evicted(fleet, one, plan.role_of(worker))
             if fleet == present or await registry.replace_fleet(present, fleet):
-                for worker in order.workers:
-                    if worker not in self._fleet.processes.pids:
-                        await registry.fence(worker)
-                return
-        self._escalation.failed(now, order, "others kept changing the desired fleet")
-
-    def _role_of(self, worker: str) -> Role | None:
-        return next((one.role for one in self._fleet.plan.workers if one.name == worker), None)
+                return True
+        return False
 
     # -- the record --------------------------------------------------------------------------------
 
@@ -258,10 +253,7 @@ class RepairPolicy:
             )
             for step in steps
         ]
-        try:
-            await asyncio.to_thread(add_steps, self._run_dir, rows)
-        except OSError as error:
-            log.warning("steps_not_written", reason=str(error))
+        await self._fleet.executor.record(rows)
 
 
 def _member(beat: Heartbeat, last: Member) -> Member:

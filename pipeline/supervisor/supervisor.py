@@ -14,7 +14,6 @@ drained and restarted.
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +37,6 @@ from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.report import write_report
 from pipeline.observability.start_record import EndRow, StartRow, add_row, own_start
 from pipeline.process.exit_codes import ExitCode, as_own
-from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
@@ -258,7 +256,7 @@ class Supervisor:
         if adopted and earlier is not None:
             if not works_the_same(earlier, self._config):
                 log.warning("workers_restarted", why="they were started with other settings", workers=adopted)
-                self._fleet.carry_out(self._plan.recycle(time.monotonic()))
+                self._fleet.executor.act(self._plan.recycle(time.monotonic()))
             else:
                 # keep the fleet as `headrace scale` left it
                 is_kept = earlier.fleet == self._config.fleet
@@ -331,7 +329,7 @@ class Supervisor:
             self._joined_hosts.observe(beats, own, is_running=status.state is RunState.RUNNING)
             await self._fleet.fence_exited(monitor.registry, beats)
             await self._fleet.replace(monitor.registry, beats, now, await monitor.overdue(now))
-            await self._fence_silent(monitor.registry, beats, now)
+            await self._fleet.fence_departed(monitor.registry, beats)
             if status.state is RunState.RUNNING:
                 await self._code.poll(monitor.registry, beats, now, is_paused=monitor.is_paused)
                 await self._repairs.poll(monitor.registry, beats, now)
@@ -373,17 +371,10 @@ class Supervisor:
                 if self._demand is not None:
                     own = [worker.name for worker in self._plan.workers]
                     fleet = await self._demand.follow(registry, fleet, beats, own, now, is_paused=is_paused)
-                await self._fleet.expel(registry, fleet.evicted)
+                await self._fleet.expel(registry, {one.worker: one.reason for one in fleet.evictions if one.worker})
                 if self._size.allows(fleet.counts):
                     self._fleet.follow(fleet.counts, fleet.drains, beats, now, fleet.left_out)
         return status
-
-    async def _fence_silent(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
-        host = socket.gethostname()
-        gone = {beat.pid for beat in beats if beat.host == host and not process_runs(beat.pid)}
-        for worker, reason in self._fleet.watchdog.departed(beats, self._processes.pids, gone).items():
-            await registry.fence(worker)
-            log.warning("unmanaged_worker_fenced", worker=worker, reason=reason)
 
     def _record_exit(self, exit_: Exit, now: float) -> None:
         was_draining = self._plan.is_draining(exit_.worker)

@@ -199,12 +199,13 @@ class JoinedSupervisor:
             if not drain.is_replaced and there.get(drain.worker, drain.epoch + 1) <= drain.epoch:
                 self._left_out.add(drain.worker)
         host = wanted.eviction_of("", socket.gethostname())
-        evicted = {name for name in wanted.evicted if self._folder.is_own(name)}
-        await self._fleet.expel(registry, self._fleet.processes.pids if host else evicted)
+        evicted = {one.worker: one.reason for one in wanted.evictions if one.worker and self._folder.is_own(one.worker)}
+        of_host = {} if host is None else dict.fromkeys(self._fleet.processes.pids, host.reason)
+        await self._fleet.expel(registry, evicted | of_host)
         if host is not None:
             back = f"`headrace fleet readmit --host {host.host}` on the run's host takes it back"
             return f"this host is evicted by {host.by}: {host.reason}; {back}; the run and other hosts go on"
-        left_out = self._left_out | evicted
+        left_out = self._left_out | evicted.keys()
         counts = {role: count - len(left_out) for role, count in self._counts.items()}
         if not any(count > 0 for count in counts.values()):
             how = "evicted" if evicted else "drained by an operator"

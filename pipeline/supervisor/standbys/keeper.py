@@ -26,6 +26,7 @@ from pipeline.process.records import (
 )
 from pipeline.runtime.machine import free_memory
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.supervisor.fleet_plan import Intervention, Verb
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.standbys.pool import (
     PoolLimits,
@@ -148,8 +149,9 @@ class StandbyKeeper:
 
     def reconcile(
         self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role], *, is_over: bool
-    ) -> None:
-        """Read the reports, kill standbys that are no longer useful, and start missing ones.
+    ) -> list[Intervention]:
+        """Read the reports, kill standbys that are no longer useful, and start missing ones. Return
+        the kills of those that did not become workers, which are then restarted as usual.
 
         Args:
             now_s: The supervisor's monotonic time.
@@ -157,11 +159,11 @@ class StandbyKeeper:
             workers: Wanted workers of this host, by name.
             is_over: Whether the fleet stops, which ends all standbys."""
         if not any(self._roles.values()):
-            return
+            return []
         self._began_s = now_s if self._began_s is None else self._began_s
         self._measure(now_s, beats)
         self._read(now_s)
-        self._check_orders(now_s)
+        disobeyed = self._check_orders(now_s)
         versions = [beat.policy_version for beat in beats if beat.who.role is Role.LEARNER]
         if is_over:
             self._pool.want({})
@@ -177,6 +179,7 @@ class StandbyKeeper:
                 self._children[action.name].kill()
         for kind, reason in self._pool.given_up.items():
             self._say(kind, "given up", f"no standby is started any more: {reason}")
+        return disobeyed
 
     def _measure(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
         pids = self._processes.pids
@@ -225,20 +228,18 @@ class StandbyKeeper:
         is_near = str(Role.LEARNER) not in config.launch.launched and config.weights.path != "wire"
         return is_near and not config.learner.lora.rank
 
-    def _check_orders(self, now_s: float) -> None:
-        """Kill processes that have not obeyed their order; their workers are then restarted as
-        usual."""
+    def _check_orders(self, now_s: float) -> list[Intervention]:
+        disobeyed = list[Intervention]()
         for name, order in list(self._orders.items()):
-            if not order_path(self._run_dir, name).exists():
-                remove_report(self._run_dir, name)
-                del self._orders[name]
-            elif now_s - order.at_s > _OBEYED_S:
-                log.warning(
-                    "standby_not_used", standby=name, worker=order.worker, reason="it did not carry out its order"
-                )
-                remove_report(self._run_dir, name)
-                del self._orders[name]
-                self._processes.stop(order.worker, now=True)
+            is_open = order_path(self._run_dir, name).exists()
+            if is_open and now_s - order.at_s <= _OBEYED_S:
+                continue
+            remove_report(self._run_dir, name)
+            del self._orders[name]
+            if is_open:
+                why = f"{name} did not carry out its order to become it"
+                disobeyed.append(Intervention(order.worker, Verb.KILL, why))
+        return disobeyed
 
     def _start(self, now_s: float, name: str, kind: StandbyKind) -> None:
         roles = self._roles[kind]

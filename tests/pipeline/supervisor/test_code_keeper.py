@@ -109,8 +109,8 @@ class Desk:
         (self.run_dir / CODE_FOLDER / version / "mine.py").write_text("changed = True\n")
 
     def follow(self, now: float) -> None:
-        self.fleet.carry_out(self.fleet.plan.want(self.counts, now))
-        self.fleet.carry_out(self.fleet.plan.due(now))
+        self.fleet.executor.act(self.fleet.plan.want(self.counts, now))
+        self.fleet.executor.act(self.fleet.plan.due(now))
 
     async def change(self, version: str, key: str = REWARDS, *, at_s: float | None = None) -> None:
         self.key, last = key, await self.registry.last_settings_change()

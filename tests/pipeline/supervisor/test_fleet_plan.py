@@ -13,8 +13,8 @@ from pipeline.config.runtime import SupervisorSection
 from pipeline.process.exit_codes import ExitCode, FailureKind, LastError, kind_of
 from pipeline.supervisor.fleet_plan import (
     MAX_STARTS_A_TURN,
-    Action,
     FleetPlan,
+    Intervention,
     Verb,
     WorkerPhase,
     worker_name,
@@ -34,7 +34,7 @@ def _plan(**counts: int) -> FleetPlan:
     return plan
 
 
-def _names(actions: list[Action], verb: Verb) -> list[str]:
+def _names(actions: list[Intervention], verb: Verb) -> list[str]:
     return [action.worker for action in actions if action.verb is verb]
 
 
@@ -67,8 +67,8 @@ def test_a_left_out_worker_is_drained_and_the_others_keep_their_names() -> None:
 def test_a_renewed_worker_is_drained_once_and_started_again_whatever_its_exit_code() -> None:
     plan = _plan(generator=2)
     plan.due(0.0)
-    assert _names(plan.renew("generator-0", 1.0), Verb.DRAIN) == ["generator-0"]
-    assert plan.renew("generator-0", 1.5) == [] == plan.renew("generator-9", 1.5)
+    assert _names(plan.renew("generator-0", 1.0, "new code"), Verb.DRAIN) == ["generator-0"]
+    assert plan.renew("generator-0", 1.5, "") == [] == plan.renew("generator-9", 1.5, "")
     assert plan.want({Role.GENERATOR: 2}, 2.0) == []
     plan.exited("generator-0", ExitCode.DRAIN_TIMEOUT, 3.0)
     plan.want({Role.GENERATOR: 2}, 3.0)
@@ -508,9 +508,9 @@ class FleetMachine(RuleBasedStateMachine):
         self.plan = FleetPlan(SETTINGS)
         self.stopping = False
 
-    def carry_out(self, actions: list[Action]) -> None:
+    def carry_out(self, actions: list[Intervention]) -> None:
         for action in actions:
-            if action.verb is Verb.START:
+            if action.verb is Verb.START and action.role is not None:
                 assert action.worker not in self.alive, "started twice"
                 assert not self.stopping
                 assert self.plan.failure is None

@@ -14,7 +14,7 @@ from pipeline.fleet.repair.records import read_repairs
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.supervisor import host_fleet
-from pipeline.supervisor.fleet_plan import Verb
+from pipeline.supervisor.fleet_plan import Intervention, Verb
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.run_folder import prepare_run_dir
@@ -43,6 +43,9 @@ class Host:
     def of(self, who: Incarnation, pid: int = PID, at_s: float = 0.0) -> Heartbeat:
         times = {"at_s": at_s, "started_s": 0.0, "progress_at_s": 0.0, "still_s": at_s}
         return Heartbeat(who=who, pid=pid, host="here", progress=1, waiting_for=WaitingFor.COMPUTE, **times)  # type: ignore[arg-type]
+
+    def begin(self, worker: str) -> None:
+        self.fleet.executor.act([Intervention(worker, Verb.START, role=Role.GENERATOR)])
 
     def reap(self) -> None:
         """Wait for a process to end."""
@@ -85,7 +88,7 @@ async def test_a_worker_that_died_while_the_ledger_was_away_is_fenced_when_it_is
 async def test_a_restart_is_a_repair_though_its_worker_ends_by_the_fence_itself(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.fleet._start(Role.GENERATOR, "generator-0", 1.0)
+    host.begin("generator-0")
     (pid,) = host.fleet.processes.pids.values()
     await host.beat(pid)
     fence = MemoryRegistry.fence
@@ -98,10 +101,11 @@ async def test_a_restart_is_a_repair_though_its_worker_ends_by_the_fence_itself(
 
     with monkeypatch.context() as patched:
         patched.setattr(MemoryRegistry, "fence", fence_and_wait)
-        await host.fleet.restart(host.registry, "generator-0", "it is slow", detect_s=7.0, localise_s=3.0)
+        wanted = host.fleet.to_replace("generator-0", "it is slow", stood_s=10.0, localise_s=3.0)
+        await host.fleet.executor.carry_out(host.registry, [wanted])
     host.reap()
     assert [action.verb for action in host.fleet.plan.due(1e9)] == [Verb.START], "it is started again"
-    host.fleet._start(Role.GENERATOR, "generator-0", time.monotonic())
+    host.begin("generator-0")
     successor = host.fleet.processes.pids["generator-0"]
     await host.fleet.replace(host.registry, [await host.beat(successor)], time.monotonic(), {})
     ((repair,), _) = read_repairs(host.run_dir)
@@ -113,7 +117,7 @@ async def test_workers_that_hang_together_are_examined_together(host: Host, monk
     names = ["generator-0", "generator-1"]
     host.fleet.plan.adopt("generator-1", Role.GENERATOR)
     for name in names:
-        host.fleet._start(Role.GENERATOR, name, 0.0)
+        host.begin(name)
     examined: list[list[str]] = []
 
     def stands(_: Path, workers: list[str], **how: object) -> dict[str, tuple[str, ...]]:
@@ -146,7 +150,7 @@ async def test_no_successor_is_fenced_for_its_predecessors_end(host: Host) -> No
     await host.beat()
     # a job elsewhere
     host.ends(-signal.SIGKILL, pid=0)
-    host.fleet._start(Role.GENERATOR, "generator-0", 11.0)
+    host.begin("generator-0")
     successor = await host.beat(pid=PID + 1)
     await host.fleet.fence_exited(host.registry, [successor])
     assert await host.registry.epoch("generator-0") == successor.who.epoch
@@ -164,7 +168,7 @@ def test_a_worker_that_the_kernel_killed_for_lack_of_memory_is_reported_as_such(
     said = f"killed by the kernel for lack of memory; generator-0 generator {PID} -9"
     assert [line["meaning"] for line in logs if line["event"] == "worker_exited"] == [said]
     for _ in range(20):
-        host.fleet.carry_out([])
+        host.fleet.executor.act([])
         host.fleet.plan.due(10.0 + 1000.0)
         host.ends(-signal.SIGKILL)
         if host.fleet.plan.failure is not None:

@@ -145,7 +145,7 @@ def test_a_fault_that_passes_is_left_alone_under_act_though_its_incident_is_open
 
 
 class Desk:
-    """A repair executor, a plan without processes, and a registry in memory."""
+    """A repair policy, a plan without processes, and a registry in memory."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         config = op_config(folder, "fleet.generator=2", *overrides)

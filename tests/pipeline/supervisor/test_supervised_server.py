@@ -215,7 +215,7 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
     assert asleep_s[0] >= 5.0
     # a mute server is started anew after half of the outage's limit
     assert asleep_s[1] < 45.0, "the workers drained while no server answered"
-    assert not {"worker_replaced", "worker_exited", "drain_timed_out"} & {row["event"] for row in logged}
+    assert not {"worker_replaced", "worker_exited", "worker_killed"} & {row["event"] for row in logged}
 
 
 def test_a_server_that_is_stopped_under_a_run_costs_seconds_and_no_worker(tmp_path: Path) -> None:

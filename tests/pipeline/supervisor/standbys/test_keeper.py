@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from pipeline.process.records import StandbyReport, read_reports, write_report
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.supervisor.fleet_plan import Verb
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.standbys import keeper as keeping
 from pipeline.supervisor.standbys.keeper import StandbyKeeper, standby_roles
@@ -52,7 +53,9 @@ def beats(pids: dict[str, int], *, version: int = 3) -> list[Heartbeat]:
 
 
 def keep(made: StandbyKeeper, processes: Processes, now_s: float, *, is_over: bool = False) -> None:
-    made.reconcile(now_s, beats(processes.pids), WORKERS, is_over=is_over)
+    for one in made.reconcile(now_s, beats(processes.pids), WORKERS, is_over=is_over):
+        assert one.verb is Verb.KILL and "did not carry out its order" in one.reason
+        processes.stop(one.worker, now=True)
 
 
 def start_took(made: StandbyKeeper, processes: Processes, seconds: float) -> None:
