@@ -30,7 +30,6 @@ from pipeline.fleet.repair.levels import (
     Member,
     RepairLevel,
     RepairOrder,
-    RepairStep,
     StepOutcome,
 )
 from pipeline.fleet.repair.records import StepRow, read_steps
@@ -241,19 +240,10 @@ class RepairPolicy:
     # -- the record --------------------------------------------------------------------------------
 
     async def record(self) -> None:
-        steps = self._escalation.taken_steps()
-        if not steps:
-            return
+        steps = [replace(step, at_s=time.time()) for step in self._escalation.taken_steps()]
         for step in steps:
             _tell(step)
-        at_s = time.time()
-        rows = [
-            StepRow(
-                at_s, step.case, step.worker, step.role, str(step.level), str(step.outcome), step.sentence, step.limit_s
-            )
-            for step in steps
-        ]
-        await self._fleet.executor.record(rows)
+        await self._fleet.executor.record(steps)
 
 
 def _member(beat: Heartbeat, last: Member) -> Member:
@@ -271,10 +261,10 @@ def _is_at_work(beat: Heartbeat) -> bool:
     return at is not WaitingFor.QUARANTINE and at.is_in_service and (waits or beat.progress > 0)
 
 
-def _tell(step: RepairStep) -> None:
+def _tell(step: StepRow) -> None:
     """Log a step: an eviction or the run's end as error, advice and refusals as warnings."""
-    fields = {"worker": step.worker, "case": step.case, "rung": str(step.level), "outcome": str(step.outcome)}
-    is_grave = step.level in (RepairLevel.EVICT, RepairLevel.WHOLE_RUN) and step.outcome is StepOutcome.BEGUN
+    is_grave = step.rung in (RepairLevel.EVICT, RepairLevel.WHOLE_RUN) and step.outcome == StepOutcome.BEGUN
     warns = step.outcome in (StepOutcome.ADVISED, StepOutcome.REFUSED)
     log_at = log.error if is_grave else log.warning if warns else log.info
+    fields = {"worker": step.worker, "case": step.case, "rung": str(step.rung), "outcome": str(step.outcome)}
     log_at("repair_step", **fields, why=step.sentence)

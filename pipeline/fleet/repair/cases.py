@@ -12,10 +12,10 @@ from pipeline.fleet.repair.levels import (
     IncidentSign,
     RepairLevel,
     RepairOrder,
-    RepairStep,
     StepOutcome,
     within,
 )
+from pipeline.fleet.repair.records import StepRow
 from protocol.ids import Role
 
 
@@ -104,10 +104,11 @@ def taken_down(case: Case, cases: Iterable[Case]) -> tuple[str, ...]:
 
 class Decisions:
     def __init__(self) -> None:
-        self._steps: list[RepairStep] = []
+        self._steps: list[StepRow] = []
         self._orders: list[RepairOrder] = []
 
-    def taken_steps(self) -> list[RepairStep]:
+    def taken_steps(self) -> list[StepRow]:
+        """Return the steps since the last call, which have no time yet."""
         steps, self._steps = self._steps, []
         return steps
 
@@ -121,12 +122,12 @@ class Decisions:
         """Add a step of a case. ``now_s``: pass the time to record how long the case's deadline is
         away."""
         limit_s = None if now_s is None else within(case.deadline_s, now_s)
-        self._steps.append(RepairStep(case.number, case.worker, str(case.role), level, outcome, words, limit_s))
+        self._steps.append(StepRow(0.0, case.number, case.worker, str(case.role), level, outcome, words, limit_s))
 
     def add_remark(self, sign: IncidentSign, role: str, words: str) -> None:
         """Add a step about an incident that opens no case."""
         sentence = f"incident {sign.number}: {sign.component} is {sign.kind}; {words}"
-        self._steps.append(RepairStep(0, sign.component, role, RepairLevel.TOLERATE, StepOutcome.LEFT, sentence))
+        self._steps.append(StepRow(0.0, 0, sign.component, role, RepairLevel.TOLERATE, StepOutcome.LEFT, sentence))
 
     def add_order(
         self,

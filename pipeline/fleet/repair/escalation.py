@@ -44,9 +44,9 @@ from pipeline.fleet.repair.levels import (
     Member,
     RepairLevel,
     RepairOrder,
-    RepairStep,
     StepOutcome,
 )
+from pipeline.fleet.repair.records import StepRow
 from protocol.ids import Role
 
 _SELF_CHECK_S: Final = 90.0
@@ -73,8 +73,8 @@ class Escalation:
     def cases(self) -> tuple[Case, ...]:
         return tuple(self._cases.values())
 
-    def taken_steps(self) -> list[RepairStep]:
-        """Return the steps since the last call, to be recorded."""
+    def taken_steps(self) -> list[StepRow]:
+        """Return the steps since the last call, to be recorded with their time."""
         return self._decisions.taken_steps()
 
     def recall(self, now_s: float, past: PastRepairs) -> None:

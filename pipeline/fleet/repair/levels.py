@@ -116,21 +116,6 @@ class RepairOrder:
     """Time from the incident to this order."""
 
 
-@dataclass(frozen=True, slots=True)
-class RepairStep:
-    """One line of ``repairs.jsonl``."""
-
-    case: int
-    worker: str
-    role: str
-    """Empty for a link and for the ledger, which have no case."""
-    level: RepairLevel
-    outcome: StepOutcome
-    sentence: str
-    limit_s: float | None = None
-    """Seconds until its deadline; None for none."""
-
-
 RESTART_MENDS: Final = frozenset({"silent", "hung", "stuck", "slow", "leak", "stale", "errors", "mismatch"})
 """Kinds of incidents about a worker that a new process may repair."""
 PROVABLE: Final = frozenset({"mismatch"})

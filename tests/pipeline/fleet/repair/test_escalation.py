@@ -20,9 +20,9 @@ from pipeline.fleet.repair.levels import (
     Member,
     RepairLevel,
     RepairOrder,
-    RepairStep,
     StepOutcome,
 )
+from pipeline.fleet.repair.records import StepRow
 from protocol.ids import Role
 
 RepairPolicy = Literal["act", "own_signs", "advise"]
@@ -59,8 +59,8 @@ def suspected(
     return {number: IncidentSign(number, worker, kind, "no progress for 9 s", **more)}  # type: ignore[arg-type]
 
 
-def levels(steps: list[RepairStep]) -> list[tuple[str, str]]:
-    return [(str(step.level), str(step.outcome)) for step in steps]
+def levels(steps: list[StepRow]) -> list[tuple[str, str]]:
+    return [(str(step.rung), str(step.outcome)) for step in steps]
 
 
 def lose(made: Escalation, now_s: float, worker: str = "generator-1", *, starts: bool = True) -> None:
@@ -137,7 +137,7 @@ def test_a_learner_that_flaps_and_works_between_goes_on_for_ever():
             order.level is RepairLevel.ROLE_RESTART and order.workers == ()
             for order in made.tick(20.0 * number + 11.0, FLEET)
         )
-    assert not any(step.level is RepairLevel.WHOLE_RUN for step in made.taken_steps())
+    assert not any(step.rung is RepairLevel.WHOLE_RUN for step in made.taken_steps())
 
 
 def test_a_learner_that_never_comes_back_climbs_to_the_whole_run():
@@ -220,9 +220,7 @@ def test_the_run_ends_where_an_eviction_would_not_help(at_work: tuple[str, ...],
     assert made.tick(6.0, FLEET) == [], "the plan itself ends the run"
     steps = made.taken_steps()
     assert why in next(step.sentence for step in steps if step.outcome is StepOutcome.REFUSED)
-    assert (
-        steps[-1].level is RepairLevel.WHOLE_RUN and "generator-1 ended twice by the same error" in steps[-1].sentence
-    )
+    assert steps[-1].rung is RepairLevel.WHOLE_RUN and "generator-1 ended twice by the same error" in steps[-1].sentence
 
 
 def test_a_run_does_not_end_for_one_worker_while_another_of_its_role_works():
@@ -230,7 +228,7 @@ def test_a_run_does_not_end_for_one_worker_while_another_of_its_role_works():
     lose(made, 0.0)
     orders = [order for now in range(1, 1000, 20) for order in made.tick(float(now), FLEET)]
     assert [order.level for order in orders] == [RepairLevel.ROLE_RESTART]
-    left = [step for step in made.taken_steps() if step.level is RepairLevel.WHOLE_RUN]
+    left = [step for step in made.taken_steps() if step.rung is RepairLevel.WHOLE_RUN]
     assert [step.outcome for step in left] == [StepOutcome.LEFT] and "with 1 other generator at work" in left[
         0
     ].sentence
@@ -500,7 +498,7 @@ def test_without_act_an_incident_leads_to_advice_alone(policy: RepairPolicy):
     made.see_incidents(0.0, suspected())
     assert [order for now in range(0, 5000, 7) for order in made.tick(float(now), FLEET)] == []
     begun, advised = made.taken_steps()
-    assert begun.level is RepairLevel.TOLERATE and (advised.level, advised.outcome) == (
+    assert begun.rung is RepairLevel.TOLERATE and (advised.rung, advised.outcome) == (
         RepairLevel.RESTART,
         StepOutcome.ADVISED,
     )
@@ -514,7 +512,7 @@ def test_advice_on_a_flapping_worker_is_given_once_and_its_restarts_are_followed
         lose(made, 10.0 * number)
         assert made.tick(10.0 * number + 5.0, FLEET) == []
     advised = [step for step in made.taken_steps() if step.outcome is StepOutcome.ADVISED]
-    assert [(step.level, step.worker) for step in advised] == [(RepairLevel.EVICT, "generator-1")]
+    assert [(step.rung, step.worker) for step in advised] == [(RepairLevel.EVICT, "generator-1")]
     assert advised[0].sentence.startswith("recovery.policy is advise; `act` would do this now: 4 losses in a row")
     made.works(200.0, "generator-1")
     assert made.tick(300.0, FLEET) == [] and made.cases == ()
@@ -614,7 +612,7 @@ def test_a_sick_joined_host_is_evicted_as_a_whole_with_at_most_one_healthy_worke
     assert (first.level, first.host) == (RepairLevel.EVICT, host)
     assert set(first.workers) == ({f"generator-b-{n}" for n in range(4)} if host else {f"generator-b-{num_healthy}"})
     assert [order.level for order in others] == ([] if host else [RepairLevel.ROLE_RESTART]), "one eviction is allowed"
-    mates = [step for step in made.taken_steps() if (step.level, step.outcome) == (RepairLevel.EVICT, StepOutcome.DONE)]
+    mates = [step for step in made.taken_steps() if (step.rung, step.outcome) == (RepairLevel.EVICT, StepOutcome.DONE)]
     assert len(mates) == (3 - num_healthy if host else 0)
 
 
@@ -647,10 +645,10 @@ def test_sick_workers_of_one_device_are_evicted_as_one_fault(devices: dict[str, 
     order, *others = made.tick(61.0, fleet)
     assert (order.level, order.host, set(order.workers)) == (RepairLevel.EVICT, "", evicted)
     steps = made.taken_steps()
-    sentence = next(step.sentence for step in steps if step.level is RepairLevel.EVICT)
+    sentence = next(step.sentence for step in steps if step.rung is RepairLevel.EVICT)
     if len(evicted) > 1:
         assert others == [] and sentence.startswith("evicted with all workers of its device (x of here): no work")
-        assert [step.worker for step in steps if (step.level, step.outcome) == (RepairLevel.EVICT, "done")] == [
+        assert [step.worker for step in steps if (step.rung, step.outcome) == (RepairLevel.EVICT, "done")] == [
             "generator-b"
         ]
     else:
@@ -842,7 +840,7 @@ class LadderMachine(RuleBasedStateMachine):
     def steps_go_up_and_name_a_level(self) -> None:
         if hasattr(self, "escalation"):
             for step in self.escalation.taken_steps():
-                assert step.level in LEVELS and step.sentence
+                assert step.rung in LEVELS and step.sentence
 
 
 LadderMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

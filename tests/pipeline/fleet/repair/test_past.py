@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,7 @@ class Host:
     def tick(self, now_s: float) -> list[tuple[RepairLevel, str]]:
         """Return the orders, and write the steps as the supervisor does."""
         orders = self.escalation.tick(now_s, FLEET)
-        rows = [
-            StepRow(WALL_S + now_s, one.case, one.worker, one.role, one.level, one.outcome, one.sentence, one.limit_s)
-            for one in self.escalation.taken_steps()
-        ]
+        rows = [replace(one, at_s=WALL_S + now_s) for one in self.escalation.taken_steps()]
         add_steps(self._run_dir, rows)
         return [(order.level, order.worker) for order in orders]
 
