@@ -1,7 +1,8 @@
-"""``workers.starter RUN_DIR [ROLE ...] DESCRIPTOR ROOM``: imports what a run's workers import, and
-forks them.
+"""``workers.starter RUN [ROLE ...] DESCRIPTOR ROOM``: imports what a run's workers import, and forks
+them.
 
-With roles, only those roles' workers. The supervisor starts it (``pipeline.supervisor.starter``),
+RUN is the run's folder, or the file of a configuration that is still being checked. With roles,
+only those roles' workers. The supervisor starts it (``pipeline.supervisor.starter``),
 and it ends with the supervisor, while its workers continue. It has no thread, CUDA context or
 connection when it forks."""
 
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline.config.load import read_resolved
+from pipeline.config.load import load_config, read_resolved
 from pipeline.process.forking import serve
 from protocol import headrace
 from protocol.ids import Role
@@ -27,9 +28,10 @@ from workers.preparation import ROLES, imports
 
 def main() -> NoReturn:
     """Import, and fork workers until the supervisor has ended."""
-    run_dir, *roles, descriptor, _ = sys.argv[1:]
+    run, *roles, descriptor, _ = sys.argv[1:]
     given = tuple(map(Role, roles)) or tuple(ROLES)
-    for module in imports(read_resolved(Path(run_dir)), given):
+    config = read_resolved(Path(run)) if Path(run).is_dir() else load_config([Path(run)])
+    for module in imports(config, given):
         importlib.import_module(module)
     if reason := unforkable():
         sys.exit(f"{reason}; each worker imports on its own")
@@ -37,11 +39,11 @@ def main() -> NoReturn:
     # Imported modules are never garbage; frozen, their memory stays shared.
     gc.freeze()
     with socket.socket(fileno=int(descriptor)) as channel:
-        serve(channel, _work)
+        serve(channel, work)
     os._exit(0)
 
 
-def _work(arguments: Sequence[str]) -> NoReturn:
+def work(arguments: Sequence[str]) -> NoReturn:
     """Run the worker or standby of a command line from ``headrace.command``."""
     skipped = len(headrace.command("workers"))
     module = arguments[skipped - 1]

@@ -21,9 +21,12 @@ from protocol.errors import ConfigError
 from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
+    from pipeline.cli.start_phases import StartPhases
     from pipeline.config.schema import RunConfig
+    from pipeline.fleet.status import RunSnapshot
     from pipeline.observability.live_view import View
     from pipeline.observability.report import Summary
+    from pipeline.supervisor.early import EarlyProcesses
     from pipeline.supervisor.launchers.seam import Launcher
     from pipeline.supervisor.supervisor import RunOutcome
 
@@ -149,15 +152,12 @@ def carry_out(
     """Check a resolved configuration, then run it to its end. ``prepare`` creates or finds the
     run's folder, and is called once the configuration has passed the checks. ``begin`` is called
     with the locked run folder, before anything is started."""
-    from pipeline.observability.live_view import PlainView
-    from pipeline.operator.top.child import ChildView
-    from pipeline.preflight.checks import preflight
-    from pipeline.runtime.log import log_to_stderr, open_log
-    from pipeline.supervisor.run_folder import run_lock
-    from pipeline.supervisor.supervisor import Supervisor
-    from protocol.ids import Role
+    from pipeline.cli.start_phases import StartPhases
+    from pipeline.runtime.log import log_to_stderr
+    from pipeline.supervisor.early import EarlyProcesses
 
     log_to_stderr()
+    phases = StartPhases()
     launcher = None
     if config.launch.launched:
         from pipeline.supervisor.launchers.build import launcher_of
@@ -171,10 +171,35 @@ def carry_out(
             from pipeline.supervisor.launchers.ssh import reach
 
             reach(launcher)
-    click.echo("checking model, data, verifiers and engines before the start", err=True)
-    checked = preflight(config, plain=not is_live)
+    with EarlyProcesses(config, config.run_dir) as early:
+        return _checked_run(config, prepare, begin, early, phases, launcher, is_live=is_live)
+
+
+def _checked_run(
+    config: RunConfig,
+    prepare: Callable[[], Path],
+    begin: Callable[[Path], None] | None,
+    early: EarlyProcesses,
+    phases: StartPhases,
+    launcher: Launcher | None,
+    *,
+    is_live: bool,
+) -> RunOutcome:
+    from pipeline.observability.live_view import PlainView
+    from pipeline.operator.top.child import ChildView
+    from pipeline.preflight.checks import preflight
+    from pipeline.preflight.passed import PassedCheck
+    from pipeline.runtime.log import open_log
+    from pipeline.supervisor.run_folder import run_lock
+    from pipeline.supervisor.supervisor import Supervisor
+    from protocol.ids import Role
+
+    click.echo("checking model, data, verifiers and engines while workers import", err=True)
+    checked = preflight(config, plain=not is_live, ask_vllm=early.check_vllm)
     for finding in checked.findings:
         click.echo(printable(finding), err=True)
+    if estimate := phases.checked(PassedCheck("start", config)):
+        click.echo(estimate, err=True)
     run_dir = prepare()
     with run_lock(run_dir):
         if begin is not None:
@@ -183,10 +208,18 @@ def carry_out(
         terminal = view.log_terminal or sys.stderr
         who = Role.SUPERVISOR
         log = open_log(run_dir, role=who, worker=str(who), run=config.run.name, terminal=terminal)
+
+        def show(snapshot: RunSnapshot) -> None:
+            if words := phases.observe(snapshot):
+                log.logger.info("first_tokens", detail=words)
+                if not is_live:
+                    click.echo(words, err=True)
+            view.show(snapshot)
+
         try:
             with view:
-                supervisor = Supervisor(config, run_dir, checked.spec, launcher=launcher)
-                outcome = asyncio.run(supervisor.run(view.show, leave=view.end if is_live else None))
+                supervisor = Supervisor(config, run_dir, checked.spec, launcher=launcher, early=early)
+                outcome = asyncio.run(supervisor.run(show, leave=view.end if is_live else None))
             if launcher is not None:
                 _clear_jobs(launcher, run_dir)
             return outcome

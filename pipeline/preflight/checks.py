@@ -47,7 +47,7 @@ from pipeline.preflight.model_folder import (
 from pipeline.preflight.packages import check_lora, check_optimizer, check_ranks
 from pipeline.preflight.prompts import check_prompts, check_stop_strings
 from pipeline.preflight.sinks import check_sinks
-from pipeline.preflight.vllm import ask_vllm, check_vllm, check_vllm_reference
+from pipeline.preflight.vllm import AskedProcess, ask_vllm, check_vllm, check_vllm_reference
 from pipeline.process.progress_bar import progress
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import BY_MODEL
@@ -68,11 +68,11 @@ class Preflight:
     spec: LedgerSpec
 
 
-def preflight(config: RunConfig, *, plain: bool = False) -> Preflight:
+def preflight(config: RunConfig, *, plain: bool = False, ask_vllm: AskedProcess | None = None) -> Preflight:
     """Check model, data, verifiers and addresses. ``plain`` shows progress as lines, even on a
-    terminal. Raises ConfigError or DataError for a setting or a file that would make the run fail,
-    LedgerUnavailable if the server does not answer."""
-    subject = _Subject(config)
+    terminal. ``ask_vllm`` asks a process that has imported vLLM. Raises ConfigError or DataError for a
+    setting or a file that would make the run fail, LedgerUnavailable if the server does not answer."""
+    subject = _Subject(config, ask_running=ask_vllm)
     findings: list[str] = []
     with progress("checking", total=len(CHECKS), unit="checks", plain=plain) as bar:
         for check in CHECKS:
@@ -107,8 +107,9 @@ def _name(check: Callable[[_Subject], list[CheckFinding]]) -> str:
 class _Subject:
     """A configuration, with the files that several checks need, each read once."""
 
-    def __init__(self, config: RunConfig, *, asks_again: bool = False) -> None:
+    def __init__(self, config: RunConfig, *, asks_again: bool = False, ask_running: AskedProcess | None = None) -> None:
         self.config = config
+        self.ask_running = ask_running
         self.asks_again = asks_again
         """Repeat the engines' trials that passed before (``passed``)."""
         self._failed: DataError | ConfigError | None = None
@@ -246,7 +247,7 @@ def _vllm(subject: _Subject) -> list[CheckFinding]:
     if config.scores_with_vllm:
         lines.append(check_vllm_reference(config, read_model_config(config.reference_model)))
     if lines:
-        ask_vllm(config, asks_again=subject.asks_again)
+        ask_vllm(config, asks_again=subject.asks_again, ask_running=subject.ask_running)
     return [fine("vllm", line) for line in lines]
 
 
@@ -302,10 +303,11 @@ def _enough_prompts(subject: _Subject) -> list[CheckFinding]:
 
 
 CHECKS: Final[tuple[Callable[[_Subject], list[CheckFinding]], ...]] = (
-    _fleet, _models, _data, _prompts, _length, _memory, _devices, _learner, _settings, _ledger_size, _sinks, _tracing, _engines,
-    _reward_model, _guidance, _vllm, _address, _ledger, _verifiers, _enough_prompts,
+    _fleet, _models, _data, _prompts, _length, _memory, _devices, _learner, _settings, _ledger_size, _sinks, _tracing,
+    _reward_model, _guidance, _address, _ledger, _verifiers, _enough_prompts, _engines, _vllm,
 )  # fmt: skip
-"""All checks, in display order. Each returns findings, or raises an error with a remedy."""
+"""All checks, in display order; the last two may import torch or vLLM. Each returns findings, or raises an error
+with a remedy."""
 
 
 def _files(source: PromptSource) -> str:

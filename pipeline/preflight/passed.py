@@ -1,4 +1,5 @@
-"""Remembers which checks in a subprocess have passed, so that the next start does not wait for them again.
+"""Remembers which checks by torch or vLLM have passed, so that the next start does not wait for them again,
+and how long a start took.
 
 A file in this account's cache ``checks`` for each check that passed holds its notes. Its name is a
 digest of everything that the answer depends on: the settings, the files of the models, the installed

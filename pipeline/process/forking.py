@@ -4,6 +4,9 @@
 ``Reap``. *Produces* processes, each in its own session, and one ``Answer`` per request. *Waits for*
 the next request; ``serve`` ends when the parent closes the socket. The forked processes outlive it.
 
+A process whose imports start threads cannot fork: ``serve_once`` becomes the one process that it is
+asked for.
+
 A forked process shows its own arguments and environment in ``/proc``, as a newly executed one does,
 because marks (``pipeline.process.descendants``) and command lines are looked up there."""
 
@@ -37,24 +40,37 @@ class Reap(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+class Check(msgspec.Struct, frozen=True, tag=True):
+    """Make the process's check (``serve_once``)."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     """A process id, or an exit code (negative for a signal)."""
 
     number: int
+    words: str = ""
+    """What a check says, by its exit code."""
 
 
+Request = Fork | Reap | Check
 _requests: msgspec.msgpack.Decoder[Fork | Reap] = msgspec.msgpack.Decoder(Fork | Reap)
+_once: msgspec.msgpack.Decoder[Fork | Check] = msgspec.msgpack.Decoder(Fork | Check)
 _answers = msgspec.msgpack.Decoder(Answer)
 
 
-def send_request(channel: socket.socket, request: Fork | Reap, *descriptors: int) -> Answer:
+def send_request(channel: socket.socket, request: Request, *descriptors: int) -> Answer:
     """Send a request to a process in ``serve`` and return its answer.
 
     Raises:
         EOFError: the process has ended.
         OSError: it cannot be reached, or does not answer within the socket's timeout."""
-    socket.send_fds(channel, [msgspec.msgpack.encode(request)], descriptors)
+    post_request(channel, request, *descriptors)
     return receive_answer(channel)
+
+
+def post_request(channel: socket.socket, request: Request, *descriptors: int) -> None:
+    """Send a request without waiting for its answer. Raises OSError."""
+    socket.send_fds(channel, [msgspec.msgpack.encode(request)], descriptors)
 
 
 def receive_answer(channel: socket.socket) -> Answer:
@@ -93,14 +109,33 @@ def serve(channel: socket.socket, program: Callable[[Sequence[str]], NoReturn]) 
                 _answer(channel, os.waitstatus_to_exitcode(status))
 
 
-def _answer(channel: socket.socket, number: int) -> None:
-    channel.send(msgspec.msgpack.encode(Answer(number)))
+def serve_once(
+    channel: socket.socket, program: Callable[[Sequence[str]], NoReturn], check: Callable[[], tuple[int, str]]
+) -> None:
+    """Become the process of the first ``Fork``, which gets no answer; until then answer each ``Check`` with an
+    exit code and words. Returns when the parent closes its end."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, _MAX_BYTES, 1)
+        if not message:
+            return
+        match _once.decode(message):
+            case Fork() as start:
+                (output,) = descriptors
+                channel.close()
+                _become(start, output, program)
+            case Check():
+                _answer(channel, *check())
+
+
+def _answer(channel: socket.socket, number: int, words: str = "") -> None:
+    channel.send(msgspec.msgpack.encode(Answer(number, words)))
 
 
 def _become(start: Fork, output: int, program: Callable[[Sequence[str]], NoReturn]) -> NoReturn:
-    """Turn this forked process into the one that ``start`` describes. Never returns."""
+    """Turn this process into the one that ``start`` describes. Never returns."""
     try:
-        os.setsid()
+        if os.getsid(0) != os.getpid():
+            os.setsid()
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)

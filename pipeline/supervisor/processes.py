@@ -30,6 +30,7 @@ from pipeline.process import records
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import ExitCode, printed_error
 from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.supervisor.early import EarlyProcesses
 from pipeline.supervisor.launchers.launched import Launched
 from pipeline.supervisor.launchers.seam import Exit, Job, JobState
 from pipeline.supervisor.starter import NAME as STARTER
@@ -96,6 +97,8 @@ class Processes:
         self._standby_marks: dict[str, str] = {}
         self._former: dict[str, str] = {}
         """What became of standbys: worker name by standby name."""
+        self.early: EarlyProcesses | None = None
+        """Processes that import already; they are used for the installed code."""
 
     @property
     def pids(self) -> dict[str, int]:
@@ -119,6 +122,8 @@ class Processes:
                 log.info("starter_ready", pid=starter.pid, seconds=round(time.monotonic() - began_s, 3))
             except (OSError, StarterEnded) as error:
                 self._lose_starter(error)
+        if self.early is not None and (output := self.early.starter_output()):
+            self.output_path(STARTER).write_bytes(output)
 
     def go_by(self, code: Path | None) -> bool:
         """Start processes from the Headrace in this folder from now on; None: the installed one.
@@ -137,6 +142,10 @@ class Processes:
         return True
 
     def _begin_starter(self) -> None:
+        early = None if self._code is not None or self.early is None else self.early.take_starter()
+        if early is not None:
+            self._starters[None] = early
+            return
         try:
             self._starters[self._code] = Starter(self._run_dir, self._of_code(self._starter_command))
         except OSError as error:
@@ -175,6 +184,10 @@ class Processes:
                     return starter.start(command, environment, output, partial(self._written_code, name))
             except StarterEnded as error:
                 self._lose_starter(error)
+        if self.early is not None and self._code is None:
+            early = self.early.become(name, command, environment, output)
+            if early is not None:
+                return early
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

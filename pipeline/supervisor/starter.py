@@ -16,7 +16,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -127,10 +127,10 @@ class StarterEnded(Exception):
     """The starter has ended, or does not answer."""
 
 
-def starter_command(run_dir: Path, *roles: Role) -> list[str]:
-    """Return the starter's command line without its last two arguments. ``roles``: roles that it
-    forks; all by default."""
-    return headrace.command("workers.starter", str(run_dir), *map(str, roles))
+def starter_command(run: Path, *roles: Role) -> list[str]:
+    """Return the starter's command line without its last two arguments. ``run``: the run's folder,
+    or a file with its configuration. ``roles``: roles that it forks; all by default."""
+    return headrace.command("workers.starter", str(run), *map(str, roles))
 
 
 def forks(config: RunConfig, role: Role) -> bool:
@@ -150,30 +150,45 @@ def marked_environment(mark: str) -> dict[str, str]:
     return {WORKER_MARK: mark} | environment | thread_environment(1) | {WORKER_MARK: mark}
 
 
+def begin_served(
+    command: Sequence[str], mark: str, output: BinaryIO | int, descriptors: Sequence[int] = ()
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a process that serves requests (``pipeline.process.forking``), with a mark for ``/proc``; return
+    this end of its socket pair, and the process. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(_ANSWER_S)
+    with theirs:
+        process = subprocess.Popen(
+            [*command, str(theirs.fileno()), _ROOM],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[theirs.fileno(), *descriptors],
+            env=marked_environment(mark),
+        )
+    return ours, process
+
+
 class Starter:
     """Starts workers as forks of one process.
 
     Args:
         run_dir: The run's folder.
         command: Command line of the starter, to which the socket's descriptor and padding are added.
+        output: Receives what it prints; by default ``logs/starter.out``.
+        descriptors: Open files that it inherits.
 
     Raises:
         OSError: it cannot be started."""
 
-    def __init__(self, run_dir: Path, command: Sequence[str]) -> None:
+    def __init__(
+        self, run_dir: Path, command: Sequence[str], output: BinaryIO | None = None, descriptors: Sequence[int] = ()
+    ) -> None:
         self._is_ready = False
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(_ANSWER_S)
-        with theirs, (run_dir / "logs" / f"{NAME}.out").open("ab") as output:
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), _ROOM],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-                env=marked_environment(worker_mark(run_dir, NAME + _ROOM)),
-            )
+        mark = worker_mark(run_dir, NAME + _ROOM)
+        with (run_dir / "logs" / f"{NAME}.out").open("ab") if output is None else nullcontext(output) as prints:
+            self._channel, self._process = begin_served(command, mark, prints, descriptors)
 
     @property
     def pid(self) -> int:
@@ -232,6 +247,11 @@ class Starter:
                 return written_code()
 
         return AdoptedProcess.child(pid, exit_code)
+
+    def kill(self) -> None:
+        """End a starter that has forked nothing, at once."""
+        self._process.kill()
+        self.close()
 
     def close(self) -> None:
         """End the starter. Workers that it forked keep running."""

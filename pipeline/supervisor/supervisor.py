@@ -41,6 +41,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.code_keeper import CodeKeeper
+from pipeline.supervisor.early import EarlyProcesses
 from pipeline.supervisor.fleet_loop import FleetLoop
 from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_size import SizeGuard, desired_counts
@@ -93,8 +94,10 @@ class Supervisor:
         *,
         command: Command = worker_command,
         launcher: Launcher | None = None,
+        early: EarlyProcesses | None = None,
     ) -> None:
-        """``launcher``: starts the workers of ``launch.roles``; None: all run on this host."""
+        """``launcher``: starts the workers of ``launch.roles``; None: all run on this host. ``early``: processes
+        that import already."""
         self._config, self._run_dir, self._spec = config, run_dir, spec
         processes = None if launcher is None else _fleet_processes(config, run_dir, command, launcher)
         escalation = made_escalation(config, run_dir)
@@ -104,6 +107,7 @@ class Supervisor:
         self._code = CodeKeeper(config, run_dir, self._fleet, self._settings)
         self._repairs = RepairPolicy(escalation, self._fleet, run_dir, self._code)
         self._processes, self._plan = self._fleet.processes, self._fleet.plan
+        self._processes.early = early
         self._is_forking = is_own and config.supervisor.preload
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
         self._stop_requested = threading.Event()
@@ -314,6 +318,10 @@ class Supervisor:
             nonlocal status
             status = await self._poll_ledger(monitor, status, now)
             self._loop.is_ready = status.state is RunState.RUNNING
+            early = self._processes.early
+            if early is not None and self._plan.workers and not self._plan.absent:
+                # adopted and evicted workers need none
+                await asyncio.to_thread(early.close)
             return not self._loop.is_ready
 
         await self._loop.run(poll=poll, exited=self._record_exit, turn=turn)

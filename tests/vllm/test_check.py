@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from pipeline.config.load import load_config, resolve_paths, to_toml
+from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.vllm import ask_vllm, check_versions
 from protocol.errors import ConfigError
@@ -55,7 +55,5 @@ def test_arguments_that_vllm_does_not_know_are_refused_by_name_for_either_engine
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     """In this process: vLLM's import takes eight processor seconds."""
-    file = tmp_path / "resolved.toml"
-    file.write_text(to_toml(resolve_paths(configuration(tmp_path, *overrides))))
     with patch.dict(os.environ), pytest.raises(ConfigError, match="gpu_memory_utilisation"):
-        check(file)
+        check(configuration(tmp_path, *overrides))

@@ -93,6 +93,15 @@ def test_too_few_prompts_for_one_update_are_refused(tmp_path: Path) -> None:
         preflight(op_config(tmp_path, "data.epochs=1", "algorithm.groups_per_update=65"))
 
 
+def test_a_cheap_check_fails_before_one_that_imports_torch_or_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("check_engines", "check_vllm", "ask_vllm"):
+        monkeypatch.setattr(f"pipeline.preflight.checks.{name}", lambda *_, **__: pytest.fail("it was asked"))
+    with pytest.raises(ConfigError, match="usable prompts"):
+        preflight(op_config(tmp_path, "generation.engine=vllm", "data.epochs=1", "algorithm.groups_per_update=65"))
+
+
 def test_an_address_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"wire.host is 192\.0\.2\.1"):
         preflight(op_config(tmp_path, "wire.transport=tcp", "wire.host=192.0.2.1"))

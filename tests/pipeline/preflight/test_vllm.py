@@ -11,6 +11,7 @@ import pytest
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.preflight import vllm as vllm_check
+from pipeline.preflight.ask import CheckReport
 from pipeline.preflight.host import probe_host
 from pipeline.preflight.vllm import available_bytes, check_versions, check_vllm, check_vllm_reference
 from protocol.errors import ConfigError
@@ -153,3 +154,56 @@ def test_a_system_that_does_not_tell_its_memory_is_not_second_guessed(
     assert available_bytes(tmp_path / "absent") is None
     monkeypatch.setattr(vllm_check, "available_bytes", lambda: None)
     assert "CPU" in check_vllm(config(tmp_path, "fleet.generator=100000"), MODEL, CPU)
+
+
+@pytest.fixture
+def subprocesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The checks made in a process of their own, which refuse."""
+    asked: list[str] = []
+
+    def ask(module: str, *_: object, **__: object) -> CheckReport:
+        asked.append(module)
+        return CheckReport("its own process says no", "")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(vllm_check, "ask", ask)
+    return asked
+
+
+def test_a_process_that_imported_vllm_is_asked_instead_of_another_and_once(
+    tmp_path: Path, subprocesses: list[str]
+) -> None:
+    run, asked = config(tmp_path), list[float]()
+
+    def ask_running(timeout_s: float) -> str | None:
+        asked.append(timeout_s)
+        return None if len(asked) > 1 else "no such architecture"
+
+    with pytest.raises(ConfigError, match=r"vLLM cannot serve .*: no such architecture\nchange the model"):
+        vllm_check.ask_vllm(run, ask_running=ask_running)
+    for _ in range(2):
+        vllm_check.ask_vllm(run, ask_running=ask_running)
+    assert (len(asked), subprocesses) == (2, []), "a refusal is not kept, a pass is"
+
+
+@pytest.mark.parametrize("error", [EOFError(), ConnectionResetError(), BrokenPipeError()])
+def test_without_an_answer_of_that_process_the_check_has_its_own(
+    tmp_path: Path, subprocesses: list[str], error: Exception
+) -> None:
+    def ask_running(_: float) -> str | None:
+        raise error
+
+    with pytest.raises(ConfigError, match="its own process says no"):
+        vllm_check.ask_vllm(config(tmp_path), ask_running=ask_running)
+    assert len(subprocesses) == 1
+
+
+def test_a_process_that_answers_too_late_is_told_as_the_check_that_does(
+    tmp_path: Path, subprocesses: list[str]
+) -> None:
+    def ask_running(_: float) -> str | None:
+        raise TimeoutError
+
+    with pytest.raises(ConfigError, match="did not report within 300 s"):
+        vllm_check.ask_vllm(config(tmp_path), ask_running=ask_running)
+    assert subprocesses == []

@@ -17,6 +17,7 @@ from pipeline.preflight.device_memory import vllm_share
 from pipeline.preflight.memory_needs import read_shape
 from pipeline.preflight.vllm import check_versions
 from protocol.errors import ConfigError, EngineError
+from protocol.ids import Role
 from workers.engines.generation.vllm.arguments import arguments_of
 from workers.engines.generation.vllm.engine import VllmEngine
 from workers.engines.model.loading import model_state, resolve_device
@@ -111,6 +112,17 @@ def prepare_environment(threads: int, kv_cache_gb: int, *, on_cpu: bool) -> None
         settings |= {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gb), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+def import_vllm(config: RunConfig, role: Role) -> None:
+    """Import what a worker of this role uses of vLLM, which takes seconds; touch no device."""
+    section = config.reference if role is Role.REFERENCE else config.generation
+    on_cpu = resolve_device(section.device).type == "cpu"
+    prepare_environment(section.threads, section.vllm.kv_cache_gb, on_cpu=on_cpu)
+    from vllm.v1.engine import async_llm, llm_engine  # noqa: F401
+
+    if on_cpu:
+        from vllm.v1.worker import cpu_worker  # noqa: F401
 
 
 def tolerance(config: RunConfig) -> float:

@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """Checks whether vLLM accepts a run's models and arguments.
 
-Reads a resolved configuration file. The exit code is 0, or 2 with vLLM's own reason on standard
-error. No weights are read and nothing is computed. ``headrace config check`` and ``headrace up``
-run it as a process, since only vLLM knows its architectures and arguments, and importing vLLM takes
-seconds."""
+No weights are read and nothing is computed. Only vLLM knows its architectures and arguments, and
+importing it takes seconds: ``headrace config check`` runs this as a process, which reads a resolved
+configuration file and ends with code 0, or 2 with vLLM's own reason on standard error; ``headrace
+up`` asks a worker's process, which has to import vLLM anyway (``workers.early``)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.load import load_config
+from pipeline.config.schema import RunConfig
 from pipeline.process.exit_codes import ExitCode
 from protocol.errors import ConfigError
 from workers.engines.generation.vllm.arguments import arguments_of, scoring_arguments
@@ -20,9 +21,8 @@ from workers.engines.generation.vllm.build import prepare_environment
 from workers.engines.model.loading import resolve_device
 
 
-def check(path: Path) -> None:
-    """Raise vLLM's error if it cannot build the engines of the configuration in ``path``."""
-    config = load_config([path])
+def check(config: RunConfig) -> None:
+    """Raise ConfigError with vLLM's own reason if it cannot build a configuration's engines."""
     generation, reference = config.generation, config.reference
     if generation.engine == "vllm":
         on_cpu = resolve_device(generation.device).type == "cpu"
@@ -53,7 +53,7 @@ def _check_arguments(arguments: dict[str, Any], *, count_devices: bool) -> None:
 
 def main() -> ExitCode:
     try:
-        check(Path(sys.argv[1]))
+        check(load_config([Path(sys.argv[1])]))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.CONFIG
