@@ -156,17 +156,20 @@ class RayDriver:
 
     def _start(self, role: Role, worker: str) -> None:
         self._ended.pop(worker, None)
-        self._refresh()
+        self._find(worker)
         if worker not in self._actors:
             self._actors[worker] = _Actor(role, self._created(role, worker))
             self._killed.discard(worker)
 
     def _stop(self, worker: str, *, now: bool) -> None:
-        self._refresh()
+        self._find(worker)
         actor = self._actors.get(worker)
+        if actor is not None and not (actor.is_given or now):
+            # an earlier driver may have given it its token
+            self._refresh()
         if actor is not None and actor.is_given and not now:
             actor.handle.stop.remote()
-        elif actor is not None:
+        elif worker in self._actors:
             self._kill(worker)
 
     def _listing(self) -> dict[str, Job]:
@@ -227,6 +230,15 @@ class RayDriver:
                     raise
                 time.sleep(0.1)
 
+    def _find(self, worker: str) -> None:
+        """Adopt the actor of an earlier driver, if there is one."""
+        import ray  # pyright: ignore[reportMissingImports]
+
+        role = role_of(worker)
+        if role is not None and worker not in self._actors and worker not in self._killed:
+            with suppress(ValueError):
+                self._actors[worker] = _Actor(role, ray.get_actor(worker))
+
     def _kill(self, worker: str) -> None:
         import ray  # pyright: ignore[reportMissingImports]
 
@@ -248,11 +260,8 @@ class RayDriver:
         self._killed &= there
         for name in self._actors.keys() - there:
             self._lose(name)
-        for name in there - self._actors.keys() - self._killed:
-            role = role_of(name)
-            with suppress(ValueError):
-                if role is not None:
-                    self._actors[name] = _Actor(role, ray.get_actor(name))
+        for name in there:
+            self._find(name)
         for actor in self._actors.values():
             actor.asked = actor.asked or actor.handle.report.remote()
         names = {actor.asked: name for name, actor in self._actors.items()}
