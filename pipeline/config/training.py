@@ -30,7 +30,9 @@ class ModelSection(Section):
     """The policy to start from."""
 
     path: Path = Field(description="Folder of a Hugging Face causal LM and its tokenizer, or hf://OWNER/NAME.")
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type of the learner; its weights stay float32.")
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "Compute type of the learner; what it trains stays float32."
+    )
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
     reference_path: Path | None = setting(None, "Folder of the frozen reference policy. Default: the start policy.")
     gradient_checkpointing: Recompute = setting(

@@ -2,8 +2,9 @@
 
 A learning worker, with P weights (tied ones once), on each of its devices:
 
-    fixed       4P weights + 4P gradients + 8P AdamW (other optimisers and adapters: less)
+    fixed       4P weights + 4P gradients + 8P AdamW (other optimisers: less)
                 + 2P the weights in bfloat16 while a micro-batch is computed
+                or below an adapter 2P in bfloat16, 4 + 2 for a number of the embedding; the rest is the adapter's
                 + the logits alive at once, and the head's gradient
     per token   what each layer keeps for its backward pass, or its input alone where it is recomputed
 
@@ -25,6 +26,7 @@ from pipeline.preflight.memory_needs import (
     Shape,
     activation_bytes,
     count_weights,
+    frozen_bytes,
     recomputed_layers,
 )
 from pipeline.supervisor.fleet_size import desired_counts
@@ -84,15 +86,20 @@ def device_need(config: RunConfig, shape: Shape, *, is_value: bool = False) -> D
     section = config.value if is_value else config.learner
     dtype = config.value.dtype if is_value else config.model.dtype
     rank = 0 if is_value else config.learner.lora.rank
-    weights = shape.num_weights * _FP32
+    whole = shape.num_weights * _FP32
+    weights = frozen_bytes(config, shape) if rank else whole
     # an adapter on all linear layers of the blocks, if it is one
     around = 9 * shape.hidden + 3 * shape.intermediate + 2 * shape.key_width
-    trained = shape.layers * rank * around * _FP32 if rank else weights
+    trained = shape.layers * rank * around * _FP32 if rank else whole
     state = int(trained * (2.0 if is_value else STATE_SHARE.get(config.learner.optimizer, 2.0)))
     parts = {"weights": weights, "adapter": trained if rank else 0, "gradients": trained, "optimiser": state}
     parts = {name: size // section.ranks for name, size in parts.items()}
     if dtype == "bfloat16":
-        parts["weights in bfloat16"] = shape.num_weights * _HALF
+        embedding = shape.vocabulary * shape.hidden
+        # what is kept in bfloat16 needs no copy, but ranks gather a layer and the embedding
+        copied = (shape.num_weights if weights == whole else embedding) * _HALF
+        gathered = shape.num_weights * _HALF // shape.layers + embedding * _FP32
+        parts["weights in bfloat16"] = copied + (gathered if weights < whole and section.ranks > 1 else 0)
     if not is_value:
         head = shape.vocabulary * shape.hidden * _FP32 if not rank else 0
         parts["logits"] = HEAD_BYTES + head

@@ -1,6 +1,7 @@
 """Compares the memory that a run needs, role by role, with the memory of this machine.
 
-    learner      4P weights + 4P gradients + 8P AdamW (2P in 8 bits, 4P Muon, 0 Adafactor)
+    learner      4P weights + 4P gradients + 8P AdamW (2P in 8 bits, 4P Muon, 0 Adafactor);
+                 2P below an adapter in bfloat16, 4 for a number of the embedding
                  + activations of a micro-batch + a copy of weights and optimiser while a checkpoint is written
     value        the same, with a critic
     generator    P weights in their type (on a CPU the published ones, in place) + KV cache of all slots
@@ -58,6 +59,7 @@ class Shape:
     key_width: int
     """Key heads times their width."""
     vocabulary: int
+    has_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,16 @@ def published(config: RunConfig, shape: Shape) -> Need:
     return Need(PUBLISHED, {f"{versions} versions": versions * size}, size)
 
 
+def frozen_bytes(config: RunConfig, shape: Shape) -> int:
+    """Return the bytes of the policy's weights below an adapter. In bfloat16 its linear layers are kept in
+    that type, but the embedding, experts' joint weights and DeepSpeed's are not."""
+    learner = config.learner
+    if config.model.dtype != "bfloat16" or shape.has_experts or (learner.ranks > 1 and learner.backend == "deepspeed"):
+        return shape.num_weights * _FP32
+    embedding = shape.vocabulary * shape.hidden
+    return max(0, shape.num_weights - embedding) * ITEM_BYTES["bfloat16"] + embedding * _FP32
+
+
 STATE_SHARE = {"adamw-8bit": 0.5, "muon": 1.0, "adafactor": 0.0}
 """Size of an optimiser's state as a share of the weights, if it is not AdamW's two moments."""
 
@@ -179,7 +191,7 @@ STATE_SHARE = {"adamw-8bit": 0.5, "muon": 1.0, "adafactor": 0.0}
 def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_cpu: bool) -> Need:
     section = config.value if is_value else config.learner
     is_whole = is_value or not config.learner.lora.rank
-    weights = shape.num_weights * _FP32
+    weights = shape.num_weights * _FP32 if is_whole else frozen_bytes(config, shape)
     trained = weights if is_whole else 0
     state = int(trained * (2.0 if is_value else STATE_SHARE.get(config.learner.optimizer, 2.0)))
     # only the model knows how much is frozen
@@ -308,7 +320,9 @@ def shape_of(config: Mapping[str, Any], num_weights: int) -> Shape | None:
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
     vocabulary = int(text.get("vocab_size") or 0)
-    return Shape(num_weights, layers, hidden, intermediate, keys * head_dim, vocabulary) if num_weights else None
+    has_experts = any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    shape = Shape(num_weights, layers, hidden, intermediate, keys * head_dim, vocabulary, has_experts)
+    return shape if num_weights else None
 
 
 def room_here(machine: Machine, meminfo: Path = Path("/proc/meminfo"), groups: Path = CONTROL_GROUPS) -> Room:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,22 @@ def test_settings_that_save_memory_leave_room_for_more_tokens(tmp_path: Path) ->
     adapted = device_need(op_config(tmp_path, "learner.lora.rank=16"), SEVEN_B).parts
     linear = 2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944)
     assert adapted["adapter"] == adapted["gradients"] == 28 * 16 * linear * 4 == adapted["optimiser"] // 2
+
+
+def test_frozen_weights_are_counted_in_the_type_that_they_are_kept_in(tmp_path: Path) -> None:
+    def weights(*overrides: str, shape: Shape = SEVEN_B) -> tuple[int, int]:
+        parts = device_need(op_config(tmp_path, "learner.lora.rank=16", *overrides), shape).parts
+        return parts["weights"], parts.get("weights in bfloat16", 0)
+
+    whole, embedding = 4 * SEVEN_B.num_weights, 152_064 * 3584
+    assert weights() == (whole, 0)
+    assert weights(BF16) == (2 * SEVEN_B.num_weights + 2 * embedding, 2 * embedding)
+    assert weights(BF16, shape=replace(SEVEN_B, has_experts=True)) == (whole, whole // 2)
+    ranks = ("learner.ranks=2", "learner.backend=")
+    assert weights(BF16, ranks[0], f"{ranks[1]}deepspeed") == (whole // 2, whole // 2)
+    of_share, gathered = weights(BF16, ranks[0], f"{ranks[1]}fsdp2")
+    assert of_share == SEVEN_B.num_weights + embedding and 6 * embedding < gathered < 6 * embedding + whole // 50
+    assert device_need(op_config(tmp_path, BF16), SEVEN_B).parts["weights"] == whole
 
 
 def test_a_little_more_or_less_free_memory_makes_no_other_number(tmp_path: Path) -> None:
@@ -169,11 +186,11 @@ def test_a_narrow_gpu_leaves_vllm_less_cache_and_never_less_than_a_quarter(tmp_p
     config = op_config(tmp_path, *VLLM, *LONG, "learner.lora.rank=16")
     full = 64 * 4096 * 28 * 2 * 512 * 2
     wide, narrow, none = (
-        shares(config, SEVEN_B, gib * GIB)[Role.GENERATOR] - 2 * SEVEN_B.num_weights for gib in (140, 80, 40)
+        shares(config, SEVEN_B, gib * GIB)[Role.GENERATOR] - 2 * SEVEN_B.num_weights for gib in (140, 46, 30)
     )
     assert full * 0.25 < narrow - (wide - full) < full
     assert none - (wide - full) == pytest.approx(full / 4, rel=0.01)
-    room = shares(config, SEVEN_B, 80 * GIB)[Role.LEARNER]
+    room = shares(config, SEVEN_B, 46 * GIB)[Role.LEARNER]
     plan = learning_plan(config, device_need(config, SEVEN_B), room)
     assert plan.fits and plan.recomputed == 27
 

@@ -149,6 +149,7 @@ def test_a_shape_is_read_from_the_folder_and_its_weights_are_counted_by_their_he
         "vocab_size": 5,
     }
     assert read_shape(tmp_path, config) == Shape(127, 2, 8, 12, 8, 5)
+    assert read_shape(tmp_path, config | {"num_experts": 4}) == Shape(127, 2, 8, 12, 8, 5, has_experts=True)
     assert read_shape(tmp_path, {}) is None
     assert read_shape(tmp_path / "nowhere", config) is None
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
@@ -176,6 +177,8 @@ def test_an_adapter_needs_neither_gradients_nor_optimiser_of_the_whole(tmp_path:
     lora = config.learner.lora.model_copy(update={"rank": 8})
     adapted = config.model_copy(update={"learner": config.learner.model_copy(update={"lora": lora})})
     assert _needs(adapted)["learner"].certain == 4 * QWEN.num_weights
+    half = adapted.model_copy(update={"model": adapted.model.model_copy(update={"dtype": "bfloat16"})})
+    assert _needs(half)["learner"].certain == 2 * QWEN.num_weights + 2 * 151_936 * 896
 
 
 def test_checkpointing_is_counted_for_policy_and_critic_each_by_its_own_setting(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def learning_plan_on(
     """Return the micro-batches and recomputed layers of a learning worker: the settings, or what fits
     on ``device``.
 
-    ``model`` is at its place already, where it is known; ranks take their share of an empty device,
-    so that all get the same plan."""
+    ``model`` may be on the device already; ranks take their share of an empty one, so that all get the
+    same plan."""
     section = config.value if is_value else config.learner
     layers = (config.value if is_value else config.model).gradient_checkpointing
     tokens = tokens_at_once(section.micro_batch_tokens, on_cpu=device.type == "cpu")
@@ -94,7 +94,7 @@ def learning_plan_on(
         return as_set
     free, total = torch.cuda.mem_get_info(device)
     need = device_need(config, shape, is_value=is_value)
-    loaded = need.parts["weights"] if section.ranks == 1 else 0
+    loaded = need.parts["weights"] if model.device.type == device.type else 0
     room = total if section.ranks > 1 else min(total, free + loaded)
     here = workers_by_card(config).get(device.index or 0, {})
     shares = share_card(config, here, (shape, shape), total)

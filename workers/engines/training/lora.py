@@ -7,6 +7,9 @@ Generators merge the adapter into the frozen weights (``workers.engines.model.ad
     adapter/adapter_config.json          as peft writes it
     adapter/adapter_model.safetensors    likewise; its metadata hold the digest of the frozen weights
 
+With low-precision computation, frozen linear layers are kept in that type alone, not in fp32 with a
+copy for every micro-batch: they never change, and the layer computes with the same numbers.
+
 A restart takes the frozen weights from the run's start model and the adapter from the checkpoint,
 never the merged weights, which are rounded. So training resumes bit for bit.
 
@@ -72,6 +75,7 @@ class AdapterForm:
     def __init__(self, model: PreTrainedModel, settings: LoraSettings, tokenizer_from: Path | None) -> None:
         """Freeze ``model`` and inject an adapter. Raises ConfigError for an unsuitable target."""
         self._skeleton = make_skeleton(model)
+        self._dtype = model.dtype
         self._tokenizer_from = tokenizer_from
         owners = list(dict.fromkeys(weight_owners(model).values()))
         state = model.state_dict(keep_vars=True)
@@ -112,12 +116,12 @@ class AdapterForm:
             layer = name.removesuffix(".weight")
             if layer in self._parts and layer != name:
                 tensor = merge(tensor, *self._low_rank(layer, weights), self._scaling)
-            yield name, tensor.to("cpu")
+            yield name, self._on_host(tensor)
 
     def adapter(self, parts: Weights, below: Callable[[], Weights]) -> Adapter:
         def frozen() -> Iterator[tuple[str, torch.Tensor]]:
             weights = below()
-            return ((name, weights[inner].detach().to("cpu")) for name, inner in self._inner.items())
+            return ((name, self._on_host(weights[inner].detach())) for name, inner in self._inner.items())
 
         layers = {layer: self._low_rank(layer, parts) for layer in self._parts}
         on_host = {layer: (a.to("cpu"), b.to("cpu")) for layer, (a, b) in layers.items()}
@@ -161,6 +165,10 @@ class AdapterForm:
             )
         return {name: found[_written_name(name)] for name in self.adapter_names}
 
+    def _on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor as the start model was loaded, whatever type it is kept in."""
+        return tensor.to("cpu", self._dtype if tensor.is_floating_point() else tensor.dtype)
+
     def _low_rank(self, layer: str, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
         """Return A [rank, columns] and B [rows, rank] for a weight of [rows, columns]."""
         a, b = (weights[name].detach() for name in self._parts[layer])
@@ -178,6 +186,18 @@ class AdapterForm:
                 f"{path} has rank {found[0]} and alpha {found[1]}, but learner.lora has {self._config.r} and "
                 f"{self._config.lora_alpha}; resume with the values that the checkpoint was made with"
             )
+
+
+def keep_frozen_as(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Keep frozen linear layers in ``dtype``, in which autocast computes them.
+
+    Norms and embeddings, also one that is the head too, are read in the type they have."""
+    read = {id(parameter) for parameter in (model.get_input_embeddings() or model).parameters()}
+    for layer in model.modules():
+        if type(layer) is torch.nn.Linear:
+            for parameter in layer.parameters():
+                if not parameter.requires_grad and id(parameter) not in read:
+                    parameter.data = parameter.data.to(dtype)
 
 
 def _part_names(layer: str) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """The training backend in plain torch, on one device in one process; the reference for the other
 backends.
 
-Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a
+Master weights and optimiser state are fp32, whatever the compute type; the frozen weights below an
+adapter have none (``workers.engines.training.lora``). A step either happens as a
 whole or not at all (``workers.engines.model.optimizer``)."""
 
 from __future__ import annotations
@@ -80,8 +81,10 @@ class TorchTraining(TorchPublishing):
         lora: LoraSettings | None = None,
         publishing: PublishSettings | None = None,
         compiler: str | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        """Train ``model`` in the type of its weights, or an adapter of shape ``lora`` on it.
+        """Train ``model`` in the type of its weights, or an adapter of shape ``lora`` on it, on ``device``;
+        None for where it is.
 
         Checkpoints get the tokenizer files of ``tokenizer_from``. ``compiler`` is torch.compile's
         backend for the layers, if they are to be compiled. Raises EngineError when the
@@ -90,7 +93,10 @@ class TorchTraining(TorchPublishing):
         self._model = prepare_packed(model.eval())
         self._policy = PackedPolicy(model, forward)
         self._micro_batches = MicroBatches(forward.micro_batch_tokens, model, MEMORY_ADVICE)
-        self._weights = TrainedModel(model, weights_form(model, model, lora, tokenizer_from))
+        form = weights_form(model, model, lora, tokenizer_from, frozen=forward.autocast)
+        # moves in place
+        torch.nn.Module.to(model, device or model.device)
+        self._weights = TrainedModel(model, form)
         recompute_layers(model, gradient_checkpointing)
         self._optimizer = GuardedOptimizer(self._weights.parameters, optimizer, embedding_names(model))
         self.publishing = publishing or PublishSettings()
@@ -193,7 +199,8 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
     device = resolve_device(config.model.device)
     if device.type == "cpu":
         torch.set_num_threads(config.learner.threads)
-    model = load_model(model_path, torch.float32, device)
+    # the frozen weights below an adapter may fit on the device in the type they are kept in only
+    model = load_model(model_path, torch.float32, torch.device("cpu") if config.learner.lora.rank else device)
     freeze(model, config.learner.freeze)
     plan = learning_plan_on(config, device, model)
     return TorchTraining(
@@ -205,6 +212,7 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
         lora=lora_settings(config),
         publishing=publish_settings(config),
         compiler=compiler_of(config, device),
+        device=device,
     )
 
 
@@ -215,17 +223,25 @@ def compiler_of(config: RunConfig, device: torch.device) -> str | None:
 
 
 def weights_form(
-    model: PreTrainedModel, skeleton: PreTrainedModel, lora: LoraSettings | None, tokenizer_from: Path | None
+    model: PreTrainedModel,
+    skeleton: PreTrainedModel,
+    lora: LoraSettings | None,
+    tokenizer_from: Path | None,
+    frozen: torch.dtype | None = None,
 ) -> WeightsForm:
-    """Return the form of ``model``'s weights, after injecting an adapter if ``lora`` is given.
+    """Return the form of ``model``'s weights, after injecting an adapter if ``lora`` is given; the
+    weights below it are then kept as ``frozen``, in which they are computed.
 
     ``skeleton`` is the model itself, or a copy on the meta device if ``model`` will be sharded.
     Raises ConfigError when the adapter does not fit."""
     if lora is None:
         return WholeForm(skeleton, tokenizer_from)
-    from workers.engines.training.lora import AdapterForm
+    from workers.engines.training.lora import AdapterForm, keep_frozen_as
 
-    return AdapterForm(model, lora, tokenizer_from)
+    form = AdapterForm(model, lora, tokenizer_from)
+    if frozen is not None:
+        keep_frozen_as(model, frozen)
+    return form
 
 
 def lora_settings(config: RunConfig) -> LoraSettings | None:

@@ -145,6 +145,7 @@ def test_automatic_micro_batches_are_those_that_fit_beside_what_is_on_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model: Any = SimpleNamespace(
+        device=torch.device("cuda"),
         parameters=lambda: [SimpleNamespace(numel=lambda: 494_032_768)],
         config=SimpleNamespace(
             to_dict=lambda: {
@@ -174,6 +175,8 @@ def test_automatic_micro_batches_are_those_that_fit_beside_what_is_on_the_gpu(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (14 * 10**9, 85 * 10**9))
     narrow = learning_plan_on(alone, cuda, model)
     assert narrow.tokens == 4096 and 0 < narrow.recomputed < 24, "another process has left little"
+    model.device = torch.device("cpu")
+    assert learning_plan_on(alone, cuda, model).recomputed > narrow.recomputed, "the weights are still to come"
 
 
 def test_vllm_beside_the_learner_is_told_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,6 +249,63 @@ def test_a_publication_digests_the_frozen_weights_once_and_the_adapter_as_it_is_
     assert moved == set(adapter_of(backend).parts) and set(view_weights(base)) == before.keys() - moved
 
 
+HALF = replace(SETTINGS, autocast=torch.bfloat16)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_frozen_layers_kept_in_low_precision_give_the_numbers_that_fp32_ones_give_bit_for_bit(
+    architecture: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def life(folder: Path) -> tuple[TorchTraining, list[Any]]:
+        backend, told = make(tiny_model(architecture, tie_word_embeddings=tied), settings=HALF), list[Any]()
+        for seed in range(3):
+            told.append(backend.step(make_samples(seed=seed), Objective()))
+            told += [logprobs.tobytes() for logprobs in backend.response_logprobs(make_samples(seed=9))]
+        backend.snapshot()(folder)
+        return backend, told
+
+    kept, of_kept = life(tmp_path / "kept")
+    # the head of a model that is untied is the one linear layer without an adapter
+    low = {name for name, parameter in kept._model.named_parameters() if parameter.dtype == torch.bfloat16}
+    assert low and all(name.endswith((".base_layer.weight", ".base_layer.bias", "lm_head.weight")) for name in low)
+    assert ("lm_head.weight" in low) is not tied
+    with monkeypatch.context() as patch:
+        patch.setattr("workers.engines.training.lora.keep_frozen_as", lambda *_: None)
+        whole, of_whole = life(tmp_path / "whole")
+    assert of_kept == of_whole and kept.digests() == whole.digests()
+    files = [load_file(tmp_path / name / "adapter" / "adapter_model.safetensors") for name in ("kept", "whole")]
+    assert same(*files)
+    # a checkpoint of either goes on in the other, and its merged model is in fp32
+    whole.load(tmp_path / "kept")
+    kept.load(tmp_path / "whole")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "kept" / "model" / "model.safetensors").values()} == {
+        torch.float32
+    }
+
+
+def test_the_merged_weights_of_a_low_precision_base_are_rounded_once(tmp_path: Path) -> None:
+    backend = trained(settings=HALF)
+    adapter = adapter_of(backend)
+    base = bytes_of(publish_base(adapter, dtype="float32"))
+    arrived = bytes_of(publish_adapter(adapter, digest_buffer(base)))
+    found = view_weights(bytes_of(publish_merged(arrived, base, digest_buffer(base), dtype="float32")))
+    assert same(dict(found), weights(backend))
+    start = weights(make(lora=None))
+    name = "model.layers.0.self_attn.q_proj"
+    a, b = (tensor.double() for tensor in adapter.layers[name])
+    exact = start[f"{name}.weight"].bfloat16().double() + adapter.scaling * (b @ a)
+    torch.testing.assert_close(found[f"{name}.weight"].double(), exact, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_low_precision_frozen_weights_stay_as_they_are(dtype: torch.dtype) -> None:
+    model = tiny_model()
+    torch.nn.Module.to(model, dtype)
+    backend = make(model)
+    assert {parameter.dtype for parameter in backend._model.parameters()} == {dtype}
+
+
 def test_layers_that_keep_their_weights_transposed_are_merged_transposed() -> None:
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=512, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1

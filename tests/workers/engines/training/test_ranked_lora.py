@@ -4,7 +4,9 @@ ranks too, by the last test."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -87,6 +89,25 @@ def test_an_adapter_on_ranks_makes_the_steps_of_one_process(ranked: Subject, tie
     samples = make_samples(seed=9)
     for left, right in zip(shared.response_logprobs(samples), plain.response_logprobs(samples), strict=True):
         np.testing.assert_allclose(left, right, atol=1e-4, rtol=0)
+
+
+def test_an_adapter_in_low_precision_makes_the_steps_of_one_process_and_keeps_no_fp32_copy(ranked: Subject) -> None:
+    half = replace(SETTINGS, autocast=torch.bfloat16)
+    plain, shared = (subject.make(tiny_model(tie_word_embeddings=False), half) for subject in (TORCH, ranked))
+    assert isinstance(shared, RankedTraining)
+    for expected, got in zip(steps(plain, range(3)), steps(shared, range(3)), strict=True):
+        assert got == pytest.approx(expected, rel=2e-2, abs=1e-3)
+    kept: dict[str, torch.Tensor] = cast("Any", shared._model.shards)._parameters
+    low = [name for name, one in kept.items() if one.dtype == torch.bfloat16 and not one.requires_grad]
+    # DeepSpeed gives all of a module's parameters one type
+    assert bool(low) is (ranked is FSDP2) and {one.dtype for one in kept.values() if one.requires_grad} == {
+        torch.float32
+    }
+    published = weights(shared)
+    assert {tensor.dtype for tensor in published.values()} == {torch.float32}
+    samples = make_samples(seed=9)
+    for left, right in zip(shared.response_logprobs(samples), plain.response_logprobs(samples), strict=True):
+        np.testing.assert_allclose(left, right, atol=5e-2, rtol=0)
 
 
 def test_every_rank_has_the_same_adapter_after_steps_and_a_load(ranked: Subject, tmp_path: Path) -> None:

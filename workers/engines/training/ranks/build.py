@@ -105,7 +105,8 @@ def make_training(
     Raises EngineError when the model cannot be sharded or its sequences cannot be packed, and
     ConfigError when the adapter does not fit."""
     module = PackedPolicy(keep_packed(model.eval()), forward)
-    form = weights_form(model, make_skeleton(model), lora, tokenizer_from)
+    # DeepSpeed gives a module's parameters one type
+    form = weights_form(model, make_skeleton(model), lora, tokenizer_from, forward.autocast if zero is None else None)
     # after eval(), which switches it off
     recompute_layers(model, gradient_checkpointing)
     return RankedTraining(_share_out(module, model, form, optimizer, ranks, zero), forward, publishing)
