@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, Heartbeat
     from protocol.ids import Role
 
-_MAX_TRIES = 10
 _MAX_NAMED = 20
 MAX_REASON_CHARS = 300
 
@@ -156,15 +155,12 @@ def staying_guests(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat
 async def replace_fleet(at: Attached, change: Callable[[Fleet], Fleet], *, needs_supervisor: bool = True) -> Fleet:
     """Apply ``change`` to the desired fleet; return the result. Raises ConfigError: others keep
     changing it or, with ``needs_supervisor``, the run is not running."""
+    from pipeline.supervisor.fleet_edits import edit_fleet
+
     if needs_supervisor:
         await check_running(at)
-    for _ in range(_MAX_TRIES):
-        present = await at.registry.fleet()
-        if present is None:
-            break
-        fleet = change(present)
-        if fleet == present or await at.registry.replace_fleet(present, fleet):
-            return fleet
+    if (fleet := await edit_fleet(at.registry, change)) is not None:
+        return fleet
     raise ConfigError(f"the fleet of {at.run_dir} is being changed by others; try again")
 
 

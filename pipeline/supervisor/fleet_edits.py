@@ -1,4 +1,4 @@
-"""Edits of the desired fleet: evictions, drains of single workers, other worker counts. Pure.
+"""Edits of the desired fleet: evictions, drains of single workers, other worker counts.
 
 An evicted worker or joined host is not started until it is readmitted. The eviction is an entry in
 the desired fleet, so it outlives supervisors, and joined hosts read it.
@@ -11,15 +11,29 @@ If the role is scaled up, other names are used. ``readmitted`` gives the name an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, Heartbeat
+from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, Heartbeat, Registry
 from pipeline.supervisor.fleet_plan import wanted_names, worker_name
 from protocol.ids import Role
 
 BY_SUPERVISOR = "supervisor"
 MAX_REASON_CHARS = 300
+_MAX_TRIES = 10
+
+
+async def edit_fleet(registry: Registry, change: Callable[[Fleet], Fleet]) -> Fleet | None:
+    """Apply ``change`` to the desired fleet; return the result, or None if there is none or others
+    kept changing it. Raises LedgerUnavailable, and what ``change`` raises."""
+    for _ in range(_MAX_TRIES):
+        present = await registry.fleet()
+        if present is None:
+            break
+        fleet = change(present)
+        if fleet == present or await registry.replace_fleet(present, fleet):
+            return fleet
+    return None
 
 
 def evicted(fleet: Fleet, one: Eviction, role: Role | None = None) -> Fleet:

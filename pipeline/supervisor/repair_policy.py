@@ -34,11 +34,11 @@ from pipeline.fleet.repair.levels import (
 )
 from pipeline.fleet.repair.records import StepRow, read_steps
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry.contract import Eviction, Heartbeat, Registry, WaitingFor
+from pipeline.runtime.registry.contract import Eviction, Fleet, Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange
 from pipeline.runtime.registry.waits import Stage
 from pipeline.supervisor.code_keeper import CodeKeeper
-from pipeline.supervisor.fleet_edits import BY_SUPERVISOR, evicted
+from pipeline.supervisor.fleet_edits import BY_SUPERVISOR, edit_fleet, evicted
 from pipeline.supervisor.fleet_plan import FleetFailure, Intervention, Verb, WorkerPhase
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.self_checking import SelfChecking
@@ -46,7 +46,6 @@ from protocol.ids import Role
 
 _ENDING: Final = frozenset({RepairLevel.RESTART, RepairLevel.REPLACE, RepairLevel.ROLE_RESTART, RepairLevel.ROLLBACK})
 """Levels that kill processes, whose stacks are read first."""
-_MAX_TRIES: Final = 5
 _A_MINUTE_S: Final = 60.0
 _AN_HOUR_S: Final = 3600.0
 """A change older than this is not rolled back as a repair."""
@@ -221,21 +220,16 @@ class RepairPolicy:
 
     async def _evict(self, registry: Registry, order: RepairOrder) -> bool:
         """Add an eviction to the desired fleet. Returns False if others kept changing it."""
-        at_s, plan = time.time(), self._fleet.plan
-        for _ in range(_MAX_TRIES):
-            present = await registry.fleet()
-            if present is None:
-                return False
-            fleet = present
+        at_s, role_of = time.time(), self._fleet.plan.role_of
+
+        def change(fleet: Fleet) -> Fleet:
             if order.host:
-                fleet = evicted(fleet, Eviction("", order.host, order.reason, BY_SUPERVISOR, at_s))
-            else:
-                for worker in order.workers:
-                    one = Eviction(worker, "", order.reason, BY_SUPERVISOR, at_s)
-                    fleet = evicted(fleet, one, plan.role_of(worker))
-            if fleet == present or await registry.replace_fleet(present, fleet):
-                return True
-        return False
+                return evicted(fleet, Eviction("", order.host, order.reason, BY_SUPERVISOR, at_s))
+            for worker in order.workers:
+                fleet = evicted(fleet, Eviction(worker, "", order.reason, BY_SUPERVISOR, at_s), role_of(worker))
+            return fleet
+
+        return await edit_fleet(registry, change) is not None
 
     # -- the record --------------------------------------------------------------------------------
 

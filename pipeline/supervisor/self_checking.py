@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from pipeline.runtime.registry.contract import Heartbeat, Registry
+from pipeline.supervisor.fleet_edits import edit_fleet
 from protocol.ids import Role
 
 ANSWER_S: Final = 60.0
@@ -22,7 +23,6 @@ EVERY_S: Final = 300.0
 """Shortest time between two checks, since each lets live windows end."""
 LEAST: Final = 3
 """Fewest generators with which one can be proven faulty: if two differ, either may be."""
-_MAX_TRIES: Final = 5
 
 log = structlog.get_logger(__name__)
 
@@ -52,16 +52,11 @@ class SelfChecking:
         Raises LedgerUnavailable."""
         if self._number:
             return True
-        for _ in range(_MAX_TRIES):
-            present = await registry.fleet()
-            if present is None:
-                return False
-            number = max(present.check + 1, int(time.time()))
-            if await registry.replace_fleet(present, replace(present, check=number)):
-                self._number, self._last_s = number, now
-                self._answers, self._hosts = {}, {}
-                return True
-        return False
+        asked = await edit_fleet(registry, lambda fleet: replace(fleet, check=max(fleet.check + 1, int(time.time()))))
+        if asked is not None:
+            self._number, self._last_s = asked.check, now
+            self._answers, self._hosts = {}, {}
+        return asked is not None
 
     def read_answers(self, beats: Sequence[Heartbeat], now: float) -> tuple[str, str] | None:
         """Take in answers. When the check ends, return the worker proven faulty (or "") and the
