@@ -33,7 +33,6 @@ from pipeline.supervisor.standbys.pool import (
     StandbyKind,
     StandbyPhase,
     StandbyPool,
-    StandbyVerb,
     measured_rate,
     num_standbys,
     standby_bytes,
@@ -172,11 +171,11 @@ class StandbyKeeper:
         else:
             self._pool.want(self._that_fit(self._wanted(now_s, workers)))
         for action in self._pool.tick(now_s, max(versions, default=None)):
-            if action.verb is StandbyVerb.START:
-                self._start(now_s, action.name, action.kind)
+            if action.verb is Verb.START:
+                self._start(now_s, action.worker, self._pool.kind_of(action.worker))
             else:
-                log.info("standby_ended", standby=action.name, reason=action.reason)
-                self._children[action.name].kill()
+                log.info("standby_ended", standby=action.worker, reason=action.reason)
+                self._children[action.worker].kill()
         for kind, reason in self._pool.given_up.items():
             self._say(kind, "given up", f"no standby is started any more: {reason}")
         return disobeyed

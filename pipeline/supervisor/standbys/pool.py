@@ -1,4 +1,4 @@
-"""The life of each standby. Pure: times and reports are arguments, actions are returned.
+"""The life of each standby. Pure: times and reports are arguments, interventions are returned.
 
     (wanted) ──start──> starting ──report──> ready ──take──> (a worker's process: no standby any more)
                            │ too slow           │ silent, or behind the newest weights for too long
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.config.schema import RunConfig
+from pipeline.supervisor.fleet_plan import Intervention, Verb
 from protocol.ids import Role
 
 # Estimates a standby's memory until one has reported it.
@@ -142,19 +143,6 @@ class StandbyPhase(StrEnum):
     ENDING = "ending"
 
 
-class StandbyVerb(StrEnum):
-    START = "start"
-    END = "end"
-
-
-@dataclass(frozen=True, slots=True)
-class StandbyAction:
-    verb: StandbyVerb
-    name: str
-    kind: StandbyKind
-    reason: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     """Deadlines in seconds, and the number of failures allowed."""
@@ -211,7 +199,7 @@ class StandbyPool:
         self._standbys: dict[str, Standby] = {}
         self._tracks = {kind: _Track() for kind in StandbyKind}
         self._num_named = 0
-        self._outdated: list[StandbyAction] = []
+        self._outdated: list[Intervention] = []
         self.given_up: dict[StandbyKind, str] = {}
         """Kinds that are no longer started, with the reason."""
 
@@ -232,6 +220,9 @@ class StandbyPool:
         """Return the last measured time from the use of a standby until the next one was ready;
         before the first use, the time to start one; None before that."""
         return self._tracks[kind].refill_s
+
+    def kind_of(self, name: str) -> StandbyKind:
+        return self._standbys[name].kind
 
     def want(self, numbers: Mapping[StandbyKind, int]) -> None:
         self._wanted = dict(numbers)
@@ -275,7 +266,7 @@ class StandbyPool:
         for standby in self._standbys.values():
             if standby.phase is not StandbyPhase.ENDING:
                 standby.phase, standby.roles = StandbyPhase.ENDING, frozenset()
-                self._outdated.append(StandbyAction(StandbyVerb.END, standby.name, standby.kind, reason))
+                self._outdated.append(Intervention(standby.name, Verb.KILL, reason))
 
     def take_ready(self, now_s: float, role: Role) -> str | None:
         """Remove a ready standby for this role from the pool; return its name, or None. Prefers
@@ -288,15 +279,15 @@ class StandbyPool:
         self._tracks[best.kind].uses_s.append(now_s)
         return best.name
 
-    def tick(self, now_s: float, newest_version: int | None = None) -> list[StandbyAction]:
-        """Return the actions that are due. ``newest_version``: of the published weights, if any."""
+    def tick(self, now_s: float, newest_version: int | None = None) -> list[Intervention]:
+        """Return what is due, by standbys' names. ``newest_version``: of the published weights, if any."""
         actions, self._outdated = self._outdated, []
         for standby in self._standbys.values():
             if reason := self._why_end(standby, now_s, newest_version):
                 standby.phase = StandbyPhase.ENDING
                 standby.roles = frozenset()
                 self._failed(now_s, standby.kind, reason)
-                actions.append(StandbyAction(StandbyVerb.END, standby.name, standby.kind, reason))
+                actions.append(Intervention(standby.name, Verb.KILL, reason))
         for kind in StandbyKind:
             actions += self._sized(kind, now_s)
         return actions
@@ -318,7 +309,7 @@ class StandbyPool:
             return f"it does not follow the weights: it has version {standby.version}, the newest is {newest_version}"
         return ""
 
-    def _sized(self, kind: StandbyKind, now_s: float) -> list[StandbyAction]:
+    def _sized(self, kind: StandbyKind, now_s: float) -> list[Intervention]:
         """Kill surplus standbys of a kind, newest first, or start missing ones."""
         there = [one for one in self._standbys.values() if one.kind is kind and one.phase is not StandbyPhase.ENDING]
         wanted, track = self._wanted.get(kind, 0), self._tracks[kind]
@@ -331,17 +322,17 @@ class StandbyPool:
             surplus = there[wanted:]
             for standby in surplus:
                 standby.phase, standby.roles = StandbyPhase.ENDING, frozenset()
-            return [StandbyAction(StandbyVerb.END, one.name, kind, "fewer are wanted") for one in surplus]
+            return [Intervention(one.name, Verb.KILL, "fewer are wanted") for one in surplus]
         if kind in self.given_up or now_s < track.next_start_s or (track.num_failures and is_starting):
             return []
         lacking = wanted - len(there)
         return [self._started(kind, now_s) for _ in range(min(lacking, 1) if track.num_failures else lacking)]
 
-    def _started(self, kind: StandbyKind, now_s: float) -> StandbyAction:
+    def _started(self, kind: StandbyKind, now_s: float) -> Intervention:
         self._num_named += 1
         name = f"{kind}-{self._num_named}"
         self._standbys[name] = Standby(name, kind, now_s, moved_s=now_s, reported_s=now_s)
-        return StandbyAction(StandbyVerb.START, name, kind)
+        return Intervention(name, Verb.START)
 
     def _failed(self, now_s: float, kind: StandbyKind, reason: str) -> None:
         track, limits = self._tracks[kind], self._limits

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.supervisor.fleet_plan import Intervention, Verb
 from pipeline.supervisor.standbys.pool import (
     DAY_S,
     PoolLimits,
-    StandbyAction,
     StandbyKind,
     StandbyPhase,
     StandbyPool,
-    StandbyVerb,
     chances,
     measured_rate,
     num_standbys,
@@ -37,7 +36,7 @@ def pool(num: int = 1, kind: StandbyKind = GENERIC) -> StandbyPool:
 
 
 def started(made: StandbyPool, now_s: float, newest: int | None = None) -> list[str]:
-    return [one.name for one in made.tick(now_s, newest) if one.verb is StandbyVerb.START]
+    return [one.worker for one in made.tick(now_s, newest) if one.verb is Verb.START]
 
 
 def ready(made: StandbyPool, now_s: float, version: int | None = None) -> str:
@@ -104,7 +103,7 @@ def test_two_standbys_that_load_for_90_s_are_there_for_a_fault_every_62_s():
 def test_the_learner_s_standby_starts_while_generic_ones_start_or_fail():
     made = pool()
     made.want({GENERIC: 2, LEARNER: 1})
-    assert [one.kind for one in made.tick(0.0)] == [GENERIC, GENERIC, LEARNER]
+    assert [made.kind_of(one.worker) for one in made.tick(0.0)] == [GENERIC, GENERIC, LEARNER]
     made = pool()
     made.want({GENERIC: 1})
     for now_s in range(200):
@@ -112,7 +111,7 @@ def test_the_learner_s_standby_starts_while_generic_ones_start_or_fail():
             made.ended(float(now_s), name, "killed by SIGKILL")
     assert made.given_up
     made.want({GENERIC: 1, LEARNER: 1})
-    assert [one.kind for one in made.tick(200.0)] == [LEARNER]
+    assert [made.kind_of(one.worker) for one in made.tick(200.0)] == [LEARNER]
 
 
 def test_after_a_failure_one_starts_at_a_time_until_one_is_ready():
@@ -170,7 +169,7 @@ def test_a_standby_that_does_not_follow_the_weights_is_replaced_after_a_pause():
     assert made.tick(39.0, 3) == []
     made.reported(41.0, name, ROLES, 2)
     (end,) = made.tick(41.0, 3)
-    assert (end.verb, end.name) == (StandbyVerb.END, name)
+    assert (end.verb, end.worker) == (Verb.KILL, name)
     assert end.reason == "it does not follow the weights: it has version 2, the newest is 3"
     assert made.take_ready(NOW_S, Role.GENERATOR) is None
     made.ended(42.0, name, "killed by SIGKILL")
@@ -195,7 +194,7 @@ def test_a_silent_standby_and_one_whose_loading_stands_still_are_ended():
     made = pool()
     name = ready(made, 0.0)
     (end,) = made.tick(12.0)
-    assert (end.name, end.reason) == (name, "no report for 11 s")
+    assert (end.worker, end.reason) == (name, "no report for 11 s")
     slow = pool()
     (name,) = started(slow, 0.0)
     for now_s in range(1, 100):
@@ -204,7 +203,7 @@ def test_a_silent_standby_and_one_whose_loading_stands_still_are_ended():
     assert slow.tick(109.0) == [], "reports go on, and progress was 59 s ago"
     slow.reported(110.0, name, frozenset(), None, progress=2)
     (end,) = slow.tick(111.0)
-    assert (end.name, end.reason) == (name, "not ready after 111 s")
+    assert (end.worker, end.reason) == (name, "not ready after 111 s")
 
 
 def test_standbys_that_die_again_and_again_are_given_up_with_a_sentence():
@@ -232,7 +231,7 @@ def test_fewer_wanted_standbys_end_the_surplus_without_counting_failures():
     for name in (first, second):
         made.reported(1.0, name, ROLES, None)
     made.want({GENERIC: 1})
-    assert made.tick(4.0) == [StandbyAction(StandbyVerb.END, second, GENERIC, "fewer are wanted")]
+    assert made.tick(4.0) == [Intervention(second, Verb.KILL, "fewer are wanted")]
     made.ended(5.0, second, "killed")
     made.want({GENERIC: 2})
     assert len(started(made, 5.0)) == 1
@@ -260,9 +259,9 @@ def test_no_standby_is_ever_given_to_two_workers(events: list[tuple[str, int, Ro
         match event:
             case "tick":
                 for action in made.tick(now_s, number):
-                    if action.verb is StandbyVerb.START:
-                        alive.append(action.name)
-                        named.append(action.name)
+                    if action.verb is Verb.START:
+                        alive.append(action.worker)
+                        named.append(action.worker)
             case "report" | "load":
                 made.reported(now_s, name, ROLES if event == "report" else frozenset(), number)
             case "die":
@@ -294,14 +293,14 @@ def test_outdated_standbys_end_are_not_taken_meanwhile_and_count_as_no_failure()
     made.reported(3.0, second, ROLES, None)
     assert made.take_ready(NOW_S, Role.REWARD) is None
     actions = made.tick(3.0)
-    assert [(one.verb, one.name, one.reason) for one in actions if one.verb is StandbyVerb.END] == [
-        (StandbyVerb.END, first, "other code"),
-        (StandbyVerb.END, second, "other code"),
+    assert [(one.verb, one.worker, one.reason) for one in actions if one.verb is Verb.KILL] == [
+        (Verb.KILL, first, "other code"),
+        (Verb.KILL, second, "other code"),
     ]
-    assert [one.verb for one in actions].count(StandbyVerb.START) == 2, "no pause, as after a failure"
+    assert [one.verb for one in actions].count(Verb.START) == 2, "no pause, as after a failure"
     for name in (first, second):
         made.ended(4.0, name, "ended")
-    assert not any(one.verb is StandbyVerb.END for one in made.tick(5.0)) and not made.given_up
+    assert not any(one.verb is Verb.KILL for one in made.tick(5.0)) and not made.given_up
 
 
 @pytest.mark.parametrize(
