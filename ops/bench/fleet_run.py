@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,9 @@ def train(
     *,
     limit_s: float = 900.0,
     on_poll: Callable[[], None] | None = None,
-    environment: Mapping[str, str] = {},
 ) -> None:
-    """Run a fleet to its end, with its output beside ``run_dir``. ``on_poll`` is called ten times a second;
-    ``environment`` is added to this process's. A run past its limit is drained, and killed if it still does not
-    end.
+    """Run a fleet to its end, with its output beside ``run_dir``. ``on_poll`` is called ten times a second.
+    A run past its limit is drained, and killed if it still does not end.
 
     Raises:
         DataError: The run failed or did not end in time; the message has the path of its log."""
@@ -37,7 +34,7 @@ def train(
     command = [sys.executable, "-m", "pipeline.cli", "up", *map(str, files), "--plain"]
     command += [word for override in overrides for word in ("--set", override)]
     with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | dict(environment))
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + limit_s
         try:
             while process.poll() is None:

@@ -1,6 +1,6 @@
 """``headrace up``: from configuration files to a finished run, in one command.
 
-*Consumes* files and overrides. *Produces* a run, or one error before anything is started. *Waits
+*Consumes* files and overrides. *Produces* a run, or one error before any of it is started. *Waits
 for* the run's end. *Unblocked by* the learner, or by Ctrl-C."""
 
 from __future__ import annotations

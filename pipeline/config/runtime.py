@@ -335,7 +335,7 @@ class SupervisorSection(Section):
     preload: bool = setting(
         True,
         "Fork workers from one process that has done their imports, so that they start seconds earlier and share "
-        "memory. vLLM's workers do their own imports.",
+        "memory. vLLM's workers do their own imports. Both import while `headrace up` checks the run.",
     )
     flow_records: bool = setting(
         True,

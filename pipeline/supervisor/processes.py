@@ -123,7 +123,8 @@ class Processes:
             except (OSError, StarterEnded) as error:
                 self._lose_starter(error)
         if self.early is not None and (output := self.early.starter_output()):
-            self.output_path(STARTER).write_bytes(output)
+            with self.output_path(STARTER).open("ab") as file:
+                file.write(output)
 
     def go_by(self, code: Path | None) -> bool:
         """Start processes from the Headrace in this folder from now on; None: the installed one.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ops.bench.gpu.form import describe, detect
 from ops.bench.gpu.models import SHAPES
-from ops.bench.gpu.parts import Row, as_json, measure, measure_here, parts_of
+from ops.bench.gpu.parts import START_PARTS, Row, as_json, measure, measure_here, parts_of
 from ops.bench.gpu.table import judge, section, words, write_page
 from ops.bench.table import show
 from ops.ending import exit_code
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parts = parts_of(form)
     if options.part is not None:
-        measure_here(next(part for part in parts if part.name == options.part), form, options.json)
+        measure_here(next(part for part in (*parts, *START_PARTS) if part.name == options.part), form, options.json)
         return 0
     unknown = [name for name in options.parts or () if all(name not in _names(part.name) for part in parts)]
     if unknown:

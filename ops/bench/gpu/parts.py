@@ -6,9 +6,11 @@ fails, runs out of memory or is ended at its limit; the reason is one more line.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,8 @@ from ops.bench.gpu.form import Form, Found
 
 GRACE_S = 10.0
 """For a part that was asked to end, to end its own processes."""
+CACHES = ("VLLM_CACHE_ROOT", "XDG_CACHE_HOME")
+"""Folders of compiled code and of checks that have passed; each part begins without any."""
 SURROUNDINGS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -67,11 +71,31 @@ def parts_of(form: Form) -> list[Part]:
         Part("offline", 60, sampling.offline),
         Part("engine", 80, sampling.engine),
         Part("dapo", 90, runs.dapo),
-        Part("vllm-start", 35, runs.vllm_start),
+        Part("starts", 110, starts),
         Part("smollm2", 70, runs.smollm2),
         *(Part(f"publishing-{of.name}", 20, partial(learning.publishing, of)) for of in form.published),
         *(part for pair in learned[1:] for part in pair),
     ]
+
+
+START_PARTS = (Part("vllm-start", 35, runs.vllm_start), Part("run-start", 45, runs.run_start))
+
+
+def starts(form: Form, folder: Path) -> Found:
+    """Measure vLLM's own start and a run's in turn, each with empty caches and then with those that it left; on a CPU
+    the median of three."""
+    if form.engine != "vllm":
+        yield runs.OWN_START, "vllm is not installed"
+        return
+    found: dict[str, list[float]] = {}
+    order = itertools.product(range(1 if form.on_gpu else 3), ("first", "second"), START_PARTS)
+    for number, when, part in order:
+        os.environ.update({name: str(folder / f"{part.name}-{number}-{name}") for name in CACHES})
+        for row in run_part(part.name, form.limit_s):
+            if row.reason:
+                raise RuntimeError(f"{row.what}: {row.reason}")
+            found.setdefault(f"{row.what}, {when} start", []).append(row.figures["seconds"])
+    yield from ((what, {"seconds": statistics.median(seconds)}) for what, seconds in found.items())
 
 
 def measure(parts: Sequence[Part], limit_s: float, show: Callable[[Row], None], own: Sequence[str]) -> None:
@@ -129,6 +153,8 @@ def measure_here(part: Part, form: Form, out: Path) -> None:
     # its finally clauses end the processes that it started
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-check-") as folder, out.open("a", encoding="utf-8") as file:
+        for name in CACHES:
+            os.environ.setdefault(name, f"{folder}/cache")
         for what, found in part.measure(form, Path(folder)):
             row = {"what": what, "reason": _line(found)} if isinstance(found, str) else {"what": what, "figures": found}
             file.write(json.dumps(row) + "\n")

@@ -1,12 +1,10 @@
 # pyright: reportMissingImports=false
-"""Whole asynchronous runs by ``headrace up``, all workers on the one device; and vLLM's own start beside them.
-
-The demo's model and vLLM start with empty caches of compiled code, in both measurements."""
+"""Whole asynchronous runs by ``headrace up``, all workers on the one device; and vLLM's own start beside them."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import subprocess
 import sys
 import time
@@ -23,6 +21,8 @@ from protocol.errors import DataError
 SHARE = 0.3
 """vLLM's share of a GPU's memory in these runs."""
 HELD_OUT_BAR = 0.5
+OWN_START = "vLLM's own start to its first token"
+RUN_START = "from `headrace up` to the first sampled window, demo"
 _DEMO_MODEL = ROOT / "ops" / "demo" / "tiny_model"
 _END_S = 45.0
 """Left of a part's time for the run to drain and be read."""
@@ -34,11 +34,6 @@ class _Reached(Exception):
 
 def vllm_start(form: Form, folder: Path) -> Found:
     """Measure vLLM's own start on the demo's model: from the start of the process to its first token."""
-    what = "vLLM's own start to its first token"
-    if form.engine != "vllm":
-        yield what, "vllm is not installed"
-        return
-    os.environ["VLLM_CACHE_ROOT"] = str(folder / "cache")
     from vllm import LLM, SamplingParams
 
     from workers.engines.generation.vllm.arguments import arguments_of
@@ -47,15 +42,25 @@ def vllm_start(form: Form, folder: Path) -> Found:
     del arguments["worker_extension_cls"]
     llm = LLM(**arguments | {"max_model_len": 144} | ({"gpu_memory_utilization": SHARE} if form.on_gpu else {}))
     llm.generate([{"prompt_token_ids": [3, 4, 5]}], SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
-    yield what, {"seconds": time.time() - form.began_s}
+    yield OWN_START, {"seconds": time.time() - form.began_s}
 
 
-def dapo(form: Form, folder: Path) -> Found:
+def run_start(form: Form, folder: Path) -> Found:
+    """Measure the start of the demo's run, to its first window."""
+
+    def stop() -> None:
+        if _first_window_s(folder / "run") is not None:
+            raise _Reached
+
+    return itertools.islice(dapo(form, folder, stop), 1)
+
+
+def dapo(form: Form, folder: Path, stop: Callable[[], None] | None = None) -> Found:
     """Run the demo with the form's engine; measure its start, and whether it loses an engine or a chunk."""
     data = folder / "data"
     _command("-m", "ops.demo.task", "--out", str(data))
     overrides = [f"model.path={_DEMO_MODEL}", f"run.num_updates={form.num_updates}", "evaluation.every_updates=50"]
-    yield from _measured(form, folder, "demo", data, overrides, f"DAPO, {form.num_updates} updates")
+    yield from _measured(form, folder, "demo", data, overrides, f"DAPO, {form.num_updates} updates", stop)
 
 
 def smollm2(form: Form, folder: Path) -> Found:
@@ -104,12 +109,8 @@ def _measured(
     if form.on_gpu and form.engine == "vllm":
         overrides.append(f"generation.vllm.engine_args={{gpu_memory_utilization={SHARE}}}")
     began_s = time.time()
-    caches = {"VLLM_CACHE_ROOT": str(folder / "cache")}
     try:
-        train(
-            [ROOT / "configs" / f"{name}.toml"], overrides, run_dir, limit_s=form.limit_s - _END_S, on_poll=stop,
-            environment=caches,
-        )  # fmt: skip
+        train([ROOT / "configs" / f"{name}.toml"], overrides, run_dir, limit_s=form.limit_s - _END_S, on_poll=stop)
     except _Reached:
         pass
     except DataError as error:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from ops.bench.gpu.form import Form
 from ops.bench.gpu.parts import Row
-from ops.bench.gpu.runs import HELD_OUT_BAR
+from ops.bench.gpu.runs import HELD_OUT_BAR, OWN_START, RUN_START
 
 ENGINE_BAR = 0.95
 """Least tokens a second of the engine over vLLM's own."""
 MFU_BAR = 0.4
+START_BAR = 1.15
 _WORDS = {
     "seconds": "{:.2f} s", "first_s": "the first {:.1f} s", "tokens_per_s": "{:,.0f} tokens/s", "mfu": "MFU {:.1%}",
     "peak_gib": "peak {:.1f} GiB", "micro_batch": "micro-batches of {:,.0f} tokens", "sequences": "{:.0f} sequences at once",
@@ -81,13 +82,12 @@ def _sampling(form: Form, of: Mapping[str, Mapping[str, float]]) -> Iterator[Jud
 
 
 def _runs(form: Form, of: Mapping[str, Mapping[str, float]]) -> Iterator[Judged]:
-    theirs = of.get("vLLM's own start to its first token")
-    ours = of.get("from `headrace up` to the first sampled window, demo")
-    if ours and theirs:
-        yield Judged(
-            "from `headrace up` to the first window, over vLLM's own start",
-            f"{ours['seconds'] / theirs['seconds']:.2f}",
-        )
+    for when in ("first", "second"):
+        ours, theirs = of.get(f"{RUN_START}, {when} start"), of.get(f"{OWN_START}, {when} start")
+        if ours and theirs:
+            ratio, what = ours["seconds"] / theirs["seconds"], f"from `headrace up` over vLLM's own, {when} start"
+            holds = ratio <= START_BAR if form.on_gpu else None
+            yield Judged(what, f"{ratio:.2f}", f"at most {START_BAR}" if form.on_gpu else "", holds)
     if run := of.get(f"DAPO, {form.num_updates} updates"):
         is_well = run["updates"] >= form.num_updates and not run["lost_workers"] and bool(run["balances"])
         told = words({name: run[name] for name in ("updates", "lost_workers", "balances")})

@@ -15,6 +15,7 @@ from ops.bench.gpu.form import Form, Found
 from ops.bench.gpu.learning import PlainLoop, make_samples, peak_flops
 from ops.bench.gpu.models import SHAPES, make_model, write_model
 from ops.bench.gpu.parts import GRACE_S, Part, Row, measure, measure_here, parts_of, run_part
+from ops.bench.gpu.runs import OWN_START, RUN_START
 from ops.bench.gpu.sampling import MISMATCH, engine
 from ops.bench.gpu.table import judge, section, write_page
 from pipeline.algorithms.objective import Objective
@@ -75,11 +76,12 @@ def test_every_bar_is_judged_and_the_page_keeps_the_sections_of_other_cards(tmp_
     figures = {
         "Headrace's learner, 1.5B": {"mfu": 0.41, "tokens_per_s": 9.0}, "the same loop compiled, 1.5B": {"tokens_per_s": 10.0},
         "vLLM's offline generate": {"tokens_per_s": 100.0}, "Headrace's vllm engine, whole responses": {"tokens_per_s": 95.0},
-        "DAPO, 3 updates": run,
+        "DAPO, 3 updates": run, f"{OWN_START}, first start": {"seconds": 20.0}, f"{RUN_START}, first start": {"seconds": 22.9},
+        f"{OWN_START}, second start": {"seconds": 10.0}, f"{RUN_START}, second start": {"seconds": 11.6},
     }  # fmt: skip
     rows = [Row("p", what, of) for what, of in figures.items()] + [Row("trl", "TRL", reason="trl is not installed")]
     judged = judge(GPU, rows)
-    assert [one.verdict for one in judged] == ["holds", "MISSED", "holds", "holds"]
+    assert [one.verdict for one in judged] == ["holds", "MISSED", "holds", "holds", "MISSED", "holds"]
     for change in ({"updates": 2.0}, {"lost_workers": 1.0}, {"balances": 0.0}):
         assert [one.verdict for one in judge(GPU, [Row("p", "DAPO, 3 updates", run | change)])] == ["MISSED"]
     page = tmp_path / "page.md"
