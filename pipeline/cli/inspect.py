@@ -9,7 +9,7 @@ import click
 
 from pipeline.cli.common import answer, echo_json, json_option, on_run, run_argument
 from pipeline.cli.watch_option import Picture, looking
-from pipeline.operator.attached import Attached, look_at
+from pipeline.operator.attached import Attached, look_at, workers_of
 from pipeline.operator.status_report import read_status
 from protocol.printable import printable_line
 
@@ -85,7 +85,7 @@ async def queues(at: Attached) -> Picture:
     """Show every link and ledger queue: depth, limit, oldest age, consumer."""
     from pipeline.fleet.status import queue_rows
 
-    rows = queue_rows(await at.registry.heartbeats(), await at.ledger.queues())
+    rows = queue_rows(await workers_of(at), await at.ledger.queues())
     paused = (await at.ledger.totals()).paused
     return Picture(rows, lambda: _queue_lines(rows, paused))
 
@@ -114,7 +114,7 @@ async def audit(at: Attached, as_json: bool) -> int:
     from pipeline.observability.regenerated_tokens import in_words, read_regenerated, regenerated_rows
 
     found = await at.ledger.audit()
-    live = {str(beat.who) for beat in await at.registry.heartbeats() if not beat.is_silent}
+    live = {str(beat.who) for beat in await workers_of(at) if not beat.is_silent}
     window_tokens = at.config.generation.window_tokens
     regenerated = read_regenerated(at.run_dir, found.tokens_stored, live, window_tokens=window_tokens)
     if as_json:

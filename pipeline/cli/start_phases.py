@@ -38,7 +38,7 @@ class StartPhases:
         """Return the phases when the first tokens are there, once; otherwise an empty text."""
         if self._kept is None:
             return ""
-        beats = [beat for beat in snapshot.heartbeats if beat.who.role is Role.GENERATOR]
+        beats = [beat for beat in snapshot.workers if beat.who.role is Role.GENERATOR]
         has_tokens = any(beat.counters.get("sampled_tokens", 0) for beat in beats)
         if beats and len(self._ends) == PHASES.index("imports") + 1:
             self._ends.append(self._clock())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import PATH, aligned, answer, json_option, run_among, run_argument
-from pipeline.operator.attached import Attached, attach, look_at
+from pipeline.operator.attached import Attached, attach, look_at, workers_of
 from protocol.errors import ConfigError
 from protocol.printable import printable_line
 
@@ -134,7 +134,7 @@ def revoke(names: tuple[str, ...], run: Path | None, as_json: bool) -> None:
         async with attach(run) as at:
             for name in names:
                 workers = await at.tokens.revoke(name)
-                known = {beat.who.worker for beat in await at.registry.heartbeats()}
+                known = {beat.who.worker for beat in await workers_of(at)}
                 for worker in sorted(known & set(workers)):
                     await at.registry.fence(worker)
                     ended.append(worker)

@@ -87,7 +87,6 @@ def health(
     *,
     silent_s: float | None = None,
     trusted_s: float = math.inf,
-    stopped_s: float = 0.0,
     overdue_s: float = 0.0,
 ) -> Health:
     """Judge a worker by its last heartbeat.
@@ -98,19 +97,24 @@ def health(
         silent_s: Seconds without a heartbeat as its reader trusts them (``FleetState``); None: as
             the registry says.
         trusted_s: For how long its reader could read heartbeats; no symptom counts for longer.
-        stopped_s: Seconds for which no thread of its process has run, if that is known.
         overdue_s: How far work of its role is beyond its deadline."""
     silent_s = beat.silent_s if silent_s is None else silent_s
     if silent_s > limits.silent_after_s:
         return _certain(HealthKind.SILENT, silent_s, limits.silent_after_s, "no heartbeat", "supervisor.silent_after_s")
-    if stopped_s > limits.stopped_after_s:
-        seen = f"no heartbeat for {silent_s:.0f} s, and its process does not run (supervisor.stopped_after_s)"
-        return Health(HealthKind.STOPPED, silent_s, limits.stopped_after_s, seen, Certainty.CERTAIN)
     at_work = _at_work(beat, limits, trusted_s, overdue_s)
     if at_work.is_well and is_silent(silent_s):
         seen = f"no heartbeat for {silent_s:.0f} s"
         return Health(HealthKind.SILENT, silent_s, limits.silent_after_s, seen, Certainty.SUSPECTED)
     return at_work
+
+
+def of_stopped(found: Health, limits: Limits, silent_s: float, stopped_s: float) -> Health:
+    """Return the verdict on a worker, ``found`` so far, of whose process no thread has run for
+    ``stopped_s``; only the holder of the process knows that."""
+    if stopped_s <= limits.stopped_after_s or (found.kind is HealthKind.SILENT and found.is_certain):
+        return found
+    seen = f"no heartbeat for {silent_s:.0f} s, and its process does not run (supervisor.stopped_after_s)"
+    return Health(HealthKind.STOPPED, silent_s, limits.stopped_after_s, seen, Certainty.CERTAIN)
 
 
 def _at_work(beat: Heartbeat, limits: Limits, trusted_s: float, overdue_s: float) -> Health:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.process.work import LEAST_S, piece_limit_s
 from pipeline.runtime.liveness import REPLACED_AFTER_S, STOPPED_AFTER_S
-from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.runtime.registry.waits import LimitKind, WaitingFor
 
 if TYPE_CHECKING:
@@ -39,11 +38,11 @@ class Limits:
         """Limit without progress when no piece has been measured."""
         return LEAST_S if self.stuck_after_s is None else self.stuck_after_s
 
-    def drain_limit_s(self, beat: Heartbeat) -> float:
+    def drain_limit_s(self, waiting_for: WaitingFor, slowest_s: float) -> float:
         """Return how long a draining worker may go without progress, so that it can finish its
         computation or write."""
-        piece_s = piece_limit_s(beat.work.slowest_s, self.stuck_after_s) if beat.work.slowest_s else 0.0
-        storing_s = self.checkpoint_timeout_s if beat.waiting_for is WaitingFor.DISK else 0.0
+        piece_s = piece_limit_s(slowest_s, self.stuck_after_s) if slowest_s else 0.0
+        storing_s = self.checkpoint_timeout_s if waiting_for is WaitingFor.DISK else 0.0
         return max(self.drain_timeout_s, piece_s, storing_s)
 
     def limit_s(self, waiting_for: WaitingFor, slowest_s: float = 0.0) -> float:

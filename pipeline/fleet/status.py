@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.fleet.health import Health, HealthKind, health
-from pipeline.fleet.limits import Limits
+from pipeline.fleet.health import HealthKind
+from pipeline.fleet.state import Worker
 from pipeline.process.work import WorkReport
 from pipeline.runtime.liveness import clock_differs
 from pipeline.runtime.registry.contract import (
     OTHER_LINKS,
     Eviction,
-    Heartbeat,
     LinkReport,
     RunStatus,
     WaitingFor,
@@ -97,12 +96,10 @@ class RunSnapshot:
     """A run at one moment, as its supervisor shows it."""
 
     status: RunStatus
-    heartbeats: Sequence[Heartbeat]
+    workers: Sequence[Worker]
     totals: Totals
     absent: tuple[str, ...] = ()
     """Wanted workers that are being restarted."""
-    overdue_s: Mapping[Role, float] = field(default_factory=dict[Role, float])
-    """How far each role's work is beyond its deadline."""
 
 
 def in_minutes(seconds: float) -> str:
@@ -136,26 +133,20 @@ class QueueRow:
     num_gaps: int = 0
 
 
-def worker_rows(
-    heartbeats: Iterable[Heartbeat], limits: Limits, overdue_s: Mapping[Role, float] | None = None
-) -> list[WorkerRow]:
-    """Return one row for each worker, by role and name. ``overdue_s``: how far each role's work is beyond its
-    deadline, if known."""
-    rows = [
-        _worker_row(beat, health(beat, limits, overdue_s=(overdue_s or {}).get(beat.who.role, 0.0)))
-        for beat in heartbeats
-    ]
+def worker_rows(workers: Iterable[Worker]) -> list[WorkerRow]:
+    """Return one row for each worker, by role and name."""
+    rows = list(map(_worker_row, workers))
     return sorted(rows, key=lambda row: (ROLE_ORDER.index(row.role), len(row.worker), row.worker))
 
 
-def _worker_row(beat: Heartbeat, found: Health) -> WorkerRow:
+def _worker_row(beat: Worker) -> WorkerRow:
     return WorkerRow(
         worker=printable_line(beat.who.worker),
         role=beat.who.role,
         epoch=beat.who.epoch,
         pid=beat.pid,
         host=printable_line(beat.host),
-        health=found.kind,
+        health=beat.health.kind,
         waiting_for=beat.waiting_for,
         detail=printable_line(beat.detail),
         policy_version=beat.policy_version,
@@ -170,8 +161,8 @@ def _worker_row(beat: Heartbeat, found: Health) -> WorkerRow:
         unreached=printable_line(beat.unreached),
         refused=printable_line(beat.refused),
         clock_ahead_s=beat.clock_ahead_s,
-        unwell_s=found.since_s,
-        evidence=found.evidence,
+        unwell_s=beat.health.since_s,
+        evidence=beat.health.evidence,
     )
 
 
@@ -212,13 +203,13 @@ def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -
     return [RoleRow(role, live.count(role), None if wanted is None else wanted.get(role, 0)) for role in roles]
 
 
-def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> list[QueueRow]:
+def queue_rows(workers: Iterable[Worker], queues: Sequence[QueueStat]) -> list[QueueRow]:
     """Return the ledger's queues, then the links with their messages in flight.
 
     A worker with many peers reports some links individually and the rest as a sum. A link that only its
     receiver reports shows the sender's sum, with nothing in flight."""
     ledger = [QueueRow(q.name, "ledger", q.depth, q.limit, q.oldest_age_s, q.waiting_for) for q in queues]
-    beats = list(heartbeats)
+    beats = list(workers)
     received = {link.name for beat in beats for link in beat.links if not _is_sender(beat, link)}
     sums: dict[str, list[int]] = {}
     # messages that any worker of a role may take
@@ -251,7 +242,7 @@ def _in_flight(name: str, sent: int, received: int) -> int:
     return 0 if name.endswith(link_name("", OTHER_LINKS)) else max(0, sent - received)
 
 
-def _is_sender(beat: Heartbeat, link: LinkReport) -> bool:
+def _is_sender(beat: Worker, link: LinkReport) -> bool:
     return link.name.startswith(link_name(beat.who.worker, ""))
 
 

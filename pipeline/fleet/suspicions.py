@@ -39,8 +39,9 @@ from pipeline.fleet.signs.signals import (
     SameVerdicts,
 )
 from pipeline.fleet.signs.stalls import MainLoops, StandingWork
+from pipeline.fleet.state import Worker
 from pipeline.runtime.liveness import is_recent
-from pipeline.runtime.registry.contract import FailureReport, Heartbeat
+from pipeline.runtime.registry.contract import FailureReport
 
 AWAY_S: Final = 3.0
 """A registry that does not answer for this long is an incident."""
@@ -93,7 +94,7 @@ class FleetSuspicions:
         self,
         now_s: float,
         at_s: float,
-        beats: Sequence[Heartbeat],
+        beats: Sequence[Worker],
         published: int,
         failures: Sequence[FailureReport] = (),
     ) -> tuple[Frame, list[Suspicion]]:
@@ -192,7 +193,7 @@ class FleetSuspicions:
         times = self._flow.times_as_long(finding.worker)
         return times is None or times >= _STILL_SLOW
 
-    def _comes_back(self, now_s: float, beats: Sequence[Heartbeat]) -> bool:
+    def _comes_back(self, now_s: float, beats: Sequence[Worker]) -> bool:
         """Return whether heartbeats are still coming back after an outage; the flow waits for that."""
         if self._away_since_s is None:
             return False

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.files import write_private
+from pipeline.fleet.state import Worker
 from pipeline.fleet.status import ROLE_ORDER
 from pipeline.ledger.types import QueueStat, Totals
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.waits import Stage
 from protocol.ids import Role
 
@@ -111,7 +112,7 @@ class FleetMeter:
         self._counted: dict[str, tuple[int, float]] = {}
         """Epoch of each worker, and its counter at the last reading."""
 
-    def observe(self, beats: Iterable[Heartbeat], now_s: float, wanted: Mapping[str, Role] | None = None) -> None:
+    def observe(self, beats: Iterable[Worker], now_s: float, wanted: Mapping[str, Role] | None = None) -> None:
         """Add a reading of the heartbeats at ``now_s``. ``wanted`` are the workers that run or start,
         with their roles; those without a heartbeat count as absent."""
         step_s = min(max(0.0, now_s - self._seen_s), _MAX_GAP_S)
@@ -134,7 +135,7 @@ class FleetMeter:
         while len(self._counted) > _MAX_COUNTED:
             del self._counted[next(iter(self._counted))]
 
-    def _new_tokens(self, beat: Heartbeat, now_s: float) -> int:
+    def _new_tokens(self, beat: Worker, now_s: float) -> int:
         name = _TOKENS.get(beat.who.role)
         if name is None:
             return 0

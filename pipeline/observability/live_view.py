@@ -23,7 +23,6 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.fleet.flow.bottleneck import bottleneck
-from pipeline.fleet.limits import limits_of
 from pipeline.fleet.status import RunSnapshot, WorkerRow, in_minutes, worker_rows
 from pipeline.observability.history import HISTORY_NAME, HistoryTail
 from pipeline.observability.progress import RunProgress, course, interval, sparkline
@@ -76,7 +75,7 @@ class View(AbstractContextManager["View"]):
         return in_minutes(time.monotonic() - self._started_s)
 
     def _workers(self, snapshot: RunSnapshot) -> list[WorkerRow]:
-        return worker_rows(snapshot.heartbeats, limits_of(self._config), snapshot.overdue_s)
+        return worker_rows(snapshot.workers)
 
 
 class PlainView(View):

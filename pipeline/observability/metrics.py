@@ -30,6 +30,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pipeline.fleet.state import Worker
 from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.metric_names import (
@@ -44,7 +45,7 @@ from pipeline.observability.metric_names import (
 )
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.liveness import is_silent
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.entries import JUDGMENTS_ABSENT, Vitals
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -67,7 +68,7 @@ class LearnerWaits:
         """Ignore the time until the next reading, because it says nothing about demand."""
         self._seen_s = None
 
-    def observe(self, beats: Iterable[Heartbeat], now_s: float) -> float:
+    def observe(self, beats: Iterable[Worker], now_s: float) -> float:
         """Add a reading of heartbeats at ``now_s`` (monotonic); return the share."""
         learner = next((beat for beat in beats if beat.who.role is Role.LEARNER), None)
         if learner is None:
@@ -167,7 +168,7 @@ class HeartbeatCollector(Collector):
     def __init__(self, clock: Clock, run: str, info: Mapping[str, str] | None = None) -> None:
         """``info``: additional labels of ``headrace_run_info`` and their values."""
         self._clock, self._run, self._info = clock, run, dict(info or {})
-        self._heartbeats: tuple[Heartbeat, ...] = ()
+        self._heartbeats: tuple[Worker, ...] = ()
         self._queues: tuple[QueueStat, ...] = ()
         self._totals: Totals | None = None
         self._effective: EffectiveTime | None = None
@@ -177,7 +178,7 @@ class HeartbeatCollector(Collector):
 
     def update(
         self,
-        heartbeats: Iterable[Heartbeat],
+        heartbeats: Iterable[Worker],
         queues: Iterable[QueueStat],
         totals: Totals | None = None,
         effective: EffectiveTime | None = None,
@@ -245,7 +246,7 @@ class MetricsServer:
 
     def update(
         self,
-        heartbeats: Iterable[Heartbeat],
+        heartbeats: Iterable[Worker],
         queues: Iterable[QueueStat] = (),
         totals: Totals | None = None,
         effective: EffectiveTime | None = None,
@@ -276,7 +277,7 @@ def _add_effective(families: _Families, time: EffectiveTime) -> None:
         families.gauge("repair_seconds", "Time of workers under repair.", seconds, part=part.removesuffix("_s"))
 
 
-def _add_worker(families: _Families, beat: Heartbeat, since_s: float) -> None:
+def _add_worker(families: _Families, beat: Worker, since_s: float) -> None:
     of = {"role": str(beat.who.role), "worker": beat.who.worker}
     families.gauge(
         "up", "1 while the worker's heartbeat is fresh.", float(not is_silent(beat.silent_s + since_s)), **of
@@ -304,7 +305,7 @@ def _add_vitals(families: _Families, vitals: Vitals, of: Mapping[str, str]) -> N
             families.add(metric, getattr(sums, name), **of, kind=kind)
 
 
-def _add_counters(families: _Families, beat: Heartbeat) -> None:
+def _add_counters(families: _Families, beat: Worker) -> None:
     of = {"role": str(beat.who.role), "worker": beat.who.worker}
     for name, value in sorted(beat.counters.items()):
         endpoint, _, what = name.rpartition(":")
@@ -320,7 +321,7 @@ def _add_counters(families: _Families, beat: Heartbeat) -> None:
             families.add(REWARD_PART, value, **of, part=name.removeprefix(REWARD_PART_COUNTER))
 
 
-def _add_links(families: _Families, heartbeats: Sequence[Heartbeat]) -> None:
+def _add_links(families: _Families, heartbeats: Sequence[Worker]) -> None:
     sums: dict[tuple[str, str], int] = {}
     for link in (link for beat in heartbeats for link in beat.links):
         for counted in _LINK_METRICS:

@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.config.resolved import LightConfig
     from pipeline.config.schema import RunConfig
+    from pipeline.fleet.state import Worker
     from pipeline.ledger.admin import LedgerAdmin
     from pipeline.ledger.inspection import LedgerInspection
     from pipeline.ledger.redis.ledger import RedisLedger
     from pipeline.ledger.redis.tokens import TokenAdmin
+    from pipeline.ledger.types import QueueStat
     from pipeline.runtime.registry.contract import Registry
+    from protocol.ids import Role
 
 _ANSWER_S = 5.0
 _NAMED_RUNS = 3
@@ -78,6 +81,25 @@ class Attached:
         from pipeline.config.load import read_resolved
 
         return read_resolved(self.run_dir)
+
+
+class Connected(Protocol):
+    """A run's registry, and the settings by which its workers are judged."""
+
+    @property
+    def settings(self) -> LightConfig: ...
+    @property
+    def registry(self) -> Registry: ...
+
+
+async def workers_of(at: Connected, role: Role | None = None, queues: Sequence[QueueStat] = ()) -> list[Worker]:
+    """Read the heartbeats of all workers, or of a role, and judge them. ``queues`` show which work
+    is overdue. A heartbeat's age counts from now."""
+    from pipeline.fleet.limits import limits_of
+    from pipeline.fleet.state import overdue_ages, read_once
+
+    overdue_s = overdue_ages(queues, at.settings.ledger.scoring_deadline_s)
+    return read_once(await at.registry.heartbeats(role), limits_of(at.settings), overdue_s)
 
 
 def find_run(run: Path | None) -> Path:

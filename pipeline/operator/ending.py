@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -18,14 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.operator.attached import attach, look_at
+from pipeline.operator.attached import attach, look_at, workers_of
 from pipeline.supervisor.leftovers import clear_leftovers
 from protocol.errors import ConfigError, DeadlineExceeded, LedgerError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.runtime.registry.contract import Heartbeat
-
+    from pipeline.fleet.state import Worker
 _POLL_S = 0.2
 _REPORT_EVERY_S = 5.0
 _NOW_S = 120.0
@@ -108,19 +106,17 @@ async def _until_down(run_dir: Path, deadline: float, report: Callable[[str], ob
 async def _drain_progress(run_dir: Path) -> str:
     try:
         async with look_at(run_dir) as at:
-            beats = await at.registry.heartbeats()
+            workers = await workers_of(at)
     # The ledger's server ends last.
     except LedgerError:
         return "still draining; the ledger does not answer"
-    return "still draining: " + (_in_words(beats) or "the ledger's server")
+    return "still draining: " + (_in_words(workers) or "the ledger's server")
 
 
-def _in_words(beats: Sequence[Heartbeat]) -> str:
-    from pipeline.fleet.limits import Limits
+def _in_words(workers: Sequence[Worker]) -> str:
     from pipeline.fleet.status import doing, worker_rows
 
-    rows = worker_rows(beats, Limits(stuck_after_s=None, start_timeout_s=math.inf))
-    return ", ".join(f"{row.worker} ({doing(row)})" for row in rows)
+    return ", ".join(f"{row.worker} ({doing(row)})" for row in worker_rows(workers))
 
 
 def _end_leftovers(run_dir: Path, report: Callable[[str], object], *, now: bool, timeout_s: float) -> bool:
@@ -202,7 +198,7 @@ async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: boo
         detail = "stopped by `headrace down`; its supervisor had died"
         await registry.set_run_status(RunStatus(RunState.STOPPING, detail))
         deadline = time.monotonic() + timeout_s
-        while left := [beat for beat in await registry.heartbeats() if not now and _may_live(beat)]:
+        while left := [beat for beat in await workers_of(attached) if not now and _may_live(beat)]:
             report(f"workers to drain: {_in_words(left)}")
             if time.monotonic() > deadline:
                 names = ", ".join(beat.who.worker for beat in left)
@@ -223,7 +219,7 @@ async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: boo
     return True
 
 
-def _may_live(beat: Heartbeat) -> bool:
+def _may_live(beat: Worker) -> bool:
     from pipeline.process.records import process_runs
 
     is_gone = beat.host == socket.gethostname() and not process_runs(beat.pid)

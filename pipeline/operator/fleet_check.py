@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pipeline.operator.attached import Attached
+from pipeline.operator.attached import Attached, workers_of
 from pipeline.operator.steering import replace_fleet
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.supervisor.self_checking import Differing, differing
@@ -54,7 +54,7 @@ async def check_fleet(at: Attached, timeout_s: float, clock: Clock | None = None
     answers: dict[str, dict[int, str]] = {}
     hosts: dict[str, str] = {}
     while True:
-        beats = await at.registry.heartbeats(Role.GENERATOR)
+        beats = await workers_of(at, Role.GENERATOR)
         for beat in beats:
             hosts[beat.who.worker] = beat.host
             if beat.check.number == number:

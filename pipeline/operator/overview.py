@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pipeline.fleet.flow.bottleneck import bottleneck
 from pipeline.fleet.health import HealthKind
-from pipeline.fleet.limits import limits_of
-from pipeline.fleet.state import overdue_ages
+from pipeline.fleet.state import Worker
 from pipeline.fleet.status import (
     ROLE_ORDER,
     WorkerRow,
@@ -29,9 +28,10 @@ from pipeline.fleet.status import (
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, HistoryTail, UpdateRow
 from pipeline.observability.incidents import IncidentReader, IncidentRow
 from pipeline.observability.progress import RunProgress
+from pipeline.operator.attached import Connected, workers_of
 from pipeline.operator.rates import Meters, QueueOverview, ledger_queues, mailboxes, of_role
 from pipeline.runtime.clock import Clock, RealClock
-from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState
+from pipeline.runtime.registry.contract import RunState
 from pipeline.supervisor.fleet_plan import wanted_names
 from pipeline.supervisor.run_folder import supervisor_pid
 from protocol.errors import LedgerError
@@ -76,7 +76,6 @@ class ProgressReader:
 
 
 if TYPE_CHECKING:
-    from pipeline.config.resolved import LightConfig
     from pipeline.config.schema import RunConfig
     from pipeline.ledger.types import QueueStat, Totals
     from pipeline.operator.attached import Attached
@@ -93,23 +92,17 @@ class _Views(Protocol):
     async def queues(self) -> list[QueueStat]: ...
 
 
-class OverviewSource(Protocol):
+class OverviewSource(Connected, Protocol):
     """What an ``OverviewReader`` needs of a connected run; ``Attached`` implements it."""
 
     @property
     def run_dir(self) -> Path: ...
 
     @property
-    def settings(self) -> LightConfig: ...
-
-    @property
     def config(self) -> RunConfig: ...
 
     @property
     def ledger(self) -> _Views: ...
-
-    @property
-    def registry(self) -> Registry: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +248,8 @@ class OverviewReader:
         totals = await at.ledger.totals()
         queues = await at.ledger.queues()
         # Last, because a heartbeat's age counts from the read.
-        beats = await at.registry.heartbeats()
-        return self._picture(status, fleet, totals, queues, beats)
+        workers = await workers_of(at, queues=queues)
+        return self._picture(status, fleet, totals, queues, workers)
 
     def _picture(
         self,
@@ -264,10 +257,9 @@ class OverviewReader:
         fleet: Fleet | None,
         totals: Totals,
         queues: Sequence[QueueStat],
-        beats: Sequence[Heartbeat],
+        beats: Sequence[Worker],
     ) -> RunOverview:
-        now_s, settings = self._clock.monotonic(), self._at.settings
-        workers = worker_rows(beats, limits_of(settings), overdue_ages(queues, settings.ledger.scoring_deadline_s))
+        now_s, workers = self._clock.monotonic(), worker_rows(beats)
         counts = fleet.counts if fleet else None
         there = {beat.who.worker for beat in beats}
         wanted = wanted_names(fleet.counts, fleet.left_out) if fleet else {}
@@ -295,7 +287,7 @@ class OverviewReader:
             evicted=eviction_words(fleet),
         )
 
-    def _rates(self, totals: Totals, beats: Sequence[Heartbeat], now_s: float) -> Rates:
+    def _rates(self, totals: Totals, beats: Sequence[Worker], now_s: float) -> Rates:
         meters = self._meters
         sampled = meters.of_processes("sampled", of_role(beats, Role.GENERATOR), "sampled_tokens")
         trained = meters.of_processes("trained", of_role(beats, Role.LEARNER), "trained_tokens")

@@ -28,9 +28,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from pipeline.fleet.state import Worker
 from pipeline.fleet.status import queue_rows
 from pipeline.ledger.types import QueueStat, Totals
-from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, Heartbeat, link_name
+from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, link_name
 from protocol.ids import Role
 from protocol.printable import printable_line
 
@@ -114,7 +115,7 @@ class Meters:
     )
     rates: dict[str, Rate] = field(default_factory=dict[str, Rate])
 
-    def of_processes(self, name: str, beats: Iterable[Heartbeat], counter: str) -> float:
+    def of_processes(self, name: str, beats: Iterable[Worker], counter: str) -> float:
         """Return the total of a counter in heartbeats."""
         found = {b.who.worker: ProcessCount(b.who.epoch, b.counters[counter]) for b in beats if counter in b.counters}
         return self.sums(name, found)
@@ -188,7 +189,7 @@ class QueueOverview:
 
 
 def ledger_queues(
-    meters: Meters, totals: Totals, queues: Sequence[QueueStat], beats: Sequence[Heartbeat], now_s: float
+    meters: Meters, totals: Totals, queues: Sequence[QueueStat], beats: Sequence[Worker], now_s: float
 ) -> list[QueueOverview]:
     """Return the ledger's queues and their rates at ``now_s`` (monotonic)."""
     depth = {queue.name: queue.depth for queue in queues}
@@ -226,7 +227,7 @@ def ledger_queues(
     ]
 
 
-def mailboxes(meters: Meters, beats: Sequence[Heartbeat], now_s: float) -> list[QueueOverview]:
+def mailboxes(meters: Meters, beats: Sequence[Worker], now_s: float) -> list[QueueOverview]:
     """Return one row for all mailboxes of each role."""
     role_of = {beat.who.worker: str(beat.who.role) for beat in beats}
     num_of = Counter(role_of.values())
@@ -281,7 +282,7 @@ def _flow_rate(meters: Meters, name: str, total: float | None, now_s: float) -> 
     return None if rate is None else max(0.0, rate)
 
 
-def of_role(beats: Iterable[Heartbeat], role: Role) -> list[Heartbeat]:
+def of_role(beats: Iterable[Worker], role: Role) -> list[Worker]:
     return [beat for beat in beats if beat.who.role is role]
 
 

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 async def snapshot_of(at: Attached) -> Snapshot:
-    from pipeline.fleet.limits import limits_of
-    from pipeline.fleet.state import overdue_ages
     from pipeline.fleet.status import eviction_words, worker_rows
     from pipeline.fleet.why.silence import read_exits
     from pipeline.fleet.why.types import CriticNeeds, Snapshot
+    from pipeline.operator.attached import workers_of
     from pipeline.supervisor.fleet_plan import wanted_names
     from pipeline.supervisor.run_folder import supervisor_pid
     from protocol.ids import Role
@@ -29,15 +28,15 @@ async def snapshot_of(at: Attached) -> Snapshot:
     waits = await at.admin.waits()
     totals, queues = await at.ledger.totals(), await at.ledger.queues()
     unwritten = await at.ledger.unwritten()
-    # Last, because a heartbeat's age counts from the read.
-    beats = await at.registry.heartbeats()
+    # last, because a heartbeat's age counts from the read
+    workers = worker_rows(await workers_of(at, queues=queues))
     incidents = await asyncio.to_thread(_open_incidents, at.run_dir)
     return Snapshot(
         run=str(at.run_dir),
         state=state.state,
         detail=state.detail,
         has_supervisor=supervisor_pid(at.run_dir) is not None,
-        workers=worker_rows(beats, limits_of(at.settings), overdue_ages(queues, at.settings.ledger.scoring_deadline_s)),
+        workers=workers,
         wanted=wanted_names(fleet.counts, fleet.left_out) if fleet else {},
         waits=waits,
         totals=totals,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.operator.attached import Attached
+from pipeline.operator.attached import Attached, workers_of
 
 if TYPE_CHECKING:
     from pipeline.fleet.status import RoleRow, WorkerRow
@@ -54,15 +54,12 @@ class StatusReport:
 
 async def read_status(at: Attached) -> StatusReport:
     from pipeline.fleet.flow.bottleneck import bottleneck
-    from pipeline.fleet.limits import limits_of
-    from pipeline.fleet.state import overdue_ages
     from pipeline.fleet.status import clock_words, eviction_words, role_rows, worker_rows
     from pipeline.supervisor.run_folder import supervisor_pid
 
     queues = await at.ledger.queues()
     # last, because a heartbeat's age counts from the read
-    beats = await at.registry.heartbeats()
-    workers = worker_rows(beats, limits_of(at.settings), overdue_ages(queues, at.settings.ledger.scoring_deadline_s))
+    workers = worker_rows(await workers_of(at, queues=queues))
     fleet = await at.registry.fleet()
     state = await at.registry.run_status()
     return StatusReport(

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipeline.operator.attached import Attached
+from pipeline.operator.attached import Attached, workers_of
 from protocol.errors import ConfigError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
+    from pipeline.fleet.state import Worker
     from pipeline.ledger.types import Pause
-    from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, Heartbeat
+    from pipeline.runtime.registry.contract import Drain, Eviction, Fleet
     from protocol.ids import Role
 
 _MAX_NAMED = 20
@@ -72,7 +73,7 @@ async def drain(at: Attached, worker: str, replace: bool = False) -> Fleet:
     from pipeline.runtime.registry.contract import Drain
     from pipeline.supervisor.fleet_edits import drained
 
-    beats = await at.registry.heartbeats()
+    beats = await workers_of(at)
     there = {beat.who.worker: beat.who for beat in beats}
     epoch = there[worker].epoch if worker in there else await at.registry.epoch(worker)
 
@@ -86,7 +87,7 @@ async def drain(at: Attached, worker: str, replace: bool = False) -> Fleet:
     return await replace_fleet(at, change)
 
 
-def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Drain) -> Role:
+def _drainable(at: Attached, present: Fleet, beats: Sequence[Worker], one: Drain) -> Role:
     """Return the worker's role if it may be drained. Raises ConfigError."""
     from pipeline.supervisor.fleet_plan import wanted_names
     from protocol.ids import ELASTIC_ROLES, Role
@@ -120,7 +121,7 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
     return role
 
 
-def role_of(at: Attached, present: Fleet, beats: Sequence[Heartbeat], worker: str) -> Role:
+def role_of(at: Attached, present: Fleet, beats: Sequence[Worker], worker: str) -> Role:
     """Return the role of a worker that is wanted or present. Raises ConfigError."""
     from pipeline.supervisor.fleet_plan import wanted_names
 
@@ -134,7 +135,7 @@ def role_of(at: Attached, present: Fleet, beats: Sequence[Heartbeat], worker: st
     return role
 
 
-def staying_guests(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat]:
+def staying_guests(present: Fleet, beats: Sequence[Worker]) -> list[Worker]:
     """Return the heartbeats of joined hosts' workers that are neither silent nor leaving. The run's
     own workers are not included; ``Fleet.counts`` has those that stay."""
     from pipeline.runtime.registry.waits import Stage
@@ -221,7 +222,7 @@ async def evict(at: Attached, *, worker: str = "", host: str = "", reason: str =
         raise ConfigError(f"the reason has {len(reason)} characters; expected at most {MAX_REASON_CHARS}: shorten it")
     words = " ".join(reason.split()) or "by hand"
     one = Eviction(worker, host, words, operator(), time.time())
-    beats = await at.registry.heartbeats()
+    beats = await workers_of(at)
 
     def change(present: Fleet) -> Fleet:
         if any((before.worker, before.host) == (worker, host) for before in present.evictions):
@@ -257,7 +258,7 @@ def _evicted(evictions: Sequence[Eviction]) -> str:
     return f"evicted are: {printable_line(names)}" if names else "none is"
 
 
-def _check_others(present: Fleet, beats: Sequence[Heartbeat], worker: str, role: Role) -> None:
+def _check_others(present: Fleet, beats: Sequence[Worker], worker: str, role: Role) -> None:
     """Raise ConfigError if the role would have no worker left, or none that works."""
     from pipeline.supervisor.fleet_plan import wanted_names
     from protocol.ids import ELASTIC_ROLES
@@ -284,7 +285,7 @@ def _check_others(present: Fleet, beats: Sequence[Heartbeat], worker: str, role:
         )
 
 
-def _check_host(present: Fleet, beats: Sequence[Heartbeat], host: str) -> None:
+def _check_host(present: Fleet, beats: Sequence[Worker], host: str) -> None:
     """Raise ConfigError if the host is unknown, the run's own, or has a role's last working worker."""
     from pipeline.supervisor.takeover import is_own
 
@@ -309,7 +310,7 @@ def _check_host(present: Fleet, beats: Sequence[Heartbeat], host: str) -> None:
             )
 
 
-def _at_work(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat]:
+def _at_work(present: Fleet, beats: Sequence[Worker]) -> list[Worker]:
     """Return the heartbeats of workers that stay and have begun their work."""
     from pipeline.supervisor.fleet_plan import wanted_names
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config.operations import CODE_KEYS, WORKERS
-from pipeline.operator.attached import Attached
+from pipeline.operator.attached import Attached, workers_of
 from pipeline.operator.steering import MAX_REASON_CHARS, check_running, operator
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Role
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
+    from pipeline.fleet.state import Worker
     from pipeline.runtime.clock import Clock
-    from pipeline.runtime.registry.contract import Heartbeat
     from pipeline.runtime.registry.settings_change import SettingsChange
 
 _CHECK_S = 120.0
@@ -155,7 +155,7 @@ async def check_reach(at: Attached, config: RunConfig, key: str) -> None:
 
     reason = "rewards of one group must be comparable" if key == REWARDS else "its workers must run the same code"
     for role in sorted(coded_roles(key)):
-        guests = [beat for beat in await at.registry.heartbeats(role) if not is_own(beat.who.worker)]
+        guests = [beat for beat in await workers_of(at, role) if not is_own(beat.who.worker)]
         if guests or role in config.launch.launched:
             there = (
                 f"{guests[0].who.worker} is on {guests[0].host}"
@@ -308,7 +308,7 @@ async def taken(at: Attached, change: SettingsChange) -> list[TakenChange]:
     if WORKERS in change.sets and (fleet := await at.registry.fleet()) is not None:
         roles &= {role for role, count in fleet.counts.items() if count}
     for role in () if change.is_lazy else sorted(roles):
-        answers = {beat.who.worker: _answer(beat, change) for beat in await at.registry.heartbeats(role)}
+        answers = {beat.who.worker: _answer(beat, change) for beat in await workers_of(at, role)}
         if change.is_code:
             # a worker that is being replaced has no heartbeat
             answers = {name: TakenChange(name, False) for name in await _wanted(at, role)} | answers
@@ -325,7 +325,7 @@ async def _wanted(at: Attached, role: Role) -> list[str]:
     return [name for name, its_role in names.items() if its_role is role]
 
 
-def _answer(beat: Heartbeat, change: SettingsChange) -> TakenChange:
+def _answer(beat: Worker, change: SettingsChange) -> TakenChange:
     from pipeline.config.changing import CHANGEABLE, coded_roles
 
     coded = [key for key in CODE_KEYS if key in change.sets and beat.who.role in coded_roles(key)]
@@ -368,5 +368,5 @@ async def _num_updates(at: Attached, overrides: Sequence[str]) -> int:
 
     rows = read_for_view(at.run_dir / HISTORY_NAME).rows
     made = max((row.update for row in rows if isinstance(row, UpdateRow)), default=0)
-    beats = await at.registry.heartbeats(Role.LEARNER)
+    beats = await workers_of(at, Role.LEARNER)
     return max([made, *(int(beat.counters.get("updates", 0)) for beat in beats)])

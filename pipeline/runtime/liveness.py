@@ -80,7 +80,7 @@ def heartbeat_wait_s(worker: str, at_s: float, every_s: float) -> float:
 def is_silent(silent_s: float) -> bool:
     """Return whether a worker whose last heartbeat arrived ``silent_s`` ago counts as silent.
 
-    ``silent_s`` is by the registry's clock (``Heartbeat.silent_s``), since clocks of two hosts may differ."""
+    ``silent_s`` is by the registry's clock, since clocks of two hosts may differ."""
     return silent_s > SILENT_AFTER_S
 
 

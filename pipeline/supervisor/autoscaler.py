@@ -33,7 +33,8 @@ from enum import StrEnum
 import structlog
 
 from pipeline.config.schema import RunConfig
-from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, WaitingFor
+from pipeline.fleet.state import Worker
+from pipeline.runtime.registry.contract import Fleet, Registry, WaitingFor
 from pipeline.runtime.registry.waits import Stage
 from pipeline.supervisor.fleet_edits import resized
 from protocol.ids import Role
@@ -354,7 +355,7 @@ class Autoscaler:
         return Decision(wanted, DemandOutcome.ENOUGH, span.in_words())
 
 
-def reading_of(beats: Iterable[Heartbeat], own: Iterable[str]) -> Reading:
+def reading_of(beats: Iterable[Worker], own: Iterable[str]) -> Reading:
     """Build a reading from the fleet's heartbeats. ``own``: names of the plan's workers."""
     live = [beat for beat in beats if not beat.is_silent and beat.waiting_for.is_in_service]
     learner = next((beat for beat in live if beat.who.role is Role.LEARNER), None)
@@ -371,7 +372,7 @@ def reading_of(beats: Iterable[Heartbeat], own: Iterable[str]) -> Reading:
     )
 
 
-def _used(generator: Heartbeat) -> float:
+def _used(generator: Worker) -> float:
     if generator.waiting_for.stage in (Stage.IDLE, Stage.HELD_UP):
         return 0.0
     slots = generator.counters.get("slots", 0.0)
@@ -404,7 +405,7 @@ class GeneratorDemand:
         self,
         registry: Registry,
         fleet: Fleet,
-        beats: Sequence[Heartbeat],
+        beats: Sequence[Worker],
         own: Iterable[str],
         now_s: float,
         *,

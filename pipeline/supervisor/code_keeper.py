@@ -25,9 +25,10 @@ from pipeline.config.changing import coded_roles, takers
 from pipeline.config.operations import CODE_KEYS, WORKERS
 from pipeline.config.schema import RunConfig
 from pipeline.files.code_copies import CODE_FOLDER, checked_code, differing, remove_code, shared_digests
+from pipeline.fleet.state import Worker
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, RefusedRow, UpdateRow
 from pipeline.process.work import LEAST_S
-from pipeline.runtime.registry.contract import Heartbeat, Registry, WaitingFor
+from pipeline.runtime.registry.contract import Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, after, standing, undoing
 from pipeline.runtime.registry.waits import EndedBy
 from pipeline.supervisor.host_fleet import HostFleet, meaning
@@ -86,9 +87,7 @@ class CodeKeeper:
             )
         self._fleet.go_by(folder)
 
-    async def poll(
-        self, registry: Registry, beats: Sequence[Heartbeat], now: float, *, is_paused: bool = False
-    ) -> None:
+    async def poll(self, registry: Registry, beats: Sequence[Worker], now: float, *, is_paused: bool = False) -> None:
         """Advance the rollouts in progress. ``is_paused``: whether an operator has paused the run.
         Raises LedgerUnavailable."""
         await self._read(registry, beats, now)
@@ -160,7 +159,7 @@ class CodeKeeper:
 
     # -- signs -------------------------------------------------------------------------------------
 
-    async def _read(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
+    async def _read(self, registry: Registry, beats: Sequence[Worker], now: float) -> None:
         """Read new changes until every version in force can be run."""
         while (last := await registry.last_settings_change()) is not None and last.number != self._number:
             self._changes = await registry.settings_changes()
@@ -182,7 +181,7 @@ class CodeKeeper:
                 self._number = self._changes[-1].number
 
     def _hold(
-        self, key: str, version: str, change: SettingsChange, beats: Sequence[Heartbeat], now: float, why: str
+        self, key: str, version: str, change: SettingsChange, beats: Sequence[Worker], now: float, why: str
     ) -> None:
         """Begin the rollout of a version. ``why``: reason that no worker can run it, which rolls it
         back."""
@@ -203,7 +202,7 @@ class CodeKeeper:
         is_settled = self._settings.is_settled(version.change.number)
         return is_settled or version.rollout.phase is RolloutState.SETTLED
 
-    def _workers(self, version: _HeldVersion, beats: Sequence[Heartbeat], now: float) -> dict[str, CodedMember]:
+    def _workers(self, version: _HeldVersion, beats: Sequence[Worker], now: float) -> dict[str, CodedMember]:
         """Return this host's workers that the version concerns, in the order of replacement.
 
         Workers of the largest role come last, and the canary is the last one."""
@@ -227,7 +226,7 @@ class CodeKeeper:
                 )
         return found
 
-    def _is_held_up(self, beats: Sequence[Heartbeat]) -> bool:
+    def _is_held_up(self, beats: Sequence[Worker]) -> bool:
         """Whether a worker is missing, or waits for something that code cannot be blamed for."""
         there = self._fleet.own(beats)
         wanted = [there.get(worker.name) for worker in self._fleet.plan.workers if not worker.is_given_up]
@@ -261,7 +260,7 @@ def _limits(config: RunConfig) -> RolloutPolicy:
     )
 
 
-def _is_ready(beat: Heartbeat) -> bool:
+def _is_ready(beat: Worker) -> bool:
     return not beat.is_silent and beat.waiting_for.is_in_service
 
 
@@ -270,7 +269,7 @@ def _is_excused(at: WaitingFor) -> bool:
     return at is WaitingFor.COMPILE or at.ended_by is EndedBy.OUTSIDE
 
 
-def _sign(beat: Heartbeat) -> object:
+def _sign(beat: Worker) -> object:
     """Return a value that changes with each sign of life of a starting process."""
     return (beat.progress, beat.work.steps, beat.begun, beat.waiting_for)
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, Heartbeat, Registry
+from pipeline.fleet.state import Worker
+from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, Registry
 from pipeline.supervisor.fleet_plan import wanted_names, worker_name
 from protocol.ids import Role
 
@@ -91,7 +92,7 @@ def resized(fleet: Fleet, numbers: Mapping[Role, int]) -> Fleet:
     return _without_idle(replace(fleet, counts={**fleet.counts, **numbers}, drains=drains))
 
 
-def drained(fleet: Fleet, drain: Drain, role: Role, beats: Iterable[Heartbeat]) -> Fleet:
+def drained(fleet: Fleet, drain: Drain, role: Role, beats: Iterable[Worker]) -> Fleet:
     """Add a drain, and forget drains of workers that are gone.
 
     Unless the worker is to be replaced, its role has one fewer. ``beats``: heartbeats of all

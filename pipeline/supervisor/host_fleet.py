@@ -16,11 +16,12 @@ import structlog
 from pipeline.config.schema import RunConfig
 from pipeline.fleet.limits import limits_of
 from pipeline.fleet.repair.escalation import Escalation
+from pipeline.fleet.state import Worker
 from pipeline.process.descendants import activity_of
 from pipeline.process.exit_codes import ExitCode, LastError
 from pipeline.process.records import process_runs
 from pipeline.process.stacks.request import stands_of
-from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry
+from pipeline.runtime.registry.contract import Drain, Registry
 from pipeline.supervisor.executor import Executor
 from pipeline.supervisor.fleet_plan import FleetPlan, Intervention, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
@@ -139,7 +140,7 @@ class HostFleet:
         self,
         counts: Mapping[Role, int],
         drains: Iterable[Drain],
-        beats: Sequence[Heartbeat],
+        beats: Sequence[Worker],
         now: float,
         left_out: Collection[str],
     ) -> None:
@@ -150,12 +151,12 @@ class HostFleet:
                 self.executor.act(self.plan.renew(drain.worker, now, "an operator drains it"))
         self.executor.act(self.plan.want(counts, now, left_out))
 
-    def own(self, beats: Sequence[Heartbeat]) -> dict[str, Heartbeat]:
+    def own(self, beats: Sequence[Worker]) -> dict[str, Worker]:
         """Return the heartbeats of the processes held here, by worker."""
         pids = self.processes.pids
         return {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) == beat.pid}
 
-    def incarnations(self, beats: Sequence[Heartbeat]) -> dict[str, int]:
+    def incarnations(self, beats: Sequence[Worker]) -> dict[str, int]:
         return {worker: beat.who.epoch for worker, beat in self.own(beats).items()}
 
     def go_by(self, code: Path | None) -> None:
@@ -214,7 +215,7 @@ class HostFleet:
             log.error("worker_given_up", worker=lost.worker, reason=lost.reason, action="the run goes on without it")
         return code
 
-    async def fence_exited(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
+    async def fence_exited(self, registry: Registry, beats: Sequence[Worker]) -> None:
         """Fence workers that failed, so that their heartbeats and mailboxes leave the registry.
         What the ledger did not answer is repeated at the next call."""
         # process id 0: a job elsewhere whose id was never known
@@ -224,16 +225,14 @@ class HostFleet:
                 await self.executor.carry_out(registry, [Intervention(worker, Verb.FENCE)])
             del self._unfenced[worker]
 
-    async def fence_departed(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
+    async def fence_departed(self, registry: Registry, beats: Sequence[Worker]) -> None:
         """Fence silent workers that this supervisor does not hold."""
         gone = {beat.pid for beat in beats if beat.host == socket.gethostname() and not process_runs(beat.pid)}
         silent = self.watchdog.departed(beats, self.processes.pids, gone)
         wanted = [Intervention(worker, Verb.FENCE, reason) for worker, reason in silent.items()]
         await self.executor.carry_out(registry, wanted)
 
-    async def replace(
-        self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: Mapping[Role, float]
-    ) -> None:
+    async def replace(self, registry: Registry, beats: Sequence[Worker], now: float) -> None:
         """Fence and kill frozen and stuck workers, which start again."""
         self.processes.observe(beats)
         self._memory.observe(beats, self.processes.pids)
@@ -243,7 +242,7 @@ class HostFleet:
             worker for worker in self.watchdog.quiet(now) if worker in roles and self.processes.is_here(roles[worker])
         }
         activity = {worker: activity_of(pids[worker]) for worker in here & pids.keys()}
-        dead = self.watchdog.evaluate(beats, pids, now, overdue_s, activity)
+        dead = self.watchdog.evaluate(beats, pids, now, activity)
         # frozen processes cannot answer
         silent = {worker for worker in dead if self.watchdog.is_silent(worker)}
         stands = await self.stands(dead.keys() - silent)
@@ -260,7 +259,8 @@ class HostFleet:
         for beat in beats:
             worker = beat.who.worker
             if pids.get(worker) == beat.pid:
-                self.plan.moved(worker, now - beat.unmoved_s - beat.silent_s, self._limits.drain_limit_s(beat))
+                limit_s = self._limits.drain_limit_s(beat.waiting_for, beat.work.slowest_s)
+                self.plan.moved(worker, now - beat.unmoved_s - beat.silent_s, limit_s)
         repaired = self._repairs.observe(beats, pids, now, time.time())
         for row in repaired:
             by = {"standby": row.standby} if row.standby else {}

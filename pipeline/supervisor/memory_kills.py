@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from pipeline.fleet.state import Worker
 from pipeline.runtime.machine import CONTROL_GROUPS, this_machine
-from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Role
 
 _LOG: Final = Path("/dev/kmsg")
@@ -62,7 +62,7 @@ class MemoryKills:
         self._explained: dict[str, int] = {}
         """By counter: up to which count kills have explained an exit."""
 
-    def observe(self, beats: Sequence[Heartbeat], pids: Mapping[str, int]) -> None:
+    def observe(self, beats: Sequence[Worker], pids: Mapping[str, int]) -> None:
         """Record heartbeats and the kill counts so far. ``pids``: this host's workers."""
         there = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) == beat.pid}
         self._peaks = {name: max(self._peaks.get(name, 0), beat.rss_bytes) for name, beat in there.items()}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pipeline.fleet.state import overdue_ages
+from pipeline.fleet.state import Worker, overdue_ages
 from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.disk import disk_trouble
@@ -25,7 +25,7 @@ from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.effective_reader import EffectiveTimeReader
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetMeter
-from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
+from pipeline.runtime.registry.contract import Registry, RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
 from protocol.errors import LedgerDiskFailed, LedgerError, LedgerUnavailable
 from protocol.ids import Role
@@ -63,7 +63,7 @@ class FleetRecorder:
 
     async def record(
         self,
-        beats: Iterable[Heartbeat],
+        beats: Iterable[Worker],
         wanted: Mapping[str, Role],
         ledger: RedisLedger,
         queues: Sequence[QueueStat],
@@ -212,7 +212,7 @@ class Monitor:
             self._overdue_s = overdue_ages(self._queues, self._scoring_deadline_s)
         return self._overdue_s
 
-    async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
+    async def show(self, status: RunStatus, beats: Sequence[Worker], plan: FleetPlan, now: float) -> None:
         """Update the metrics endpoint, the fleet history and, when due, the live view. A new state
         is shown at once, since it may be the last."""
         if self._metrics is not None:
@@ -225,7 +225,7 @@ class Monitor:
         if self._watch is None or not is_due:
             return
         self._next_watch_s = now + self._watch_every_s
-        snapshot = RunSnapshot(status, beats, await self._ledger.totals(), tuple(plan.absent), self._overdue_s)
+        snapshot = RunSnapshot(status, beats, await self._ledger.totals(), tuple(plan.absent))
         self._shown = status.state
         # a terminal that is busy or closed only misses updates
         with suppress(OSError):

@@ -26,10 +26,10 @@ from typing import BinaryIO
 import structlog
 
 from pipeline.files import cut
+from pipeline.fleet.state import Worker
 from pipeline.process import records
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import ExitCode, printed_error
-from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.supervisor.early import EarlyProcesses
 from pipeline.supervisor.launchers.launched import Launched
 from pipeline.supervisor.launchers.seam import Exit, Job, JobState
@@ -246,7 +246,7 @@ class Processes:
         if (starter := self._starters.pop(self._code, None)) is not None:
             starter.close()
 
-    def observe(self, beats: Sequence[Heartbeat]) -> None:
+    def observe(self, beats: Sequence[Worker]) -> None:
         """Take in heartbeats; overridden where process ids come from them."""
 
     def adopt_jobs(self) -> dict[str, Role]:
@@ -402,14 +402,14 @@ class FleetProcesses(Processes):
     def __init__(self, run_dir: Path, command: Command, jobs: Launched, roles: frozenset[str]) -> None:
         super().__init__(run_dir, command)
         self._jobs, self._roles = jobs, roles
-        self._beats: Sequence[Heartbeat] = ()
+        self._beats: Sequence[Worker] = ()
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by worker; 0 for a running job that has no heartbeat yet."""
         return super().pids | self._jobs.pids(self._beats)
 
-    def observe(self, beats: Sequence[Heartbeat]) -> None:
+    def observe(self, beats: Sequence[Worker]) -> None:
         self._beats = beats
 
     def is_here(self, role: Role) -> bool:

@@ -33,8 +33,9 @@ from pipeline.fleet.repair.levels import (
     StepOutcome,
 )
 from pipeline.fleet.repair.records import StepRow, read_steps
+from pipeline.fleet.state import Worker
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry.contract import Eviction, Fleet, Heartbeat, Registry, WaitingFor
+from pipeline.runtime.registry.contract import Eviction, Fleet, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange
 from pipeline.runtime.registry.waits import Stage
 from pipeline.supervisor.code_keeper import CodeKeeper
@@ -84,7 +85,7 @@ class RepairPolicy:
         self._moved: dict[str, tuple[int, ...]] = {}
         """When workers under repair last made progress, on the supervisor's clock."""
 
-    async def poll(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
+    async def poll(self, registry: Registry, beats: Sequence[Worker], now: float) -> None:
         """Read the symptoms, and carry out what the policy orders. Raises LedgerUnavailable."""
         if any(beat.who.role is Role.OBSERVER and not beat.is_silent for beat in beats):
             self._escalation.see_incidents(now, await asyncio.to_thread(self._open_incidents))
@@ -131,7 +132,7 @@ class RepairPolicy:
             if one.is_open and one.records[-1].at_s >= self._since_s
         }
 
-    def _report_recovered(self, beats: Sequence[Heartbeat], now: float) -> None:
+    def _report_recovered(self, beats: Sequence[Worker], now: float) -> None:
         pids = self._fleet.processes.pids
         for beat in beats:
             worker = beat.who.worker
@@ -150,7 +151,7 @@ class RepairPolicy:
                 self._escalation.moved(now, worker)
         self._moved = {worker: moved for worker, moved in self._moved.items() if worker in repaired}
 
-    def _roster(self, beats: Sequence[Heartbeat]) -> dict[str, Member]:
+    def _roster(self, beats: Sequence[Worker]) -> dict[str, Member]:
         there = {beat.who.worker: beat for beat in beats}
         pids, roster, before = self._fleet.processes.pids, dict[str, Member](), self._seen
         for worker in self._fleet.plan.workers:
@@ -240,7 +241,7 @@ class RepairPolicy:
         await self._fleet.executor.record(steps)
 
 
-def _member(beat: Heartbeat, last: Member) -> Member:
+def _member(beat: Worker, last: Member) -> Member:
     """Describe a worker by its heartbeat. ``last``: from the last poll, since a young process may
     not report its devices yet."""
     is_at_work = not beat.is_silent and beat.progress > 0 and _is_at_work(beat)
@@ -248,7 +249,7 @@ def _member(beat: Heartbeat, last: Member) -> Member:
     return replace(last, host=beat.host, is_at_work=is_at_work, devices=devices or last.devices, is_away=False)
 
 
-def _is_at_work(beat: Heartbeat) -> bool:
+def _is_at_work(beat: Worker) -> bool:
     """Return whether a worker has begun its work: it made progress, or waits for others to give it some."""
     at = beat.waiting_for
     waits = at.stage in (Stage.IDLE, Stage.HELD_UP)

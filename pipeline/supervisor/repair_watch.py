@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.fleet.repair.records import RepairRow
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.fleet.state import Worker
+from pipeline.runtime.registry.contract import WaitingFor
 from protocol.ids import Role
 
 
@@ -66,9 +67,7 @@ class RepairWatch:
     def left(self, worker: str) -> None:
         self._open.pop(worker, None)
 
-    def observe(
-        self, beats: Iterable[Heartbeat], pids: Mapping[str, int], now_s: float, wall_s: float
-    ) -> list[RepairRow]:
+    def observe(self, beats: Iterable[Worker], pids: Mapping[str, int], now_s: float, wall_s: float) -> list[RepairRow]:
         """Return the repairs completed by these heartbeats. ``pids``: processes held here, by
         worker."""
         done = list[RepairRow]()

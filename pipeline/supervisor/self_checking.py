@@ -14,7 +14,8 @@ from typing import Final
 
 import structlog
 
-from pipeline.runtime.registry.contract import Heartbeat, Registry
+from pipeline.fleet.state import Worker
+from pipeline.runtime.registry.contract import Registry
 from pipeline.supervisor.fleet_edits import edit_fleet
 from protocol.ids import Role
 
@@ -35,7 +36,7 @@ class SelfChecking:
         self._answers: dict[str, dict[int, str]] = {}
         self._hosts: dict[str, str] = {}
 
-    def lack(self, beats: Sequence[Heartbeat], now: float) -> str:
+    def lack(self, beats: Sequence[Worker], now: float) -> str:
         """Return why no check can begin now, or "". A check in progress also serves another
         suspect."""
         num = sum(beat.who.role is Role.GENERATOR for beat in beats)
@@ -58,7 +59,7 @@ class SelfChecking:
             self._answers, self._hosts = {}, {}
         return asked is not None
 
-    def read_answers(self, beats: Sequence[Heartbeat], now: float) -> tuple[str, str] | None:
+    def read_answers(self, beats: Sequence[Worker], now: float) -> tuple[str, str] | None:
         """Take in answers. When the check ends, return the worker proven faulty (or "") and the
         finding in words; None before that."""
         if not self._number:

@@ -22,10 +22,11 @@ from pipeline.config.changed import changed_settings
 from pipeline.config.changing import triers, value_of
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
+from pipeline.fleet.state import Worker
 from pipeline.observability.settings_changes import read_changes
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.notifications import LOOK_ANYWAY_S, Notifications
-from pipeline.runtime.registry.contract import Heartbeat, Registry, Topic
+from pipeline.runtime.registry.contract import Registry, Topic
 from pipeline.runtime.registry.settings_change import SettingsChange, after, standing, undoing
 from protocol.errors import LedgerError
 
@@ -92,7 +93,7 @@ class SettingsKeeper:
                     task.cancel()
         raise failed
 
-    async def apply_changes(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
+    async def apply_changes(self, registry: Registry, beats: Sequence[Worker]) -> None:
         """Write new changes to the folder, and roll back those that a worker reports as failed.
         ``beats``: heartbeats of the run's own workers, which alone are trusted."""
         await self._keep_file(registry)
@@ -128,7 +129,7 @@ class SettingsKeeper:
                 if is_news:
                     log.info("settings_changed", number=last.number, sets=last.sets, by=last.by, reason=last.reason)
 
-    async def _roll_back(self, registry: Registry, beat: Heartbeat) -> None:
+    async def _roll_back(self, registry: Registry, beat: Worker) -> None:
         """Roll back the changes that a worker reports as failed, if its role is one that tries
         them. Later changes stay: one of them may correct the failed one."""
         taken, changes = beat.settings, await registry.settings_changes()

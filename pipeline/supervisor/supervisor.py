@@ -27,6 +27,7 @@ import structlog
 
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
+from pipeline.fleet.state import Worker
 from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis.client import connect
@@ -38,7 +39,7 @@ from pipeline.observability.report import write_report
 from pipeline.observability.start_record import EndRow, StartRow, add_row, own_start
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
+from pipeline.runtime.registry.contract import Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.early import EarlyProcesses
@@ -330,13 +331,14 @@ class Supervisor:
     async def _poll_ledger(self, monitor: Monitor, status: RunStatus, now: float) -> RunStatus:
         try:
             await monitor.check()
-            beats = await monitor.registry.heartbeats()
+            overdue_s = await monitor.overdue(now)
+            beats = self._fleet.watchdog.fleet.read(await monitor.registry.heartbeats(), now, overdue_s)
             if status.state is RunState.RUNNING:
                 status = await self._steer(monitor.registry, beats, now, is_paused=monitor.is_paused)
             own = {worker.name for worker in self._plan.workers}
             self._joined_hosts.observe(beats, own, is_running=status.state is RunState.RUNNING)
             await self._fleet.fence_exited(monitor.registry, beats)
-            await self._fleet.replace(monitor.registry, beats, now, await monitor.overdue(now))
+            await self._fleet.replace(monitor.registry, beats, now)
             await self._fleet.fence_departed(monitor.registry, beats)
             if status.state is RunState.RUNNING:
                 await self._code.poll(monitor.registry, beats, now, is_paused=monitor.is_paused)
@@ -364,7 +366,7 @@ class Supervisor:
             return RunStatus(RunState.STOPPING, detail)
         return None
 
-    async def _steer(self, registry: Registry, beats: Sequence[Heartbeat], now: float, *, is_paused: bool) -> RunStatus:
+    async def _steer(self, registry: Registry, beats: Sequence[Worker], now: float, *, is_paused: bool) -> RunStatus:
         if ending := self._ending():
             await registry.set_run_status(ending)
             return ending

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.fleet.limits import Limits
+from pipeline.fleet.state import read_once
 from pipeline.fleet.status import worker_rows
 from pipeline.runtime.clock import RealClock
 from pipeline.training.checkpoints import CheckpointFolder
@@ -46,7 +47,7 @@ async def test_a_disk_that_refuses_a_checkpoint_is_in_the_heartbeat_until_one_is
 
         await writer.write(1, lambda: save, {}, settle)
         await writer.wait()
-        told = worker_rows([ctx.worker_state.heartbeat()], Limits(60.0, 100.0))[0].refused
+        told = worker_rows(read_once([ctx.worker_state.heartbeat()], Limits(60.0, 100.0)))[0].refused
         assert str(tmp_path / "checkpoints") in told
         assert "No space left on device" in told
         is_full = False

@@ -34,9 +34,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pipeline.fleet.limits import limits_of
+from pipeline.fleet.state import Worker, read_once
 from pipeline.runtime.actor import ActorContext
-from pipeline.runtime.liveness import is_silent
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.training.live_states import StateLoan
 from pipeline.weights import PARTS, TURNS
 from pipeline.weights.serving import serve_weights
@@ -223,11 +224,12 @@ class WeightPublisher:
     async def _wait_for_laggards(self, policy_version: int) -> None:
         ctx = self._ctx
         oldest_allowed = policy_version - ctx.config.weights.max_generator_lag
+        limits = limits_of(ctx.config)
         deadline = ctx.clock.monotonic() + ctx.config.weights.ack_timeout_s
         progress: dict[str, _LaggardProgress] = {}
         while laggards := [
             beat
-            for beat in await ctx.registry.heartbeats(Role.GENERATOR, below_version=oldest_allowed)
+            for beat in read_once(await ctx.registry.heartbeats(Role.GENERATOR, below_version=oldest_allowed), limits)
             if _is_awaited(beat) and not ctx.draining.is_set()
         ]:
             names = ", ".join(f"{beat.who.worker} (version {beat.policy_version})" for beat in laggards)
@@ -250,21 +252,21 @@ class WeightPublisher:
 class _LaggardProgress:
     """Whether a laggard's turn advances and parts of a version arrive at it."""
 
-    def __init__(self, beat: Heartbeat, now_s: float) -> None:
+    def __init__(self, beat: Worker, now_s: float) -> None:
         self._turn = beat.counters.get(TURNS, 0.0)
         self._steps = -1
         self._moved_s = now_s
         self._parts = beat.counters.get(PARTS, 0.0)
         self._came_s: float | None = None
 
-    def observe(self, beat: Heartbeat, now_s: float) -> None:
+    def observe(self, beat: Worker, now_s: float) -> None:
         if beat.work.steps != self._steps:
             self._steps, self._moved_s = beat.work.steps, now_s
         parts = beat.counters.get(PARTS, 0.0)
         if parts != self._parts:
             self._parts, self._came_s = parts, now_s
 
-    def is_at_work(self, beat: Heartbeat, since_s: float) -> bool:
+    def is_at_work(self, beat: Worker, since_s: float) -> bool:
         """Whether a part arrived since ``since_s``, or the delaying turn made progress."""
         if self._came_s is not None and self._came_s > since_s:
             return True
@@ -301,9 +303,5 @@ class _Publishing:
             self._digested(self.publication.digests())
 
 
-def _is_awaited(laggard: Heartbeat) -> bool:
-    return (
-        laggard.policy_version >= 0
-        and not is_silent(laggard.silent_s)
-        and laggard.waiting_for is not WaitingFor.DRAINING
-    )
+def _is_awaited(laggard: Worker) -> bool:
+    return laggard.policy_version >= 0 and not laggard.is_silent and laggard.waiting_for is not WaitingFor.DRAINING

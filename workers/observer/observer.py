@@ -25,8 +25,10 @@ from typing import ClassVar, Final
 from pipeline.fleet.flow.host_records import HostRecordReader
 from pipeline.fleet.incidents.book import IncidentBook
 from pipeline.fleet.incidents.records import IncidentFile, IncidentRecord, IncidentStep, RunIncidents
+from pipeline.fleet.limits import limits_of
 from pipeline.fleet.peers.segments import SegmentWriter
 from pipeline.fleet.peers.thresholds import read_thresholds
+from pipeline.fleet.state import read_once
 from pipeline.fleet.suspicions import FleetSuspicions
 from pipeline.process.stacks.request import stands_of
 from pipeline.runtime.actor import Actor, ActorContext
@@ -49,6 +51,7 @@ class Observer(Actor):
         self._fleet = FleetSuspicions(
             max_lag=config.weights.max_generator_lag, swaps_in_windows=config.generation.swap == "token"
         )
+        self._limits = limits_of(config)
         self._book = IncidentBook()
         self._file = IncidentFile(ctx.run_dir)
         self._segments = SegmentWriter(ctx.run_dir, keep_bytes=ctx.config.observer.keep_mb << 20)
@@ -100,7 +103,7 @@ class Observer(Actor):
         else:
             now_s, at_s = clock.monotonic(), clock.time()
             published = -1 if weights is None else weights.policy_version
-            others = [beat for beat in beats if beat.who.role is not Role.OBSERVER]
+            others = read_once((beat for beat in beats if beat.who.role is not Role.OBSERVER), self._limits)
             records = await self.ctx.compute(self._records.read, now_s, at_s)
             frame, suspicions = self._fleet.observe(now_s, at_s, others, published, failures)
             self._segments.add(at_s, frame, self._fleet.tables | records)

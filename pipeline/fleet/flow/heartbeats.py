@@ -27,11 +27,11 @@ from typing import Final
 from pipeline.fleet.flow.format import FleetNames, fleet_names, wait_word
 from pipeline.fleet.flow.rows import LinkRow, StateRow
 from pipeline.fleet.peers.heartbeats import expected_s, steps_of
+from pipeline.fleet.state import Worker
 from pipeline.process.work import ServiceSums
 from pipeline.runtime.registry.contract import (
     MAX_LINK_NAME_CHARS,
     OTHER_LINKS,
-    Heartbeat,
     LinkReport,
     WaitingFor,
     link_name,
@@ -71,7 +71,7 @@ Reports = dict[str, LinkReport]
 
 @dataclass(slots=True)
 class _LastBeats:
-    beat: Heartbeat
+    beat: Worker
     time_s: float
     """When the newest arrived, by the reader's clock."""
     began_s: float
@@ -90,7 +90,7 @@ class _LastBeats:
     lagging_turns: float | None = None
     """Number of turns when it began to lag; None while it does not."""
 
-    def note(self, beat: Heartbeat) -> None:
+    def note(self, beat: Worker) -> None:
         """Record a new heartbeat, which arrived at ``time_s``."""
         if beat.who.epoch != self.beat.who.epoch:
             self.began_s, self.blocked_since_s = self.time_s, None
@@ -155,7 +155,7 @@ class RowMaker:
         """Tokens per piece of work, by role."""
         self._counts: dict[str, _LinkCounts] = {}
 
-    def rows(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> tuple[list[StateRow], list[LinkRow]]:
+    def rows(self, now_s: float, beats: Sequence[Worker], published: int) -> tuple[list[StateRow], list[LinkRow]]:
         """Return the rows of this tick.
 
         Args:
@@ -171,7 +171,7 @@ class RowMaker:
         states = [self._state(seen, names, published) for seen in self._seen.values()]
         return [*states, *left], list(self._links(names, published))
 
-    def _record(self, now_s: float, beat: Heartbeat) -> None:
+    def _record(self, now_s: float, beat: Worker) -> None:
         arrived_s = now_s - beat.silent_s
         seen = self._seen.get(beat.who.worker)
         if seen is None:
@@ -298,7 +298,7 @@ def _ended(got: LinkReport) -> int:
     return got.done + got.refused + got.gaps
 
 
-def _service(beat: Heartbeat) -> ServiceSums:
+def _service(beat: Worker) -> ServiceSums:
     """Return the finished work by which workers of a role are compared; zero for a learner, which
     has no peers."""
     service = beat.vitals.service if beat.vitals is not None else {}

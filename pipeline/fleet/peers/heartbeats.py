@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.fleet.peers.frame import Frame
+from pipeline.fleet.state import Worker
 from pipeline.process.work import ServiceSums, standing_limit_s
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.waits import LimitKind
 from pipeline.weights import PARTS
 from protocol.ids import Role
@@ -61,7 +62,7 @@ class FrameMaker:
         """Natural logarithm of the usual seconds per token, and the number of frames it was learned
         from, by role and kind of work."""
 
-    def frame(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> Frame:
+    def frame(self, now_s: float, beats: Sequence[Worker], published: int) -> Frame:
         """Return the frame of this moment.
 
         Args:
@@ -88,19 +89,19 @@ class FrameMaker:
         expected = np.array([expected_s(beat, self._work_s[beat.who.worker]) for beat in beats], np.float32)
         return Frame(now_s, self._workers, self._roles, METRICS, values, phases, expected)
 
-    def _loss(self, beat: Heartbeat) -> float:
+    def _loss(self, beat: Worker) -> float:
         if beat.not_committed or _refused_steps(beat) > self._refused_steps.get(beat.who.worker, math.inf):
             return math.inf
         return beat.counters.get("loss", math.nan)
 
-    def _reward_mean(self, beat: Heartbeat) -> float:
+    def _reward_mean(self, beat: Worker) -> float:
         epoch, number, total = _judged(beat)
         epoch_before, number_before, total_before = self._judged.get(beat.who.worker, (epoch, number, total))
         if epoch != epoch_before or number <= number_before:
             return math.nan
         return (total - total_before) / (number - number_before)
 
-    def _service_ratios(self, beats: Sequence[Heartbeat]) -> NDArray[np.float32]:
+    def _service_ratios(self, beats: Sequence[Worker]) -> NDArray[np.float32]:
         found: dict[tuple[Role, str], list[tuple[int, float, float]]] = {}
         for at, beat in enumerate(beats):
             sums = beat.vitals.service if beat.vitals is not None else {}
@@ -134,23 +135,23 @@ class FrameMaker:
         return math.exp(before)
 
 
-def steps_of(beat: Heartbeat) -> float:
+def steps_of(beat: Worker) -> float:
     """Return the steps within pieces of work: of computations, of writes to the disk, and of
     versions being received."""
     return beat.work.steps + beat.storing.steps + beat.counters.get(PARTS, 0.0)
 
 
-def expected_s(beat: Heartbeat, work_s: float) -> float:
+def expected_s(beat: Worker, work_s: float) -> float:
     """Return how long a worker may compute without progress; 0 if it does not compute. ``work_s``
     is its longest work so far, which counts between two tasks, too."""
     return standing_limit_s(beat.work.slowest_s, work_s) if beat.waiting_for is WaitingFor.COMPUTE else 0.0
 
 
-def _judged(beat: Heartbeat) -> tuple[int, float, float]:
+def _judged(beat: Worker) -> tuple[int, float, float]:
     return beat.who.epoch, beat.counters.get("judged", 0.0), beat.counters.get("judged_accuracy", 0.0)
 
 
-def _refused_steps(beat: Heartbeat) -> float:
+def _refused_steps(beat: Worker) -> float:
     return beat.counters.get("refused_steps", 0.0)
 
 
@@ -160,7 +161,7 @@ def _since(before: ServiceSums | None, now: ServiceSums) -> tuple[float, float]:
     return now.seconds - before.seconds, now.size - before.size
 
 
-def _row(beat: Heartbeat, published: int) -> tuple[float | None, ...]:
+def _row(beat: Worker, published: int) -> tuple[float | None, ...]:
     """Return one worker's values in the order of ``METRICS``, with None for missing samples."""
     vitals = beat.vitals
     held = 0 if beat.waiting_for.may_hold else beat.held

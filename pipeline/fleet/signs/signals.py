@@ -14,8 +14,9 @@ from statistics import median
 from typing import Final
 
 from pipeline.fleet.incidents.book import Suspicion
+from pipeline.fleet.state import Worker
 from pipeline.runtime.liveness import is_recent
-from pipeline.runtime.registry.contract import OTHER_LINKS, FailureReport, Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import OTHER_LINKS, FailureReport, WaitingFor
 from pipeline.runtime.registry.entries import LOGPROB_GAP, LOGPROB_USUAL_GAP, LONGEST_STANDSTILL, STANDSTILL
 from protocol.errors import StepDiffered
 from protocol.ids import Incarnation, Role
@@ -40,7 +41,7 @@ class OwnReports:
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
-    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Worker]) -> list[Suspicion]:
         refusing = [beat for beat in beats if beat.waiting_for is WaitingFor.QUARANTINE]
         self._since_s = {beat.who.worker: self._since_s.get(beat.who.worker, now_s) for beat in refusing}
         lasting = [beat for beat in refusing if now_s - self._since_s[beat.who.worker] >= QUARANTINED_S]
@@ -58,15 +59,15 @@ class OwnReports:
         return found
 
 
-def _reported(beat: Heartbeat, kind: str, since_s: float, sentence: str) -> Suspicion:
+def _reported(beat: Worker, kind: str, since_s: float, sentence: str) -> Suspicion:
     return Suspicion(beat.who.worker, kind, since_s, sentence, role=str(beat.who.role), score=1.0)
 
 
-def _limit_s(beat: Heartbeat) -> float:
+def _limit_s(beat: Worker) -> float:
     return max(STANDSTILL_S, _LONGER * beat.counters.get(LONGEST_STANDSTILL, 0.0))
 
 
-def _without_tokens(beat: Heartbeat, at_s: float) -> Suspicion:
+def _without_tokens(beat: Worker, at_s: float) -> Suspicion:
     stood_s = beat.counters[STANDSTILL]
     sentence = (
         f"its engine has returned no token for {stood_s:.0f} s, and no error; the limit is {_limit_s(beat):.0f} s"
@@ -74,7 +75,7 @@ def _without_tokens(beat: Heartbeat, at_s: float) -> Suspicion:
     return _reported(beat, "hung", at_s - beat.silent_s - stood_s, sentence)
 
 
-def _published_damaged(beats: Sequence[Heartbeat], at_s: float) -> Suspicion:
+def _published_damaged(beats: Sequence[Worker], at_s: float) -> Suspicion:
     names = ", ".join(beat.who.worker for beat in beats)
     sentence = f"{len(beats)} generators refuse the weights that it published: {names}"
     evidence = (f"{beats[0].who.worker}: {beats[0].detail}",)
@@ -125,7 +126,7 @@ class Mismatches:
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
-    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Worker]) -> list[Suspicion]:
         there = {beat.who.worker for beat in beats}
         found = dict[str, tuple[float, float]]()
         for beat in beats:
@@ -164,7 +165,7 @@ class Refusals:
         self._recent: dict[str, float] = {}
         self._now_s = math.nan
 
-    def observe(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
+    def observe(self, now_s: float, beats: Sequence[Worker]) -> None:
         fading = math.exp(-(now_s - self._now_s) / _MEMORY_S) if now_s > self._now_s else 1.0
         self._now_s = now_s
         counts = {
@@ -209,7 +210,7 @@ class Replacements:
     def __init__(self) -> None:
         self._seen: dict[str, _LastEpoch] = {}
 
-    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Worker]) -> list[Suspicion]:
         found: list[Suspicion] = []
         for beat in beats:
             worker, epoch = beat.who.worker, beat.who.epoch
@@ -224,7 +225,7 @@ class Replacements:
         return found
 
 
-def _replaced(beat: Heartbeat, epoch: int, since_s: float) -> Suspicion:
+def _replaced(beat: Worker, epoch: int, since_s: float) -> Suspicion:
     return Suspicion(
         component=beat.who.worker,
         kind="replaced",
@@ -257,7 +258,7 @@ class MissingVerdicts:
         self._since_s: dict[Incarnation, float] = {}
         self._now_s = math.nan
 
-    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Worker]) -> list[Suspicion]:
         fading = math.exp(-(now_s - self._now_s) / _VERDICT_MEMORY_S) if now_s > self._now_s else 1.0
         self._now_s = now_s
         counts = {beat.who: _counts(beat) for beat in beats if beat.who.role is Role.REWARD}
@@ -283,7 +284,7 @@ class SameVerdicts:
         """Sum of accuracies, and the number of judged responses when it last grew."""
         self._since_s: dict[Incarnation, float] = {}
 
-    def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, at_s: float, beats: Sequence[Worker]) -> list[Suspicion]:
         found: dict[Incarnation, str] = {}
         last_right: dict[Incarnation, tuple[float, float]] = {}
         for beat in beats:
@@ -305,7 +306,7 @@ class SameVerdicts:
         ]
 
 
-def _counts(beat: Heartbeat) -> tuple[float, float, float]:
+def _counts(beat: Worker) -> tuple[float, float, float]:
     judged, failed, late = (beat.counters.get(name, 0.0) for name in ("judged", "failed", "late"))
     return judged, failed, late
 
@@ -350,7 +351,7 @@ class LedgerPace:
         self._last_s = -math.inf
         self._num_slow = 0
 
-    def observe(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, now_s: float, at_s: float, beats: Sequence[Worker]) -> list[Suspicion]:
         waits_ms = [
             beat.vitals.ledger_rtt_ms
             for beat in beats

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.fleet.incidents.book import Suspicion
+from pipeline.fleet.state import Worker
 from pipeline.process.work import standing_limit_s
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.waits import LimitKind
 
 KNOWN: Final = 5
@@ -40,7 +41,7 @@ class _Computation:
     found_s: list[float] = field(default_factory=list[float])
     """The longest standstills that were findings, longest first."""
 
-    def read(self, beat: Heartbeat) -> None:
+    def read(self, beat: Worker) -> None:
         if beat.at_s == self.at_s:
             return
         self.at_s = beat.at_s
@@ -87,7 +88,7 @@ class StandingWork:
     def __init__(self) -> None:
         self._of: dict[str, _Computation] = {}
 
-    def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, at_s: float, beats: Sequence[Worker]) -> list[Suspicion]:
         members = Counter(beat.who.role for beat in beats)
         alone = [beat for beat in beats if members[beat.who.role] == 1]
         known, self._of = self._of, {}
@@ -104,7 +105,7 @@ class StandingWork:
         return found
 
 
-def _standing(beat: Heartbeat, at_s: float, of: _Computation) -> Suspicion:
+def _standing(beat: Worker, at_s: float, of: _Computation) -> Suspicion:
     return Suspicion(
         component=beat.who.worker,
         kind="hung",
@@ -135,7 +136,7 @@ class _MainLoop:
     """How long it has been blocked; 0 while it turns."""
     longest_s: list[float] = field(default_factory=list[float])
 
-    def read(self, beat: Heartbeat) -> None:
+    def read(self, beat: Worker) -> None:
         if beat.who.epoch != self.epoch:
             self.epoch, self.num_still, self.still_s = beat.who.epoch, 0, 0.0
             self.longest_s.clear()
@@ -169,7 +170,7 @@ class MainLoops:
     def __init__(self) -> None:
         self._loops: dict[str, _MainLoop] = {}
 
-    def observe(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+    def observe(self, at_s: float, beats: Sequence[Worker]) -> list[Suspicion]:
         known = self._loops
         self._loops = {
             beat.who.worker: known.get(beat.who.worker) or _MainLoop(beat.who.epoch, beat.at_s) for beat in beats
@@ -182,7 +183,7 @@ class MainLoops:
         return [_hung_loop(beat, at_s, self._loops[beat.who.worker].still_s) for beat in hung]
 
 
-def _hung_loop(beat: Heartbeat, at_s: float, still_s: float) -> Suspicion:
+def _hung_loop(beat: Worker, at_s: float, still_s: float) -> Suspicion:
     return Suspicion(
         component=beat.who.worker,
         kind="hung",

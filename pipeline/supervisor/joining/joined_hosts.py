@@ -22,9 +22,11 @@ from typing import Final
 import structlog
 
 from pipeline.config.schema import RunConfig
+from pipeline.fleet.limits import limits_of
+from pipeline.fleet.state import Worker, read_once
 from pipeline.process.records import has_life
 from pipeline.runtime.liveness import RESTARTED_WITHIN_S
-from pipeline.runtime.registry.contract import Heartbeat, Registry
+from pipeline.runtime.registry.contract import Registry
 from pipeline.supervisor.joining.home import HomeEntry, is_joined
 from protocol.errors import LedgerError
 from protocol.ids import Role
@@ -53,7 +55,7 @@ class JoinedHosts:
         with RunHost(self._config, self._run_dir, ledger_url, on_entry=self._hear):
             yield
 
-    def observe(self, beats: Sequence[Heartbeat], own: Collection[str] = (), *, is_running: bool) -> None:
+    def observe(self, beats: Sequence[Worker], own: Collection[str] = (), *, is_running: bool) -> None:
         """Record the workers alive elsewhere; once the run ends, only those that fall silent.
         ``own``: this supervisor's workers."""
         if not self._are_served:
@@ -74,10 +76,11 @@ class JoinedHosts:
     async def await_last_lines(self, registry: Registry, given_up: Callable[[], bool]) -> None:
         """Wait for the joined workers' last entries. ``given_up``: whether the operator wants to
         end at once."""
-        deadline_s = time.monotonic() + self._config.supervisor.drain_timeout_s
+        limits = limits_of(self._config)
+        deadline_s = time.monotonic() + limits.drain_timeout_s
         while (awaited := sorted(self._seen_s)) and not given_up() and time.monotonic() < deadline_s:
             try:
-                self.observe(await registry.heartbeats_of(awaited), is_running=False)
+                self.observe(read_once(await registry.heartbeats_of(awaited), limits), is_running=False)
             except LedgerError:
                 # without the ledger nothing comes home
                 break

@@ -21,12 +21,12 @@ from typing import Final
 import structlog
 
 from pipeline.config.schema import RunConfig
-from pipeline.fleet.state import overdue_ages
+from pipeline.fleet.state import Worker, overdue_ages
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.join_board import JoinBoard
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.process.exit_codes import ExitCode, as_own
-from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState
+from pipeline.runtime.registry.contract import Fleet, Registry, RunState
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.fleet_loop import FleetLoop
 from pipeline.supervisor.host_fleet import HostFleet
@@ -165,11 +165,13 @@ class JoinedSupervisor:
         fleet = self._fleet
         try:
             status = await registry.run_status()
-            beats = await registry.heartbeats_of(list(fleet.processes.pids))
+            beats = fleet.watchdog.fleet.read(
+                await registry.heartbeats_of(list(fleet.processes.pids)), now, await self._overdue(ledger, now)
+            )
             wanted = await registry.fleet()
             self._loop.is_ready = any(map(_does_its_work, beats))
             await fleet.fence_exited(registry, beats)
-            await fleet.replace(registry, beats, now, await self._overdue(ledger, now))
+            await fleet.replace(registry, beats, now)
         except LedgerRefused as error:
             fleet.watchdog.reset_timers(now)
             self._refusal.by_ledger(str(error))
@@ -192,7 +194,7 @@ class JoinedSupervisor:
         except LedgerError:
             return ""
 
-    async def _follow(self, registry: Registry, wanted: Fleet, beats: Sequence[Heartbeat], now: float) -> str:
+    async def _follow(self, registry: Registry, wanted: Fleet, beats: Sequence[Worker], now: float) -> str:
         """Carry out this host's part of the desired fleet; return why that ends the join, or ""."""
         there = self._fleet.incarnations(beats)
         for drain in wanted.drains:
@@ -254,6 +256,6 @@ class JoinedSupervisor:
         return JoinOutcome(ExitCode.OK, ending, may_resume=may_resume)
 
 
-def _does_its_work(beat: Heartbeat) -> bool:
+def _does_its_work(beat: Worker) -> bool:
     has_weights = beat.who.role is not Role.GENERATOR or beat.policy_version >= 0
     return has_weights and beat.waiting_for.is_in_service and not beat.is_silent

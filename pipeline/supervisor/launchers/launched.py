@@ -19,8 +19,8 @@ from enum import StrEnum
 
 import structlog
 
+from pipeline.fleet.state import Worker
 from pipeline.process.exit_codes import ExitCode, last_error, printed_error
-from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.supervisor.launchers.seam import Exit, Job, JobState, Launcher, LaunchFailed
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -94,7 +94,7 @@ class Launched:
         with self._lock:
             return [name for name, held in self._held.items() if held.job and held.job.state is JobState.RUNNING]
 
-    def pids(self, beats: Iterable[Heartbeat]) -> dict[str, int]:
+    def pids(self, beats: Iterable[Worker]) -> dict[str, int]:
         """Return running workers' process ids from their heartbeats; 0 before the first one."""
         running = dict.fromkeys(self.running(), 0)
         return running | {beat.who.worker: beat.pid for beat in beats if beat.who.worker in running}

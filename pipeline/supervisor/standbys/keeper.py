@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from pipeline.config.schema import RunConfig
+from pipeline.fleet.state import Worker
 from pipeline.process.records import (
     StandbyOrder,
     StandbyReport,
@@ -25,7 +26,7 @@ from pipeline.process.records import (
     remove_report,
 )
 from pipeline.runtime.machine import free_memory
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.supervisor.fleet_plan import Intervention, Verb
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.standbys.pool import (
@@ -147,7 +148,7 @@ class StandbyKeeper:
     # -- keeping -----------------------------------------------------------------------------------
 
     def reconcile(
-        self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role], *, is_over: bool
+        self, now_s: float, beats: Sequence[Worker], workers: Mapping[str, Role], *, is_over: bool
     ) -> list[Intervention]:
         """Read the reports, kill standbys that are no longer useful, and start missing ones. Return
         the kills of those that did not become workers, which are then restarted as usual.
@@ -180,7 +181,7 @@ class StandbyKeeper:
             self._say(kind, "given up", f"no standby is started any more: {reason}")
         return disobeyed
 
-    def _measure(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
+    def _measure(self, now_s: float, beats: Sequence[Worker]) -> None:
         pids = self._processes.pids
         for beat in beats:
             worker = beat.who.worker
@@ -255,7 +256,7 @@ class StandbyKeeper:
 
     # -- how many ----------------------------------------------------------------------------------
 
-    def _is_held_up(self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role]) -> bool:
+    def _is_held_up(self, now_s: float, beats: Sequence[Worker], workers: Mapping[str, Role]) -> bool:
         """Return whether a wanted worker is starting, which a standby's start would slow down. A
         worker that is away for longer than its start takes does not count."""
         at_work = {beat.who.worker for beat in beats if beat.waiting_for is not WaitingFor.STARTING}

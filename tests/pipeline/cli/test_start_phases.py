@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.start_phases import StartPhases
+from pipeline.fleet.state import Worker
 from pipeline.fleet.status import RunSnapshot
 from pipeline.preflight.passed import PassedCheck
-from pipeline.runtime.registry.contract import Heartbeat, Incarnation, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.contract import Incarnation, RunState, RunStatus, WaitingFor
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
 
@@ -22,17 +23,17 @@ class Clock:
 
 
 def snapshot(sampled: float | None) -> RunSnapshot:
-    beats: list[Heartbeat] = []
+    beats: list[Worker] = []
     for role in (Role.LEARNER, *([] if sampled is None else [Role.GENERATOR])):
         who = Incarnation(role=role, worker=str(role), epoch=1)
         counters = {} if role is Role.LEARNER else {"sampled_tokens": sampled or 0.0}
         beats.append(
-            Heartbeat(
+            Worker(
                 who=who, pid=1, host="h", at_s=0.0, started_s=0.0, progress=0, progress_at_s=0.0,
                 waiting_for=WaitingFor.STARTING, counters=counters,
             )
         )  # fmt: skip
-    return RunSnapshot(RunStatus(RunState.RUNNING), beats, None, (), {})  # pyright: ignore[reportArgumentType]
+    return RunSnapshot(RunStatus(RunState.RUNNING), beats, None, ())  # pyright: ignore[reportArgumentType]
 
 
 def start(kept: PassedCheck, *snapshots: tuple[float, RunSnapshot]) -> tuple[str, list[str]]:

@@ -20,6 +20,7 @@ from pipeline.cli import headrace, main, requeue, why
 from pipeline.cli.peek import as_text, show
 from pipeline.fleet.flow.bottleneck import bottleneck
 from pipeline.fleet.limits import Limits
+from pipeline.fleet.state import Worker, read_once
 from pipeline.fleet.status import RunSnapshot, queue_rows, worker_rows
 from pipeline.fleet.why.explain import explain
 from pipeline.fleet.why.types import Cause, Chain, Explanation, Outlook, Snapshot
@@ -29,7 +30,7 @@ from pipeline.observability.progress import RunProgress
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
 from pipeline.observability.tables import fleet_table, queue_table
 from pipeline.runtime.log import open_log
-from pipeline.runtime.registry.contract import Heartbeat, LinkReport, RunState, RunStatus
+from pipeline.runtime.registry.contract import LinkReport, RunState, RunStatus
 from protocol.errors import DataError
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.peek import peek
@@ -40,7 +41,7 @@ HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egniht\r\x08[/nothing] [red]"
 ACTS = set("\x1b\x07\x9b\u202e\r\x08")
 
 
-def beats() -> list[Heartbeat]:
+def beats() -> list[Worker]:
     who = Incarnation(Role.GENERATOR, f"generator-{HOSTILE}", 1)
     links = (LinkReport(name=f"mallory{HOSTILE}>reward-0", sent=1),)
     return [
@@ -49,7 +50,7 @@ def beats() -> list[Heartbeat]:
     ]
 
 
-def replace_struct(beat: Heartbeat, **changes: object) -> Heartbeat:
+def replace_struct(beat: Worker, **changes: object) -> Worker:
     return msgspec.structs.replace(beat, **changes)
 
 
@@ -66,7 +67,7 @@ def letter() -> DeadLetter:
 
 
 def of_status(_: Path, __: pytest.MonkeyPatch) -> str:
-    rows = worker_rows(beats(), Limits(60.0, 100.0))
+    rows = worker_rows(read_once(beats(), Limits(60.0, 100.0)))
     console = Console(file=io.StringIO(), width=160)
     # as the command has it
     console.print(bottleneck(rows), highlight=False, markup=False)
@@ -78,7 +79,7 @@ def of_queues(_: Path, __: pytest.MonkeyPatch) -> str:
 
 
 def of_why(folder: Path, _: pytest.MonkeyPatch) -> str:
-    rows = worker_rows(beats(), Limits(60.0, 100.0))
+    rows = worker_rows(read_once(beats(), Limits(60.0, 100.0)))
     seen = Snapshot(f"runs/{HOSTILE}", RunState.RUNNING, HOSTILE, True, workers=rows, ledger_error=HOSTILE)
     chain = Chain((HOSTILE, HOSTILE), Cause.LEDGER, HOSTILE, Outlook.YOU, HOSTILE)
     made = Explanation(HOSTILE, Outlook.YOU, (chain,), (HOSTILE,))

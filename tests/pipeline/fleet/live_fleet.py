@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from pipeline.fleet.incidents.book import Suspicion
+from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import FleetSuspicions
 from pipeline.process.work import ServiceSums, WorkReport
-from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor, link_name
+from pipeline.runtime.registry.contract import LinkReport, WaitingFor, link_name
 from pipeline.runtime.registry.entries import Vitals
 from pipeline.weights import TURNS
 from protocol.ids import Incarnation, Role
@@ -21,7 +22,7 @@ UNTIL_S = 90
 CHUNKS = 2
 """A second, on each link."""
 VERSION_S = 5
-Change = Callable[[int, Heartbeat], Heartbeat | None]
+Change = Callable[[int, Worker], Worker | None]
 """From ``BREAKS_S`` on, by the seconds since then; None: it has departed."""
 
 
@@ -53,12 +54,12 @@ class LiveFleet:
     def published(self, second: int) -> int:
         return min(second, BREAKS_S if self.published_stands else second) // VERSION_S
 
-    def at(self, second: int) -> Iterator[Heartbeat]:
+    def at(self, second: int) -> Iterator[Worker]:
         for name in self.names:
             first, last = self.silent.get(name, (second + 1, second + 1))
             newest = first if first <= second < last else second
             since = newest - BREAKS_S
-            beat: Heartbeat | None = self._busy(name, newest)
+            beat: Worker | None = self._busy(name, newest)
             if name in self.joined and since < self.joined[name]:
                 if since < 0:
                     continue
@@ -71,7 +72,7 @@ class LiveFleet:
     def _worked_s(self, name: str, second: int) -> int:
         return max(0, second - BREAKS_S - self.joined[name]) if name in self.joined else second
 
-    def _busy(self, name: str, now: int) -> Heartbeat:
+    def _busy(self, name: str, now: int) -> Worker:
         role, second = role_of(name), self._worked_s(name, now)
         kind = {Role.GENERATOR: "sampling", Role.REWARD: "judging", Role.LEARNER: "update"}[role]
         others = {Role.GENERATOR: self.of(Role.REWARD), Role.REWARD: self.of(Role.GENERATOR)}.get(role, [])
@@ -87,7 +88,7 @@ class LiveFleet:
             service={kind: ServiceSums(4 * second, 0.8 * second, 400 * second)}, cpu=0.8, input_depth=0, output_depth=0,
             oldest_age_s=0.4, num_fds=40, disk_free_bytes=1 << 40, disk_free_share=0.5, ledger_rtt_ms=0.4,
         )  # fmt: skip
-        return Heartbeat(
+        return Worker(
             who=Incarnation(role, name, 1), pid=1, host="host", at_s=1e9 + now, started_s=1e9, progress=4 * second,
             progress_at_s=1e9 + now, waiting_for=WaitingFor.COMPUTE, rss_bytes=1 << 28, counters=counters,
             policy_version=-1 if role is Role.REWARD else self.published(now), links=tuple(links), turns=20 * now,
@@ -114,12 +115,12 @@ class LiveFleet:
         return list(found.values())
 
 
-def standing(beat: Heartbeat, since: int, kind: WaitingFor, detail: str = "", held: int = 0) -> Heartbeat:
+def standing(beat: Worker, since: int, kind: WaitingFor, detail: str = "", held: int = 0) -> Worker:
     """A heartbeat with the counters of ``since`` seconds ago, and a main loop that turns."""
     return with_counts(beat, since, waiting_for=kind, detail=detail, held=held)
 
 
-def with_counts(beat: Heartbeat, since: int, **more: Any) -> Heartbeat:
+def with_counts(beat: Worker, since: int, **more: Any) -> Worker:
     """The same with the counters of finished work of ``since`` seconds ago."""
     vitals = beat.vitals
     assert vitals is not None

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from pipeline.fleet.health import HealthKind, health
 from pipeline.fleet.limits import Limits
-from pipeline.fleet.state import FleetState
+from pipeline.fleet.state import Worker, read_once
 from pipeline.fleet.status import role_rows, worker_rows
 from pipeline.observability.metrics import HeartbeatCollector
 from pipeline.operator.steering import _at_work, staying_guests
 from pipeline.process.work import WorkReport
 from pipeline.runtime import liveness
-from pipeline.runtime.registry.contract import Fleet, Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import Fleet, WaitingFor
 from pipeline.runtime.worker_state import WorkerState
 from pipeline.supervisor.autoscaler import reading_of
 from pipeline.supervisor.code_keeper import _is_ready
@@ -61,7 +61,7 @@ class Fleetlike:
         self.is_computing_on = False
         self.last = self.state.heartbeat()
         self.arrived_s = self.clock.monotonic()
-        self.dog, self.fleet = Watchdog(LIMITS), FleetState(LIMITS)
+        self.dog = Watchdog(LIMITS)
         self.pids = {PLAN: self.last.pid}
         # the first reading begins all limits
         self.read(0.0)
@@ -74,11 +74,11 @@ class Fleetlike:
             self.state.waiting_for(self.state.kind, "a turn")
         self.last, self.arrived_s = self.state.heartbeat(), self.clock.monotonic()
 
-    def read(self, overdue_s: float) -> tuple[Heartbeat, dict[str, str]]:
+    def read(self, overdue_s: float) -> tuple[Worker, dict[str, str]]:
         now_s = self.clock.monotonic()
         beat = msgspec.structs.replace(self.last, silent_s=now_s - self.arrived_s)
-        self.fleet.read([beat], now_s)
-        return beat, self.dog.evaluate([beat], self.pids, now_s, {Role.GENERATOR: overdue_s})
+        workers = self.dog.fleet.read([beat], now_s, {Role.GENERATOR: overdue_s})
+        return workers[0], self.dog.evaluate(workers, self.pids, now_s)
 
 
 STEPS = st.one_of(
@@ -132,13 +132,14 @@ def test_all_readers_agree_at_every_second(steps: Sequence[tuple[tuple[str, obje
             _all_agree(run, beat, dead, overdue_s)
 
 
-def _all_agree(run: Fleetlike, beat: Heartbeat, dead: dict[str, str], overdue_s: float) -> None:
-    found = run.fleet.health(beat, overdue_s=overdue_s)
+def _all_agree(run: Fleetlike, beat: Worker, dead: dict[str, str], overdue_s: float) -> None:
+    found = beat.health
     at = (found, beat)
     assert health(beat, LIMITS, overdue_s=overdue_s) == found, "one reading suffices"
     assert bool(dead) == found.is_certain, at
     assert dead.get(PLAN, found.evidence) == found.evidence
-    (row,) = worker_rows([beat], LIMITS, {Role.GENERATOR: overdue_s})
+    assert read_once([beat], LIMITS, {Role.GENERATOR: overdue_s}) == [beat]
+    (row,) = worker_rows([beat])
     assert (row.health, row.unwell_s, row.evidence) == (found.kind, found.since_s, found.evidence), at
     is_silent = beat.is_silent
     if is_silent:
@@ -162,7 +163,7 @@ def replace_worker(who: Incarnation, worker: str) -> Incarnation:
     return Incarnation(who.role, worker, who.epoch)
 
 
-def _up(run: Fleetlike, beat: Heartbeat) -> float:
+def _up(run: Fleetlike, beat: Worker) -> float:
     collector = HeartbeatCollector(run.clock, "a-run")
     collector.update([beat], ())
     return next(family.samples[0].value for family in collector.collect() if family.name == "headrace_up")
@@ -181,17 +182,18 @@ def test_a_limit_that_is_moved_moves_for_every_reader(kind: str, monkeypatch: py
         beat = msgspec.structs.replace(beat, silent_s=liveness.SILENT_AFTER_S + 1.0)
         assert health(beat, LIMITS).kind is HealthKind.SILENT
         monkeypatch.setattr(liveness, "SILENT_AFTER_S", 60.0)
-        assert health(beat, LIMITS).is_well
-        _all_agree(run, beat, {}, 0.0)
+        (worker,) = read_once([beat], LIMITS)
+        assert worker.health.is_well
+        _all_agree(run, worker, {}, 0.0)
     else:
         assert health(beat, LIMITS).is_well
         assert health(beat, limits).kind is HealthKind.STUCK
-        (row,) = worker_rows([beat], limits)
+        (row,) = worker_rows(read_once([beat], limits))
         assert row.health is HealthKind.STUCK
 
 
 def test_a_heartbeat_of_another_version_without_durations_is_judged_by_its_silence_alone() -> None:
-    beat = Heartbeat(
+    beat = Worker(
         who=Incarnation(Role.REWARD, "reward-0", 1), pid=1, host="h", at_s=5000.0, started_s=0.0, progress=0,
         progress_at_s=0.0, waiting_for=WaitingFor.COMPUTE, held=3, work=WorkReport(steps=1),
     )  # fmt: skip

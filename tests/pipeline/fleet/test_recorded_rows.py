@@ -14,9 +14,9 @@ from pipeline.fleet.peers.frame import Frame
 from pipeline.fleet.peers.offline import watch_run, watch_table
 from pipeline.fleet.peers.segments import SegmentWriter
 from pipeline.fleet.peers.tables import TableForm
+from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import FleetSuspicions
 from pipeline.observability.exported_tables import export_tables
-from pipeline.runtime.registry.contract import Heartbeat
 from tests.pipeline.fleet.live_fleet import BREAKS_S, UNTIL_S, LiveFleet
 from tests.pipeline.fleet.test_suspicions import still
 
@@ -64,7 +64,7 @@ def test_recorded_rows_name_the_cause_that_the_live_ones_named(
 
 @pytest.mark.parametrize("num_refused", [1, 0])
 def test_a_refused_step_is_found_in_a_finished_run_and_in_its_exported_tables(tmp_path: Path, num_refused: int) -> None:
-    def refusing(since: int, beat: Heartbeat) -> Heartbeat:
+    def refusing(since: int, beat: Worker) -> Worker:
         counters = {"loss": 0.3, "refused_steps": float(num_refused if since >= 5 else 0)}
         return msgspec.structs.replace(beat, counters=counters)
 

@@ -6,25 +6,26 @@ import pytest
 
 from pipeline.fleet.health import HealthKind
 from pipeline.fleet.limits import Limits
+from pipeline.fleet.state import Worker, read_once
 from pipeline.fleet.status import clock_words, doing, queue_rows, role_rows, worker_rows
 from pipeline.ledger.types import QueueStat
 from pipeline.observability.metrics import LearnerWaits
 from pipeline.process.work import WorkReport
-from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry.contract import LinkReport, WaitingFor
 from protocol.ids import Incarnation, Role
 
 NOW = 1_000.0
 
 
-def beat(worker: str, waiting_for: WaitingFor, *, at_s: float = NOW, still_s: float = 0.0, **more: object) -> Heartbeat:
+def beat(worker: str, waiting_for: WaitingFor, *, at_s: float = NOW, still_s: float = 0.0, **more: object) -> Worker:
     who = Incarnation(role=Role(worker.rpartition("-")[0]), worker=worker, epoch=1)
     fields = {"pid": 1, "host": "h", "started_s": 0.0, "progress": 5, "progress_at_s": at_s - still_s, **more}
     fields.setdefault("still_s", still_s)
-    return Heartbeat(who=who, at_s=at_s, waiting_for=waiting_for, **fields)  # type: ignore[arg-type]
+    return Worker(who=who, at_s=at_s, waiting_for=waiting_for, **fields)  # type: ignore[arg-type]
 
 
-def rows(*beats: Heartbeat):
-    return worker_rows(beats, Limits(60.0, 100.0))
+def rows(*beats: Worker):
+    return worker_rows(read_once(beats, Limits(60.0, 100.0)))
 
 
 def test_workers_are_listed_by_role_then_in_the_order_people_count():
@@ -55,8 +56,8 @@ def test_a_worker_whose_pieces_end_or_that_has_just_begun_is_shown_as_well():
     assert (row.health, row.since_progress_s) == (HealthKind.LIVE, 3.0)
     slow = WorkReport(steps=2, slowest_s=50.0)
     beats = [beat("learner-0", WaitingFor.COMPUTE, still_s=200.0, work=slow)]
-    assert worker_rows(beats, Limits(None, 100.0))[0].health is HealthKind.LIVE
-    assert worker_rows(beats, Limits(100.0, 100.0))[0].health is HealthKind.STUCK
+    assert worker_rows(read_once(beats, Limits(None, 100.0)))[0].health is HealthKind.LIVE
+    assert worker_rows(read_once(beats, Limits(100.0, 100.0)))[0].health is HealthKind.STUCK
 
 
 def test_waiting_long_is_not_being_stuck():

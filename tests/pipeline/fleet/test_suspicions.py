@@ -11,17 +11,18 @@ import pytest
 from pipeline.fleet.flow.heartbeats import RowMaker
 from pipeline.fleet.incidents.book import Suspicion
 from pipeline.fleet.incidents.records import FoundCause
+from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import LEDGER, FleetSuspicions, _has_more_work, joined
 from pipeline.ledger.types import REFUSAL_WORDS, Refusal
 from pipeline.process.work import ServiceSums, WorkReport
-from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry.contract import LinkReport, WaitingFor
 from protocol.ids import Role
 from tests.pipeline.fleet.live_fleet import BREAKS_S, VERSION_S, LiveFleet, blamed, standing, with_counts
 
 GENERATORS, REWARDS = Role.GENERATOR, Role.REWARD
 
 
-def still(beat: Heartbeat, since: int, kind: WaitingFor = WaitingFor.COMPUTE) -> Heartbeat:
+def still(beat: Worker, since: int, kind: WaitingFor = WaitingFor.COMPUTE) -> Worker:
     """Its main loop does not turn; a thread of its own sends the heartbeat."""
     stands = standing(beat, since, kind, held=4 if kind is WaitingFor.COMPUTE else 0)
     assert stands.vitals is not None
@@ -30,7 +31,7 @@ def still(beat: Heartbeat, since: int, kind: WaitingFor = WaitingFor.COMPUTE) ->
     return msgspec.structs.replace(stands, vitals=vitals, turns=beat.turns - 20 * since, turned_at_s=turned_at_s)
 
 
-def links(beat: Heartbeat, change: Callable[[LinkReport], LinkReport]) -> Heartbeat:
+def links(beat: Worker, change: Callable[[LinkReport], LinkReport]) -> Worker:
     return msgspec.structs.replace(beat, links=tuple(change(link) for link in beat.links))
 
 
@@ -61,7 +62,7 @@ def test_a_hung_scorer_is_named_and_the_generators_behind_it_are_not() -> None:
 def test_a_stall_that_a_single_piece_interrupts_is_suspected_again() -> None:
     fleet, finder = LiveFleet(), FleetSuspicions()
 
-    def hangs(since: int, beat: Heartbeat) -> Heartbeat:
+    def hangs(since: int, beat: Worker) -> Worker:
         stands = still(beat, since)
         return msgspec.structs.replace(stands, progress=stands.progress + (since >= 9))
 
@@ -90,7 +91,7 @@ def test_a_main_loop_that_stands_in_an_idle_wait_is_named_and_not_its_link() -> 
 def test_a_link_that_delivers_nothing_is_named_and_neither_of_its_ends() -> None:
     fleet = LiveFleet()
 
-    def cut(since: int, beat: Heartbeat) -> Heartbeat:
+    def cut(since: int, beat: Worker) -> Worker:
         return links(
             beat,
             lambda link: (
@@ -119,10 +120,10 @@ def test_a_generator_that_takes_no_weights_is_named_by_their_link_or_itself() ->
     assert {one.component for one in others} <= {"generator-2"}
 
 
-def slower(times: float) -> Callable[[int, Heartbeat], Heartbeat]:
+def slower(times: float) -> Callable[[int, Worker], Worker]:
     """Its pieces take so many times as long, and it has work all the time."""
 
-    def change(since: int, beat: Heartbeat) -> Heartbeat:
+    def change(since: int, beat: Worker) -> Worker:
         slow = with_counts(beat, since)
         assert slow.vitals is not None
         (kind, sums), made = next(iter(slow.vitals.service.items())), int(4 * since / times)
@@ -133,10 +134,10 @@ def slower(times: float) -> Callable[[int, Heartbeat], Heartbeat]:
     return change
 
 
-def recovered(times: float, after_s: int) -> Callable[[int, Heartbeat], Heartbeat]:
+def recovered(times: float, after_s: int) -> Callable[[int, Worker], Worker]:
     """It was so many times slower for so long, and has its usual pace since then."""
 
-    def change(since: int, beat: Heartbeat) -> Heartbeat:
+    def change(since: int, beat: Worker) -> Worker:
         lost = after_s - int(after_s / times)
         behind = with_counts(beat, lost)
         assert behind.vitals is not None
@@ -178,7 +179,7 @@ def test_a_slow_ledger_is_named_alone() -> None:
     """N4: every answer of the ledger takes 200 ms, and everything goes at half the pace."""
     fleet = LiveFleet()
 
-    def waits(since: int, beat: Heartbeat) -> Heartbeat:
+    def waits(since: int, beat: Worker) -> Worker:
         half = with_counts(beat, since // 2)
         assert half.vitals is not None
         return msgspec.structs.replace(half, vitals=msgspec.structs.replace(half.vitals, ledger_rtt_ms=200.0))
@@ -280,7 +281,7 @@ def collection(fleet: LiveFleet) -> None:
 def load(fleet: LiveFleet) -> None:
     """N5: every piece takes twice as long, for all."""
 
-    def heavy(since: int, beat: Heartbeat) -> Heartbeat:
+    def heavy(since: int, beat: Worker) -> Worker:
         assert beat.vitals is not None
         kind, sums = next(iter(beat.vitals.service.items()))
         service = {kind: ServiceSums(sums.pieces, sums.seconds + 0.8 * since, sums.size)}
@@ -320,7 +321,7 @@ def first_checkpoint(fleet: LiveFleet) -> None:
 def long_update(fleet: LiveFleet) -> None:
     """The learner's first update takes minutes and gigabytes, and goes on layer by layer."""
 
-    def change(since: int, beat: Heartbeat) -> Heartbeat:
+    def change(since: int, beat: Worker) -> Worker:
         still = standing(beat, since, WaitingFor.COMPILE, "update", held=2)
         assert still.vitals is not None
         vitals = msgspec.structs.replace(still.vitals, oldest_age_s=float(since))
@@ -417,7 +418,7 @@ def test_a_learner_of_long_updates_that_get_on_is_never_blamed(update_s: int, pa
     """A part of every third update takes longer: shorter than twice the longest, or a tenth of it."""
     fleet = LiveFleet()
 
-    def change(since: int, beat: Heartbeat) -> Heartbeat:
+    def change(since: int, beat: Worker) -> Worker:
         number, at = divmod(since, update_s)
         is_long = number % 3 == 2
         done = [s for s in range(at + 1) if not (is_long and update_s // 2 < s <= update_s // 2 + pause_s)]
@@ -440,7 +441,7 @@ def test_a_learner_of_long_updates_may_take_seconds_between_two_of_them() -> Non
     """It computes then, in no task: it reads the batch, writes records, copies weights."""
     fleet, update_s, between_s = LiveFleet(), 60, 7
 
-    def change(since: int, beat: Heartbeat) -> Heartbeat:
+    def change(since: int, beat: Worker) -> Worker:
         number, at = divmod(since, update_s + between_s)
         is_update = at < update_s
         work = WorkReport(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.fleet.state import Worker
 from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.fleet_history import (
     FLEET_HISTORY_NAME,
@@ -16,7 +17,7 @@ from pipeline.observability.fleet_history import (
     read_fleet_history,
     thinned,
 )
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from protocol.ids import Incarnation, Role
 
 TOTALS = Totals(3, 8, 16, 2, 5, 40, {"no_signal": 6}, 900, 700, False, False)
@@ -32,9 +33,9 @@ def beat(
     tokens: float = 0,
     silent_s: float = 0.0,
     up_s: float = 0.0,
-) -> Heartbeat:
+) -> Worker:
     counter = {Role.GENERATOR: "written_tokens", Role.LEARNER: "trained_tokens"}.get(role, "scored_tokens")
-    return Heartbeat(
+    return Worker(
         who=Incarnation(role, name or f"{role}-0", epoch), pid=1, host="here", at_s=1000.0 + up_s, started_s=1000.0, progress=1,
         progress_at_s=1000.0, waiting_for=wait, counters={counter: tokens}, rss_bytes=100, silent_s=silent_s,
     )  # fmt: skip

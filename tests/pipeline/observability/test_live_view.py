@@ -11,13 +11,14 @@ import pytest
 from rich.console import Console
 
 from pipeline.fleet.limits import Limits
+from pipeline.fleet.state import Worker, read_once
 from pipeline.fleet.status import QueueRow, RunSnapshot, role_rows, worker_rows
 from pipeline.ledger.types import Audit, Balance, Totals
 from pipeline.observability.history import HISTORY_NAME, History, HistoryTail
 from pipeline.observability.live_view import Notices, PlainView, last_picture
 from pipeline.observability.progress import RunProgress, sparkline
 from pipeline.observability.tables import audit_table, fleet_table, groups_line, queue_table, roles_line, work_done
-from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
 from protocol.ids import Incarnation, Role
 from tests.pipeline.observability.rows import evaluation_row, update_row
 from tests.pipeline.op_config import op_config
@@ -25,9 +26,9 @@ from tests.pipeline.op_config import op_config
 TOTALS = Totals(3, 90, 100, 4, 12, 1234, {"no_signal": 80, "stale": 2}, 123456, 100000, False, False)
 
 
-def _beat(role: Role, name: str, *, at_s: float = 1000.0, **counters: float) -> Heartbeat:
+def _beat(role: Role, name: str, *, at_s: float = 1000.0, **counters: float) -> Worker:
     who = Incarnation(role=role, worker=name, epoch=1)
-    return Heartbeat(
+    return Worker(
         who=who,
         pid=1,
         host="h",
@@ -86,7 +87,7 @@ def test_the_last_warnings_stand_under_the_last_picture_without_what_it_says_alr
 
 def test_a_fleet_larger_than_the_screen_shows_the_unwell_first(tmp_path: Path) -> None:
     beats = [*BEATS[:-1], msgspec.structs.replace(_beat(Role.GENERATOR, "generator-19"), silent_s=100.0)]
-    rows = worker_rows(beats, Limits(60.0, 100.0))
+    rows = worker_rows(read_once(beats, Limits(60.0, 100.0)))
     text = _text(fleet_table(rows, max_rows=5), 100)
     assert "generator-19" in text
     assert "silent for 100 s" in text
@@ -139,18 +140,18 @@ def test_tables_are_readable_on_a_narrow_terminal() -> None:
 
 def test_a_generator_tells_what_a_version_costs_it() -> None:
     beat = _beat(Role.GENERATOR, "generator-0", sampled_tokens=10, weight_swaps=4, weights_pause_s=0.01)
-    [row] = worker_rows([beat], Limits(60.0, 100.0))
+    [row] = worker_rows(read_once([beat], Limits(60.0, 100.0)))
     assert work_done(row).endswith("paused 2.5 ms a version")
 
 
 def test_the_observer_tells_how_many_incidents_are_open() -> None:
-    [row] = worker_rows([_beat(Role.OBSERVER, "observer", incidents_open=2)], Limits(60.0, 100.0))
+    [row] = worker_rows(read_once([_beat(Role.OBSERVER, "observer", incidents_open=2)], Limits(60.0, 100.0)))
     assert work_done(row) == "2 incidents open"
 
 
 def test_a_reward_worker_tells_how_many_answers_had_no_verdict_and_the_share_of_failed_tries() -> None:
     beat = _beat(Role.REWARD, "reward-0", scored=1200, failed=300, late=200, without_verdict=7)
-    [row] = worker_rows([beat], Limits(60.0, 100.0))
+    [row] = worker_rows(read_once([beat], Limits(60.0, 100.0)))
     assert work_done(row) == "1,200 scored, 200 late, 7 without a verdict, 20.0% of tries failed"
 
 
@@ -163,7 +164,7 @@ def test_a_reward_worker_tells_the_requests_retries_and_failures_of_each_endpoin
         "fast:requests": 2,
         "own:cached": 6,
     }
-    [row] = worker_rows([_beat(Role.REWARD, "reward-0", **counters)], Limits(60.0, 100.0))
+    [row] = worker_rows(read_once([_beat(Role.REWARD, "reward-0", **counters)], Limits(60.0, 100.0)))
     assert work_done(row) == (
         "90 scored; own: 4 requests of 2.00 s, 1 tried again, 6 from the cache; fast: 2 requests of 0.00 s"
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pipeline.fleet.state import Worker
 from pipeline.runtime.registry.contract import (
     Heartbeat,
     HeartbeatWriter,
@@ -25,6 +26,14 @@ class Subject:
 
 
 def beat_of(who: Incarnation, **changes: object) -> Heartbeat:
+    return Heartbeat(**_fields(who, changes))  # type: ignore[arg-type]
+
+
+def worker_of(who: Incarnation, **changes: object) -> Worker:
+    return Worker(**_fields(who, changes))  # type: ignore[arg-type]
+
+
+def _fields(who: Incarnation, changes: dict[str, object]) -> dict[str, object]:
     fields = {
         "who": who,
         "pid": 42,
@@ -40,7 +49,7 @@ def beat_of(who: Incarnation, **changes: object) -> Heartbeat:
         "counters": {"chunks": 5.0},
         "links": (LinkReport(name="generator-0>reward-0", sent=9, refused=1),),
     }
-    return Heartbeat(**{**fields, **changes})  # type: ignore[arg-type]
+    return {**fields, **changes}
 
 
 async def heartbeats(registry: Registry, role: Role | None = None, **asked: int) -> list[Heartbeat]:

@@ -11,6 +11,7 @@ import pytest
 import structlog
 import zmq
 
+from pipeline.fleet.state import Worker
 from pipeline.fleet.status import queue_rows
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
@@ -18,7 +19,6 @@ from pipeline.runtime.registry.contract import (
     MAX_DETAIL_CHARS,
     MAX_NAMED_LINKS,
     OTHER_LINKS,
-    Heartbeat,
     LinkReport,
     WaitingFor,
     link_name,
@@ -144,9 +144,9 @@ async def test_five_thousand_hostile_messages_grow_a_heartbeat_by_less_than_a_ki
         ctx.close()
 
 
-def beat_of(worker: str, role: Role, links: list[LinkReport]) -> Heartbeat:
+def beat_of(worker: str, role: Role, links: list[LinkReport]) -> Worker:
     who = Incarnation(role, worker, 1)
-    return Heartbeat(
+    return Worker(
         who=who,
         pid=1,
         host="h",

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from pipeline.config.runtime import SupervisorSection
 from pipeline.fleet.health import HealthKind
 from pipeline.fleet.limits import Limits
+from pipeline.fleet.state import Worker, read_once
 from pipeline.fleet.status import worker_rows
 from pipeline.observability.metrics import HeartbeatCollector
 from pipeline.operator.ending import _may_live
 from pipeline.process.work import LEAST_S
 from pipeline.runtime import liveness
 from pipeline.runtime.heartbeat import HeartbeatThread
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.training.critic_gate import view_critic
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
@@ -33,16 +34,16 @@ from workers.learner.weight_publisher import _is_awaited
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def beat_of(role: Role, silent_s: float) -> Heartbeat:
+def beat_of(role: Role, silent_s: float) -> Worker:
     who = Incarnation(role, f"{role}-7", 1)
-    return Heartbeat(
+    return Worker(
         who=who, pid=1, host="another", at_s=1000.0, started_s=0.0, progress=1, progress_at_s=1000.0,
         waiting_for=WaitingFor.INPUT, policy_version=0, silent_s=silent_s,
     )  # fmt: skip
 
 
 def in_status(folder: Path, age_s: float) -> bool:
-    (row,) = worker_rows([beat_of(Role.REWARD, age_s)], Limits(None, 100.0))
+    (row,) = worker_rows(read_once([beat_of(Role.REWARD, age_s)], Limits(None, 100.0)))
     return row.health is HealthKind.SILENT
 
 

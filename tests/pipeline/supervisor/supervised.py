@@ -71,7 +71,7 @@ class Run:
         done: list[bool] = []
 
         def react(snapshot: RunSnapshot) -> None:
-            if len(snapshot.heartbeats) >= num_workers and not done:
+            if len(snapshot.workers) >= num_workers and not done:
                 done.append(True)
                 act(snapshot)
 

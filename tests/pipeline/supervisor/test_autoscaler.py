@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.cli import headrace
+from pipeline.fleet.state import Worker
 from pipeline.fleet.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry.contract import Drain, Fleet, Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import Drain, Fleet, WaitingFor
 from pipeline.supervisor.autoscaler import (
     Autoscaler,
     Bounds,
@@ -279,9 +280,9 @@ def test_measurement_begins_anew_when_the_learner_was_away() -> None:
     assert decision.outcome is DemandOutcome.MEASURING
 
 
-def beat(worker: str, role: Role, at: WaitingFor, **more: object) -> Heartbeat:
+def beat(worker: str, role: Role, at: WaitingFor, **more: object) -> Worker:
     fields = {"pid": 1, "host": "h", "at_s": 1.0, "started_s": 0.0, "progress": 1, "progress_at_s": 1.0} | more
-    return Heartbeat(who=Incarnation(role=role, worker=worker, epoch=1), waiting_for=at, **fields)  # type: ignore[arg-type]
+    return Worker(who=Incarnation(role=role, worker=worker, epoch=1), waiting_for=at, **fields)  # type: ignore[arg-type]
 
 
 def test_a_reading_counts_generators_with_weights_by_their_used_slots() -> None:
@@ -348,7 +349,7 @@ def test_a_starved_run_gets_generators_until_their_number_is_set_by_hand(tmp_pat
     asked: list[str] = []
 
     def react(snapshot: RunSnapshot) -> None:
-        names = sorted(beat.who.worker for beat in snapshot.heartbeats if beat.who.role is Role.GENERATOR)
+        names = sorted(beat.who.worker for beat in snapshot.workers if beat.who.role is Role.GENERATOR)
         if not asked and len(names) == 3:
             told.append(json.loads(command(run, "status", "--json"))["demand"])
             asked.append(command(run, "scale", "generator=1"))

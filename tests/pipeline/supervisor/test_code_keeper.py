@@ -13,10 +13,12 @@ import pytest
 
 from pipeline.config.operations import REWARDS, WORKERS
 from pipeline.files.code_copies import CODE_FOLDER, keep_code
+from pipeline.fleet.limits import limits_of
+from pipeline.fleet.state import Worker, read_once
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.settings_changes import read_changes
 from pipeline.process.exit_codes import ExitCode, LastError
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken, after, standing, undoing
 from pipeline.supervisor.code_keeper import SPARED_S, CodeKeeper, named_versions
 from pipeline.supervisor.fleet_plan import WorkerPhase
@@ -131,14 +133,15 @@ class Desk:
         await self.keeper.poll(self.registry, beats, now, is_paused=is_paused)
         return self.processes.stopped[before:]
 
-    def beats(self, now: float) -> list[Heartbeat]:
+    def beats(self, now: float) -> list[Worker]:
         there = [item for item in self.runs.items() if item[0] in self.processes.there]
-        return self.reported.beats([self._beat(worker, version, now) for worker, version in there], now)
+        beats = self.reported.beats([self._beat(worker, version, now) for worker, version in there], now)
+        return read_once(beats, limits_of(self.config))
 
-    def _beat(self, worker: str, version: str, now: float) -> Heartbeat:
+    def _beat(self, worker: str, version: str, now: float) -> Worker:
         taken = SettingsTaken(code={self.key: version} if version else {})
         role = Role(worker.partition("-")[0])
-        return Heartbeat(
+        return Worker(
             who=Incarnation(role, worker, 1), pid=self.processes.there[worker], host="here", at_s=now,
             started_s=0.0, progress=self.progress, progress_at_s=0.0, turns=int(now * 2) + 1,
             waiting_for=self.waits.get(worker, WaitingFor.INPUT), settings=taken,
@@ -270,7 +273,7 @@ async def test_new_code_that_makes_a_worker_stand_still_is_rolled_back_and_the_r
     now = 9.0
     while not desk.processes.stopped:
         now += 1.0
-        await desk.fleet.replace(desk.registry, desk.beats(now), now, {})
+        await desk.fleet.replace(desk.registry, desk.fleet.watchdog.fleet.read(desk.beats(now), now), now)
         await desk.look(now, is_paused=True)
     assert desk.processes.stopped == [worker] and plan.failure is None
     undone = await desk.rolled_back()
@@ -291,7 +294,7 @@ async def test_a_worker_that_never_starts_by_new_code_fails_it_in_every_stage(de
     desk.end("reward-0", 0, 4.0)
     del desk.runs["reward-0"]
     for now in range(5, 310):
-        await desk.fleet.replace(desk.registry, desk.beats(now), float(now), {})
+        await desk.fleet.replace(desk.registry, desk.fleet.watchdog.fleet.read(desk.beats(now), float(now)), float(now))
         await desk.look(now + 0.1)
     undone = await desk.rolled_back()
     assert undone is not None
@@ -303,7 +306,7 @@ async def test_a_worker_that_is_frozen_from_outside_is_no_fault_of_the_code(desk
     beats = desk.beats(10.0)
     for now in range(10, 40):
         beats = [*desk.beats(now)[:2], msgspec.structs.replace(beats[2], silent_s=now - 10.0)]
-        await desk.fleet.replace(desk.registry, beats, float(now), {})
+        await desk.fleet.replace(desk.registry, desk.fleet.watchdog.fleet.read(beats, float(now)), float(now))
     assert desk.processes.stopped[-1] == "reward-1"
     desk.end("reward-1", -signal.SIGKILL, 41.0)
     await desk.look(42.0)
@@ -533,7 +536,7 @@ async def test_standbys_of_the_former_code_become_no_workers(desk: Desk, tmp_pat
     pool = fleet.standbys._pool
     pool.want({StandbyKind.GENERIC: 1})
     (begun,) = pool.tick(0.0)
-    pool.reported(1.0, begun.name, frozenset({Role.REWARD}), None)
+    pool.reported(1.0, begun.worker, frozenset({Role.REWARD}), None)
     fleet.go_by(None)
     assert fleet.standbys.roles == {Role.REWARD}
     fleet.go_by(tmp_path)

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.fleet.state import Worker
 from pipeline.fleet.status import RunSnapshot
 from pipeline.operator import steering
 from pipeline.operator.attached import attach
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, WaitingFor
 from pipeline.supervisor.fleet_edits import carried_over, drained, evicted, readmitted, resized
 from pipeline.supervisor.fleet_plan import wanted_names
 from pipeline.supervisor.run_folder import run_lock
@@ -103,7 +104,7 @@ def _steer(run: Run, **how: str) -> None:
 
 def _started(snapshot: RunSnapshot) -> set[str]:
     """The workers that may be at work: the last one of a role is not evicted."""
-    return {beat.who.worker for beat in snapshot.heartbeats if beat.waiting_for is not WaitingFor.STARTING}
+    return {beat.who.worker for beat in snapshot.workers if beat.waiting_for is not WaitingFor.STARTING}
 
 
 def test_an_evicted_worker_is_fenced_and_ended_and_readmitted_under_its_name(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_an_evicted_worker_is_fenced_and_ended_and_readmitted_under_its_name(tmp
     seen: list[str] = []
 
     def react(snapshot: RunSnapshot) -> None:
-        epochs = {beat.who.worker: beat.who.epoch for beat in snapshot.heartbeats}
+        epochs = {beat.who.worker: beat.who.epoch for beat in snapshot.workers}
         if not seen and {"generator-0", "generator-1"} <= _started(snapshot):
             seen.append(f"evicted at {epochs['generator-1']}")
             threading.Thread(target=lambda: _steer(run, worker="generator-1", reason="ECC errors")).start()
@@ -152,14 +153,14 @@ def test_an_evicted_worker_stays_out_over_a_restart_of_the_run(tmp_path: Path) -
     again.when_live(again.interrupt, num_workers=3)
     with run_lock(again.run_dir):
         assert again.until_end().exit_code == ExitCode.OK
-    there = {beat.who.worker for snapshot in again.snapshots for beat in snapshot.heartbeats}
+    there = {beat.who.worker for snapshot in again.snapshots for beat in snapshot.workers}
     assert there == {"learner", "generator-1", "reward-0"}
 
 
-def beat(worker: str, epoch: int = 1) -> Heartbeat:
+def beat(worker: str, epoch: int = 1) -> Worker:
     who = Incarnation(Role(worker.partition("-")[0]), worker, epoch)
     fields = {"pid": 1, "host": "h", "at_s": 0.0, "started_s": 0.0, "progress": 0, "progress_at_s": 0.0}
-    return Heartbeat(who=who, waiting_for=WaitingFor.INPUT, **fields)  # type: ignore[arg-type]
+    return Worker(who=who, waiting_for=WaitingFor.INPUT, **fields)  # type: ignore[arg-type]
 
 
 def test_a_drained_worker_is_not_wanted_and_no_other_worker_changes() -> None:
@@ -222,16 +223,16 @@ def test_a_drained_worker_leaves_a_replaced_one_comes_anew_and_no_budget_is_char
     tmp_path: Path, place: type[Run]
 ) -> None:
     run = place(tmp_path, "fleet.generator=3", "supervisor.max_restarts=0")
-    first: dict[str, Heartbeat] = {}
+    first: dict[str, Worker] = {}
 
     def begin(snapshot: RunSnapshot) -> None:
-        first.update({one.who.worker: one for one in snapshot.heartbeats})
+        first.update({one.who.worker: one for one in snapshot.workers})
         told(run.run_dir, "generator-0")
         told(run.run_dir, "generator-1", replace=True)
         run.react = until_done
 
     def until_done(snapshot: RunSnapshot) -> None:
-        there = {one.who.worker: one for one in snapshot.heartbeats}
+        there = {one.who.worker: one for one in snapshot.workers}
         fresh = there.get("generator-1")
         if "generator-0" not in there and fresh is not None and fresh.who.epoch > first["generator-1"].who.epoch:
             assert there["generator-2"].pid == first["generator-2"].pid

@@ -49,7 +49,7 @@ class LaunchedRun(Run):
 
 
 def workers(snapshot: RunSnapshot) -> list[str]:
-    return sorted(beat.who.worker for beat in snapshot.heartbeats)
+    return sorted(beat.who.worker for beat in snapshot.workers)
 
 
 def test_launched_workers_have_tokens_and_are_part_of_the_fleet_that_drains(tmp_path: Path) -> None:
@@ -78,13 +78,13 @@ def test_a_killed_launched_worker_is_started_again_as_a_newer_incarnation(tmp_pa
     epochs: list[int] = []
 
     def kill(snapshot: RunSnapshot) -> None:
-        (beat,) = (beat for beat in snapshot.heartbeats if beat.who.worker == "generator-0")
+        (beat,) = (beat for beat in snapshot.workers if beat.who.worker == "generator-0")
         first.append(beat.pid)
         os.kill(beat.pid, signal.SIGKILL)
         run.react = until_back
 
     def until_back(snapshot: RunSnapshot) -> None:
-        again = [beat for beat in snapshot.heartbeats if beat.who.worker == "generator-0" and beat.pid not in first]
+        again = [beat for beat in snapshot.workers if beat.who.worker == "generator-0" and beat.pid not in first]
         if again:
             epochs.append(again[0].who.epoch)
             run.interrupt(snapshot)
@@ -144,13 +144,13 @@ def test_a_frozen_launched_worker_is_replaced_by_its_heartbeat_alone(
     asked: list[int] = []
 
     def freeze(snapshot: RunSnapshot) -> None:
-        (beat,) = (beat for beat in snapshot.heartbeats if beat.who.worker == "generator-0")
+        (beat,) = (beat for beat in snapshot.workers if beat.who.worker == "generator-0")
         frozen.append(beat.pid)
         os.kill(beat.pid, signal.SIGSTOP)
         run.react = until_back
 
     def until_back(snapshot: RunSnapshot) -> None:
-        if any(beat.who.worker == "generator-0" and beat.pid not in frozen for beat in snapshot.heartbeats):
+        if any(beat.who.worker == "generator-0" and beat.pid not in frozen for beat in snapshot.workers):
             run.interrupt(snapshot)
 
     run.when_live(freeze)

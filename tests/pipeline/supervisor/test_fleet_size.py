@@ -102,7 +102,7 @@ def test_a_supervisor_keeps_its_fleet_when_the_registry_asks_for_too_many(tmp_pa
             beside.submit(asyncio.run, write()).result(10)
 
     def react(snapshot: RunSnapshot) -> None:
-        sizes.append(len(snapshot.heartbeats) + len(snapshot.absent))
+        sizes.append(len(snapshot.workers) + len(snapshot.absent))
         if len(sizes) == 1:
             ask(20)
         elif len(sizes) == 4:

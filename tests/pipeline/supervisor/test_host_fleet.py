@@ -11,8 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from pipeline.fleet.repair.records import read_repairs
+from pipeline.fleet.state import Worker
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.supervisor import host_fleet
 from pipeline.supervisor.fleet_plan import Intervention, Verb
 from pipeline.supervisor.host_fleet import HostFleet
@@ -36,13 +37,13 @@ class Host:
         self.registry = MemoryRegistry()
         self.fleet.plan.adopt("generator-0", Role.GENERATOR)
 
-    async def beat(self, pid: int = PID) -> Heartbeat:
+    async def beat(self, pid: int = PID) -> Worker:
         who = await self.registry.register(Role.GENERATOR, "generator-0")
         return self.of(who, pid)
 
-    def of(self, who: Incarnation, pid: int = PID, at_s: float = 0.0) -> Heartbeat:
+    def of(self, who: Incarnation, pid: int = PID, at_s: float = 0.0) -> Worker:
         times = {"at_s": at_s, "started_s": 0.0, "progress_at_s": 0.0, "still_s": at_s}
-        return Heartbeat(who=who, pid=pid, host="here", progress=1, waiting_for=WaitingFor.COMPUTE, **times)  # type: ignore[arg-type]
+        return Worker(who=who, pid=pid, host="here", progress=1, waiting_for=WaitingFor.COMPUTE, **times)  # type: ignore[arg-type]
 
     def begin(self, worker: str) -> None:
         self.fleet.executor.act([Intervention(worker, Verb.START, role=Role.GENERATOR)])
@@ -107,7 +108,9 @@ async def test_a_restart_is_a_repair_though_its_worker_ends_by_the_fence_itself(
     assert [action.verb for action in host.fleet.plan.due(1e9)] == [Verb.START], "it is started again"
     host.begin("generator-0")
     successor = host.fleet.processes.pids["generator-0"]
-    await host.fleet.replace(host.registry, [await host.beat(successor)], time.monotonic(), {})
+    now = time.monotonic()
+    workers = host.fleet.watchdog.fleet.read([await host.beat(successor)], now)
+    await host.fleet.replace(host.registry, workers, now)
     ((repair,), _) = read_repairs(host.run_dir)
     assert (repair.worker, repair.cause) == ("generator-0", "it is slow")
     assert (repair.detect_s, repair.localise_s) == (7.0, 3.0)
@@ -130,7 +133,7 @@ async def test_workers_that_hang_together_are_examined_together(host: Host, monk
     with capture_logs() as logged:
         for now in range(0, 80, 5):
             beats = [host.of(who, pids[who.worker], at_s=float(now)) for who in whos]
-            await host.fleet.replace(host.registry, beats, float(now), {})
+            await host.fleet.replace(host.registry, host.fleet.watchdog.fleet.read(beats, float(now)), float(now))
             if examined:
                 break
     assert examined == [names]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.fleet.state import Worker
 from pipeline.runtime.machine import CONTROL_GROUPS
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.supervisor.memory_kills import MemoryKills
 from protocol.ids import Incarnation, Role
 
@@ -56,9 +57,9 @@ def host(tmp_path: Path, request: pytest.FixtureRequest) -> Host:
     return Host(tmp_path, request.param)
 
 
-def beat(worker: str, rss_bytes: int, pid: int) -> Heartbeat:
+def beat(worker: str, rss_bytes: int, pid: int) -> Worker:
     who = Incarnation(role=Role(worker.partition("-")[0]), worker=worker, epoch=1)
-    return Heartbeat(
+    return Worker(
         who=who, pid=pid, host="h", at_s=0.0, started_s=0.0, progress=1, progress_at_s=0.0,
         waiting_for=WaitingFor.COMPUTE, rss_bytes=rss_bytes,
     )  # fmt: skip

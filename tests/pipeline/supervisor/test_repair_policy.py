@@ -10,10 +10,12 @@ import pytest
 
 from pipeline.fleet.incidents.book import IncidentBook, Suspicion
 from pipeline.fleet.incidents.records import IncidentFile, IncidentRecord, IncidentStep
+from pipeline.fleet.limits import Limits
 from pipeline.fleet.repair.records import StepRow, read_repairs, read_steps
+from pipeline.fleet.state import Worker, read_once
 from pipeline.fleet.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, WaitingFor
+from pipeline.runtime.registry.contract import Fleet, RunState, WaitingFor
 from pipeline.runtime.registry.entries import CheckDigests, Vitals
 from pipeline.runtime.registry.settings_change import after
 from pipeline.supervisor.code_keeper import CodeKeeper
@@ -40,7 +42,7 @@ def breaking(run: Run) -> None:
     broken: list[int] = []
 
     def react(snapshot: RunSnapshot) -> None:
-        pids = {beat.who.worker: beat.pid for beat in snapshot.heartbeats if beat.progress > 0}
+        pids = {beat.who.worker: beat.pid for beat in snapshot.workers if beat.progress > 0}
         if not broken and {"generator-0", "generator-1"} <= pids.keys():
             broken.append(pids["generator-0"])
             (run.run_dir / "break-generator-1").touch()
@@ -88,7 +90,7 @@ def test_an_incident_restarts_its_worker_only_where_the_policy_says_so(
     first: dict[str, int] = {}
 
     def react(snapshot: RunSnapshot) -> None:
-        pids = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
+        pids = {beat.who.worker: beat.pid for beat in snapshot.workers}
         if not first and {"generator-1", "observer", "learner"} <= pids.keys():
             first.update(pids)
             record = IncidentRecord(
@@ -122,7 +124,7 @@ def test_a_fault_that_passes_is_left_alone_under_act_though_its_incident_is_open
     begun_s: list[float] = []
 
     def react(snapshot: RunSnapshot) -> None:
-        pids = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
+        pids = {beat.who.worker: beat.pid for beat in snapshot.workers}
         if not first and {"generator-1", "observer", "learner"} <= pids.keys():
             first.update(pids)
             begun_s.append(time.time())
@@ -159,16 +161,16 @@ class Desk:
         self.code = CodeKeeper(config, self.run_dir, self.fleet, self.settings)
         self.repairing = RepairPolicy(self.escalation, self.fleet, self.run_dir, self.code)
 
-    async def look(self, now: float, *beats: Heartbeat) -> list[tuple[str, str]]:
+    async def look(self, now: float, *beats: Worker) -> list[tuple[str, str]]:
         await self.code.poll(self.registry, beats, now)
         await self.repairing.poll(self.registry, beats, now)
         return [(row.rung, row.outcome) for row in read_steps(self.run_dir)]
 
 
-def beat(worker: str, waiting_for: WaitingFor = WaitingFor.COMPUTE, progress: int = 1, host: str = "here") -> Heartbeat:
+def beat(worker: str, waiting_for: WaitingFor = WaitingFor.COMPUTE, progress: int = 1, host: str = "here") -> Worker:
     who = Incarnation(Role(worker.partition("-")[0]), worker, 1)
     times = {"at_s": 0.0, "started_s": 0.0, "progress_at_s": 0.0}
-    return Heartbeat(who=who, pid=1, host=host, progress=progress, waiting_for=waiting_for, **times)  # type: ignore[arg-type]
+    return Worker(who=who, pid=1, host=host, progress=progress, waiting_for=waiting_for, **times)  # type: ignore[arg-type]
 
 
 async def test_a_worker_that_waits_for_work_again_is_repaired(
@@ -280,7 +282,9 @@ class JoinedDesk(Desk):
 
     async def pass_to(self, now: float) -> list[tuple[str, str, str]]:
         """Look with the registry's heartbeats, and the observer's; return the steps so far."""
-        await self.look(now, *await self.registry.heartbeats(), beat("observer", WaitingFor.INPUT))
+        await self.look(
+            now, *read_once(await self.registry.heartbeats(), Limits(None, 100.0)), beat("observer", WaitingFor.INPUT)
+        )
         return [(row.worker, row.rung, row.outcome) for row in read_steps(self.run_dir)]
 
 

@@ -18,21 +18,22 @@ from pipeline.fleet.repair.records import (
     read_steps,
     role_repairs,
 )
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.fleet.state import Worker
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.supervisor.repair_watch import RepairWatch
 from protocol.ids import Incarnation, Role
 
 
 def beat(
     worker: str, pid: int, waiting_for: WaitingFor, progress: int, *, version: int = -1, role: Role = Role.GENERATOR
-) -> Heartbeat:
-    return Heartbeat(
+) -> Worker:
+    return Worker(
         who=Incarnation(role, worker, pid), pid=pid, host="here", at_s=0.0, started_s=0.0, progress=progress,
         progress_at_s=0.0, waiting_for=waiting_for, policy_version=version,
     )  # fmt: skip
 
 
-def see(watch: RepairWatch, now_s: float, *beats: Heartbeat) -> list[RepairRow]:
+def see(watch: RepairWatch, now_s: float, *beats: Worker) -> list[RepairRow]:
     return watch.observe(beats, {one.who.worker: one.pid for one in beats}, now_s, 1000.0 + now_s)
 
 

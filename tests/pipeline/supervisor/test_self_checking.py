@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtime.registry.contract import Fleet, Heartbeat
+from pipeline.fleet.state import Worker
+from pipeline.runtime.registry.contract import Fleet
 from pipeline.runtime.registry.entries import CheckDigests
 from pipeline.supervisor.self_checking import ANSWER_S, EVERY_S, SelfChecking, differing
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
 from tests.oracle.registry import MemoryRegistry
-from tests.pipeline.runtime.registries import beat_of
+from tests.pipeline.runtime.registries import worker_of
 
 
-def beats(*answers: str, number: int = 0, version: int = 4) -> list[Heartbeat]:
-    found: list[Heartbeat] = []
+def beats(*answers: str, number: int = 0, version: int = 4) -> list[Worker]:
+    found: list[Worker] = []
     for at, words in enumerate(answers):
-        beat = beat_of(Incarnation(Role.GENERATOR, f"generator-{at}", 1))
+        beat = worker_of(Incarnation(Role.GENERATOR, f"generator-{at}", 1))
         check = CheckDigests(number=number, policy_version=version, tokens=words) if words else CheckDigests()
         found.append(msgspec.structs.replace(beat, check=check))
     return found

@@ -12,15 +12,16 @@ from pipeline.config import CHANGES_NAME
 from pipeline.config.changing import with_settings
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
+from pipeline.fleet.state import Worker
 from pipeline.observability.settings_changes import read_changes
-from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus
+from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken, after, standing
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role
 from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.op_config import op_config
-from tests.pipeline.runtime.registries import beat_of
+from tests.pipeline.runtime.registries import worker_of
 from tests.pipeline.supervisor.supervised import Run
 
 KEY = "learner.learning_rate"
@@ -74,7 +75,7 @@ async def test_changes_that_a_learner_gave_up_are_rolled_back_once(config: RunCo
     registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
     await changed(config, registry, "0.5", "0.25", "0.125")
     taken = SettingsTaken(number=3, first_update=7, failed=2, failed_to=3, why="a step was not finite")
-    beats = [msgspec.structs.replace(beat_of(LEARNER), settings=taken)]
+    beats = [msgspec.structs.replace(worker_of(LEARNER), settings=taken)]
     for _ in range(3):
         await keeper.apply_changes(registry, beats)
     changes = await registry.settings_changes()
@@ -85,9 +86,9 @@ async def test_changes_that_a_learner_gave_up_are_rolled_back_once(config: RunCo
     assert read_changes(config.run_dir) == changes
 
 
-def gave_up(who: Incarnation, failed: int, failed_to: int = 0, silent_s: float = 0.0) -> Heartbeat:
+def gave_up(who: Incarnation, failed: int, failed_to: int = 0, silent_s: float = 0.0) -> Worker:
     taken = SettingsTaken(number=max(failed, failed_to), failed=failed, failed_to=failed_to, why="not finite")
-    return msgspec.structs.replace(beat_of(who), settings=taken, silent_s=silent_s)
+    return msgspec.structs.replace(worker_of(who), settings=taken, silent_s=silent_s)
 
 
 async def test_a_change_that_corrects_a_failed_one_stands_after_its_rollback(config: RunConfig) -> None:

@@ -79,7 +79,7 @@ def test_a_successor_of_a_killed_supervisor_adopts_the_workers_and_cares_for_the
         seen: list[dict[str, Heartbeat]] = []
 
         def react(snapshot: RunSnapshot) -> None:
-            seen.append({beat.who.worker: beat for beat in snapshot.heartbeats})
+            seen.append({beat.who.worker: beat for beat in snapshot.workers})
             now = seen[-1]
             if len(seen) == 5:
                 assert {name: (b.pid, b.who.epoch) for name, b in now.items()} == {
@@ -110,7 +110,7 @@ def test_workers_of_other_settings_are_drained_first_and_started_with_the_new_on
         successor = Run(tmp_path, "generation.temperature=0.5", resume=True)
 
         def react(snapshot: RunSnapshot) -> None:
-            fresh = [beat for beat in snapshot.heartbeats if beat.pid != left[beat.who.worker].pid]
+            fresh = [beat for beat in snapshot.workers if beat.pid != left[beat.who.worker].pid]
             if len(fresh) >= 3:
                 assert not any(process_runs(beat.pid) for beat in left.values())
                 successor.interrupt(snapshot)

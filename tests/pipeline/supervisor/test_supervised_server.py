@@ -17,13 +17,14 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from pipeline.fleet.state import Worker
 from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.address import LedgerAddress, read_address, read_ledger_url, write_address
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.process.records import process_runs
-from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.contract import Registry, RunState, RunStatus, WaitingFor
 from pipeline.supervisor.run_folder import prepare_run_dir, server_lock
 from pipeline.supervisor.supervisor import Supervisor
 from pipeline.supervisor.takeover import take_over
@@ -197,12 +198,12 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
         ended[-1].start()
 
     def react(snapshot: RunSnapshot) -> None:
-        if not first and len(snapshot.heartbeats) >= 3:
-            first.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
+        if not first and len(snapshot.workers) >= 3:
+            first.update({beat.who.worker: beat.pid for beat in snapshot.workers})
             in_a_thread(sleep_through)
         elif len(asleep_s) == 1 and not is_ending:
             is_ending.append(True)
-            assert {beat.who.worker: beat.pid for beat in snapshot.heartbeats} == first
+            assert {beat.who.worker: beat.pid for beat in snapshot.workers} == first
             in_a_thread(end_meanwhile)
 
     run.react = react
@@ -226,15 +227,15 @@ def test_a_server_that_is_stopped_under_a_run_costs_seconds_and_no_worker(tmp_pa
     def stop(snapshot: RunSnapshot) -> None:
         address = read_address(run.run_dir)
         assert address is not None
-        workers.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
+        workers.update({beat.who.worker: beat.pid for beat in snapshot.workers})
         stopped.update(pid=address.pid)
         os.kill(address.pid, signal.SIGSTOP)
         run.react = until_back
 
     def until_back(snapshot: RunSnapshot) -> None:
         address = read_address(run.run_dir)
-        if address is not None and address.pid != stopped["pid"] and len(snapshot.heartbeats) == len(workers):
-            assert {beat.who.worker: beat.pid for beat in snapshot.heartbeats} == workers
+        if address is not None and address.pid != stopped["pid"] and len(snapshot.workers) == len(workers):
+            assert {beat.who.worker: beat.pid for beat in snapshot.workers} == workers
             run.interrupt(snapshot)
 
     run.when_live(stop)
@@ -281,7 +282,7 @@ def test_a_server_that_answers_now_and_then_costs_no_worker_without_heartbeats(
 
     async def look_for_a_minute(pid: int) -> RunStatus:
         who = await around.registry.register(Role.GENERATOR, "generator-0")
-        last_words = Heartbeat(
+        last_words = Worker(
             who=who, pid=pid, host="here", at_s=1.0, started_s=0.0, progress=1, progress_at_s=1.0, turns=1,
             waiting_for=WaitingFor.INPUT,
         )  # fmt: skip
@@ -310,7 +311,7 @@ def test_junk_in_the_registry_during_a_run_ends_nothing(tmp_path: Path) -> None:
     first: dict[str, int] = {}
 
     def litter(snapshot: RunSnapshot) -> None:
-        first.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
+        first.update({beat.who.worker: beat.pid for beat in snapshot.workers})
         prefix = f"{{{run.config.run.name}}}:"
         with redis.Redis.from_url(read_ledger_url(run.run_dir)) as client:
             for name in ("generator-9", b"\xff\xfe"):
@@ -323,7 +324,7 @@ def test_junk_in_the_registry_during_a_run_ends_nothing(tmp_path: Path) -> None:
         run.react = later
 
     def later(snapshot: RunSnapshot) -> None:
-        assert {beat.who.worker: beat.pid for beat in snapshot.heartbeats} == first
+        assert {beat.who.worker: beat.pid for beat in snapshot.workers} == first
         if len(run.snapshots) > 25:
             run.interrupt(snapshot)
 

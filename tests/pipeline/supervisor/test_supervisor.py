@@ -58,7 +58,7 @@ def test_one_signal_drains_everything_and_leaves_no_process(tmp_path: Path) -> N
     assert outcome.exit_code == ExitCode.OK
     assert outcome.status.state is RunState.STOPPING
     assert "--resume" in outcome.status.detail
-    assert not any(process_runs(beat.pid) for snapshot in run.snapshots for beat in snapshot.heartbeats)
+    assert not any(process_runs(beat.pid) for snapshot in run.snapshots for beat in snapshot.workers)
     address = read_address(run.run_dir)
     assert address is not None
     assert not process_runs(address.pid)
@@ -164,14 +164,14 @@ def test_killed_workers_and_a_killed_ledger_come_back(tmp_path: Path) -> None:
     killed: dict[str, int] = {}
 
     def kill(snapshot: RunSnapshot) -> None:
-        killed.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
+        killed.update({beat.who.worker: beat.pid for beat in snapshot.workers})
         address = read_address(run.run_dir)
         assert address is not None
         os.kill(killed["generator-0"], signal.SIGKILL)
         os.kill(address.pid, signal.SIGKILL)
 
     def react(snapshot: RunSnapshot) -> None:
-        pids = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
+        pids = {beat.who.worker: beat.pid for beat in snapshot.workers}
         if not killed:
             if len(pids) >= 3:
                 kill(snapshot)
@@ -188,7 +188,7 @@ def test_a_worker_that_a_person_ended_is_started_again_while_the_run_goes_on(tmp
     first: dict[str, int] = {}
 
     def react(snapshot: RunSnapshot) -> None:
-        pids = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
+        pids = {beat.who.worker: beat.pid for beat in snapshot.workers}
         if not first and len(pids) >= 3:
             first.update(pids)
             os.kill(pids["reward-0"], signal.SIGTERM)
@@ -220,7 +220,7 @@ def test_a_loop_that_never_turns_is_replaced_though_its_heartbeat_goes_on(tmp_pa
     first: dict[str, int] = {}
 
     def react(snapshot: RunSnapshot) -> None:
-        pids = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
+        pids = {beat.who.worker: beat.pid for beat in snapshot.workers}
         if not first and len(pids) >= 3:
             first.update(pids)
         elif first and pids.get("reward-0", first["reward-0"]) != first["reward-0"]:
@@ -241,12 +241,12 @@ def test_a_stopped_worker_is_replaced_within_seconds_though_a_silent_one_has_lon
     stopped: dict[str, int] = {}
 
     def stop(snapshot: RunSnapshot) -> None:
-        stopped.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
+        stopped.update({beat.who.worker: beat.pid for beat in snapshot.workers})
         os.kill(stopped["reward-0"], signal.SIGSTOP)
         run.react = until_back
 
     def until_back(snapshot: RunSnapshot) -> None:
-        now = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
+        now = {beat.who.worker: beat.pid for beat in snapshot.workers}
         if now.get("reward-0", stopped["reward-0"]) != stopped["reward-0"]:
             assert now | {"reward-0": 0} == stopped | {"reward-0": 0}, "the others are left alone"
             run.interrupt(snapshot)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from pipeline.fleet.health import HealthKind
 from pipeline.fleet.limits import Limits
 from pipeline.fleet.signs.stalls import StandingWork
+from pipeline.fleet.state import Worker, read_once
 from pipeline.fleet.status import worker_rows
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.worker_state import WorkerState
 from pipeline.supervisor.watchdog import Watchdog
 from protocol.ids import Incarnation, Role
@@ -60,14 +61,15 @@ class Watched:
         self.state = WorkerState(self.who, self.clock)
         self.dog = Watchdog(LIMITS)
 
-    def beats(self, seconds: int, every_s: int = EVERY_S, *, turns: bool = True) -> Iterator[tuple[Heartbeat, str]]:
+    def beats(self, seconds: int, every_s: int = EVERY_S, *, turns: bool = True) -> Iterator[tuple[Worker, str]]:
         """Turn for so long; yield each heartbeat, and why the worker would be ended."""
         for _ in range(0, seconds, every_s):
             now_s = self.clock.pass_s(every_s)
             if turns and self.state.kind not in AT_WORK:
                 self.state.waiting_for(self.state.kind, "a turn")
-            beat = self.state.heartbeat()
-            yield beat, self.dog.evaluate([beat], {self.who.worker: beat.pid}, now_s).get(self.who.worker, "")
+            workers = self.dog.fleet.read([self.state.heartbeat()], now_s)
+            why = self.dog.evaluate(workers, {self.who.worker: workers[0].pid}, now_s).get(self.who.worker, "")
+            yield workers[0], why
 
     def stay(self, seconds: int) -> str:
         return next((why for _, why in self.beats(seconds) if why), "")
@@ -143,7 +145,7 @@ def test_no_reader_takes_work_for_standing_that_has_just_begun(wait: WaitingFor,
         worker.state.held = 8
     for beat, _ in worker.beats(3, 1):
         assert beat.waiting_for is WaitingFor.COMPUTE
-        assert worker_rows([beat], replace(LIMITS, stuck_after_s=20.0))[0].health is HealthKind.LIVE
+        assert worker_rows(read_once([beat], replace(LIMITS, stuck_after_s=20.0)))[0].health is HealthKind.LIVE
         found += [standing.observe(beat.at_s, [beat])]
     assert not any(found)
 

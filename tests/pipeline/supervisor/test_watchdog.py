@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.fleet.limits import Limits, limits_of
+from pipeline.fleet.state import Worker
 from pipeline.process.descendants import Activity
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
@@ -45,9 +46,9 @@ def _beat(
     storing: WorkReport | None = None,
     begun: int = 0,
     silent_s: float = 0.0,
-) -> Heartbeat:
+) -> Worker:
     """A heartbeat; its loop turns between any two, unless ``turns`` is given."""
-    return Heartbeat(
+    return Worker(
         who=Incarnation(role=Role.REWARD, worker="reward-0", epoch=1),
         pid=pid,
         host="h",
@@ -81,7 +82,7 @@ class Watched(Watchdog):
         super().__init__(limits)
         self._reported = Reported()
 
-    def evaluate(
+    def look(
         self,
         beats: Iterable[Heartbeat],
         pids: Mapping[str, int],
@@ -90,7 +91,7 @@ class Watched(Watchdog):
         activity: Mapping[str, Activity | None] | None = None,
     ) -> dict[str, str]:
         reported = self._reported.beats(list(beats), now_s)
-        return super().evaluate(reported, pids, now_s, overdue_s or {}, activity or {})
+        return self.evaluate(self.fleet.read(reported, now_s, overdue_s or {}), pids, now_s, activity or {})
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def _condemned_after(
     """Let a worker report the same every second; return when it was found dead, and why."""
     for second in range(seconds):
         beat = _beat(float(second), progress=progress, waiting=waiting, turns=turns, held=held)
-        if dead := dog.evaluate([beat], PIDS, float(second), overdue_s or {}):
+        if dead := dog.look([beat], PIDS, float(second), overdue_s or {}):
             return second, dead["reward-0"]
     return None
 
@@ -123,8 +124,8 @@ def test_a_worker_that_turns_idle_and_holds_nothing_is_left_alone_for_ever(dog: 
 
 def test_a_worker_whose_heartbeat_stands_still_is_dead(dog: Watched) -> None:
     for second in range(11):
-        assert dog.evaluate([_beat(5.0)], PIDS, float(second)) == {}
-    assert "no heartbeat for 11 s" in dog.evaluate([_beat(5.0)], PIDS, 11.0)["reward-0"]
+        assert dog.look([_beat(5.0)], PIDS, float(second)) == {}
+    assert "no heartbeat for 11 s" in dog.look([_beat(5.0)], PIDS, 11.0)["reward-0"]
 
 
 def _done(slices: int) -> Activity:
@@ -136,7 +137,7 @@ def _replaced_at(dog: Watched, slices: list[int], *, start_s: int = 0) -> tuple[
     is found dead, and why."""
     for second, number in enumerate(slices, start_s):
         activity = {"reward-0": _done(number) if number else None}
-        if dead := dog.evaluate([_beat(5.0)], PIDS, float(second), activity=activity):
+        if dead := dog.look([_beat(5.0)], PIDS, float(second), activity=activity):
             return second, dead["reward-0"]
     return None
 
@@ -158,22 +159,22 @@ def test_a_silent_worker_that_may_have_run_has_the_patience_for_a_silent_one(dog
 def test_a_process_that_does_not_run_between_two_heartbeats_is_left_alone(dog: Watched) -> None:
     for second in range(100):
         beat = _beat(float(second - second % 3))
-        assert dog.evaluate([beat], PIDS, float(second), activity={"reward-0": _done(7)}) == {}
+        assert dog.look([beat], PIDS, float(second), activity={"reward-0": _done(7)}) == {}
 
 
 def test_only_workers_with_late_heartbeats_are_looked_into(dog: Watched) -> None:
-    dog.evaluate([_beat(5.0)], PIDS, 0.0)
+    dog.look([_beat(5.0)], PIDS, 0.0)
     assert dog.quiet(2.0) == []
-    dog.evaluate([_beat(5.0)], PIDS, 2.5)
+    dog.look([_beat(5.0)], PIDS, 2.5)
     assert dog.quiet(2.5) == ["reward-0"]
-    dog.evaluate([_beat(6.0)], PIDS, 3.0)
+    dog.look([_beat(6.0)], PIDS, 3.0)
     assert dog.quiet(3.0) == []
 
 
 def test_a_worker_is_not_taken_for_stopped_while_the_reader_itself_stood_still(dog: Watched) -> None:
     """A host that was suspended, or a ledger that was away."""
     assert _replaced_at(dog, [7] * 4) is None
-    assert dog.evaluate([_beat(5.0)], PIDS, 6.0, activity={"reward-0": _done(7)}) == {}
+    assert dog.look([_beat(5.0)], PIDS, 6.0, activity={"reward-0": _done(7)}) == {}
     dog.reset_timers(7.0)
     found = _replaced_at(dog, [7] * 9, start_s=7)
     assert found is not None
@@ -214,14 +215,13 @@ def test_work_whose_pieces_end_is_left_alone_however_long_the_whole_takes(dog: W
         # one in 50 s
         pieces = WorkReport(steps=second // 50)
         assert (
-            dog.evaluate([_beat(float(second), waiting=waiting, turns=1, held=9, work=pieces)], PIDS, float(second))
-            == {}
+            dog.look([_beat(float(second), waiting=waiting, turns=1, held=9, work=pieces)], PIDS, float(second)) == {}
         )
     still = WorkReport(steps=60)
     found = [
         second
         for second in range(3000, 3400)
-        if dog.evaluate([_beat(float(second), waiting=waiting, turns=1, held=9, work=still)], PIDS, float(second))
+        if dog.look([_beat(float(second), waiting=waiting, turns=1, held=9, work=still)], PIDS, float(second))
     ]
     assert found, "when its pieces stand still it is stuck all the same"
 
@@ -232,7 +232,7 @@ def test_a_piece_may_take_several_times_the_slowest_before_it_by_default() -> No
     found = [
         second
         for second in range(300)
-        if dog.evaluate([_beat(float(second), waiting=WaitingFor.COMPUTE, work=slow)], PIDS, float(second))
+        if dog.look([_beat(float(second), waiting=WaitingFor.COMPUTE, work=slow)], PIDS, float(second))
     ]
     assert found[0] == 201, "five times 40 s"
 
@@ -242,7 +242,7 @@ def test_what_a_person_has_set_is_the_most_that_is_borne(dog: Watched) -> None:
     found = [
         second
         for second in range(100)
-        if dog.evaluate([_beat(float(second), waiting=WaitingFor.COMPUTE, work=slow)], PIDS, float(second))
+        if dog.look([_beat(float(second), waiting=WaitingFor.COMPUTE, work=slow)], PIDS, float(second))
     ]
     assert found[0] == 61
 
@@ -251,19 +251,19 @@ def test_idle_time_before_work_is_not_counted_against_the_work(dog: Watched) -> 
     assert _condemned_after(dog, 500) is None
     for second in range(500, 561):
         beat = _beat(float(second), waiting=WaitingFor.COMPUTE, held=16, begun=1)
-        assert dog.evaluate([beat], PIDS, float(second)) == {}, "it was idle for 500 s, and has worked since"
-    assert dog.evaluate([_beat(561.0, waiting=WaitingFor.COMPUTE, held=16, begun=1)], PIDS, 561.0)
+        assert dog.look([beat], PIDS, float(second)) == {}, "it was idle for 500 s, and has worked since"
+    assert dog.look([_beat(561.0, waiting=WaitingFor.COMPUTE, held=16, begun=1)], PIDS, 561.0)
 
 
 def test_writing_to_the_disk_hides_no_stuck_computing_and_is_waited_for_at_the_disk(dog: Watched) -> None:
     for second in range(1000):
         writing = WorkReport(steps=second)
         beat = _beat(float(second), waiting=WaitingFor.DISK, turns=1, storing=writing)
-        assert dog.evaluate([beat], PIDS, float(second)) == {}
+        assert dog.look([beat], PIDS, float(second)) == {}
     found = [
         second
         for second in range(1000, 1100)
-        if dog.evaluate(
+        if dog.look(
             [_beat(float(second), waiting=WaitingFor.COMPUTE, storing=WorkReport(steps=second))], PIDS, float(second)
         )
     ]
@@ -294,10 +294,10 @@ def test_an_idle_worker_beside_overdue_work_is_stuck_and_one_of_another_role_is_
 
 
 def test_a_worker_that_has_left_may_take_its_time_to_end_but_not_for_ever(dog: Watched) -> None:
-    dog.evaluate([_beat(0.0)], PIDS, 0.0)
+    dog.look([_beat(0.0)], PIDS, 0.0)
     for second in range(1, 21):
-        assert dog.evaluate([], PIDS, float(second)) == {}
-    assert "left 21 s ago" in dog.evaluate([], PIDS, 21.0)["reward-0"]
+        assert dog.look([], PIDS, float(second)) == {}
+    assert "left 21 s ago" in dog.look([], PIDS, 21.0)["reward-0"]
 
 
 @pytest.mark.parametrize(("gone", "limit_s"), [(set[int](), 60), ({7}, 10)])
@@ -305,10 +305,10 @@ def test_a_silent_unmanaged_worker_is_fenced_and_sooner_once_its_process_is_gone
     dog: Watched, gone: set[int], limit_s: int
 ) -> None:
     for second in range(limit_s + 1):
-        assert dog.evaluate([_beat(5.0)], {}, float(second)) == {}
+        assert dog.look([_beat(5.0)], {}, float(second)) == {}
         assert dog.departed([_beat(5.0, silent_s=float(second))], {}, gone) == {}
     late = _beat(5.0, silent_s=limit_s + 1.0)
-    assert dog.evaluate([_beat(5.0)], {}, limit_s + 1.0) == {}
+    assert dog.look([_beat(5.0)], {}, limit_s + 1.0) == {}
     assert dog.departed([late], PIDS, gone) == {}, "one of ours is no guest"
     assert "reward-0" in dog.departed([late], {}, gone)
 
@@ -316,44 +316,42 @@ def test_a_silent_unmanaged_worker_is_fenced_and_sooner_once_its_process_is_gone
 def test_a_guest_that_beats_is_left_alone(dog: Watched) -> None:
     for second in range(1000):
         beat = _beat(float(second), turns=1, held=3)
-        dog.evaluate([beat], {}, float(second))
+        dog.look([beat], {}, float(second))
         assert dog.departed([beat], {}, set()) == {}
 
 
 def test_a_wall_clock_that_jumps_kills_nobody(dog: Watched) -> None:
-    dog.evaluate([_beat(5.0)], PIDS, 0.0)
-    assert dog.evaluate([_beat(100_000.0)], PIDS, 1.0) == {}
-    assert dog.evaluate([_beat(3.0)], PIDS, 2.0) == {}
+    dog.look([_beat(5.0)], PIDS, 0.0)
+    assert dog.look([_beat(100_000.0)], PIDS, 1.0) == {}
+    assert dog.look([_beat(3.0)], PIDS, 2.0) == {}
 
 
 def test_a_ledger_that_was_away_kills_nobody(dog: Watched) -> None:
-    dog.evaluate([_beat(5.0)], PIDS, 0.0)
+    dog.look([_beat(5.0)], PIDS, 0.0)
     for second in range(1, 50):
         dog.reset_timers(float(second))
-    assert dog.evaluate([_beat(5.0)], PIDS, 51.0) == {}
-    assert dog.evaluate([_beat(52.0)], PIDS, 52.0) == {}
+    assert dog.look([_beat(5.0)], PIDS, 51.0) == {}
+    assert dog.look([_beat(52.0)], PIDS, 52.0) == {}
 
 
 def test_a_supervisor_that_was_itself_stopped_kills_nobody(dog: Watched) -> None:
-    dog.evaluate([_beat(5.0, waiting=WaitingFor.COMPUTE)], PIDS, 0.0)
-    assert dog.evaluate([_beat(5.0, waiting=WaitingFor.COMPUTE)], PIDS, 3600.0) == {}
-    assert dog.evaluate([_beat(6.0, waiting=WaitingFor.COMPUTE)], PIDS, 3600.2) == {}
+    dog.look([_beat(5.0, waiting=WaitingFor.COMPUTE)], PIDS, 0.0)
+    assert dog.look([_beat(5.0, waiting=WaitingFor.COMPUTE)], PIDS, 3600.0) == {}
+    assert dog.look([_beat(6.0, waiting=WaitingFor.COMPUTE)], PIDS, 3600.2) == {}
 
 
 def test_a_process_that_never_says_a_word_is_not_started(dog: Watched) -> None:
     for second in range(101):
-        assert dog.evaluate([_beat(1.0, pid=6)], PIDS, float(second)) == {}, (
-            "the heartbeat before its own is not its own"
-        )
-    assert "not started after 101 s" in dog.evaluate([], PIDS, 101.0)["reward-0"]
+        assert dog.look([_beat(1.0, pid=6)], PIDS, float(second)) == {}, "the heartbeat before its own is not its own"
+    assert "not started after 101 s" in dog.look([], PIDS, 101.0)["reward-0"]
 
 
 def test_a_successor_begins_with_full_patience(dog: Watched) -> None:
     for second in range(20):
-        dog.evaluate([_beat(5.0)], PIDS, float(second))
-    assert dog.evaluate([_beat(5.0)], PIDS, 20.0) != {}
-    assert dog.evaluate([_beat(5.0)], {"reward-0": 8}, 20.0) == {}
-    assert dog.evaluate([_beat(5.0)], {}, 21.0) == {}
+        dog.look([_beat(5.0)], PIDS, float(second))
+    assert dog.look([_beat(5.0)], PIDS, 20.0) != {}
+    assert dog.look([_beat(5.0)], {"reward-0": 8}, 20.0) == {}
+    assert dog.look([_beat(5.0)], {}, 21.0) == {}
 
 
 @given(
@@ -371,10 +369,10 @@ def test_a_worker_within_its_limits_is_never_replaced_and_one_that_stands_still_
         for _ in range(data.draw(st.integers(1, int(PATIENCE.limit_s(waiting)) // 4))):
             now += 4.0
             beat = _beat(now, progress=progress, waiting=waiting, turns=progress, held=held)
-            assert dog.evaluate([beat], PIDS, now, {Role.REWARD: 1000.0}) == {}
+            assert dog.look([beat], PIDS, now, {Role.REWARD: 1000.0}) == {}
     last = PATIENCE.limit_s(waits[-1])
     begun, dead = now, {}
     while now <= begun + last + 4.0:
         now += 4.0
-        dead = dog.evaluate([_beat(now, progress=progress, waiting=waits[-1], turns=progress)], PIDS, now)
+        dead = dog.look([_beat(now, progress=progress, waiting=waits[-1], turns=progress)], PIDS, now)
     assert dead, f"still at {waits[-1]} for more than {last} s"

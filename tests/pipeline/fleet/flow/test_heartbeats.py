@@ -11,19 +11,20 @@ import pytest
 from pipeline.fleet.flow.format import Awaited, read_wait
 from pipeline.fleet.flow.heartbeats import STEP_SHARE, RowMaker
 from pipeline.fleet.flow.rows import LinkRow, StateRow
+from pipeline.fleet.state import Worker
 from pipeline.ledger.types import REFUSAL_WORDS, Refusal
 from pipeline.process.work import ServiceSums, WorkReport
-from pipeline.runtime.registry.contract import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name
+from pipeline.runtime.registry.contract import OTHER_LINKS, LinkReport, WaitingFor, link_name
 from pipeline.runtime.registry.entries import Vitals
 from pipeline.weights import TURNS
 from protocol.ids import Incarnation, Role
 
 
-def beat(worker: str, at_s: float = 5.0, *, epoch: int = 1, **more: object) -> Heartbeat:
+def beat(worker: str, at_s: float = 5.0, *, epoch: int = 1, **more: object) -> Worker:
     role = Role(worker.partition("-")[0])
     known: dict[str, object] = {"pid": 1, "host": "host", "at_s": at_s, "started_s": 0.0, "progress": 7}
     known |= {"progress_at_s": 4.0, "waiting_for": WaitingFor.COMPUTE, "policy_version": 3} | more
-    return Heartbeat(who=Incarnation(role, worker, epoch), **known)  # type: ignore[arg-type]
+    return Worker(who=Incarnation(role, worker, epoch), **known)  # type: ignore[arg-type]
 
 
 def state(rows: tuple[Sequence[StateRow], Sequence[LinkRow]], worker: str) -> StateRow:

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from pipeline.fleet.peers.frame import CATALOGUE, Finding, Frame
 from pipeline.fleet.peers.heartbeats import METRICS, FrameMaker
 from pipeline.fleet.peers.watcher import Watch
+from pipeline.fleet.state import Worker
 from pipeline.process.work import ServiceSums, WorkReport
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.entries import Vitals
 from pipeline.weights import PARTS
 from protocol.ids import Incarnation, Role
 
 
-def beat(worker: str = "reward-0", role: Role = Role.REWARD, *, epoch: int = 1, **more: object) -> Heartbeat:
+def beat(worker: str = "reward-0", role: Role = Role.REWARD, *, epoch: int = 1, **more: object) -> Worker:
     known: dict[str, object] = {
         "pid": 1,
         "host": "host",
@@ -31,7 +32,7 @@ def beat(worker: str = "reward-0", role: Role = Role.REWARD, *, epoch: int = 1, 
         "progress_at_s": 4.0,
     }
     known |= {"waiting_for": WaitingFor.INPUT} | more
-    return Heartbeat(who=Incarnation(role, worker, epoch), **known)  # type: ignore[arg-type]
+    return Worker(who=Incarnation(role, worker, epoch), **known)  # type: ignore[arg-type]
 
 
 def value(frame: Frame, worker: str, metric: str) -> float:
@@ -100,7 +101,7 @@ class Fleet:
     sums: dict[str, ServiceSums] = field(default_factory=dict[str, ServiceSums])
 
     def frame(self, tokens: dict[str, float], epochs: dict[str, int] | None = None) -> Frame:
-        beats: list[Heartbeat] = []
+        beats: list[Worker] = []
         for name, pace in self.paces.items():
             size = tokens.get(name, 0.0)
             if size:

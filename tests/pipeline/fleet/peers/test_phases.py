@@ -15,8 +15,9 @@ from pipeline.fleet.peers.heartbeats import FrameMaker
 from pipeline.fleet.peers.offline import recorded_frames, watch_run, watch_table
 from pipeline.fleet.peers.segments import SegmentWriter, observed_files
 from pipeline.fleet.peers.tables import TableForm
+from pipeline.fleet.state import Worker
 from pipeline.observability.exported_tables import export_tables
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from protocol.ids import Incarnation, Role
 from tests.pipeline.fleet.peers.fleets import findings, fleet
 from tests.pipeline.fleet.peers.test_similarity import scale
@@ -62,7 +63,7 @@ def test_a_record_has_each_workers_phase_at_each_moment(tmp_path: Path) -> None:
 def test_a_heartbeat_of_a_worker_that_starts_or_compiles_is_in_that_phase() -> None:
     waits = (WaitingFor.STARTING, WaitingFor.COMPILE, WaitingFor.COMPUTE, WaitingFor.INPUT)
     beats = [
-        Heartbeat(
+        Worker(
             who=Incarnation(role=Role.GENERATOR, worker=f"generator-{at}", epoch=1),
             pid=1,
             host="h",

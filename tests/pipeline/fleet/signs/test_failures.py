@@ -6,7 +6,7 @@ from pipeline.fleet.signs.signals import TOLD_S, Failures
 from pipeline.fleet.suspicions import FleetSuspicions
 from pipeline.runtime.registry.contract import FailureReport
 from protocol.ids import Incarnation, Role
-from tests.pipeline.runtime.registries import beat_of
+from tests.pipeline.runtime.registries import worker_of
 
 
 def failure(epoch: int = 2, ago_s: float = 0.5) -> FailureReport:
@@ -31,8 +31,8 @@ def test_an_observer_that_starts_later_tells_no_old_failure() -> None:
 
 def test_a_failed_worker_is_named_although_its_successor_has_the_next_epoch() -> None:
     finder = FleetSuspicions()
-    finder.observe(1.0, 1.0, [beat_of(Incarnation(Role.REFERENCE, "reference-1", 2))], -1)
-    successor = beat_of(Incarnation(Role.REFERENCE, "reference-1", 3))
+    finder.observe(1.0, 1.0, [worker_of(Incarnation(Role.REFERENCE, "reference-1", 2))], -1)
+    successor = worker_of(Incarnation(Role.REFERENCE, "reference-1", 3))
     _, found = finder.observe(2.0, 2.0, [successor], -1)
     assert found == [], "so far it looks like a drain"
     _, found = finder.observe(3.0, 3.0, [successor], -1, [failure()])

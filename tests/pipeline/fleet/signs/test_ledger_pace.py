@@ -6,14 +6,14 @@ import msgspec
 
 from pipeline.fleet.incidents.book import Suspicion
 from pipeline.fleet.signs.signals import FOLLOWS_S, LEDGER, LedgerPace
+from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import FleetSuspicions, explained
-from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.runtime.registry.entries import Vitals
 from protocol.ids import Role
 from tests.pipeline.fleet.live_fleet import BREAKS_S, LiveFleet
 
 
-def fleet(waits_ms: list[float]) -> list[Heartbeat]:
+def fleet(waits_ms: list[float]) -> list[Worker]:
     beats = LiveFleet(generators=len(waits_ms) - 1, rewards=0).at(9)
     return [
         msgspec.structs.replace(beat, vitals=Vitals(ledger_rtt_ms=wait_ms))
@@ -80,7 +80,7 @@ def test_slow_workers_are_evidence_for_a_slow_ledger_and_dead_workers_are_not() 
 def test_a_clock_that_differs_on_while_the_ledger_was_slow_is_named_afterwards() -> None:
     live, finder = LiveFleet(), FleetSuspicions()
 
-    def late(since: int, beat: Heartbeat) -> Heartbeat:
+    def late(since: int, beat: Worker) -> Worker:
         assert beat.vitals is not None
         vitals = msgspec.structs.replace(beat.vitals, ledger_rtt_ms=200.0 if since < 20 else 0.4)
         ahead_s = 5.0 if beat.who.worker == "reward-1" else 0.0
@@ -100,7 +100,7 @@ def test_a_clock_that_differs_on_while_the_ledger_was_slow_is_named_afterwards()
 def test_clocks_that_are_read_late_after_an_outage_are_not_blamed() -> None:
     live, finder = LiveFleet(), FleetSuspicions()
 
-    def late(since: int, beat: Heartbeat) -> Heartbeat:
+    def late(since: int, beat: Worker) -> Worker:
         # what was under way when the server stopped is read after its return
         ahead_s = -1.5 if since < 15 and beat.who.worker in ("reward-1", "generator-0") else 0.0
         return msgspec.structs.replace(beat, clock_ahead_s=ahead_s)

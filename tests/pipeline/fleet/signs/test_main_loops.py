@@ -9,19 +9,20 @@ import pytest
 
 from pipeline.fleet.incidents.book import Suspicion
 from pipeline.fleet.signs.stalls import MainLoops
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.fleet.state import Worker
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.entries import Vitals
 from protocol.ids import Incarnation, Role
-from tests.pipeline.runtime.registries import beat_of
+from tests.pipeline.runtime.registries import worker_of
 
 NAMES = ("reward-0", "reward-1", "reward-2", "reward-3")
 
 
-def beats(second: int, still_s: dict[str, float], *, epoch: int = 1, **more: Any) -> list[Heartbeat]:
+def beats(second: int, still_s: dict[str, float], *, epoch: int = 1, **more: Any) -> list[Worker]:
     """Heartbeats of a second; some loops stand for so long."""
     return [
         msgspec.structs.replace(
-            beat_of(Incarnation(Role.REWARD, name, epoch)), at_s=1000.0 + second, silent_s=0.4,
+            worker_of(Incarnation(Role.REWARD, name, epoch)), at_s=1000.0 + second, silent_s=0.4,
             turned_at_s=1000.0 + second - still_s.get(name, 0.1),
             vitals=Vitals(loop_lag_ms=1e3 * still_s.get(name, 0.0)), **more,
         )

@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from pipeline.fleet.signs.signals import MOST_NATS, MOST_TIMES, Mismatches
+from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import FleetSuspicions
-from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.runtime.registry.entries import LOGPROB_GAP, LOGPROB_USUAL_GAP
 from protocol.ids import Incarnation, Role
-from tests.pipeline.runtime.registries import beat_of
+from tests.pipeline.runtime.registries import worker_of
 
 
-def fleet(gap: float, usual: float, worker: str = "generator-1") -> list[Heartbeat]:
+def fleet(gap: float, usual: float, worker: str = "generator-1") -> list[Worker]:
     counters = {f"{LOGPROB_GAP}{worker}": gap, f"{LOGPROB_USUAL_GAP}{worker}": usual, "updates": 3.0}
-    learner = beat_of(Incarnation(Role.LEARNER, "learner", 1), links=())
-    generators = [beat_of(Incarnation(Role.GENERATOR, f"generator-{n}", 1), counters={}, links=()) for n in range(3)]
+    learner = worker_of(Incarnation(Role.LEARNER, "learner", 1), links=())
+    generators = [worker_of(Incarnation(Role.GENERATOR, f"generator-{n}", 1), counters={}, links=()) for n in range(3)]
     return [msgspec.structs.replace(learner, counters=counters), *generators]
 
 

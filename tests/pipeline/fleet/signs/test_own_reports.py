@@ -6,19 +6,20 @@ import msgspec
 
 from pipeline.fleet.incidents.book import Suspicion
 from pipeline.fleet.signs.signals import OwnReports
+from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import FleetSuspicions
 from pipeline.process.work import WorkReport
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.entries import LONGEST_STANDSTILL, STANDSTILL
 from protocol.ids import Incarnation, Role
-from tests.pipeline.runtime.registries import beat_of
+from tests.pipeline.runtime.registries import worker_of
 
 
-def beat(worker: str, role: Role, **changes: object) -> Heartbeat:
-    return msgspec.structs.replace(beat_of(Incarnation(role, worker, 1)), **changes)
+def beat(worker: str, role: Role, **changes: object) -> Worker:
+    return msgspec.structs.replace(worker_of(Incarnation(role, worker, 1)), **changes)
 
 
-def refusing(number: int, of: int = 3) -> list[Heartbeat]:
+def refusing(number: int, of: int = 3) -> list[Worker]:
     waits = [WaitingFor.QUARANTINE] * number + [WaitingFor.COMPUTE] * (of - number)
     return [
         beat(f"generator-{n}", Role.GENERATOR, waiting_for=kind, detail="v7 is not as published")
@@ -57,7 +58,7 @@ def test_a_worker_whose_disk_refuses_is_named_with_its_words_by_the_observer() -
     assert "/run/checkpoints" in found[0].sentence
 
 
-def standing(stood_s: float, longest_s: float = 0.1) -> list[Heartbeat]:
+def standing(stood_s: float, longest_s: float = 0.1) -> list[Worker]:
     counters = {STANDSTILL: stood_s, LONGEST_STANDSTILL: longest_s}
     return [
         beat("generator-0", Role.GENERATOR, counters=counters, silent_s=0.5, work=WorkReport(slowest_s=30.0)),

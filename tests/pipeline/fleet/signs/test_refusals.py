@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from pipeline.fleet.signs.signals import Refusals
-from pipeline.runtime.registry.contract import Heartbeat, LinkReport
+from pipeline.fleet.state import Worker
+from pipeline.runtime.registry.contract import LinkReport
 from tests.pipeline.fleet.live_fleet import BREAKS_S, LiveFleet
 
 
 def refusing(fleet: LiveFleet, receiver: str, senders: tuple[str, ...], each_s: int) -> None:
-    def change(since: int, beat: Heartbeat) -> Heartbeat:
+    def change(since: int, beat: Worker) -> Worker:
         def refused(link: LinkReport) -> LinkReport:
             return msgspec.structs.replace(link, refused=each_s * since if link.name.split(">")[0] in senders else 0)
 
@@ -38,7 +39,7 @@ def test_old_refusals_fade_and_a_restarted_count_adds_none() -> None:
     fleet = LiveFleet()
     (beat,) = (each for each in fleet.at(1) if each.who.worker == "reward-0")
 
-    def at(count: int) -> list[Heartbeat]:
+    def at(count: int) -> list[Worker]:
         return [msgspec.structs.replace(beat, links=(LinkReport(name="generator-0>reward-0", refused=count),))]
 
     refusals.observe(1.0, at(100))

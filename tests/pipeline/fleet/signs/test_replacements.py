@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from pipeline.fleet.signs.signals import KEPT_S, Replacements
+from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import FleetSuspicions
-from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
 from tests.oracle.registry import MemoryRegistry
-from tests.pipeline.runtime.registries import beat_of
+from tests.pipeline.runtime.registries import worker_of
 
 
-def beat(epoch: int, silent_s: float = 0.3) -> Heartbeat:
-    return msgspec.structs.replace(beat_of(Incarnation(Role.REWARD, "reward-0", epoch)), silent_s=silent_s)
+def beat(epoch: int, silent_s: float = 0.3) -> Worker:
+    return msgspec.structs.replace(worker_of(Incarnation(Role.REWARD, "reward-0", epoch)), silent_s=silent_s)
 
 
 def test_a_successor_two_epochs_later_shows_that_its_worker_was_fenced() -> None:

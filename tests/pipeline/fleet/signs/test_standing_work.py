@@ -9,23 +9,24 @@ import msgspec
 import pytest
 
 from pipeline.fleet.signs.stalls import KNOWN, StandingWork
+from pipeline.fleet.state import Worker
 from pipeline.process.work import WorkReport
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.entries import Vitals
 from protocol.ids import Incarnation, Role
 from tests.pipeline.fleet.live_fleet import BREAKS_S, LiveFleet
-from tests.pipeline.runtime.registries import beat_of
+from tests.pipeline.runtime.registries import worker_of
 
 LEARNER = Incarnation(Role.LEARNER, "learner", 1)
 HANGS_S = 100
 UNTIL_S = 140
 
 
-def beat(second: int, still_s: float, *, who: Incarnation = LEARNER, **more: Any) -> Heartbeat:
+def beat(second: int, still_s: float, *, who: Incarnation = LEARNER, **more: Any) -> Worker:
     """A heartbeat of a second; its work has stood for so long, and each second is progress."""
     given: dict[str, Any] = {"waiting_for": WaitingFor.COMPUTE, "held": 4, "progress": second} | more
     return msgspec.structs.replace(
-        beat_of(who), at_s=1000.0 + second, silent_s=0.4, moved_at_s=1000.0 + second - still_s, **given
+        worker_of(who), at_s=1000.0 + second, silent_s=0.4, moved_at_s=1000.0 + second - still_s, **given
     )
 
 
@@ -119,17 +120,17 @@ def test_a_new_process_is_known_anew() -> None:
 
 
 def test_the_observer_suspects_a_learner_whose_step_stands_before_its_roles_limit() -> None:
-    def standing(since: int, beat: Heartbeat) -> Heartbeat:
+    def standing(since: int, beat: Worker) -> Worker:
         return learning(beat, max(0.2, since), BREAKS_S + min(since, 0))
 
-    def learning(beat: Heartbeat, still_s: float, second: int) -> Heartbeat:
+    def learning(beat: Worker, still_s: float, second: int) -> Worker:
         """An update takes eight seconds."""
         return msgspec.structs.replace(
             beat, moved_at_s=beat.at_s - still_s, progress=second // 8, work=WorkReport(steps=second // 8)
         )
 
     class Learning(LiveFleet):
-        def _busy(self, name: str, now: int) -> Heartbeat:
+        def _busy(self, name: str, now: int) -> Worker:
             beat = super()._busy(name, now)
             return learning(beat, 0.2, now) if name == "learner" else beat
 

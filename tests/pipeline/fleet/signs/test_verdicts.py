@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pipeline.fleet.signs.signals import SAME_VERDICTS, MissingVerdicts, SameVerdicts
+from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import FleetSuspicions
-from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Incarnation, Role
-from tests.pipeline.runtime.registries import beat_of
+from tests.pipeline.runtime.registries import worker_of
 
 
-def beat(judged: float, failed: float, late: float = 0.0, role: Role = Role.REWARD) -> Heartbeat:
+def beat(judged: float, failed: float, late: float = 0.0, role: Role = Role.REWARD) -> Worker:
     counters = {"judged": judged, "failed": failed, "late": late}
-    return beat_of(Incarnation(role, f"{role}-0", 1), counters=counters, links=())
+    return worker_of(Incarnation(role, f"{role}-0", 1), counters=counters, links=())
 
 
 def test_a_share_of_failed_tries_above_the_limit_is_named_since_it_was_first_so() -> None:
@@ -38,9 +38,9 @@ def test_the_observer_suspects_such_a_worker() -> None:
     assert "verdicts" in {one.kind for one in found}
 
 
-def judged(num: float, right: float) -> Heartbeat:
+def judged(num: float, right: float) -> Worker:
     counters = {"judged": num, "judged_accuracy": right}
-    return beat_of(Incarnation(Role.REWARD, "reward-0", 1), counters=counters, links=())
+    return worker_of(Incarnation(Role.REWARD, "reward-0", 1), counters=counters, links=())
 
 
 def test_a_verifier_that_finds_hundreds_of_responses_in_a_row_wrong_is_named_until_one_is_right() -> None:
@@ -60,7 +60,7 @@ def test_a_verifier_that_never_found_anything_wrong_is_named_and_a_model_that_ha
     learned = SameVerdicts()
     for right in range(2000):
         assert not learned.observe(float(right), [judged(100.0 + right, float(right))])
-    other = beat_of(Incarnation(Role.VALUE, "value", 1), counters={"judged": 9999.0}, links=())
+    other = worker_of(Incarnation(Role.VALUE, "value", 1), counters={"judged": 9999.0}, links=())
     assert not SameVerdicts().observe(1.0, [other])
 
 

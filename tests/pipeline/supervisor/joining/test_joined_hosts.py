@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from pipeline.fleet.limits import Limits
+from pipeline.fleet.state import Worker, read_once
 from pipeline.process.records import FOLDER as PROCESSES
 from pipeline.process.records import Life, ProcessIdentity, write_life
 from pipeline.runtime.liveness import RESTARTED_WITHIN_S
-from pipeline.runtime.registry.contract import Heartbeat, RunState, WaitingFor
+from pipeline.runtime.registry.contract import RunState, WaitingFor
 from pipeline.supervisor.joining.home import HomeEntry, HomePiece
 from pipeline.supervisor.joining.joined_hosts import JoinedHosts
 from protocol.errors import LedgerUnavailable
@@ -40,7 +42,9 @@ class Fleet:
         self.hosts = JoinedHosts(config, config.run_dir)
 
     async def look(self, *, is_running: bool = True) -> None:
-        self.hosts.observe(await self.registry.heartbeats(), {OWN}, is_running=is_running)
+        self.hosts.observe(
+            read_once(await self.registry.heartbeats(), Limits(None, 100.0)), {OWN}, is_running=is_running
+        )
 
     async def beat(self) -> None:
         for name in (OWN, FAR, BY_HAND):
@@ -48,7 +52,7 @@ class Fleet:
             now = self.clock.time()
             who = Incarnation(Role.GENERATOR, name, epoch)
             assert self.registry.beat(
-                Heartbeat(
+                Worker(
                     who=who,
                     pid=1,
                     host="host",
@@ -144,7 +148,7 @@ async def test_a_second_signal_waits_for_no_host_and_names_its_workers(fleet: Fl
 
 
 async def test_without_a_ledger_nothing_is_waited_for(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def away(*_: object) -> list[Heartbeat]:
+    async def away(*_: object) -> list[Worker]:
         raise LedgerUnavailable("no answer")
 
     monkeypatch.setattr(MemoryRegistry, "heartbeats_of", away)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from pipeline.fleet.state import Worker
 from pipeline.process.records import StandbyReport, read_reports, write_report
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.supervisor.fleet_plan import Verb
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.standbys import keeper as keeping
@@ -42,9 +43,9 @@ def keeper(tmp_path: Path, processes: Processes, *overrides: str, free: int = 1 
     return StandbyKeeper(config, tmp_path, processes, free=lambda: free)
 
 
-def beats(pids: dict[str, int], *, version: int = 3) -> list[Heartbeat]:
+def beats(pids: dict[str, int], *, version: int = 3) -> list[Worker]:
     return [
-        Heartbeat(
+        Worker(
             who=Incarnation(role, name, 1), pid=pids.get(name, 0), host="here", at_s=0.0, started_s=0.0, progress=1,
             progress_at_s=0.0, waiting_for=WaitingFor.INPUT, policy_version=version,
         )
