@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from pipeline.fleet.repair.records import PARTS
+from pipeline.fleet.state import Worker
 from pipeline.ledger.types import DropReason, QueueStat, Totals
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.metric_names import ENDPOINT_METRICS, REWARD_PART_COUNTER, WORKER_METRICS
 from pipeline.observability.metrics import HeartbeatCollector
 from pipeline.process.work import ServiceSums
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry.contract import LinkReport, WaitingFor
 from pipeline.runtime.registry.entries import JUDGMENTS_ABSENT, Vitals
 from protocol.ids import Incarnation, Role
 
@@ -42,7 +43,7 @@ def whole_collector() -> HeartbeatCollector:
         output_depth=1,
     )
     beats = [
-        Heartbeat(
+        Worker(
             who=Incarnation(role=role, worker=f"{role}-{number}", epoch=1),
             pid=1,
             host="host",
