@@ -136,7 +136,7 @@ def role_of(at: Attached, present: Fleet, beats: Sequence[Worker], worker: str) 
 
 
 def staying_guests(present: Fleet, beats: Sequence[Worker]) -> list[Worker]:
-    """Return the heartbeats of joined hosts' workers that are neither silent nor leaving. The run's
+    """Return joined hosts' workers that are neither silent nor leaving. The run's
     own workers are not included; ``Fleet.counts`` has those that stay."""
     from pipeline.runtime.registry.waits import Stage
     from pipeline.supervisor.takeover import is_own
@@ -311,7 +311,7 @@ def _check_host(present: Fleet, beats: Sequence[Worker], host: str) -> None:
 
 
 def _at_work(present: Fleet, beats: Sequence[Worker]) -> list[Worker]:
-    """Return the heartbeats of workers that stay and have begun their work."""
+    """Return the workers that stay and have begun their work."""
     from pipeline.supervisor.fleet_plan import wanted_names
 
     own = wanted_names(present.counts, present.left_out)

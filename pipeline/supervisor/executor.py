@@ -29,12 +29,13 @@ from pipeline.supervisor.processes import Processes
 _FENCED: Final = frozenset({Verb.REPLACE, Verb.EXPEL, Verb.FENCE})
 _KILLED: Final = frozenset({Verb.KILL, Verb.REPLACE, Verb.EXPEL})
 _EVENTS: Final = {
-    Verb.DRAIN: "worker_drained",
-    Verb.KILL: "worker_killed",
-    Verb.REPLACE: "worker_replaced",
-    Verb.EXPEL: "worker_evicted",
-    Verb.FENCE: "unmanaged_worker_fenced",
+    Verb.DRAIN: ("info", "worker_drained"),
+    Verb.KILL: ("error", "worker_killed"),
+    Verb.REPLACE: ("error", "worker_replaced"),
+    Verb.EXPEL: ("warning", "worker_evicted"),
+    Verb.FENCE: ("warning", "unmanaged_worker_fenced"),
 }
+"""Level and event of the log line."""
 
 log = structlog.get_logger(__name__)
 
@@ -80,10 +81,9 @@ class Executor:
             log.warning("repairs_not_written", reason=str(error))
 
     def _note(self, one: Intervention) -> None:
-        log_at = log.error if one.verb in (Verb.REPLACE, Verb.KILL) else log.warning
-        log_at = log.info if one.verb is Verb.DRAIN else log_at
+        level, event = _EVENTS[one.verb]
         fields = {"stands": one.stands} if one.verb is Verb.REPLACE else {}
-        log_at(_EVENTS[one.verb], worker=one.worker, reason=one.reason, **fields)
+        getattr(log, level)(event, worker=one.worker, reason=one.reason, **fields)
         if not one.has_case:
             role = "" if one.role is None else str(one.role)
             self._rows.append(StepRow(time.time(), 0, one.worker, role, str(one.verb), StepOutcome.DONE, one.reason))

@@ -110,7 +110,7 @@ class _Failure:
 
 
 @dataclass(slots=True)
-class Worker:
+class PlannedWorker:
     name: str
     role: Role
     phase: WorkerPhase = WorkerPhase.ABSENT
@@ -149,7 +149,7 @@ class FleetPlan:
         self._settings = settings
         self._name = name or worker_name
         self._evicts = evicts
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, PlannedWorker] = {}
         self._data_failures: dict[Role, deque[_Failure]] = {}
         self.is_stopping = False
         self.failure: FleetFailure | None = None
@@ -157,7 +157,7 @@ class FleetPlan:
         """Workers that the run goes on without, to be logged once each."""
 
     @property
-    def workers(self) -> Iterable[Worker]:
+    def workers(self) -> Iterable[PlannedWorker]:
         """Every worker that is wanted or still running."""
         return self._workers.values()
 
@@ -190,7 +190,7 @@ class FleetPlan:
 
     def adopt(self, name: str, role: Role) -> None:
         """Take over a running process of an earlier supervisor. Surplus ones are drained later."""
-        self._workers[name] = Worker(name, role, WorkerPhase.RUNNING)
+        self._workers[name] = PlannedWorker(name, role, WorkerPhase.RUNNING)
 
     def replace(self, name: str, reason: str = "", *, kept: str | None = None) -> bool:
         """Record that a worker is frozen or stuck; return False if that is already known.
@@ -236,7 +236,7 @@ class FleetPlan:
         wanted = wanted_names(counts, left_out, self._name)
         for name, role in wanted.items():
             if name not in self._workers:
-                self._workers[name] = Worker(name, role)
+                self._workers[name] = PlannedWorker(name, role)
         for worker in list(self._workers.values()):
             if worker.name not in wanted:
                 actions += self._retire(worker, now_s)
@@ -268,7 +268,7 @@ class FleetPlan:
     def due(self, now_s: float) -> list[Intervention]:
         """Return this turn's actions: kills of overdue drains, and a few of the due starts."""
         actions: list[Intervention] = []
-        startable: list[Worker] = []
+        startable: list[PlannedWorker] = []
         for worker in self._workers.values():
             if worker.phase is WorkerPhase.DRAINING and now_s >= worker.kill_at_s:
                 worker.kill_at_s = worker.ceiling_s = now_s + self._settings.drain_timeout_s
@@ -323,7 +323,12 @@ class FleetPlan:
             self._failed(worker, exit_code, now_s, error, kept)
 
     def _failed(
-        self, worker: Worker, exit_code: int, now_s: float, error: LastError | None = None, kept: str | None = None
+        self,
+        worker: PlannedWorker,
+        exit_code: int,
+        now_s: float,
+        error: LastError | None = None,
+        kept: str | None = None,
     ) -> None:
         """Count an unrequested end; start again after a pause, or fail."""
         kind = kind_of(exit_code)
@@ -351,7 +356,7 @@ class FleetPlan:
         worker.phase = WorkerPhase.BACKOFF
         worker.start_at_s = now_s + factor * self._settings.backoff_s
 
-    def _fail(self, worker: Worker, exit_code: int, reason: str, *, is_its_own: bool = True) -> None:
+    def _fail(self, worker: PlannedWorker, exit_code: int, reason: str, *, is_its_own: bool = True) -> None:
         worker.phase = WorkerPhase.ENDED
         if worker.role in _DISPENSABLE:
             worker.is_given_up = True
@@ -362,7 +367,7 @@ class FleetPlan:
             else:
                 self.failure = FleetFailure(worker.name, exit_code, reason)
 
-    def _retire(self, worker: Worker, now_s: float, reason: str = "") -> list[Intervention]:
+    def _retire(self, worker: PlannedWorker, now_s: float, reason: str = "") -> list[Intervention]:
         if worker.phase is WorkerPhase.RUNNING:
             worker.phase = WorkerPhase.DRAINING
             worker.ceiling_s = now_s + self._settings.drain_ceiling_s
@@ -373,7 +378,7 @@ class FleetPlan:
         return []
 
 
-def _repeats(worker: Worker, error: LastError | None, delivered: int) -> bool:
+def _repeats(worker: PlannedWorker, error: LastError | None, delivered: int) -> bool:
     """Whether the same error ended the worker twice, with no more work finished in between."""
     if error is None or error.may_pass or worker.last_error is None:
         return False
@@ -390,7 +395,7 @@ def _since_checkpoint(failures: Iterable[_Failure]) -> list[_Failure]:
     return list(itertools.takewhile(lambda failure: failure.kept == last.kept, reversed(own)))
 
 
-def _is_unsound(worker: Worker, error: LastError | None, now_s: float) -> bool:
+def _is_unsound(worker: PlannedWorker, error: LastError | None, now_s: float) -> bool:
     if error is None or error.type != StepDiffered.__name__:
         return False
     before_s, worker.unsound_s = worker.unsound_s, now_s

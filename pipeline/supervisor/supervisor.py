@@ -322,6 +322,7 @@ class Supervisor:
             early = self._processes.early
             if early is not None and self._plan.workers and not self._plan.absent:
                 # adopted and evicted workers need none
+                self._processes.early = None
                 await asyncio.to_thread(early.close)
             return not self._loop.is_ready
 
