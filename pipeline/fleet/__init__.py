@@ -9,5 +9,6 @@
     repair                   which step comes next for a suspect, and its budgets
     why                      why a run makes no progress, in words
 
-Nothing here starts a process, and only ``why.silence`` asks a server itself. The observer feeds ``suspicions``, the supervisor acts on
-``health`` and ``repair``, and commands read ``status`` and ``why``."""
+Nothing here starts a process, and only ``why.silence`` asks a server itself. The observer feeds
+``suspicions``, the supervisor acts on ``health`` and ``repair``, and commands read ``status`` and
+``why``."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.fleet.health import HealthKind, health
 from pipeline.fleet.limits import Limits
-from pipeline.fleet.state import Worker, read_once
+from pipeline.fleet.state import FleetState, Worker, read_once
 from pipeline.fleet.status import role_rows, worker_rows
 from pipeline.observability.metrics import HeartbeatCollector
 from pipeline.operator.steering import _at_work, staying_guests
@@ -190,6 +190,23 @@ def test_a_limit_that_is_moved_moves_for_every_reader(kind: str, monkeypatch: py
         assert health(beat, limits).kind is HealthKind.STUCK
         (row,) = worker_rows(read_once([beat], limits))
         assert row.health is HealthKind.STUCK
+
+
+def test_a_reader_that_has_just_begun_counts_no_symptom_for_longer_than_it_reads() -> None:
+    fleet = FleetState(LIMITS)
+
+    def read(now_s: float) -> Worker:
+        beat = Worker(
+            who=Incarnation(Role.REWARD, "reward-0", 1), pid=1, host="h", at_s=5000.0, started_s=0.0, progress=0,
+            progress_at_s=0.0, waiting_for=WaitingFor.COMPUTE, held=3, still_s=900.0, silent_s=500.0 + now_s,
+        )  # fmt: skip
+        return fleet.read([beat], now_s)[0]
+
+    assert read(0.0).health.is_well and read(0.0).silent_s == 0.0
+    for second in range(1, int(LIMITS.silent_after_s) + 1):
+        assert not read(float(second)).health.is_certain
+    assert read(LIMITS.silent_after_s + 1.0).health.kind is HealthKind.SILENT
+    assert read(LIMITS.silent_after_s + 2.0).health.is_certain
 
 
 def test_a_heartbeat_of_another_version_without_durations_is_judged_by_its_silence_alone() -> None:
