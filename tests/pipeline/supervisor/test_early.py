@@ -58,6 +58,13 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def process_of(run_dir: Path, worker: str) -> int:
+    """Return a worker's process, which shows its mark a moment after it was begun."""
+    mark = worker_mark(run_dir, worker)
+    until(lambda: len(marked(WORKER_MARK, mark)) == 1)
+    return marked(WORKER_MARK, mark)[0]
+
+
 @pytest.mark.parametrize(
     "error", [ConfigError("this model is wrong"), KeyboardInterrupt("now")], ids=["failed", "Ctrl-C"]
 )
@@ -68,6 +75,7 @@ def test_a_check_that_fails_while_workers_import_says_its_error_and_leaves_no_pr
     seen: list[int] = []
 
     def check(*_: object, **__: object) -> None:
+        until(lambda: len(of(config)) >= 3)
         seen.extend(of(config))
         raise error
 
@@ -91,7 +99,7 @@ def begun(config: RunConfig, early: EarlyProcesses) -> Processes:
 def test_a_worker_of_vllm_is_the_process_that_imported_during_the_checks(tmp_path: Path) -> None:
     config = op_config(tmp_path, VLLM)
     with EarlyProcesses(config, config.run_dir) as early:
-        (waiting,) = marked(WORKER_MARK, worker_mark(config.run_dir, "generator-0"))
+        waiting = process_of(config.run_dir, "generator-0")
         processes = begun(config, early)
         try:
             processes.start(Role.GENERATOR, "generator-0")
@@ -107,7 +115,7 @@ def test_a_worker_of_vllm_is_the_process_that_imported_during_the_checks(tmp_pat
 def test_a_process_that_died_while_it_imported_costs_no_start(tmp_path: Path) -> None:
     config = op_config(tmp_path, VLLM)
     with EarlyProcesses(config, config.run_dir) as early:
-        (waiting,) = marked(WORKER_MARK, worker_mark(config.run_dir, "generator-0"))
+        waiting = process_of(config.run_dir, "generator-0")
         os.kill(waiting, signal.SIGKILL)
         until(lambda: not process_runs(waiting))
         with pytest.raises((EOFError, OSError)):
@@ -154,8 +162,8 @@ def test_an_early_process_that_no_worker_needs_ends_once_the_fleet_has_started(
     left: list[int] = []
     with EarlyProcesses(larger, run.run_dir) as early:
         run.supervisor._processes.early = early
-        (first,) = marked(WORKER_MARK, worker_mark(run.run_dir, "generator-0"))
-        (second,) = marked(WORKER_MARK, worker_mark(run.run_dir, "generator-1"))
+        first = process_of(run.run_dir, "generator-0")
+        second = process_of(run.run_dir, "generator-1")
 
         def react(snapshot: object) -> None:
             pids = run.supervisor._processes.pids
