@@ -165,9 +165,12 @@ class HostFleet:
             self.standbys.replace_all("it runs other code than the workers")
 
     def _start(self, one: Intervention) -> None:
-        """Replace a lost worker by a standby if one is ready, else start a process."""
+        """Start a standby, or a worker: by a standby if it was lost and one is ready, else as a process."""
         worker, role, now, standby = one.worker, one.role, time.monotonic(), None
-        assert role is not None, "only workers of the plan are started"
+        if role is None:
+            if self.standbys is not None:
+                self.standbys.start(now, worker)
+            return
         if self.standbys is not None:
             if self._repairs.is_open(worker) and self.processes.is_here(role):
                 standby = self.standbys.take_over(now, role, worker)

@@ -279,9 +279,10 @@ class Processes:
         self._ended(found.worker, found.former_mark)
 
     def stop(self, name: str, *, now: bool = False) -> None:
-        """Ask a worker to drain, or kill it with ``now``. Does nothing if it has ended."""
-        if child := self._children.get(name):
-            child.process.send_signal(signal.SIGKILL if now else signal.SIGTERM)
+        """Ask a worker or standby to drain, or kill it with ``now``. Does nothing if it has ended."""
+        child = self._children.get(name)
+        if process := self.standbys.get(name) if child is None else child.process:
+            process.send_signal(signal.SIGKILL if now else signal.SIGTERM)
 
     def listing(self) -> dict[str, Job]:
         """Return the workers held here, and those that ended since the last ``reap``."""

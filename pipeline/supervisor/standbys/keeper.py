@@ -1,14 +1,14 @@
 """Keeps the standbys of a run's host: how many there are, their processes, and which worker each
 becomes.
 
-The supervisor calls it twice a second with heartbeats; it reads the standbys' reports, starts and
-kills standby processes, and orders them to become workers. Standbys only serve this host: roles
-that a launcher starts, and joined hosts, have none."""
+The supervisor calls it twice a second with heartbeats; it reads the standbys' reports, wants standbys
+started and killed (``executor``), and orders them to become workers. Standbys only serve this host:
+roles that a launcher starts, and joined hosts, have none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +30,7 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.supervisor.fleet_plan import Intervention, Verb
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.standbys.pool import (
-    PoolLimits,
+    Standby,
     StandbyKind,
     StandbyPhase,
     StandbyPool,
@@ -55,12 +55,6 @@ _TIMES_LOAD, _LOAD_SLACK_S = 2.0, 10.0
 longer delays standbys."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Order:
-    worker: str
-    at_s: float
 
 
 def standby_roles(config: RunConfig, kind: StandbyKind) -> tuple[Role, ...]:
@@ -88,10 +82,10 @@ class StandbyKeeper:
         """``free``: returns the free memory of this host in bytes."""
         self._config, self._run_dir, self._processes, self._free = config, run_dir, processes, free
         self._roles = {kind: standby_roles(config, kind) for kind in StandbyKind}
-        self._pool = StandbyPool(PoolLimits(start_timeout_s=config.supervisor.start_timeout_s))
+        self._pool = StandbyPool(config.supervisor.start_timeout_s)
         self._children = processes.standbys
-        self._turns: dict[str, int] = {}
-        self._orders: dict[str, _Order] = {}
+        self._orders: dict[str, tuple[str, float]] = {}
+        """The worker to become, and when that was ordered, by standby."""
         self._starts: dict[str, tuple[Role, float]] = {}
         """Worker starts in progress, by worker."""
         self._loads: dict[Role, float] = {}
@@ -100,8 +94,6 @@ class StandbyKeeper:
         """Since when wanted workers are not at work, by name."""
         self._bytes: dict[StandbyKind, int] = {}
         """Memory of a ready standby, as last reported."""
-        self._held: dict[str, int] = {}
-        """Memory of each standby, as reported."""
         self._num_repairs = 0
         self._began_s: float | None = None
         self._said: dict[StandbyKind, str] = {}
@@ -135,9 +127,7 @@ class StandbyKeeper:
                 process.kill()
                 continue
             self._processes.hand_over(name, role, worker)
-            self._orders[name] = _Order(worker, now_s)
-            self._turns.pop(name, None)
-            self._held.pop(name, None)
+            self._orders[name] = worker, now_s
             return name
         return None
 
@@ -150,8 +140,8 @@ class StandbyKeeper:
     def reconcile(
         self, now_s: float, beats: Sequence[Worker], workers: Mapping[str, Role], *, is_over: bool
     ) -> list[Intervention]:
-        """Read the reports, kill standbys that are no longer useful, and start missing ones. Return
-        the kills of those that did not become workers, which are then restarted as usual.
+        """Read the reports. Return the starts of missing standbys, and the kills of those that are no
+        longer useful and of those that did not become workers, which are then restarted as usual.
 
         Args:
             now_s: The supervisor's monotonic time.
@@ -163,23 +153,38 @@ class StandbyKeeper:
         self._began_s = now_s if self._began_s is None else self._began_s
         self._measure(now_s, beats)
         self._read(now_s)
-        disobeyed = self._check_orders(now_s)
+        wanted = self._check_orders(now_s)
         versions = [beat.policy_version for beat in beats if beat.who.role is Role.LEARNER]
         if is_over:
             self._pool.want({})
         elif self._is_held_up(now_s, beats, workers):
-            self._pool.want(self._present())
+            self._pool.want(self._pool.present)
         else:
             self._pool.want(self._that_fit(self._wanted(now_s, workers)))
         for action in self._pool.tick(now_s, max(versions, default=None)):
-            if action.verb is Verb.START:
-                self._start(now_s, action.worker, self._pool.kind_of(action.worker))
-            else:
+            if action.verb is Verb.KILL:
                 log.info("standby_ended", standby=action.worker, reason=action.reason)
-                self._children[action.worker].kill()
+            # the record of repairs is about workers
+            wanted.append(replace(action, reason=""))
         for kind, reason in self._pool.given_up.items():
             self._say(kind, "given up", f"no standby is started any more: {reason}")
-        return disobeyed
+        return wanted
+
+    def start(self, now_s: float, name: str) -> None:
+        """Start a wanted standby's process."""
+        standby = self._pool.find(name)
+        assert standby is not None, "only standbys of the pool are started"
+        roles = self._roles[standby.kind]
+        try:
+            if not self._is_clear:
+                clear_standbys(self._run_dir)
+                self._is_clear = True
+            process = self._processes.begin_standby(name, standby_command(self._run_dir, name, roles), roles)
+        except OSError as error:
+            log.warning("standby_lost", standby=name, reason=str(error))
+            self._pool.ended(now_s, name, str(error))
+        else:
+            log.info("standby_started", standby=name, pid=process.pid, roles=[str(role) for role in roles])
 
     def _measure(self, now_s: float, beats: Sequence[Worker]) -> None:
         pids = self._processes.pids
@@ -190,35 +195,28 @@ class StandbyKeeper:
                 self._loads[role] = min(now_s - started_s, self._loads.get(role, now_s - started_s))
 
     def _read(self, now_s: float) -> None:
-        phases = {one.name: one.phase for one in self._pool.standbys}
         for name, code in self._processes.reap_standbys().items():
             remove_report(self._run_dir, name)
-            self._turns.pop(name, None)
-            self._held.pop(name, None)
-            if name not in phases:
-                continue
-            words = f"it ended with code {code}; see logs/{name}.out"
-            if phases[name] is not StandbyPhase.ENDING:
+            standby, words = self._pool.find(name), f"it ended with code {code}; see logs/{name}.out"
+            if standby is not None and standby.phase is not StandbyPhase.ENDING:
                 log.warning("standby_lost", standby=name, reason=words)
             self._pool.ended(now_s, name, words)
         for name, process in self._children.items():
-            report = read_report(self._run_dir, name)
-            if report is None or report.pid != process.pid or report.turn == self._turns.get(name):
-                continue
-            self._turns[name], self._held[name] = report.turn, report.memory_bytes
-            self._read_report(now_s, name, report)
+            standby, report = self._pool.find(name), read_report(self._run_dir, name)
+            if standby and report and report.pid == process.pid and report.turn != standby.turn:
+                self._read_report(now_s, standby, report)
 
-    def _read_report(self, now_s: float, name: str, report: StandbyReport) -> None:
-        roles = frozenset(map(Role, report.roles))
+    def _read_report(self, now_s: float, standby: Standby, report: StandbyReport) -> None:
+        standby.turn, standby.memory_bytes = report.turn, report.memory_bytes
+        name, roles = standby.name, frozenset(map(Role, report.roles))
         if Role.GENERATOR in roles and report.version is None and self._follows:
             # not usable before it has weights
             roles = frozenset[Role]()
         version, progress, is_taking = report.version, report.progress, report.is_taking
         if self._pool.reported(now_s, name, roles, version, progress=progress, is_taking=is_taking):
             log.info("standby_ready", standby=name, prepared_s=report.prepared_s, memory_bytes=report.memory_bytes)
-        for one in self._pool.standbys:
-            if one.name == name and one.phase is StandbyPhase.READY:
-                self._bytes[one.kind] = report.memory_bytes
+        if standby.phase is StandbyPhase.READY:
+            self._bytes[standby.kind] = report.memory_bytes
 
     @property
     def _follows(self) -> bool:
@@ -230,29 +228,16 @@ class StandbyKeeper:
 
     def _check_orders(self, now_s: float) -> list[Intervention]:
         disobeyed = list[Intervention]()
-        for name, order in list(self._orders.items()):
+        for name, (worker, at_s) in list(self._orders.items()):
             is_open = order_path(self._run_dir, name).exists()
-            if is_open and now_s - order.at_s <= _OBEYED_S:
+            if is_open and now_s - at_s <= _OBEYED_S:
                 continue
             remove_report(self._run_dir, name)
             del self._orders[name]
             if is_open:
                 why = f"{name} did not carry out its order to become it"
-                disobeyed.append(Intervention(order.worker, Verb.KILL, why))
+                disobeyed.append(Intervention(worker, Verb.KILL, why))
         return disobeyed
-
-    def _start(self, now_s: float, name: str, kind: StandbyKind) -> None:
-        roles = self._roles[kind]
-        try:
-            if not self._is_clear:
-                clear_standbys(self._run_dir)
-                self._is_clear = True
-            process = self._processes.begin_standby(name, standby_command(self._run_dir, name, roles), roles)
-        except OSError as error:
-            log.warning("standby_lost", standby=name, reason=str(error))
-            self._pool.ended(now_s, name, str(error))
-            return
-        log.info("standby_started", standby=name, pid=process.pid, roles=[str(role) for role in roles])
 
     # -- how many ----------------------------------------------------------------------------------
 
@@ -285,10 +270,6 @@ class StandbyKeeper:
             wanted[StandbyKind.LEARNER] = len(learner)
         return wanted
 
-    def _present(self) -> dict[StandbyKind, int]:
-        there = [one.kind for one in self._pool.standbys if one.phase is not StandbyPhase.ENDING]
-        return {kind: there.count(kind) for kind in StandbyKind}
-
     def _is_worth(self, roles: Sequence[Role]) -> bool:
         """Return whether some role starts slowly enough. Never on a host with GPUs, whose memory is
         not known here."""
@@ -298,7 +279,7 @@ class StandbyKeeper:
     def _that_fit(self, wanted: Mapping[StandbyKind, int]) -> dict[StandbyKind, int]:
         """Limit the wanted standbys to those that exist or fit into memory; one of each kind comes
         before a second one. Each new shortage is logged once."""
-        present = self._present()
+        present = self._pool.present
         given = {kind: min(number, present[kind]) for kind, number in wanted.items()}
         open_kinds = [kind for kind in wanted if kind not in self._pool.given_up]
         free = self._free() - self._still_to_take() if given != wanted else 0
@@ -321,7 +302,7 @@ class StandbyKeeper:
     def _still_to_take(self) -> int:
         """Return the memory that starting standbys will still take."""
         starting = [one for one in self._pool.standbys if one.phase is StandbyPhase.STARTING]
-        return sum(max(0, self._need(one.kind) - self._held.get(one.name, 0)) for one in starting)
+        return sum(max(0, self._need(one.kind) - one.memory_bytes) for one in starting)
 
     def _say(self, kind: StandbyKind, what: str, words: str) -> None:
         """Log a shortage unless it was the last one logged for this kind."""

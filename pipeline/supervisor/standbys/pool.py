@@ -143,21 +143,15 @@ class StandbyPhase(StrEnum):
     ENDING = "ending"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
-    """Deadlines in seconds, and the number of failures allowed."""
-
-    start_timeout_s: float = 300.0
-    """Without progress in loading models or weights."""
-    silent_after_s: float = 15.0
-    """A ready standby that has not reported for this long is replaced."""
-    behind_s: float = 60.0
-    """A ready standby that has not loaded a version this long after it was published is replaced."""
-    pause_s: float = 5.0
-    """After the first failure; each further failure doubles it."""
-    longest_pause_s: float = 300.0
-    max_failures: int = 5
-    """In a row."""
+SILENT_AFTER_S: Final = 15.0
+"""A ready standby that has not reported for this long is replaced."""
+BEHIND_S: Final = 60.0
+"""A ready standby that has not loaded a version this long after it was published is replaced."""
+PAUSE_S: Final = 5.0
+"""After the first failure; each further failure doubles it."""
+LONGEST_PAUSE_S: Final = 300.0
+MAX_FAILURES: Final = 5
+"""In a row."""
 
 
 @dataclass(slots=True)
@@ -180,6 +174,10 @@ class Standby:
     awaited_version: int = -1
     """A newer version that it must catch up with in time."""
     behind_since_s: float = math.inf
+    turn: int = 0
+    """Of its newest report."""
+    memory_bytes: int = 0
+    """As last reported."""
 
 
 @dataclass(slots=True)
@@ -193,8 +191,9 @@ class _Track:
 
 
 class StandbyPool:
-    def __init__(self, limits: PoolLimits | None = None) -> None:
-        self._limits = limits or PoolLimits()
+    def __init__(self, start_timeout_s: float) -> None:
+        """``start_timeout_s``: without progress in loading models or weights."""
+        self._start_timeout_s = start_timeout_s
         self._wanted: dict[StandbyKind, int] = {}
         self._standbys: dict[str, Standby] = {}
         self._tracks = {kind: _Track() for kind in StandbyKind}
@@ -221,8 +220,14 @@ class StandbyPool:
         before the first use, the time to start one; None before that."""
         return self._tracks[kind].refill_s
 
-    def kind_of(self, name: str) -> StandbyKind:
-        return self._standbys[name].kind
+    def find(self, name: str) -> Standby | None:
+        return self._standbys.get(name)
+
+    @property
+    def present(self) -> dict[StandbyKind, int]:
+        """How many of each kind there are, without those that end."""
+        there = [one.kind for one in self._standbys.values() if one.phase is not StandbyPhase.ENDING]
+        return {kind: there.count(kind) for kind in StandbyKind}
 
     def want(self, numbers: Mapping[StandbyKind, int]) -> None:
         self._wanted = dict(numbers)
@@ -263,10 +268,9 @@ class StandbyPool:
     def replace_all(self, reason: str) -> None:
         """At the next ``tick``, kill all present standbys and start others. Does not count as
         failure."""
-        for standby in self._standbys.values():
-            if standby.phase is not StandbyPhase.ENDING:
-                standby.phase, standby.roles = StandbyPhase.ENDING, frozenset()
-                self._outdated.append(Intervention(standby.name, Verb.KILL, reason))
+        self._outdated += [
+            _ending(one, reason) for one in self._standbys.values() if one.phase is not StandbyPhase.ENDING
+        ]
 
     def take_ready(self, now_s: float, role: Role) -> str | None:
         """Remove a ready standby for this role from the pool; return its name, or None. Prefers
@@ -284,28 +288,25 @@ class StandbyPool:
         actions, self._outdated = self._outdated, []
         for standby in self._standbys.values():
             if reason := self._why_end(standby, now_s, newest_version):
-                standby.phase = StandbyPhase.ENDING
-                standby.roles = frozenset()
                 self._failed(now_s, standby.kind, reason)
-                actions.append(Intervention(standby.name, Verb.KILL, reason))
+                actions.append(_ending(standby, reason))
         for kind in StandbyKind:
             actions += self._sized(kind, now_s)
         return actions
 
     def _why_end(self, standby: Standby, now_s: float, newest_version: int | None) -> str:
-        limits = self._limits
         if standby.phase is StandbyPhase.STARTING:
-            is_late = now_s - standby.moved_s > limits.start_timeout_s
+            is_late = now_s - standby.moved_s > self._start_timeout_s
             return f"not ready after {now_s - standby.started_s:.0f} s" if is_late else ""
         if standby.phase is StandbyPhase.ENDING:
             return ""
-        if now_s - standby.reported_s > limits.silent_after_s:
+        if now_s - standby.reported_s > SILENT_AFTER_S:
             return f"no report for {now_s - standby.reported_s:.0f} s"
         if standby.version is None or newest_version is None or standby.version >= newest_version:
             standby.behind_since_s = math.inf
         elif math.isinf(standby.behind_since_s) or standby.version >= standby.awaited_version:
             standby.awaited_version, standby.behind_since_s = newest_version, now_s
-        if now_s - standby.behind_since_s > (limits.start_timeout_s if standby.is_taking else limits.behind_s):
+        if now_s - standby.behind_since_s > (self._start_timeout_s if standby.is_taking else BEHIND_S):
             return f"it does not follow the weights: it has version {standby.version}, the newest is {newest_version}"
         return ""
 
@@ -319,10 +320,7 @@ class StandbyPool:
             # fewer are wanted than were used
             track.uses_s.popleft()
         if len(there) > wanted:
-            surplus = there[wanted:]
-            for standby in surplus:
-                standby.phase, standby.roles = StandbyPhase.ENDING, frozenset()
-            return [Intervention(one.name, Verb.KILL, "fewer are wanted") for one in surplus]
+            return [_ending(one, "fewer are wanted") for one in there[wanted:]]
         if kind in self.given_up or now_s < track.next_start_s or (track.num_failures and is_starting):
             return []
         lacking = wanted - len(there)
@@ -335,10 +333,14 @@ class StandbyPool:
         return Intervention(name, Verb.START)
 
     def _failed(self, now_s: float, kind: StandbyKind, reason: str) -> None:
-        track, limits = self._tracks[kind], self._limits
+        track = self._tracks[kind]
+        track.next_start_s = now_s + min(PAUSE_S * 2**track.num_failures, LONGEST_PAUSE_S)
         track.num_failures += 1
-        pause_s = min(limits.pause_s * 2 ** (track.num_failures - 1), limits.longest_pause_s)
-        track.next_start_s = now_s + pause_s
-        if track.num_failures > limits.max_failures:
-            num = f"{track.num_failures} in a row failed, {limits.max_failures} are allowed"
+        if track.num_failures > MAX_FAILURES:
+            num = f"{track.num_failures} in a row failed, {MAX_FAILURES} are allowed"
             self.given_up[kind] = f"{num}; the last one: {reason}"
+
+
+def _ending(standby: Standby, reason: str) -> Intervention:
+    standby.phase, standby.roles = StandbyPhase.ENDING, frozenset()
+    return Intervention(standby.name, Verb.KILL, reason)

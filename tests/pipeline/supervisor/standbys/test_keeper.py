@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from pipeline.fleet.state import Worker
 from pipeline.process.records import StandbyReport, read_reports, write_report
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.supervisor.fleet_plan import Verb
+from pipeline.supervisor.fleet_plan import Intervention, Verb
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.standbys import keeper as keeping
 from pipeline.supervisor.standbys.keeper import StandbyKeeper, standby_roles
@@ -54,9 +54,16 @@ def beats(pids: dict[str, int], *, version: int = 3) -> list[Worker]:
 
 
 def keep(made: StandbyKeeper, processes: Processes, now_s: float, *, is_over: bool = False) -> None:
-    for one in made.reconcile(now_s, beats(processes.pids), WORKERS, is_over=is_over):
-        assert one.verb is Verb.KILL and "did not carry out its order" in one.reason
-        processes.stop(one.worker, now=True)
+    act(made, processes, now_s, made.reconcile(now_s, beats(processes.pids), WORKERS, is_over=is_over))
+
+
+def act(made: StandbyKeeper, processes: Processes, now_s: float, wanted: list[Intervention]) -> None:
+    for one in wanted:
+        if one.verb is Verb.START:
+            made.start(now_s, one.worker)
+        else:
+            assert not one.reason or "did not carry out its order" in one.reason
+            processes.stop(one.worker, now=True)
 
 
 def start_took(made: StandbyKeeper, processes: Processes, seconds: float) -> None:
@@ -123,7 +130,7 @@ def test_a_worker_that_never_comes_up_holds_refills_up_for_the_time_of_a_start_a
     processes.standbys["standby-1"].wait()
     for now_s in range(100, 180):
         without = [beat for beat in beats(processes.pids) if beat.who.worker != "generator-0"]
-        made.reconcile(float(now_s), without, WORKERS, is_over=False)
+        act(made, processes, now_s, made.reconcile(float(now_s), without, WORKERS, is_over=False))
         # a start takes 30 s: twice that, and 10 s
         assert bool(processes.standbys) == (now_s > 170), now_s
 
@@ -136,7 +143,7 @@ def test_a_worker_that_was_back_holds_refills_up_anew(tmp_path: Path, processes:
     processes.standbys["standby-1"].kill()
     processes.standbys["standby-1"].wait()
     for now_s, is_there in ((21.0, False), (40.0, False), (42.0, True)):
-        made.reconcile(now_s, [], WORKERS, is_over=False)
+        act(made, processes, now_s, made.reconcile(now_s, [], WORKERS, is_over=False))
         assert bool(processes.standbys) == is_there, now_s
 
 
