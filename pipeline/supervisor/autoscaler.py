@@ -25,16 +25,17 @@ scorers or weights, and while admission is paused."""
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 
 import structlog
 
-from pipeline.config.schema import RunConfig
+from pipeline.config.runtime import FleetSection
 from pipeline.fleet.state import Worker
-from pipeline.runtime.registry.contract import Fleet, Registry, WaitingFor
+from pipeline.runtime.registry.contract import Fleet, WaitingFor
 from pipeline.runtime.registry.waits import Stage
 from pipeline.supervisor.fleet_edits import resized
 from protocol.ids import Role
@@ -56,16 +57,6 @@ _CAUTION = 8.0
 """Factor on ``grow_after_s`` after each growth that was undone."""
 _MAX_SPANS = 64
 """Quick updates are merged into spans of at least 1/64 of the longest measured period."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Smallest and largest number of generators, and how long a need must last before it counts."""
-
-    least: int
-    most: int
-    grow_after_s: float
-    shrink_after_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +110,10 @@ class _MeasuredTime:
     num_cycles: int = 0
 
     def __add__(self, other: _MeasuredTime) -> _MeasuredTime:
-        return _MeasuredTime(
-            self.length_s + other.length_s,
-            self.waited_s + other.waited_s,
-            self.arrived_s + other.arrived_s,
-            self.busy_s + other.busy_s,
-            self.held_up_s + other.held_up_s,
-            self.tokens + other.tokens,
-            self.num_cycles + other.num_cycles,
-        )
+        return _MeasuredTime(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def __mul__(self, factor: float) -> _MeasuredTime:
+        return _MeasuredTime(*(factor * one for one in astuple(self)))
 
     @property
     def waited(self) -> float:
@@ -164,7 +150,7 @@ class _MeasuredTime:
 class Autoscaler:
     """Decides the number of generators from what it has measured since the last change."""
 
-    bounds: Bounds
+    limits: FleetSection
     _spans: deque[_MeasuredTime] = field(default_factory=deque[_MeasuredTime])
     """Whole cycles, newest last."""
     _now: _MeasuredTime | None = None
@@ -191,22 +177,20 @@ class Autoscaler:
 
         ``wanted``: the current number in the plan. ``now_s``: monotonic. ``is_paused``: whether an
         operator has paused admission, when waits say nothing about the need."""
-        bounds = self.bounds
-        if wanted != self._wanted:
-            self._begin_anew(reading, wanted)
+        least, most = self._bounds
         arrived = reading.num_arrived - reading.num_guests
-        if arrived > self._most_arrived:
-            self._most_arrived = arrived
+        if wanted != self._wanted or arrived > self._most_arrived:
+            self._wanted, self._most_arrived = wanted, arrived
             self._forget()
         self._measure(reading, now_s)
         if is_paused:
             self._forget()
             # as at a run's start: the first update after a pause may begin late
             self._before = self._computed_s = None
-        if not bounds.least <= wanted <= bounds.most:
-            inside = min(max(wanted, bounds.least), bounds.most)
+        if not least <= wanted <= most:
+            inside = min(max(wanted, least), most)
             outcome = DemandOutcome.GROW if inside > wanted else DemandOutcome.SHRINK
-            return Decision(inside, outcome, f"{wanted} is outside of {bounds.least} to {bounds.most}")
+            return Decision(inside, outcome, f"{wanted} is outside of {least} to {most}")
         if is_paused:
             return Decision(wanted, DemandOutcome.PAUSED, "an operator has paused admission")
         return self._judge(reading, wanted)
@@ -214,16 +198,16 @@ class Autoscaler:
     # -- measurement -------------------------------------------------------------------------------
 
     @property
+    def _bounds(self) -> tuple[int, int]:
+        return self.limits.min_generators, self.limits.max_generators or sys.maxsize
+
+    @property
     def _grow_after_s(self) -> float:
-        return self.bounds.grow_after_s * self._caution
+        return self.limits.grow_after_s * self._caution
 
     @property
     def _shrink_after_s(self) -> float:
-        return self.bounds.shrink_after_s * self._patience
-
-    def _begin_anew(self, reading: Reading, wanted: int) -> None:
-        self._wanted, self._most_arrived = wanted, reading.num_arrived - reading.num_guests
-        self._forget()
+        return self.limits.shrink_after_s * self._patience
 
     def _forget(self) -> None:
         self._spans.clear()
@@ -285,15 +269,7 @@ class Autoscaler:
             return waited if waited.length_s >= _DEEP * self._grow_after_s else None
         if waited.length_s < max(self._grow_after_s, _DEEP * self._computed_s):
             return None
-        longer = 1.0 + self._computed_s / waited.length_s
-        return _MeasuredTime(
-            length_s=longer * waited.length_s,
-            waited_s=waited.waited_s,
-            arrived_s=longer * waited.arrived_s,
-            busy_s=longer * waited.busy_s,
-            held_up_s=longer * waited.held_up_s,
-            tokens=longer * waited.tokens,
-        )
+        return replace(waited * (1.0 + self._computed_s / waited.length_s), waited_s=waited.waited_s)
 
     # -- decisions ---------------------------------------------------------------------------------
 
@@ -318,11 +294,10 @@ class Autoscaler:
             return Decision(wanted, DemandOutcome.HELD_UP, f"{span.in_words()}, and they wait for scorers or weights")
         if (taken_back := self._taken_back(reading, wanted, span)) is not None:
             return taken_back
-        more = min(target - reading.num_guests, self.bounds.most)
+        more = min(target - reading.num_guests, self._bounds[1])
         if more <= wanted:
-            return Decision(
-                wanted, DemandOutcome.AT_MOST, f"{span.in_words()}; fleet.max_generators is {self.bounds.most}"
-            )
+            at_most = f"{span.in_words()}; fleet.max_generators is {self.limits.max_generators}"
+            return Decision(wanted, DemandOutcome.AT_MOST, at_most)
         if self._has_shrunk:
             self._patience, self._has_shrunk = 2.0 * self._patience, False
         self._before = (span.arrived, span.rate)
@@ -333,7 +308,7 @@ class Autoscaler:
         (arrived, rate), self._before = self._before or (0.0, 0.0), None
         if not 0.0 < arrived < span.arrived or span.rate >= rate * (1.0 + _LEAST_GAIN * (span.arrived / arrived - 1.0)):
             return None
-        fewer = max(self.bounds.least, round(arrived) - reading.num_guests)
+        fewer = max(self._bounds[0], round(arrived) - reading.num_guests)
         if fewer >= wanted:
             return None
         self._caution *= _CAUTION
@@ -348,7 +323,7 @@ class Autoscaler:
         if longer is None or longer.is_held_up:
             return Decision(wanted, DemandOutcome.ENOUGH, span.in_words())
         if longer.need < _SHRINK_BELOW * (wanted + reading.num_guests - 1):
-            fewer = max(self.bounds.least, math.ceil(longer.need / _SHRINK_BELOW) - reading.num_guests)
+            fewer = max(self._bounds[0], math.ceil(longer.need / _SHRINK_BELOW) - reading.num_guests)
             if fewer < wanted:
                 self._has_shrunk = True
                 return Decision(fewer, DemandOutcome.SHRINK, longer.in_words())
@@ -379,72 +354,52 @@ def _used(generator: Worker) -> float:
     return min(1.0, generator.counters.get("live", 0.0) / slots) if slots else 1.0
 
 
-# Writes the autoscaler's decisions to the desired fleet in the registry, as `headrace scale` does,
-# with the reason. A number set by hand stays until `headrace scale generator=auto`.
-
 _TOLD_EVERY_S = 10.0
 
 log = structlog.get_logger(__name__)
 
 
 class GeneratorDemand:
-    """Autoscales the generators of one run, if ``fleet.max_generators`` is set."""
+    """The desired fleet by demand. A number set by hand stays until `headrace scale generator=auto`."""
 
-    def __init__(self, config: RunConfig) -> None:
-        fleet = config.fleet
-        self._bounds = None
-        if fleet.max_generators is not None:
-            limits = (fleet.min_generators, fleet.max_generators)
-            self._bounds = Bounds(*limits, fleet.grow_after_s, fleet.shrink_after_s)
+    def __init__(self, limits: FleetSection) -> None:
+        self._limits = limits
         self._autoscaler: Autoscaler | None = None
         self._outcome: DemandOutcome | None = None
         self._next_told_s = 0.0
         self._last = ""
 
-    async def follow(
-        self,
-        registry: Registry,
-        fleet: Fleet,
-        beats: Sequence[Worker],
-        own: Iterable[str],
-        now_s: float,
-        *,
-        is_paused: bool = False,
-    ) -> Fleet:
-        """Return the desired fleet after this poll, and write it to the registry if it changed.
+    def decide(
+        self, fleet: Fleet, beats: Sequence[Worker], own: Iterable[str], now_s: float, *, is_paused: bool = False
+    ) -> Callable[[Fleet], Fleet] | None:
+        """Return an edit of the desired fleet: another number, or other words about it; None for none.
 
         ``own``: names of the plan's workers. ``is_paused``: whether an operator has paused
         admission."""
-        if self._bounds is None or fleet.is_by_hand:
+        if fleet.is_by_hand:
             self._autoscaler = None
-            return fleet
+            return None
         if self._autoscaler is None:
-            self._autoscaler = Autoscaler(self._bounds)
+            self._autoscaler = Autoscaler(self._limits)
         present = fleet.counts.get(Role.GENERATOR, 0)
         decision = self._autoscaler.evaluate(reading_of(beats, own), present, now_s, is_paused=is_paused)
-        is_change = decision.wanted != present
-        is_news = decision.outcome is not self._outcome
+        is_change, is_news = decision.wanted != present, decision.outcome is not self._outcome
         if not (is_change or is_news or now_s >= self._next_told_s):
-            return fleet
-        last = f"; changed from {present}, since {decision.reason}" if is_change else self._last
-        words = self._in_words(decision, last)
-        wanted = replace(resized(fleet, {Role.GENERATOR: decision.wanted}), demand=words)
-        # if a command changed the fleet meanwhile, the next poll decides
-        if wanted == fleet or not await registry.replace_fleet(fleet, wanted):
-            return fleet
-        self._outcome, self._next_told_s, self._last = decision.outcome, now_s + _TOLD_EVERY_S, last
+            return None
         if is_change:
+            self._last = f"; changed from {present}, since {decision.reason}"
             log.warning("generators_scaled", before=present, wanted=decision.wanted, reason=decision.reason)
         elif is_news and decision.outcome not in (DemandOutcome.ENOUGH, DemandOutcome.MEASURING, DemandOutcome.PAUSED):
             log.info("generators_not_scaled", wanted=present, outcome=decision.outcome, reason=decision.reason)
-        return wanted
+        self._outcome, self._next_told_s = decision.outcome, now_s + _TOLD_EVERY_S
+        now = "" if is_change else f", {decision.outcome}; {decision.reason}"
+        bounds = f"{self._limits.min_generators} to {self._limits.max_generators}"
+        words = f"generators by demand ({bounds}): {decision.wanted} wanted{now}{self._last}"
 
-    def _in_words(self, decision: Decision, last: str) -> str:
-        bounds = self._bounds
-        limits = "" if bounds is None else f" ({bounds.least} to {bounds.most})"
-        now = (
-            ""
-            if decision.outcome in (DemandOutcome.GROW, DemandOutcome.SHRINK)
-            else f", {decision.outcome}; {decision.reason}"
-        )
-        return f"generators by demand{limits}: {decision.wanted} wanted{now}{last}"
+        def change(found: Fleet) -> Fleet:
+            # a command has changed it meanwhile: the next poll decides
+            if found.is_by_hand or found.counts.get(Role.GENERATOR, 0) != present:
+                return found
+            return replace(resized(found, {Role.GENERATOR: decision.wanted}), demand=words)
+
+        return change

@@ -41,8 +41,10 @@ from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.supervisor.autoscaler import GeneratorDemand
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.early import EarlyProcesses
+from pipeline.supervisor.fleet_edits import edit_fleet
 from pipeline.supervisor.fleet_loop import FleetLoop
 from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_size import SizeGuard, desired_counts
@@ -64,7 +66,6 @@ from protocol.ids import Role
 
 if TYPE_CHECKING:
     from pipeline.observability.metrics import MetricsServer
-    from pipeline.supervisor.autoscaler import GeneratorDemand
     from pipeline.supervisor.mirror_runner import MirrorRunner
 
 _ANSWER_S = 2.0
@@ -115,7 +116,7 @@ class Supervisor:
         """Tells the thread that opens the ledger, before the loop runs, to give up."""
         self._is_starved = False
         self._size = SizeGuard(config)
-        self._demand = _generator_demand(config)
+        self._demand = None if config.fleet.max_generators is None else GeneratorDemand(config.fleet)
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
         self._mirror = mirror_runner(config, run_dir)
@@ -381,7 +382,8 @@ class Supervisor:
             if fleet is not None:
                 if self._demand is not None:
                     own = [worker.name for worker in self._plan.workers]
-                    fleet = await self._demand.follow(registry, fleet, beats, own, now, is_paused=is_paused)
+                    if change := self._demand.decide(fleet, beats, own, now, is_paused=is_paused):
+                        fleet = await edit_fleet(registry, change) or fleet
                 await self._fleet.expel(registry, {one.worker: one.reason for one in fleet.evictions if one.worker})
                 if self._size.allows(fleet.counts):
                     self._fleet.follow(fleet.counts, fleet.drains, beats, now, fleet.left_out)
@@ -417,14 +419,6 @@ def _fleet_processes(config: RunConfig, run_dir: Path, command: Command, launche
     from pipeline.supervisor.processes import FleetProcesses
 
     return FleetProcesses(run_dir, command, Launched(launcher, config.launch.poll_s), config.launch.launched)
-
-
-def _generator_demand(config: RunConfig) -> GeneratorDemand | None:
-    if config.fleet.max_generators is None:
-        return None
-    from pipeline.supervisor.autoscaler import GeneratorDemand
-
-    return GeneratorDemand(config)
 
 
 def mirror_runner(config: RunConfig, run_dir: Path) -> MirrorRunner | None:

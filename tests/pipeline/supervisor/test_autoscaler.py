@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.cli import headrace
+from pipeline.config.runtime import FleetSection
 from pipeline.fleet.state import Worker
 from pipeline.fleet.status import RunSnapshot
 from pipeline.preflight.checks import preflight
@@ -21,13 +22,13 @@ from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Drain, Fleet, WaitingFor
 from pipeline.supervisor.autoscaler import (
     Autoscaler,
-    Bounds,
     Decision,
     DemandOutcome,
     GeneratorDemand,
     Reading,
     reading_of,
 )
+from pipeline.supervisor.fleet_edits import edit_fleet
 from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role
@@ -36,7 +37,7 @@ from tests.pipeline.op_config import op_config
 from tests.pipeline.supervisor.supervised import Run
 
 LOOK_S = 1.0
-BOUNDS = Bounds(1, 16, grow_after_s=30.0, shrink_after_s=300.0)
+LIMITS = FleetSection(min_generators=1, max_generators=16, grow_after_s=30.0, shrink_after_s=300.0)
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Model:
     ``unit_s``; they may be ``ahead`` units ahead. A place has ``num_nodes`` and needs
     ``arrival_s``."""
 
-    bounds: Bounds = BOUNDS
+    limits: FleetSection = LIMITS
     compute_s: float = 20.0
     units: float = 8.0
     unit_s: float = 10.0
@@ -70,7 +71,7 @@ class Model:
     arrivals: list[float] = field(default_factory=lambda: [0.0])
 
     def __post_init__(self) -> None:
-        self.autoscaler = Autoscaler(self.bounds)
+        self.autoscaler = Autoscaler(self.limits)
         self.arrivals = [0.0] * self.wanted
 
     @property
@@ -118,7 +119,8 @@ class Model:
         until_s = self.now_s + seconds
         while True:
             decision = self.step()
-            assert self.bounds.least <= self.wanted <= self.bounds.most
+            assert self.limits.max_generators is not None
+            assert self.limits.min_generators <= self.wanted <= self.limits.max_generators
             if self.now_s >= until_s:
                 return decision
 
@@ -151,7 +153,7 @@ def test_a_pause_of_admission_changes_no_number_and_leaves_no_trace() -> None:
 
 
 def test_the_first_units_after_a_pause_may_take_long_and_add_no_generator() -> None:
-    autoscaler, now_s = Autoscaler(BOUNDS), 0.0
+    autoscaler, now_s = Autoscaler(LIMITS), 0.0
 
     def look(version: int, *, is_waiting: bool, is_paused: bool = False) -> Decision:
         busy = 0.0 if is_paused else 2.0
@@ -211,7 +213,7 @@ def test_starvation_is_answered_within_a_bounded_time(compute_s: float, unit_s: 
     if model.need < 1.5 * start:
         return
     cycle_s = max(compute_s, model.units * unit_s / start)
-    limit_s = 4 * BOUNDS.grow_after_s + 4 * cycle_s + 5 * compute_s
+    limit_s = 4 * LIMITS.grow_after_s + 4 * cycle_s + 5 * compute_s
     while not model.decisions and model.now_s < limit_s:
         model.step()
     assert model.decisions and model.decisions[0][1].wanted > start
@@ -245,7 +247,7 @@ def test_a_growth_after_which_no_more_is_sampled_is_taken_back() -> None:
 
 
 def test_at_the_most_it_says_so() -> None:
-    model = Model(bounds=Bounds(1, 3, 30.0, 300.0), unit_s=30.0)
+    model = Model(limits=FleetSection(max_generators=3), unit_s=30.0)
     decision = model.run(1800.0)
     assert (model.wanted, decision.outcome) == (3, DemandOutcome.AT_MOST)
     assert "fleet.max_generators is 3" in decision.reason
@@ -372,7 +374,7 @@ def test_a_starved_run_gets_generators_until_their_number_is_set_by_hand(tmp_pat
 
 async def test_another_change_of_the_fleet_is_never_undone(tmp_path: Path) -> None:
     registry = MemoryRegistry()
-    demand = GeneratorDemand(op_config(tmp_path, "fleet.max_generators=4", "fleet.grow_after_s=1"))
+    demand = GeneratorDemand(op_config(tmp_path, "fleet.max_generators=4", "fleet.grow_after_s=1").fleet)
     seen = Fleet({Role.LEARNER: 1, Role.GENERATOR: 1, Role.REWARD: 1})
     await registry.set_fleet(seen)
     starved = [
@@ -380,24 +382,20 @@ async def test_another_change_of_the_fleet_is_never_undone(tmp_path: Path) -> No
         beat("generator-0", Role.GENERATOR, WaitingFor.COMPUTE, policy_version=0),
     ]
     for second in range(4):
-        seen = await demand.follow(registry, seen, starved, ["generator-0"], float(second))
+        if (change := demand.decide(seen, starved, ["generator-0"], float(second))) is not None:
+            seen = await edit_fleet(registry, change) or seen
+    change = demand.decide(seen, starved, ["generator-0"], 5.0)
+    assert change is not None
     drains = (Drain("reward-0", 1, is_replaced=True),)
-    changed = Fleet({**seen.counts, Role.REWARD: 2}, demand=seen.demand, drains=drains)
-    await registry.set_fleet(changed)
-    assert await demand.follow(registry, seen, starved, ["generator-0"], 5.0) == seen
-    assert await registry.fleet() == changed
-    after = await demand.follow(registry, changed, starved, ["generator-0"], 6.0)
-    assert after == await registry.fleet()
+    others = Fleet({**seen.counts, Role.REWARD: 2}, demand=seen.demand, drains=drains)
+    await registry.set_fleet(others)
+    after = await edit_fleet(registry, change)
+    assert after is not None and after == await registry.fleet()
     assert after.counts == {Role.LEARNER: 1, Role.GENERATOR: 2, Role.REWARD: 2}
     assert after.drains == drains
-
-
-async def test_without_a_largest_number_the_fleet_stays_as_it_is(tmp_path: Path) -> None:
-    registry, fleet = MemoryRegistry(), Fleet({Role.GENERATOR: 1})
-    demand = GeneratorDemand(op_config(tmp_path))
-    starved = [beat("learner", Role.LEARNER, WaitingFor.INPUT, policy_version=0)]
-    for second in range(0, 4000, 100):
-        assert await demand.follow(registry, fleet, starved, [], float(second)) is fleet
+    for number, is_by_hand in ((3, False), (1, True)):
+        found = replace(others, counts={**others.counts, Role.GENERATOR: number}, is_by_hand=is_by_hand)
+        assert change(found) == found
 
 
 def test_limits_that_exclude_the_start_or_exceed_the_machine_are_refused(tmp_path: Path) -> None:
