@@ -154,6 +154,11 @@ class RunConfig(Section):
         return self.run.num_updates == 0 and bool(self.data.evaluation or self.evaluation.sets)
 
     @property
+    def restart_timeout_s(self) -> float:
+        """Longest time without a sign of life from a worker that starts again."""
+        return self.recovery.restart_timeout_s or self.supervisor.start_timeout_s + 60.0
+
+    @property
     def has_critic(self) -> bool:
         return self.declaration.has_critic
 

@@ -33,7 +33,7 @@ from pipeline.runtime.registry.settings_change import SettingsChange, after, sta
 from pipeline.runtime.registry.waits import EndedBy
 from pipeline.supervisor.host_fleet import HostFleet, meaning
 from pipeline.supervisor.launchers.seam import Exit
-from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutPolicy, RolloutState, UpdateSample
+from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutState, UpdateSample
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -41,7 +41,6 @@ from protocol.ids import Role
 _BY: Final = "supervisor"
 _BY_CHANCE: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM})
 """Kills from outside; the version is blamed for one only on its canary."""
-_A_MINUTE_S: Final = 60.0
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +57,7 @@ class _HeldVersion:
 
 class CodeKeeper:
     def __init__(self, config: RunConfig, run_dir: Path, fleet: HostFleet, settings: SettingsKeeper) -> None:
-        self._limits = _limits(config)
+        self._config = config
         self._started_by = [version for version in (config.code.rewards, config.code.workers) if version]
         self._fleet, self._settings = fleet, settings
         self._run_dir, self._history_path = run_dir, run_dir / HISTORY_NAME
@@ -186,8 +185,10 @@ class CodeKeeper:
         """Begin the rollout of a version. ``why``: reason that no worker can run it, which rolls it
         back."""
         rollout = Rollout(
-            self._limits, now_s=now, made_s=change.at_s, is_lazy=change.is_lazy, is_way_back=bool(change.undoes)
-        )
+            self._config.code, restart_timeout_s=self._config.restart_timeout_s,
+            standstill_s=self._config.supervisor.stuck_after_s or LEAST_S,
+            now_s=now, made_s=change.at_s, is_lazy=change.is_lazy, is_way_back=bool(change.undoes),
+        )  # fmt: skip
         by_pid = {beat.pid: beat.settings.code.get(key, "") for beat in beats}
         pids = self._fleet.processes.pids
         old = {worker: pid for worker, pid in pids.items() if by_pid.get(pid, "") != version}
@@ -245,19 +246,6 @@ class CodeKeeper:
             if not is_by_chance and version.rollout.ended(exit_.worker, why):
                 return True
         return False
-
-
-def _limits(config: RunConfig) -> RolloutPolicy:
-    code, supervisor = config.code, config.supervisor
-    return RolloutPolicy(
-        canary_pieces=code.canary_pieces,
-        canary_timeout_s=code.canary_timeout_s,
-        judged_updates=code.judged_updates,
-        lazy_limit_s=code.lazy_limit_s,
-        # the same limit as for a restart
-        replace_timeout_s=config.recovery.restart_timeout_s or supervisor.start_timeout_s + _A_MINUTE_S,
-        least_standstill_s=supervisor.stuck_after_s or LEAST_S,
-    )
 
 
 def _is_ready(beat: Worker) -> bool:

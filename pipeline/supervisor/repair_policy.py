@@ -47,7 +47,6 @@ from protocol.ids import Role
 
 _ENDING: Final = frozenset({RepairLevel.RESTART, RepairLevel.REPLACE, RepairLevel.ROLE_RESTART, RepairLevel.ROLLBACK})
 """Levels that kill processes, whose stacks are read first."""
-_A_MINUTE_S: Final = 60.0
 _AN_HOUR_S: Final = 3600.0
 """A change older than this is not rolled back as a repair."""
 
@@ -62,9 +61,8 @@ def made_escalation(config: RunConfig, run_dir: Path) -> Escalation:
     except OSError as error:
         log.warning("steps_not_read", reason=str(error))
         steps = []
-    restart_timeout_s = settings.restart_timeout_s or config.supervisor.start_timeout_s + _A_MINUTE_S
     next_case = max((row.case for row in steps), default=0) + 1
-    escalation = Escalation(settings, restart_timeout_s, next_case=next_case)
+    escalation = Escalation(settings, config.restart_timeout_s, next_case=next_case)
     escalation.recall(time.monotonic(), past_repairs(steps, time.time(), settings.window_s))
     return escalation
 

@@ -29,9 +29,13 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
+from pipeline.config.operations import CodeSection
+
 SLOWER: Final = 1.5
 """Times between updates above this ratio mean that the rate fell by a third."""
 MOST_BETWEEN_EVALUATIONS_S: Final = 2.0
+WATCH_LIMIT_S: Final = 3600.0
+"""Settle the version after this time if too few earlier updates are known to compare with."""
 _NUM_SPANS: Final = 10
 """How far back to look for the longest time, as a multiple of the judged updates."""
 _MOST_TIMES: Final = 10
@@ -49,25 +53,6 @@ class RolloutState(StrEnum):
     SETTLED = "settled"
     FAILED = "failed"
     """To be rolled back."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutPolicy:
-    """When a version is good, and how long each step may take, in seconds."""
-
-    canary_pieces: int = 16
-    canary_timeout_s: float = 60.0
-    """A canary that is ready but idle for this long is good."""
-    judged_updates: int = 8
-    """Updates compared before and after the rollout, each."""
-    lazy_limit_s: float = 86_400.0
-    """A lazy rollout replaces the remaining workers this long after the change was made."""
-    replace_timeout_s: float = 360.0
-    """Longest time without a sign of life from a worker that is being replaced."""
-    least_standstill_s: float = 60.0
-    """A shorter time without enough updates is never a failure."""
-    watch_limit_s: float = 3600.0
-    """Settle the version after this time if too few earlier updates are known to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +87,25 @@ class UpdateSample:
 
 class Rollout:
     def __init__(
-        self, limits: RolloutPolicy, *, now_s: float, made_s: float, is_lazy: bool = False, is_way_back: bool = False
+        self,
+        limits: CodeSection,
+        *,
+        restart_timeout_s: float,
+        standstill_s: float,
+        now_s: float,
+        made_s: float,
+        is_lazy: bool = False,
+        is_way_back: bool = False,
     ) -> None:
-        """``now_s``: monotonic, as all times except ``made_s`` and those of updates. ``made_s``:
-        when the change was made, wall clock. ``is_way_back``: whether this is a rollback."""
-        self._limits = limits
+        """Args:
+        limits: When a version is good.
+        restart_timeout_s: Longest time without a sign of life from a worker that is being replaced.
+        standstill_s: A shorter time without enough updates is never a failure.
+        now_s: Monotonic, as all times except ``made_s`` and those of updates.
+        made_s: When the change was made, wall clock.
+        is_lazy: Whether workers get it when they restart anyway.
+        is_way_back: Whether this is a rollback."""
+        self._limits, self._restart_timeout_s, self._standstill_s = limits, restart_timeout_s, standstill_s
         self._is_way_back = is_way_back
         self._made_s = made_s
         self._evaluated_s = now_s
@@ -198,7 +197,7 @@ class Rollout:
     def _check(self, updates: Sequence[UpdateSample]) -> bool:
         """Fail the version if a loss is not finite or a worker does not come up; return whether it
         is good so far."""
-        limit_s = self._limits.replace_timeout_s
+        limit_s = self._restart_timeout_s
         late = [name for name, one in self._replaced.items() if self._watched_s - one.signed_s >= limit_s]
         if late:
             self._fail(f"{late[0]} did not start with it: there was no sign of life for {limit_s:g} s")
@@ -275,9 +274,9 @@ class Rollout:
                 f"after it, {median(former):.3g} s before"
             )
         elif longest_s is None:
-            if self._free_s >= self._limits.watch_limit_s:
+            if self._free_s >= WATCH_LIMIT_S:
                 self.phase = RolloutState.SETTLED
-        elif self._free_s > max(SLOWER * longest_s, self._limits.least_standstill_s):
+        elif self._free_s > max(SLOWER * longest_s, self._standstill_s):
             self._fail(
                 f"the rate of updates fell by a third or more: {len(after)} of {number + 1} in {self._free_s:.3g} s after "
                 f"it; before, this many took at most {longest_s:.3g} s"

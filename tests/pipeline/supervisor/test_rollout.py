@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutPolicy, RolloutState, UpdateSample
+from pipeline.config.operations import CodeSection
+from pipeline.supervisor.rollout import WATCH_LIMIT_S, CodedMember, Rollout, RolloutState, UpdateSample
 
-LIMITS = RolloutPolicy(
-    canary_pieces=4, canary_timeout_s=30.0, judged_updates=3, lazy_limit_s=100.0, replace_timeout_s=60.0,
-    least_standstill_s=20.0, watch_limit_s=500.0,
-)  # fmt: skip
+LIMITS = CodeSection(canary_pieces=4, canary_timeout_s=30.0, judged_updates=3, lazy_limit_s=100.0)
+new_rollout = partial(Rollout, LIMITS, restart_timeout_s=60.0, standstill_s=20.0)
 MADE_S = 1000.0
 OLD = CodedMember(is_new=False, is_ready=True, progress=50)
 STARTING = CodedMember(is_new=True)
@@ -30,7 +30,7 @@ class Fleet:
     """Workers that a test changes. The wall clock is the monotonic one, later."""
 
     def __init__(self, num_workers: int, *, is_lazy: bool = False, is_way_back: bool = False) -> None:
-        self.rollout = Rollout(LIMITS, now_s=0.0, made_s=MADE_S, is_lazy=is_lazy, is_way_back=is_way_back)
+        self.rollout = new_rollout(now_s=0.0, made_s=MADE_S, is_lazy=is_lazy, is_way_back=is_way_back)
         self.workers = {f"reward-{number}": OLD for number in range(num_workers)}
         self.updates = updates(2.0, 10, end_s=MADE_S)
         self.now_s = 0.0
@@ -183,7 +183,7 @@ def test_without_enough_updates_before_nothing_is_compared() -> None:
     alone = Fleet(2)
     alone.updates = alone.updates[:4]
     alone.all_new()
-    alone.look(490.0)
+    alone.look(WATCH_LIMIT_S - 10.0)
     assert alone.rollout.phase is RolloutState.WATCHING
     alone.look(20.0)
     assert alone.rollout.phase is RolloutState.SETTLED
@@ -276,10 +276,10 @@ def test_a_lazy_version_comes_with_restarts_and_to_all_after_its_limit() -> None
     assert fleet.look(20.0) == ["reward-1"], "the limit has passed"
     # it counts from the change, over restarts of the supervisor
     later = Fleet(3, is_lazy=True)
-    later.rollout = Rollout(LIMITS, now_s=0.0, made_s=MADE_S - 95.0, is_lazy=True)
+    later.rollout = new_rollout(now_s=0.0, made_s=MADE_S - 95.0, is_lazy=True)
     assert later.look(4.0) == [] and later.look(2.0) == ["reward-2"]
     begun = Fleet(3, is_lazy=True)
-    begun.rollout = Rollout(LIMITS, now_s=0.0, made_s=MADE_S - 95.0, is_lazy=True)
+    begun.rollout = new_rollout(now_s=0.0, made_s=MADE_S - 95.0, is_lazy=True)
     begun.workers["reward-0"] = replace(READY, progress=9)
     assert begun.look(4.0) == [] and begun.rollout.phase is RolloutState.ROLLING
     assert begun.look(2.0) == ["reward-1"]
