@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipeline.observability.live_view import View
     from pipeline.observability.report import Summary
     from pipeline.supervisor.early import EarlyProcesses
-    from pipeline.supervisor.launchers.seam import Launcher
+    from pipeline.supervisor.launchers.seam import ConfiguredLauncher
     from pipeline.supervisor.supervisor import RunOutcome
 
 _EPILOG = """\b
@@ -163,14 +163,8 @@ def carry_out(
         from pipeline.supervisor.launchers.build import launcher_of
 
         launcher = launcher_of(config, config.run_dir)
-        if config.launch.on == "ray":
-            from pipeline.supervisor.launchers.ray_actors import reach as reach_ray
-
-            reach_ray(launcher)
-        if config.launch.on == "ssh":
-            from pipeline.supervisor.launchers.ssh import reach
-
-            reach(launcher)
+        if launcher is not None:
+            launcher.reach()
     with EarlyProcesses(config, config.run_dir) as early:
         return _checked_run(config, prepare, begin, early, phases, launcher, is_live=is_live)
 
@@ -181,7 +175,7 @@ def _checked_run(
     begin: Callable[[Path], None] | None,
     early: EarlyProcesses,
     phases: StartPhases,
-    launcher: Launcher | None,
+    launcher: ConfiguredLauncher | None,
     *,
     is_live: bool,
 ) -> RunOutcome:
@@ -227,13 +221,12 @@ def _checked_run(
             log.close()
 
 
-def _clear_jobs(launcher: Launcher, run_dir: Path) -> None:
+def _clear_jobs(launcher: ConfiguredLauncher, run_dir: Path) -> None:
     """Remove what ended jobs left on this host. A failure does not change the run's end."""
-    from pipeline.supervisor.launchers.build import clear_jobs
     from pipeline.supervisor.launchers.seam import LaunchFailed
 
     try:
-        clear_jobs(launcher, run_dir)
+        launcher.clear(run_dir / "logs")
     except LaunchFailed as error:
         click.echo(f"folders of joined workers are left: {printable_line(str(error))}", err=True)
 

@@ -17,7 +17,7 @@ from pipeline.ledger.url import has_credentials, is_hidden, refuse_plaintext, wi
 from pipeline.supervisor.fleet_plan import worker_name
 from pipeline.supervisor.fleet_size import desired_counts
 from pipeline.supervisor.launchers.join_command import JoinCommand, TokenOf
-from pipeline.supervisor.launchers.seam import JobState, Launcher
+from pipeline.supervisor.launchers.seam import ConfiguredLauncher, JobState, Launcher
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -72,7 +72,9 @@ def tokens_of(run_dir: Path) -> TokenOf:
     return token_of
 
 
-def build_launcher(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]] = ()) -> Launcher:
+def build_launcher(
+    settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]] = ()
+) -> ConfiguredLauncher:
     """Return the configured launcher. ``workers``: role and name of each launched worker. Raises
     ConfigError: it cannot work on this host."""
     match settings.on:
@@ -96,7 +98,7 @@ def build_launcher(settings: LaunchSection, join: JoinCommand, workers: Sequence
             raise ConfigError(f"launch.on is {settings.on}, which starts processes of this host")
 
 
-def launcher_of(config: RunConfig, run_dir: Path) -> Launcher | None:
+def launcher_of(config: RunConfig, run_dir: Path) -> ConfiguredLauncher | None:
     """Return a run's launcher; None if all its workers are processes of this host. Raises
     ConfigError."""
     if not config.launch.launched:
@@ -115,16 +117,8 @@ def end_jobs(config: RunConfig, run_dir: Path) -> int:
     if launcher is None:
         return 0
     num_ended = end_all(launcher)
-    clear_jobs(launcher, run_dir)
+    launcher.clear(run_dir / "logs")
     return num_ended
-
-
-def clear_jobs(launcher: Launcher, run_dir: Path) -> None:
-    """Remove this host's folders of a run's ended jobs. Raises LaunchFailed."""
-    from pipeline.supervisor.launchers.local_join import LocalJoinLauncher
-
-    if isinstance(launcher, LocalJoinLauncher):
-        launcher.clear(run_dir / "logs")
 
 
 def end_all(launcher: Launcher) -> int:

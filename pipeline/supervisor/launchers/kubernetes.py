@@ -22,7 +22,7 @@ from pipeline.config.operations import LaunchSection, ResourcesSection
 from pipeline.process.exit_codes import from_shell
 from pipeline.supervisor.launchers.join_command import NUM_LINES, JoinCommand, role_of
 from pipeline.supervisor.launchers.programs import ask, call, require
-from pipeline.supervisor.launchers.seam import Job, JobState
+from pipeline.supervisor.launchers.seam import ConfiguredLauncher, Job, JobState
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -126,7 +126,7 @@ def _requests(wanted: ResourcesSection) -> Manifest:
 _STATES = {"Pending": JobState.WAITING, "Running": JobState.RUNNING}
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(ConfiguredLauncher):
     """Starts a run's workers as pods.
 
     Raises ConfigError: kubectl is not on PATH, or a template is wrong."""

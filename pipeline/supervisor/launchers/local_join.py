@@ -11,6 +11,7 @@ next one finds them. The folders are removed when the run ends, and by ``down``.
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import subprocess
 import time
@@ -19,69 +20,40 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.url import without_credentials
 from pipeline.supervisor.launchers.host_jobs import HostReport, HostRequest, answer
-from pipeline.supervisor.launchers.join_command import TokenOf
-from pipeline.supervisor.launchers.seam import Job, JobState, LaunchFailed
+from pipeline.supervisor.launchers.join_command import JoinCommand, TokenOf
+from pipeline.supervisor.launchers.seam import JobState, LaunchFailed
+from pipeline.supervisor.launchers.ssh import HostLauncher
 from protocol.errors import ConfigError
-from protocol.ids import Role
 from protocol.private import user_cache
 
 _END_S: Final = 10.0
 _POLL_S: Final = 0.05
+_HERE: Final = "this host"
 
 _log = structlog.get_logger(__name__)
 
 
-class LocalJoinLauncher:
-    def __init__(
-        self,
-        run: str,
-        state: Path,
-        url: Callable[[], str],
-        token_of: TokenOf,
-        *,
-        plaintext: bool = False,
-        program: Sequence[str] = (),
-    ) -> None:
+class LocalJoinLauncher(HostLauncher):
+    def __init__(self, join: JoinCommand, state: Path, url: Callable[[], str], program: Sequence[str] = ()) -> None:
         """Args:
-        run: The run's name.
+        join: Run and tokens.
         state: Folder for its jobs, instead of the account's state folder.
         url: Returns the ledger's address without user and password; called at each start.
-        token_of: Returns a role's token.
-        plaintext: Whether the connection may be unencrypted.
         program: Command of Headrace; by default this installation's."""
-        self._run, self._state, self._url, self._token_of = run, state, url, token_of
-        self._plaintext, self._program = plaintext, program
+        super().__init__([_HERE], join, patience_s=math.inf)
+        self._state, self._url, self._program = state, url, program
         self._own: list[subprocess.Popen[bytes]] = []
         """Processes to reap; the jobs themselves are found by their files."""
 
-    def start(self, role: Role, worker: str, /) -> None:
-        token, url = self._token_of(role), self._url()
-        self._ask(
-            HostRequest(
-                verb="start", run=self._run, worker=worker, role=role, url=url, token=token,
-                allows_plaintext=self._plaintext,
-            )
-        )  # fmt: skip
-
-    def stop(self, worker: str, /, *, now: bool = False) -> None:
-        self._ask(HostRequest(verb="stop", run=self._run, worker=worker, now=now))
-
-    def listing(self) -> dict[str, Job]:
-        found = self._ask(HostRequest(verb="list", run=self._run)).jobs
-        return {worker: job.as_job("this host") for worker, job in found.items()}
-
-    def logs(self, worker: str, /) -> str:
-        return self._ask(HostRequest(verb="logs", run=self._run, worker=worker)).text
-
-    def clear(self, logs: Path) -> bool:
-        """Remove the folders of ended jobs; return whether they are gone. Keeps them all if a job
-        still runs after 10 s. Raises LaunchFailed.
+    def clear(self, logs: Path, /) -> None:
+        """Remove the folders of ended jobs. Keeps them all if a job still runs after 10 s.
 
         The output of each ``headrace fleet join`` is saved in ``logs`` as ``join-WORKER.out``. The
         workers' logs have already arrived through the ledger."""
@@ -90,29 +62,29 @@ class LocalJoinLauncher:
         while left := self._running():
             if time.monotonic() > deadline:
                 _log.warning("joined_folders_left", folder=str(self._state), reason=f"still running: {', '.join(left)}")
-                return False
+                return
             time.sleep(_POLL_S)
-        for output in (self._state / "headrace" / "launched" / self._run).glob("*.out"):
+        for output in (self._state / "headrace" / "launched" / self._join.run).glob("*.out"):
             with suppress(OSError):
                 shutil.copyfile(output, logs / f"join-{output.name}")
         try:
             shutil.rmtree(self._state)
         except OSError as error:
             _log.warning("joined_folders_left", folder=str(self._state), reason=str(error))
-            return False
-        return True
 
     def _running(self) -> list[str]:
         """Return the workers of running jobs, or else processes of this launcher that still run."""
         jobs = [worker for worker, job in self.listing().items() if job.state is not JobState.ENDED]
         return jobs or [f"process {process.pid}" for process in self._own]
 
-    def _ask(self, request: HostRequest) -> HostReport:
+    def _ask(self, host: str, request: HostRequest) -> HostReport:
         self._own[:] = [process for process in self._own if process.poll() is None]
+        if request.verb == "start":
+            request = msgspec.structs.replace(request, url=self._url())
         try:
             return answer(request, self._program, state=self._state, started=self._own.append)
         except (OSError, ConfigError) as error:
-            raise LaunchFailed(f"{request.verb} {request.worker} on this host: {error}") from error
+            raise LaunchFailed(f"{request.verb} {request.worker} on {host}: {error}") from error
 
 
 def local_join_launcher(config: RunConfig, run_dir: Path, token_of: TokenOf) -> LocalJoinLauncher:
@@ -122,13 +94,8 @@ def local_join_launcher(config: RunConfig, run_dir: Path, token_of: TokenOf) -> 
             "launch.on is join, and joined workers use tcp, even on one host; set wire.transport to tcp: --set "
             "wire.transport=tcp"
         )
-    return LocalJoinLauncher(
-        config.run.name,
-        state_folder(run_dir),
-        lambda: without_credentials(read_ledger_url(run_dir)),
-        token_of,
-        plaintext=config.ledger.allow_plaintext,
-    )
+    join = JoinCommand(config.run.name, "", token_of, allows_plaintext=config.ledger.allow_plaintext)
+    return LocalJoinLauncher(join, state_folder(run_dir), lambda: without_credentials(read_ledger_url(run_dir)))
 
 
 def state_folder(run_dir: Path) -> Path:

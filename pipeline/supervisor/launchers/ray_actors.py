@@ -27,7 +27,7 @@ from pipeline.ledger.url import without_ledger_password
 from pipeline.supervisor.launchers.join_command import JoinCommand
 from pipeline.supervisor.launchers.ray_agent import Needs, RayReply, RayRequest, RayRun
 from pipeline.supervisor.launchers.ray_holder import WorkerSpec
-from pipeline.supervisor.launchers.seam import Job, LaunchFailed
+from pipeline.supervisor.launchers.seam import ConfiguredLauncher, Job, LaunchFailed
 from protocol import headrace
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -41,7 +41,7 @@ _CHUNK: Final = 1 << 16
 _SHOWN_CHARS: Final = 600
 
 
-class RayLauncher:
+class RayLauncher(ConfiguredLauncher):
     """Starts a run's workers as Ray actors.
 
     Raises ConfigError: Ray is not installed, or the address is one of Ray Client."""
@@ -288,8 +288,3 @@ def dry_run(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[
         labels = "".join(f", {name}={value}" for name, value in needs.labels.items())
         lines.append(f"{worker}: " + ", ".join(f"{name} {count:g}" for name, count in needs.resources.items()) + labels)
     return "\n".join([*lines, ""])
-
-
-def reach(launcher: object) -> None:
-    if isinstance(launcher, RayLauncher):
-        launcher.reach()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from pipeline.process.exit_codes import LastError
@@ -74,3 +75,13 @@ class Launcher(Protocol):
     def logs(self, worker: str, /) -> str:
         """Return the last lines that a job printed; empty without any."""
         ...
+
+
+class ConfiguredLauncher(Launcher, Protocol):
+    """What ``launch.on`` names."""
+
+    def reach(self) -> None:
+        """Connect once, before the run is checked. Raises ConfigError: the place cannot be used."""
+
+    def clear(self, logs: Path, /) -> None:
+        """Remove what ended jobs left on this host, and save in ``logs`` what they printed."""

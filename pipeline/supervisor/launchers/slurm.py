@@ -19,7 +19,7 @@ from pipeline.ledger.token import write_token
 from pipeline.process.exit_codes import from_shell
 from pipeline.supervisor.launchers.join_command import JoinCommand, last_lines, role_of
 from pipeline.supervisor.launchers.programs import ask, call, require
-from pipeline.supervisor.launchers.seam import Job, JobState
+from pipeline.supervisor.launchers.seam import ConfiguredLauncher, Job, JobState
 from protocol.ids import Role
 
 _FORMAT = "%i|%j|%T|%R"
@@ -34,7 +34,7 @@ _ENDED = _BY_ITSELF | frozenset(
 )  # fmt: skip
 
 
-class SlurmLauncher:
+class SlurmLauncher(ConfiguredLauncher):
     """Starts a run's workers as Slurm jobs.
 
     Raises ConfigError: Slurm's commands are not on PATH."""

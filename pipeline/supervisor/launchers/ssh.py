@@ -1,4 +1,4 @@
-"""Jobs on a list of hosts, reached with the system's ssh client.
+"""Jobs on a list of hosts; ``SshLauncher`` reaches them with the system's ssh client.
 
 Each call is one connection to a host that runs ``headrace fleet place``, with request and token on
 its standard input. Jobs outlive the connection and this process, and a later supervisor finds them.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +21,7 @@ from pipeline.runtime.liveness import REPLACED_AFTER_S
 from pipeline.supervisor.launchers.host_jobs import HostJob, HostReport, HostRequest
 from pipeline.supervisor.launchers.join_command import JoinCommand
 from pipeline.supervisor.launchers.programs import ask, require
-from pipeline.supervisor.launchers.seam import Job, JobState, LaunchFailed
+from pipeline.supervisor.launchers.seam import ConfiguredLauncher, Job, JobState, LaunchFailed
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from protocol.printable import printable_line
@@ -33,39 +34,27 @@ _SSH_FAILED = 255
 _MAX_AT_ONCE = 16
 
 
-class SshLauncher:
-    """Starts a run's workers on a list of hosts.
+class HostLauncher(ConfiguredLauncher):
+    """Starts a run's workers on a list of hosts."""
 
-    Raises ConfigError: no ssh on PATH, no hosts, or an invalid host name."""
-
-    def __init__(self, settings: LaunchSection, join: JoinCommand, clock: Callable[[], float] = time.monotonic) -> None:
-        require("ssh", why="launch.on is ssh")
-        self._settings, self._join, self._clock = settings, join, clock
-        self._hosts = list(dict.fromkeys(settings.ssh.hosts))
-        if not self._hosts:
-            raise ConfigError('launch.on is ssh, but launch.ssh.hosts is empty; give hosts, as ["gpu1", "user@gpu2"]')
-        for host in self._hosts:
-            if not host or host.startswith("-") or any(char.isspace() for char in host):
-                raise ConfigError(f"launch.ssh.hosts has {host!r:.80}; expected HOST or USER@HOST")
+    def __init__(
+        self, hosts: Sequence[str], join: JoinCommand, *, patience_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``patience_s``: a host that has not answered for this long gets no worker if others have."""
+        self._hosts, self._join, self._patience_s, self._clock = hosts, join, patience_s, clock
         self._seen: dict[str, dict[str, HostJob]] = {host: {} for host in self._hosts}
         """Jobs by host, as last listed."""
         self._answered_s = dict.fromkeys(self._hosts, clock())
         self._host_of: dict[str, str] = {}
 
-    def reach(self) -> None:
-        """Ask every host once. Raises ConfigError: names the hosts that cannot be reached, with
-        ssh's errors."""
-        failed = [f"{host}: {error}" for host, error in self._look().items()]
-        if failed:
-            raise ConfigError(
-                f"{len(failed)} of {len(self._hosts)} hosts of launch.ssh.hosts cannot be used; {'; '.join(failed)}. "
-                "Fix them, or remove them from the list"
-            )
+    @abstractmethod
+    def _ask(self, host: str, request: HostRequest) -> HostReport:
+        """Let a host carry out a request. Raises LaunchFailed."""
 
     def start(self, role: Role, worker: str, /) -> None:
         now = self._clock()
         load = {host: sum(job.runs for job in jobs.values()) for host, jobs in self._seen.items()}
-        silent = {host: now - self._answered_s[host] > self._settings.poll_s + self._settings.answer_s for host in load}
+        silent = {host: now - self._answered_s[host] > self._patience_s for host in load}
         host = min(self._hosts, key=lambda host: (silent[host], load[host]))
         join, token = self._join, self._join.token_of(role)
         request = HostRequest(
@@ -149,6 +138,30 @@ class SshLauncher:
     def _take(self, host: str, said: HostReport) -> None:
         self._seen[host], self._answered_s[host] = said.jobs, self._clock()
 
+
+class SshLauncher(HostLauncher):
+    """Raises ConfigError: no ssh on PATH, no hosts, or an invalid host name."""
+
+    def __init__(self, settings: LaunchSection, join: JoinCommand, clock: Callable[[], float] = time.monotonic) -> None:
+        require("ssh", why="launch.on is ssh")
+        self._settings, hosts = settings, list(dict.fromkeys(settings.ssh.hosts))
+        if not hosts:
+            raise ConfigError('launch.on is ssh, but launch.ssh.hosts is empty; give hosts, as ["gpu1", "user@gpu2"]')
+        for host in hosts:
+            if not host or host.startswith("-") or any(char.isspace() for char in host):
+                raise ConfigError(f"launch.ssh.hosts has {host!r:.80}; expected HOST or USER@HOST")
+        super().__init__(hosts, join, patience_s=settings.poll_s + settings.answer_s, clock=clock)
+
+    def reach(self) -> None:
+        """Ask every host once. Raises ConfigError: names the hosts that cannot be reached, with
+        ssh's errors."""
+        failed = [f"{host}: {error}" for host, error in self._look().items()]
+        if failed:
+            raise ConfigError(
+                f"{len(failed)} of {len(self._hosts)} hosts of launch.ssh.hosts cannot be used; {'; '.join(failed)}. "
+                "Fix them, or remove them from the list"
+            )
+
     def _ask(self, host: str, request: HostRequest) -> HostReport:
         words = ["ssh", *_OPTIONS, *self._settings.ssh.options, "--", host]
         command = shlex.join([*self._settings.program, "fleet", "place"])
@@ -158,11 +171,6 @@ class SshLauncher:
         if ended.code != 0:
             raise LaunchFailed(f"{command!r} on {host} failed with code {ended.code}: {ended.trouble}")
         return _decoded(host, ended.output)
-
-
-def reach(launcher: object) -> None:
-    if isinstance(launcher, SshLauncher):
-        launcher.reach()
 
 
 def dry_run(settings: LaunchSection, workers: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ class HerePlace:
     def launcher(self) -> LocalJoinLauncher:
         program = (sys.executable, stand_in.__file__, str(self.folder))
         join = join_command(self.folder)
-        launcher = LocalJoinLauncher(join.run, self.state, lambda: join.url, join.token_of, program=program)
+        launcher = LocalJoinLauncher(join, self.state, lambda: join.url, program)
         self.launchers.append(launcher)
         return launcher
 
@@ -58,7 +58,8 @@ def place(tmp_path: Path) -> Iterator[HerePlace]:
     yield found
     found.lose("*")
     for launcher in found.launchers:
-        assert launcher.clear(found.logs)
+        launcher.clear(found.logs)
+        assert not found.state.exists()
 
 
 class TestHere(LauncherContract):
@@ -84,7 +85,7 @@ def test_ended_jobs_leave_no_folder_and_no_process_and_what_they_printed_stays(p
     pids = [given(place.folder, worker)["pid"] for worker in ("generator-0", "reward-0")]
     launcher.stop("generator-0")
     launcher.stop("reward-0", now=True)
-    assert launcher.clear(place.logs)
+    launcher.clear(place.logs)
     assert not place.state.exists()
     # The kernel takes a moment to end a killed process.
     until(lambda: not any(map(process_runs, pids)))
@@ -97,7 +98,7 @@ def test_a_job_that_still_runs_keeps_its_folder(place: HerePlace, monkeypatch: p
     place.launcher().start(Role.GENERATOR, "generator-0")
     later = place.launcher()
     until(lambda: "begun generator-0" in later.logs("generator-0"))
-    assert not later.clear(place.logs)
+    later.clear(place.logs)
     assert later.listing()["generator-0"].state is JobState.RUNNING
 
 
