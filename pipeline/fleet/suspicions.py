@@ -27,18 +27,7 @@ from pipeline.fleet.peers.frame import Finding, Frame
 from pipeline.fleet.peers.heartbeats import FrameMaker
 from pipeline.fleet.peers.thresholds import Thresholds
 from pipeline.fleet.peers.watcher import Watch
-from pipeline.fleet.signs.signals import (
-    LEDGER,
-    Failures,
-    LedgerPace,
-    Mismatches,
-    MissingVerdicts,
-    OwnReports,
-    Refusals,
-    Replacements,
-    SameVerdicts,
-)
-from pipeline.fleet.signs.stalls import MainLoops, StandingWork
+from pipeline.fleet.signs import LEDGER, LedgerPace, Signs
 from pipeline.fleet.state import Worker
 from pipeline.runtime.liveness import is_recent
 from pipeline.runtime.registry.contract import FailureReport
@@ -68,10 +57,7 @@ class FleetSuspicions:
             RowMaker(max_lag=max_lag, swaps_in_windows=swaps_in_windows),
             FlowWatch(least_slow=LEAST_SLOW_LIVE),
         )
-        self._replacements, self._refusals, self._reports = Replacements(), Refusals(), OwnReports()
-        self._pace, self._loops, self._verdicts = LedgerPace(), MainLoops(), MissingVerdicts()
-        self._same = SameVerdicts()
-        self._failures, self._mismatches, self._work = Failures(), Mismatches(), StandingWork()
+        self._signs, self._pace = Signs(), LedgerPace()
         self._links: dict[tuple[str, str], str] = {}
         """By worker and kind: the link that is blamed instead of the worker, or ""."""
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
@@ -102,17 +88,7 @@ class FleetSuspicions:
         wall-clock time, ``published`` the newest policy version or -1."""
         self.tables = {}
         frame = self._frames.frame(now_s, beats, published)
-        certain = [
-            *self._failures.observe(at_s, failures),
-            *self._replacements.observe(now_s, at_s, beats),
-            *self._reports.observe(now_s, at_s, beats),
-            *self._loops.observe(at_s, beats),
-            *self._mismatches.observe(now_s, at_s, beats),
-            *self._verdicts.observe(now_s, at_s, beats),
-            *self._same.observe(at_s, beats),
-            *self._work.observe(at_s, beats),
-        ]
-        self._refusals.observe(now_s, beats)
+        certain = self._signs.observe(now_s, at_s, beats, failures)
         slow_ledger = self._pace.observe(now_s, at_s, beats)
         if self._comes_back(now_s, beats):
             return frame, certain
@@ -164,7 +140,7 @@ class FleetSuspicions:
     def _odd(self, now_s: float, at_s: float, frame: Frame) -> list[Suspicion]:
         for finding in self._watch.tick(frame):
             self._held[finding.worker, finding.kind] = (finding, now_s + HELD_S)
-            link = self._refusals.link_to(finding.worker) if finding.kind == "refused" else ""
+            link = self._signs.refused_link(finding.worker) if finding.kind == "refused" else ""
             self._links[finding.worker, finding.kind] = link
             self._flow.suspect(f"{finding.worker} {finding.kind}")
         for key, (finding, until_s) in list(self._held.items()):

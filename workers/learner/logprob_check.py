@@ -3,7 +3,7 @@ sample from the policy.
 
 The chunks belong to claimed units and are checked before their update, under the current weights.
 The check changes no sample. The observer names a bad generator from the counters here
-(``pipeline.fleet.signs.signals``).
+(``pipeline.fleet.signs``).
 
 The *gap* of a chunk is the mean of |log p of the learner - log p of the generator| over its tokens,
 in nats. A token counts at most 3 nats: a policy that moves makes few tokens very unlikely, garbage

@@ -1,18 +1,17 @@
 """Budgets of repairs: restarts ordered because of incidents, and evictions. Pure; times are
-arguments."""
+arguments.
+
+What earlier supervisors have used of them is read from ``repairs.jsonl``: a restarted supervisor must
+not give a flapping worker all its repairs again."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.config.operations import RecoverySection
 from pipeline.fleet.repair.levels import RepairLevel, StepOutcome
 from pipeline.fleet.repair.records import StepRow
-
-# What earlier supervisors have used of the budgets, from ``repairs.jsonl``: a restarted supervisor
-# must not give a flapping worker all its repairs again. Steps older than the window do not count.
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +24,6 @@ class PastRepairs:
     """Consecutive losses of workers that have not been repaired since."""
 
 
-@dataclass(slots=True)
-class _PastCase:
-    worker: str
-    num_losses: int = 0
-    is_own: bool = False
-    is_closed: bool = False
-
-
 def past_repairs(rows: Iterable[StepRow], at_s: float, window_s: float) -> PastRepairs:
     """Reconstruct the past repairs from recorded steps.
 
@@ -42,31 +33,28 @@ def past_repairs(rows: Iterable[StepRow], at_s: float, window_s: float) -> PastR
         rows: Steps of all earlier supervisors, oldest first.
         at_s: Now, in seconds since 1970. A step from the future, by another clock, counts as just now.
         window_s: Older steps are ignored."""
-    restarts: dict[str, list[float]] = {}
-    evictions = list[float]()
-    cases: dict[int, _PastCase] = {}
+    restarts, evictions = dict[str, list[float]](), list[float]()
+    losses_of, worker_of = dict[int, int](), dict[int, str]()
+    closed = set[int]()
     for row in rows:
         age_s = max(0.0, at_s - row.at_s)
         if row.case == 0 or age_s >= window_s:
             continue
-        case = cases.setdefault(row.case, _PastCase(row.worker))
-        has_begun = row.outcome == StepOutcome.BEGUN
-        if row.rung == RepairLevel.ISOLATE and row.outcome == StepOutcome.DONE:
+        worker_of.setdefault(row.case, row.worker)
+        is_isolation = row.rung == RepairLevel.ISOLATE
+        is_begun, is_done = row.outcome == StepOutcome.BEGUN, row.outcome == StepOutcome.DONE
+        if is_isolation and is_done:
             # the supervisor saw the loss itself
-            case.is_own = True
-            case.num_losses += 1
-        elif has_begun and (
-            row.rung == RepairLevel.ISOLATE or (row.rung == RepairLevel.ROLE_RESTART and not case.is_own)
-        ):
+            losses_of[row.case] = losses_of.get(row.case, 0) + 1
+        elif is_begun and (is_isolation or (row.rung == RepairLevel.ROLE_RESTART and row.case not in losses_of)):
             restarts.setdefault(row.worker, []).append(age_s)
-        elif has_begun and row.rung == RepairLevel.EVICT:
+        elif is_begun and row.rung == RepairLevel.EVICT:
             evictions.append(age_s)
-        case.is_closed = (
-            row.outcome == StepOutcome.DONE and (row.limit_s or 0.0) <= age_s and row.rung != RepairLevel.ISOLATE
-        )
-    losses = dict[str, int]()
-    for case in cases.values():
-        losses[case.worker] = 0 if case.is_closed else case.num_losses
+        if is_done and (row.limit_s or 0.0) <= age_s and not is_isolation:
+            closed.add(row.case)
+        else:
+            closed.discard(row.case)
+    losses = {worker: 0 if case in closed else losses_of.get(case, 0) for case, worker in worker_of.items()}
     return PastRepairs(
         {worker: tuple(sorted(ages, reverse=True)) for worker, ages in restarts.items()},
         tuple(sorted(evictions, reverse=True)),
@@ -74,33 +62,16 @@ def past_repairs(rows: Iterable[StepRow], at_s: float, window_s: float) -> PastR
     )
 
 
-class _Window:
-    def __init__(self, length_s: float) -> None:
-        self._length_s = length_s
-        self._times: deque[float] = deque()
-
-    def add(self, now_s: float) -> None:
-        self._times.append(now_s)
-
-    def count(self, now_s: float) -> int:
-        while self._times and self._times[0] <= now_s - self._length_s:
-            self._times.popleft()
-        return len(self._times)
-
-
 class Budgets:
     def __init__(self, limits: RecoverySection) -> None:
         self._limits = limits
-        self._restarts: dict[str, _Window] = {}
-        self._evictions = _Window(limits.window_s)
+        self._restarts: dict[str, list[float]] = {}
+        self._evictions: list[float] = []
         self._past_losses: dict[str, int] = {}
 
     def recall(self, now_s: float, past: PastRepairs) -> None:
-        for worker, ages in past.restarts.items():
-            for age_s in ages:
-                self._restarts.setdefault(worker, _Window(self._limits.window_s)).add(now_s - age_s)
-        for age_s in past.evictions:
-            self._evictions.add(now_s - age_s)
+        self._restarts = {worker: [now_s - age_s for age_s in ages] for worker, ages in past.restarts.items()}
+        self._evictions = [now_s - age_s for age_s in past.evictions]
         self._past_losses = dict(past.losses)
 
     def past_losses(self, worker: str) -> int:
@@ -109,28 +80,33 @@ class Budgets:
 
     def take_restart(self, now_s: float, worker: str) -> bool:
         """Use one of the restarts allowed for incidents; return whether one was left."""
-        window = self._restarts.setdefault(worker, _Window(self._limits.window_s))
-        if window.count(now_s) >= self._limits.incident_restarts:
+        self._forget(now_s)
+        if len(self._restarts.get(worker, ())) >= self._limits.incident_restarts:
             return False
-        window.add(now_s)
+        self._restarts.setdefault(worker, []).append(now_s)
         return True
 
-    def restarts_used(self, now_s: float, worker: str) -> str:
-        num = self._restarts[worker].count(now_s)
+    def restarts_used(self, worker: str) -> str:
+        """Say why ``take_restart`` has just refused."""
         allowed = f"{self._limits.incident_restarts} are allowed"
+        num = len(self._restarts.get(worker, ()))
         return f"incidents have restarted it {num} times within {self._limits.window_s:g} s, {allowed}"
 
     def take_eviction(self, now_s: float) -> None:
-        self._evictions.add(now_s)
+        self._evictions.append(now_s)
 
     def evictions_used(self, now_s: float) -> str:
         """Say why no worker may be evicted, or ""."""
-        num = self._evictions.count(now_s)
+        self._forget(now_s)
+        num = len(self._evictions)
         if num < self._limits.max_evictions:
             return ""
         allowed = f"recovery.max_evictions = {self._limits.max_evictions} are allowed"
         return f"{num} workers were evicted within {self._limits.window_s:g} s, {allowed}: look for a common cause"
 
-    def forget(self, now_s: float) -> None:
-        for worker in [name for name, window in self._restarts.items() if not window.count(now_s)]:
-            del self._restarts[worker]
+    def _forget(self, now_s: float) -> None:
+        """Forget what is older than the window."""
+        from_s = now_s - self._limits.window_s
+        recent = {worker: [at_s for at_s in times if at_s > from_s] for worker, times in self._restarts.items()}
+        self._restarts = {worker: times for worker, times in recent.items() if times}
+        self._evictions = [at_s for at_s in self._evictions if at_s > from_s]

@@ -1,5 +1,4 @@
-"""A case follows one worker from the first symptom until it is repaired or removed; ``Decisions``
-collects the steps and orders that result."""
+"""A case follows one worker from the first symptom until it is repaired or removed."""
 
 from __future__ import annotations
 
@@ -7,15 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pipeline.fleet.repair.levels import (
-    FINAL,
-    IncidentSign,
-    RepairLevel,
-    RepairOrder,
-    StepOutcome,
-    within,
-)
-from pipeline.fleet.repair.records import StepRow
+from pipeline.fleet.repair.levels import FINAL, RepairLevel
 from protocol.ids import Role
 
 
@@ -100,44 +91,3 @@ def taken_down(case: Case, cases: Iterable[Case]) -> tuple[str, ...]:
     for one in found:
         one.is_down = True
     return workers
-
-
-class Decisions:
-    def __init__(self) -> None:
-        self._steps: list[StepRow] = []
-        self._orders: list[RepairOrder] = []
-
-    def taken_steps(self) -> list[StepRow]:
-        """Return the steps since the last call, which have no time yet."""
-        steps, self._steps = self._steps, []
-        return steps
-
-    def taken_orders(self) -> list[RepairOrder]:
-        orders, self._orders = self._orders, []
-        return orders
-
-    def add_step(
-        self, case: Case, level: RepairLevel, outcome: StepOutcome, words: str, now_s: float | None = None
-    ) -> None:
-        """Add a step of a case. ``now_s``: pass the time to record how long the case's deadline is
-        away."""
-        limit_s = None if now_s is None else within(case.deadline_s, now_s)
-        self._steps.append(StepRow(0.0, case.number, case.worker, str(case.role), level, outcome, words, limit_s))
-
-    def add_remark(self, sign: IncidentSign, role: str, words: str) -> None:
-        """Add a step about an incident that opens no case."""
-        sentence = f"incident {sign.number}: {sign.component} is {sign.kind}; {words}"
-        self._steps.append(StepRow(0.0, 0, sign.component, role, RepairLevel.TOLERATE, StepOutcome.LEFT, sentence))
-
-    def add_order(
-        self,
-        case: Case,
-        level: RepairLevel,
-        workers: tuple[str, ...],
-        host: str = "",
-        *,
-        detect_s: float = 0.0,
-        localise_s: float = 0.0,
-    ) -> None:
-        place = (case.number, case.worker, case.reason, case.deadline_s, workers, host)
-        self._orders.append(RepairOrder(level, *place, detect_s, localise_s))

@@ -28,46 +28,34 @@ MOST_HEALTHY: Final = 1
 _LEAST_SICK: Final = 2
 
 
-class LinkAlarms:
+class Blame:
+    """Which worker an incident blames. Of links, ``tolerated`` incidents within ``window_s`` blame none."""
+
     def __init__(self, tolerated: int, window_s: float) -> None:
         self._tolerated, self._window_s = tolerated, window_s
         self._alarms: deque[tuple[float, str]] = deque()
-
-    def alarm(self, now_s: float, link: str, roster: Mapping[str, Member]) -> tuple[str, str]:
-        """Record an incident about the link ``sender>receiver``.
-
-        Returns the worker to repair and why, or "" and why none is repaired yet."""
-        self._alarms.append((now_s, link))
-        while self._alarms[0][0] <= now_s - self._window_s:
-            self._alarms.popleft()
-        counts = Counter[str]()
-        for _, name in self._alarms:
-            counts.update({end for end in name.split(">") if end in roster})
-        sender, _, receiver = link.partition(">")
-        ends = [end for end in (receiver, sender) if end in roster]
-        end = max(ends, key=lambda one: counts[one], default="")
-        allowed = f"{self._tolerated} within {self._window_s:g} s are tolerated"
-        if not end:
-            return "", "neither end is a worker of this run"
-        if counts[end] <= self._tolerated:
-            return "", f"{counts[end]} incidents of links at {end}; {allowed}"
-        return end, f"{counts[end]} incidents of links at {end}; {allowed}"
-
-
-class Blame:
-    def __init__(self, tolerated: int, window_s: float) -> None:
-        self._links = LinkAlarms(tolerated, window_s)
+        """Times and names of links with incidents."""
 
     def worker(self, now_s: float, sign: IncidentSign, roster: Mapping[str, Member]) -> tuple[str, str]:
         """Return the worker to repair and why, or "" and what helps instead."""
         component, kind = sign.component, sign.kind
         reason = f"incident {sign.number}: {component} is {kind}: {sign.sentence}"
-        if ">" in component:
-            found, words = self._links.alarm(now_s, component, roster)
-            if kind not in OF_LINKS or not found:
-                return "", words if kind in OF_LINKS else left_to(kind)
-            return found, f"{reason}; {words}"
-        return (component, reason) if kind in RESTART_MENDS and component in roster else ("", left_to(kind))
+        if ">" not in component:
+            return (component, reason) if kind in RESTART_MENDS and component in roster else ("", left_to(kind))
+        self._alarms.append((now_s, component))
+        while self._alarms[0][0] <= now_s - self._window_s:
+            self._alarms.popleft()
+        counts = Counter(end for _, name in self._alarms for end in {*name.split(">")} & roster.keys())
+        sender, _, receiver = component.partition(">")
+        end = max((one for one in (receiver, sender) if one in roster), key=lambda one: counts[one], default="")
+        if kind not in OF_LINKS:
+            return "", left_to(kind)
+        if not end:
+            return "", "neither end is a worker of this run"
+        words = (
+            f"{counts[end]} incidents of links at {end}; {self._tolerated} within {self._window_s:g} s are tolerated"
+        )
+        return ("", words) if counts[end] <= self._tolerated else (end, f"{reason}; {words}")
 
 
 def is_absent(sign: IncidentSign, roster: Mapping[str, Member]) -> bool:

@@ -27,7 +27,7 @@ from typing import Final
 
 from pipeline.config.operations import RecoverySection
 from pipeline.fleet.repair.budgets import Budgets, PastRepairs
-from pipeline.fleet.repair.cases import Case, Decisions, out, sick, taken_down
+from pipeline.fleet.repair.cases import Case, out, sick, taken_down
 from pipeline.fleet.repair.domains import (
     Blame,
     domain_to_evict,
@@ -66,8 +66,8 @@ class Escalation:
         """Open incidents already read, each with the worker of its case, or ""."""
         self._blame = Blame(limits.link_alarms, limits.link_window_s)
         self._budgets = Budgets(limits)
-        self._decisions = Decisions()
-        self._note, self._order = self._decisions.add_step, self._decisions.add_order
+        self._steps: list[StepRow] = []
+        self._orders: list[RepairOrder] = []
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -75,7 +75,8 @@ class Escalation:
 
     def taken_steps(self) -> list[StepRow]:
         """Return the steps since the last call, to be recorded with their time."""
-        return self._decisions.taken_steps()
+        steps, self._steps = self._steps, []
+        return steps
 
     def recall(self, now_s: float, past: PastRepairs) -> None:
         """Count the budgets that earlier supervisors have used. Call it first."""
@@ -233,7 +234,9 @@ class Escalation:
         worker, reason = self._blame.worker(now_s, sign, self._roster)
         if not worker:
             member = self._roster.get(sign.component)
-            self._decisions.add_remark(sign, "" if member is None else str(member.role), reason)
+            role, words = "" if member is None else str(member.role), f"{sign.component} is {sign.kind}; {reason}"
+            left = (role, RepairLevel.TOLERATE, StepOutcome.LEFT, f"incident {sign.number}: {words}")
+            self._steps.append(StepRow(0.0, 0, sign.component, *left))
             return ""
         case = self._cases.get(worker)
         if case is None:
@@ -283,8 +286,8 @@ class Escalation:
         for case in list(self._cases.values()):
             if now_s >= case.deadline_s:
                 self._overdue(case, now_s)
-        self._budgets.forget(now_s)
-        return self._decisions.taken_orders()
+        orders, self._orders = self._orders, []
+        return orders
 
     def failed(self, now_s: float, order: RepairOrder, why: str) -> None:
         """Record that an order could not be carried out; the next level follows."""
@@ -329,7 +332,7 @@ class Escalation:
             return
         case.deadline_s = now_s + _SELF_CHECK_S
         self._note(case, case.level, StepOutcome.BEGUN, case.reason, now_s)
-        self._order(case, case.level, (case.worker,))
+        self._order(case, (case.worker,))
 
     def _restart(self, case: Case, now_s: float) -> None:
         """Restart a worker because of incidents alone, if the budget allows; wait instead while
@@ -342,14 +345,14 @@ class Escalation:
             return
         if not self._budgets.take_restart(now_s, case.worker):
             case.level = RepairLevel.RESTART
-            self._hand_on(case, now_s, self._budgets.restarts_used(now_s, case.worker))
+            self._hand_on(case, now_s, self._budgets.restarts_used(case.worker))
             return
         case.level, case.is_down, case.worked_s = RepairLevel.RESTART, True, None
         self._follow(case, now_s)
         self._note(case, RepairLevel.ISOLATE, StepOutcome.BEGUN, "its epoch is fenced: others continue its work")
         self._note(case, RepairLevel.RESTART, StepOutcome.BEGUN, case.reason, now_s)
         localise_s = 0.0 if case.signed_s is None else now_s - case.signed_s
-        self._order(case, case.level, (case.worker,), detect_s=case.stood_s, localise_s=localise_s)
+        self._order(case, (case.worker,), detect_s=case.stood_s, localise_s=localise_s)
 
     def _hand_on(self, case: Case, now_s: float, why: str) -> None:
         """Move the case to the next level that is possible."""
@@ -381,7 +384,7 @@ class Escalation:
             self._advise(case, now_s, level)
             return True
         if level is RepairLevel.ROLE_RESTART and not case.is_own and not self._budgets.take_restart(now_s, case.worker):
-            self._note(case, level, StepOutcome.REFUSED, self._budgets.restarts_used(now_s, case.worker))
+            self._note(case, level, StepOutcome.REFUSED, self._budgets.restarts_used(case.worker))
             return False
         if level is RepairLevel.EVICT:
             self._evict(case, now_s)
@@ -392,7 +395,7 @@ class Escalation:
         case.is_down = case.is_down or level in (RepairLevel.REPLACE, RepairLevel.ROLLBACK)
         case.deadline_s = math.inf if level is RepairLevel.WHOLE_RUN else now_s + self._restart_timeout_s
         self._note(case, level, StepOutcome.BEGUN, case.reason, now_s)
-        self._order(case, level, workers)
+        self._order(case, workers)
         return True
 
     def _advise(
@@ -419,7 +422,7 @@ class Escalation:
         for mate in (self._cases[name] for name in domain.workers if name in self._cases and name != case.worker):
             mate.level, mate.deadline_s = RepairLevel.EVICT, math.inf
             self._note(mate, RepairLevel.EVICT, StepOutcome.DONE, f"evicted with {domain.words}, by case {case.number}")
-        self._order(case, RepairLevel.EVICT, domain.workers, host=domain.host)
+        self._order(case, domain.workers, host=domain.host)
 
     def _refusal(self, case: Case, now_s: float) -> str:
         """Say why a worker must not be evicted, or ""."""
@@ -441,6 +444,26 @@ class Escalation:
         case = self._cases[worker] = Case(self._next, worker, role, level, deadline_s, reason)
         self._next += 1
         return case
+
+    def _note(
+        self, case: Case, level: RepairLevel, outcome: StepOutcome, words: str, now_s: float | None = None
+    ) -> None:
+        """Record a step of a case. ``now_s``: to record how long the case's deadline is away."""
+        limit_s = None if now_s is None or not case.waits else case.deadline_s - now_s
+        self._steps.append(StepRow(0.0, case.number, case.worker, str(case.role), level, outcome, words, limit_s))
+
+    def _order(
+        self,
+        case: Case,
+        workers: tuple[str, ...],
+        host: str = "",
+        *,
+        detect_s: float = 0.0,
+        localise_s: float = 0.0,
+    ) -> None:
+        """Order the level of a case."""
+        place = (case.level, case.number, case.worker, case.reason, case.deadline_s, workers, host)
+        self._orders.append(RepairOrder(*place, detect_s, localise_s))
 
     def _follow(self, case: Case, now_s: float) -> None:
         """Restart the deadline of a repair."""

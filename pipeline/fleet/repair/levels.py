@@ -5,7 +5,6 @@ level follows."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -147,7 +146,3 @@ _NO_REPAIR: Final[Mapping[str, str]] = {
 def left_to(kind: str) -> str:
     """Return what to do about a kind of incident that no level repairs."""
     return _NO_REPAIR.get(kind, "no level repairs this kind: look at the incident's evidence")
-
-
-def within(deadline_s: float, now_s: float) -> float | None:
-    return None if math.isinf(deadline_s) else deadline_s - now_s

@@ -7,18 +7,19 @@ line of kind "sums" then holds the total times of the dropped repairs, so that t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from math import isfinite
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
+
+import msgspec
 
 from pipeline.files import write_private
 
 REPAIRS_NAME = "repairs.jsonl"
 _MAX_BYTES = 1 << 20
+_Row = TypeVar("_Row")
 _STEP = "step"
 _SUMS = "sums"
 PARTS = ("detect_s", "localise_s", "replace_s", "reload_s", "repeat_s")
@@ -91,9 +92,6 @@ class RoleRepairs:
         return parts_in_words(self.sums)
 
 
-_Row = TypeVar("_Row", RepairRow, StepRow)
-
-
 def parts_in_words(sums: Mapping[str, float]) -> str:
     """Return the shares of the parts of repairs: ``detect 71 %, reload 20 %``."""
     whole = sum(sums.values())
@@ -101,8 +99,8 @@ def parts_in_words(sums: Mapping[str, float]) -> str:
     return ", ".join(f"{part} {100 * share:.0f} %" for part, share in shares if share >= 0.005) or "no time"
 
 
-def part_sums(rows: Iterable[RepairRow]) -> dict[str, float]:
-    """Return the total seconds of each part; empty if there are no repairs."""
+def part_sums(rows: Iterable[Any]) -> dict[str, float]:
+    """Return the total seconds of each part, of rows that have the parts; empty if there are none."""
     own = list(rows)
     return {part: float(sum(getattr(row, part) for row in own)) for part in PARTS} if own else {}
 
@@ -113,96 +111,87 @@ def role_repairs(rows: Sequence[RepairRow]) -> list[RoleRepairs]:
     for role in sorted({row.role for row in rows}):
         own = [row for row in rows if row.role == role]
         whole = [row.whole_s for row in own]
-        sums = part_sums(own)
-        found.append(RoleRepairs(role, len(own), median(whole), max(whole), sums))
+        found.append(RoleRepairs(role, len(own), median(whole), max(whole), part_sums(own)))
     return found
 
 
 def add_repair(run_dir: Path, row: RepairRow) -> None:
     """Append a repair. Raises OSError."""
-    _append(run_dir, [asdict(row)])
+    _append(run_dir, [row])
 
 
 def add_steps(run_dir: Path, rows: Sequence[StepRow]) -> None:
     """Append steps. Raises OSError."""
-    _append(run_dir, [{"kind": _STEP} | asdict(row) for row in rows])
+    _append(run_dir, [{"kind": _STEP} | msgspec.to_builtins(row) for row in rows])
 
 
-def _append(run_dir: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _append(run_dir: Path, rows: Sequence[Any]) -> None:
     path = run_dir / REPAIRS_NAME
-    lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    lines = msgspec.json.Encoder().encode_lines(rows)
     size = path.stat().st_size if path.exists() else 0
-    if size + len(lines) > _MAX_BYTES:
-        present = path.read_bytes()
-        kept = present[len(present) // 2 :].partition(b"\n")[2]
-        sums = {"kind": _SUMS} | _sums(_values(present[: len(present) - len(kept)]))
-        write_private(path, json.dumps(sums).encode() + b"\n" + kept + lines)
+    if size + len(lines) <= _MAX_BYTES:
+        with path.open("ab") as file:
+            file.write(lines)
         return
-    with path.open("ab") as file:
-        file.write(lines)
+    present = path.read_bytes()
+    kept = present[len(present) // 2 :].partition(b"\n")[2]
+    dropped = present[: len(present) - len(kept)].splitlines()
+    sums = {"kind": _SUMS} | part_sums(row for row in map(_totals, dropped) if row is not None)
+    write_private(path, msgspec.json.encode(sums) + b"\n" + kept + lines)
 
 
 def read_repairs(run_dir: Path) -> tuple[list[RepairRow], int]:
     """Return a run's repairs, oldest first, and the number of damaged lines; empty if there is no file."""
-    rows = [_repair(line) for line in _lines(run_dir) if _kind(line) not in (_STEP, _SUMS)]
+    rows = [_decoded(RepairRow, line) for line in _lines(run_dir) if _kind(line) not in (_STEP, _SUMS)]
     return [row for row in rows if row is not None], sum(row is None for row in rows)
 
 
 def read_repair_sums(run_dir: Path) -> dict[str, float]:
     """Return the seconds of each part over all repairs of a run; empty if there are none."""
-    return _sums(_lines(run_dir))
+    return part_sums(row for row in map(_totals, _lines(run_dir)) if row is not None)
 
 
 def read_steps(run_dir: Path) -> list[StepRow]:
     """Return a run's repair steps, oldest first; damaged lines are skipped."""
-    rows = (_row(StepRow, line, lambda row: row.at_s + row.case) for line in _lines(run_dir) if _kind(line) == _STEP)
+    rows = (_decoded(StepRow, line) for line in _lines(run_dir) if _kind(line) == _STEP)
     return [row for row in rows if row is not None]
 
 
-def _kind(line: Any) -> Any:
-    return line.get("kind") if isinstance(line, dict) else None  # pyright: ignore[reportUnknownMemberType]
-
-
-def _repair(line: Any) -> RepairRow | None:
-    return _row(RepairRow, line, lambda row: row.at_s + row.whole_s)
-
-
-def _sums(lines: Iterable[Any]) -> dict[str, float]:
-    """Sum repairs, including the sums of dropped lines."""
-    found: dict[str, float] = {}
-    for line in lines:
-        if _kind(line) == _SUMS:
-            parts = {part: took_s for part in PARTS if isinstance(took_s := line.get(part), float) and isfinite(took_s)}
-        else:
-            row = None if _kind(line) == _STEP else _repair(line)
-            parts = part_sums([] if row is None else [row])
-        for part, took_s in parts.items():
-            found[part] = found.get(part, 0.0) + took_s
-    return found
-
-
-def _lines(run_dir: Path) -> Iterator[Any]:
+def _lines(run_dir: Path) -> Iterator[bytes]:
     try:
-        data = (run_dir / REPAIRS_NAME).read_bytes()
+        yield from (run_dir / REPAIRS_NAME).read_bytes().splitlines()
     except FileNotFoundError:
         return
-    yield from _values(data)
 
 
-def _values(data: bytes) -> Iterator[Any]:
-    """Decode every line; None for a line that is not JSON."""
-    for line in data.splitlines():
-        try:
-            yield json.loads(line)
-        except (ValueError, RecursionError):
-            yield None
+class _Sums(msgspec.Struct):
+    kind: str = ""
+    detect_s: float = 0.0
+    localise_s: float = 0.0
+    replace_s: float = 0.0
+    reload_s: float = 0.0
+    repeat_s: float = 0.0
 
 
-def _row(kind: type[_Row], line: Any, number: Callable[[_Row], float]) -> _Row | None:
-    """Convert a decoded line; None if it is damaged, or if ``number`` of it is not finite."""
-    names = {each.name for each in fields(kind)}
+def _kind(line: bytes) -> str:
+    found = _decoded(_Sums, line)
+    return "" if found is None else found.kind
+
+
+def _totals(line: bytes) -> RepairRow | _Sums | None:
+    """Return a repair, or the sums of dropped ones."""
+    match _kind(line):
+        case "step":
+            return None
+        case "sums":
+            return _decoded(_Sums, line)
+        case _:
+            return _decoded(RepairRow, line)
+
+
+def _decoded(kind: type[_Row], line: bytes) -> _Row | None:
+    """Decode a line; None if it is damaged."""
     try:
-        row = kind(**{name: value for name, value in line.items() if name in names})
-        return row if isfinite(number(row)) else None
-    except (TypeError, AttributeError):
+        return msgspec.json.decode(line, type=kind)
+    except (ValueError, RecursionError):
         return None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.fleet.health import HealthKind
 from pipeline.fleet.limits import Limits
-from pipeline.fleet.signs.stalls import StandingWork
+from pipeline.fleet.signs import Signs
 from pipeline.fleet.state import Worker, read_once
 from pipeline.fleet.status import worker_rows
 from pipeline.runtime.registry.contract import WaitingFor
@@ -133,21 +133,21 @@ def test_however_waits_follow_one_another_only_standing_at_one_of_them_counts(
 @pytest.mark.parametrize("wait", [kind for kind in WaitingFor if kind not in AT_WORK])
 @pytest.mark.parametrize("held", [0, 8])
 def test_no_reader_takes_work_for_standing_that_has_just_begun(wait: WaitingFor, held: int) -> None:
-    worker, standing = Watched(Role.LEARNER), StandingWork()
+    worker, standing = Watched(Role.LEARNER), Signs()
     for _ in range(20):
         worker.state.progress()
         worker.state.held = 8
         worker.state.waiting_for(WaitingFor.COMPUTE)
-        found = [standing.observe(beat.at_s, [beat]) for beat, _ in worker.beats(2, 1)]
+        found = [standing.observe(beat.at_s, beat.at_s, [beat]) for beat, _ in worker.beats(2, 1)]
     worker.state.held = held
     with worker.state.waiting(wait):
-        found = [standing.observe(beat.at_s, [beat]) for beat, _ in worker.beats(40, 1, turns=False)]
+        found = [standing.observe(beat.at_s, beat.at_s, [beat]) for beat, _ in worker.beats(40, 1, turns=False)]
         worker.state.held = 8
     for beat, _ in worker.beats(3, 1):
         assert beat.waiting_for is WaitingFor.COMPUTE
         assert worker_rows(read_once([beat], replace(LIMITS, stuck_after_s=20.0)))[0].health is HealthKind.LIVE
-        found += [standing.observe(beat.at_s, [beat])]
-    assert not any(found)
+        found += [standing.observe(beat.at_s, beat.at_s, [beat])]
+    assert not [one for each in found for one in each if one.kind == "hung"]
 
 
 def test_an_outage_of_the_ledger_does_not_count_against_what_it_held_up() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.fleet.signs.signals import TOLD_S, Failures
+from pipeline.fleet.signs import TOLD_S, Signs
 from pipeline.fleet.suspicions import FleetSuspicions
 from pipeline.runtime.registry.contract import FailureReport
 from protocol.ids import Incarnation, Role
@@ -15,18 +15,18 @@ def failure(epoch: int = 2, ago_s: float = 0.5) -> FailureReport:
 
 
 def test_a_failure_is_told_once_with_the_error_and_the_time_of_the_end() -> None:
-    failures = Failures()
-    (only,) = failures.observe(1000.0, [failure()])
+    signs = Signs()
+    (only,) = signs.observe(1000.0, 1000.0, [], [failure()])
     assert (only.component, only.kind, only.role, only.since_s) == ("reference-1", "failed", "reference", 999.5)
     assert "incarnation 2" in only.sentence and "RuntimeError: a task was lost" in only.sentence
-    assert not failures.observe(1001.0, [failure(ago_s=1.5)])
-    (again,) = failures.observe(1002.0, [failure(3, 0.1), failure(ago_s=2.5)])
+    assert not signs.observe(1001.0, 1001.0, [], [failure(ago_s=1.5)])
+    (again,) = signs.observe(1002.0, 1002.0, [], [failure(3, 0.1), failure(ago_s=2.5)])
     assert "incarnation 3" in again.sentence, "its successor ended the same way"
 
 
 def test_an_observer_that_starts_later_tells_no_old_failure() -> None:
-    assert not Failures().observe(1000.0, [failure(ago_s=TOLD_S + 1.0)])
-    assert Failures().observe(1000.0, [failure(ago_s=TOLD_S - 1.0)])
+    assert not Signs().observe(1000.0, 1000.0, [], [failure(ago_s=TOLD_S + 1.0)])
+    assert Signs().observe(1000.0, 1000.0, [], [failure(ago_s=TOLD_S - 1.0)])
 
 
 def test_a_failed_worker_is_named_although_its_successor_has_the_next_epoch() -> None:
@@ -41,5 +41,7 @@ def test_a_failed_worker_is_named_although_its_successor_has_the_next_epoch() ->
 
 def test_a_step_that_differed_when_it_was_made_again_blames_the_machine() -> None:
     who = Incarnation(Role.LEARNER, "learner", 1)
-    (only,) = Failures().observe(9.0, [FailureReport(who=who, error="StepDiffered", message="loss nan, then 0.5")])
+    (only,) = Signs().observe(
+        9.0, 9.0, [], [FailureReport(who=who, error="StepDiffered", message="loss nan, then 0.5")]
+    )
     assert (only.component, only.kind) == ("learner", "machine")

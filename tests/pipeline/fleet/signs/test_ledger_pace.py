@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pipeline.fleet.incidents.book import Suspicion
-from pipeline.fleet.signs.signals import FOLLOWS_S, LEDGER, LedgerPace
+from pipeline.fleet.signs import FOLLOWS_S, LEDGER, LedgerPace
 from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import FleetSuspicions, explained
 from pipeline.runtime.registry.entries import Vitals

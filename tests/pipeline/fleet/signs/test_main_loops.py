@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pipeline.fleet.incidents.book import Suspicion
-from pipeline.fleet.signs.stalls import MainLoops
+from pipeline.fleet.signs import Signs
 from pipeline.fleet.state import Worker
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.entries import Vitals
@@ -32,10 +32,10 @@ def beats(second: int, still_s: dict[str, float], *, epoch: int = 1, **more: Any
 
 def seen(standing: dict[str, tuple[int, int]], seconds: int = 40, **more: Any) -> dict[int, list[Suspicion]]:
     """Return what is suspected each second. ``standing``: from when, until when loops stand."""
-    loops, found = MainLoops(), dict[int, list[Suspicion]]()
+    loops, found = Signs(), dict[int, list[Suspicion]]()
     for second in range(seconds):
         still = {name: float(second - since) for name, (since, until) in standing.items() if since < second < until}
-        if one := loops.observe(2000.0 + second, beats(second, still, **more)):
+        if one := loops.observe(2000.0 + second, 2000.0 + second, beats(second, still, **more)):
             found[second] = one
     return found
 
@@ -51,7 +51,7 @@ def test_a_standing_main_loop_is_named_within_seven_seconds_and_until_it_turns()
 
 def test_a_pause_is_no_hang_and_neither_is_its_late_report() -> None:
     assert seen({"reward-1": (10, 14)}) == {}
-    loops = MainLoops()
+    loops = Signs()
     for second in range(20):
         # stopped for eight seconds: the timer is reported late, and the loop turns again
         late = {"reward-1"} if second in (10, 11) else set[str]()
@@ -59,7 +59,7 @@ def test_a_pause_is_no_hang_and_neither_is_its_late_report() -> None:
             msgspec.structs.replace(beat, vitals=Vitals(loop_lag_ms=8000.0 * (beat.who.worker in late)))
             for beat in beats(second, {})
         ]
-        assert loops.observe(second, one) == []
+        assert loops.observe(second, second, one) == []
 
 
 def test_loops_that_stand_at_once_are_the_hosts() -> None:
@@ -68,29 +68,29 @@ def test_loops_that_stand_at_once_are_the_hosts() -> None:
 
 def test_a_start_and_a_loop_that_often_stands_as_long_are_no_hang() -> None:
     assert seen({"reward-1": (10, 30)}, waiting_for=WaitingFor.STARTING) == {}
-    loops, named = MainLoops(), list[int]()
+    loops, named = Signs(), list[int]()
     for second in range(300):
         # sixteen of each fifty seconds; then it hangs
         into = second % 50 if second < 250 else second - 250
         still = {"reward-1": float(into)} if second >= 250 or into <= 16 else {}
-        if loops.observe(second, beats(second, still)):
+        if loops.observe(second, second, beats(second, still)):
             named.append(second)
     assert {second // 50 for second in named if second < 250} == {0, 1, 2}, "then it is usual"
     assert [second for second in named if second >= 250] == [*range(275, 300)]
 
 
 def test_a_process_that_was_stopped_is_named_when_its_loop_hangs_later() -> None:
-    loops, named = MainLoops(), list[int]()
+    loops, named = Signs(), list[int]()
     for second in range(100):
         # stopped for nine seconds, three times: one heartbeat shows it, before the loop turns
         stopped = second in (10, 20, 30)
         still = {"reward-1": 9.0} if stopped else {"reward-1": second - 60.0} if second > 60 else {}
-        if loops.observe(second, beats(second, still)):
+        if loops.observe(second, second, beats(second, still)):
             named.append(second)
     assert named == [*range(66, 100)]
 
 
 def test_a_heartbeat_that_is_read_twice_and_a_new_process_count_anew() -> None:
-    loops, old = MainLoops(), beats(7, {"reward-1": 6.0})
-    assert [loops.observe(second, old) for second in range(7, 20)] == [[]] * 13
-    assert loops.observe(20, beats(20, {"reward-1": 19.0}, epoch=2)) == []
+    loops, old = Signs(), beats(7, {"reward-1": 6.0})
+    assert [loops.observe(second, second, old) for second in range(7, 20)] == [[]] * 13
+    assert loops.observe(20, 20, beats(20, {"reward-1": 19.0}, epoch=2)) == []

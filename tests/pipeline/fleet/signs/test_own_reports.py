@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pipeline.fleet.incidents.book import Suspicion
-from pipeline.fleet.signs.signals import OwnReports
+from pipeline.fleet.signs import Signs
 from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import FleetSuspicions
 from pipeline.process.work import WorkReport
@@ -32,7 +32,7 @@ def names(found: list[Suspicion]) -> list[tuple[str, str]]:
 
 
 def test_a_generator_that_refuses_its_weights_for_long_is_named_and_a_moment_is_not() -> None:
-    reports = OwnReports()
+    reports = Signs()
     assert not reports.observe(1.0, 101.0, refusing(1))
     assert not reports.observe(2.0, 102.0, refusing(0))
     assert not reports.observe(3.0, 103.0, refusing(1))
@@ -43,10 +43,10 @@ def test_a_generator_that_refuses_its_weights_for_long_is_named_and_a_moment_is_
 
 
 def test_weights_that_most_generators_refuse_are_the_learners() -> None:
-    reports = OwnReports()
+    reports = Signs()
     reports.observe(1.0, 1.0, refusing(2))
     assert names(reports.observe(4.0, 4.0, refusing(2))) == [("learner", "quarantine")]
-    lonely = OwnReports()
+    lonely = Signs()
     lonely.observe(1.0, 1.0, refusing(1, of=1))
     assert names(lonely.observe(4.0, 4.0, refusing(1, of=1))) == [("generator-0", "quarantine")]
 
@@ -67,7 +67,7 @@ def standing(stood_s: float, longest_s: float = 0.1) -> list[Worker]:
 
 
 def test_a_generator_whose_engine_gives_no_tokens_is_named_after_eight_seconds() -> None:
-    reports = OwnReports()
+    reports = Signs()
     assert not reports.observe(1.0, 101.0, standing(7.9))
     (only,) = reports.observe(2.0, 102.0, standing(9.0))
     assert (only.component, only.kind, only.since_s) == ("generator-0", "hung", 92.5)
@@ -76,7 +76,7 @@ def test_a_generator_whose_engine_gives_no_tokens_is_named_after_eight_seconds()
 
 
 def test_an_engine_that_has_stood_before_may_stand_longer_by_half() -> None:
-    reports = OwnReports()
+    reports = Signs()
     assert not reports.observe(1.0, 1.0, standing(29.0, longest_s=20.0))
     assert names(reports.observe(2.0, 2.0, standing(31.0, longest_s=20.0))) == [("generator-0", "hung")]
 

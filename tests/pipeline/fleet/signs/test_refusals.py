@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pipeline.fleet.signs.signals import Refusals
+from pipeline.fleet.signs import Signs
 from pipeline.fleet.state import Worker
 from pipeline.runtime.registry.contract import LinkReport
 from tests.pipeline.fleet.live_fleet import BREAKS_S, LiveFleet
@@ -35,18 +35,18 @@ def test_the_link_is_named_when_nearly_all_refusals_came_by_it(senders: tuple[st
 
 
 def test_old_refusals_fade_and_a_restarted_count_adds_none() -> None:
-    refusals = Refusals()
+    refusals = Signs()
     fleet = LiveFleet()
     (beat,) = (each for each in fleet.at(1) if each.who.worker == "reward-0")
 
     def at(count: int) -> list[Worker]:
         return [msgspec.structs.replace(beat, links=(LinkReport(name="generator-0>reward-0", refused=count),))]
 
-    refusals.observe(1.0, at(100))
-    assert refusals.link_to("reward-0") == "", "refusals from before are not recent"
-    refusals.observe(2.0, at(105))
-    assert refusals.link_to("reward-0") == "generator-0>reward-0"
-    refusals.observe(3.0, at(2))
-    refusals.observe(60.0, at(2))
-    assert refusals.link_to("reward-0") == ""
-    assert refusals.link_to("reward-1") == ""
+    refusals.observe(1.0, 1.0, at(100))
+    assert refusals.refused_link("reward-0") == "", "refusals from before are not recent"
+    refusals.observe(2.0, 2.0, at(105))
+    assert refusals.refused_link("reward-0") == "generator-0>reward-0"
+    refusals.observe(3.0, 3.0, at(2))
+    refusals.observe(60.0, 60.0, at(2))
+    assert refusals.refused_link("reward-0") == ""
+    assert refusals.refused_link("reward-1") == ""

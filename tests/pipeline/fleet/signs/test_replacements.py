@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pipeline.fleet.signs.signals import KEPT_S, Replacements
+from pipeline.fleet.signs import KEPT_S, Signs
 from pipeline.fleet.state import Worker
 from pipeline.fleet.suspicions import FleetSuspicions
 from protocol.ids import Incarnation, Role
@@ -18,7 +18,7 @@ def beat(epoch: int, silent_s: float = 0.3) -> Worker:
 
 
 def test_a_successor_two_epochs_later_shows_that_its_worker_was_fenced() -> None:
-    replacements = Replacements()
+    replacements = Signs()
     assert not replacements.observe(10.0, 1010.0, [beat(1)])
     assert not replacements.observe(13.0, 1013.0, [beat(1, silent_s=2.0)])
     assert not replacements.observe(14.0, 1014.0, [])
@@ -30,7 +30,7 @@ def test_a_successor_two_epochs_later_shows_that_its_worker_was_fenced() -> None
 
 
 def test_a_worker_that_left_in_order_is_no_finding_and_an_old_one_is_forgotten() -> None:
-    replacements = Replacements()
+    replacements = Signs()
     replacements.observe(10.0, 0.0, [beat(1)])
     assert not replacements.observe(12.0, 0.0, [beat(2)])
     replacements.observe(12.0 + KEPT_S + 1.0, 0.0, [])

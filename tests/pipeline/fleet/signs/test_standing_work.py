@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.fleet.signs.stalls import KNOWN, StandingWork
+from pipeline.fleet.signs import KNOWN, Signs
 from pipeline.fleet.state import Worker
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import WaitingFor
@@ -32,18 +32,18 @@ def beat(second: int, still_s: float, *, who: Incarnation = LEARNER, **more: Any
 
 def named(still_s: Callable[[int], float], **more: Any) -> list[int]:
     """Return the seconds at which the learner is suspected. It hangs from ``HANGS_S`` on."""
-    work, found = StandingWork(), list[int]()
+    work, found = Signs(), list[int]()
     for second in range(UNTIL_S):
         still = float(second - HANGS_S) if second > HANGS_S else still_s(second)
         changes: dict[str, Any] = {name: value(second) if callable(value) else value for name, value in more.items()}
-        found += [second for one in work.observe(2000.0 + second, [beat(second, still, **changes)])]
+        found += [second for one in work.observe(2000.0 + second, 2000.0 + second, [beat(second, still, **changes)])]
     return found
 
 
 def test_a_computation_that_stands_is_named_after_six_seconds_since_it_stands() -> None:
     assert named(lambda _: 0.3) == [*range(HANGS_S + 7, UNTIL_S)]
-    work = StandingWork()
-    found = [work.observe(2000.0 + at, [beat(at, max(0.3, at - HANGS_S))]) for at in range(HANGS_S + 8)]
+    work = Signs()
+    found = [work.observe(2000.0 + at, 2000.0 + at, [beat(at, max(0.3, at - HANGS_S))]) for at in range(HANGS_S + 8)]
     (only,) = found[-1]
     assert (only.component, only.kind, only.role) == ("learner", "hung", "learner")
     assert only.since_s == pytest.approx(2000.0 + HANGS_S - 0.4)
@@ -90,24 +90,24 @@ def test_a_tenth_of_the_longest_work_is_no_hang_since_a_repair_would_cost_all_of
     ids=lambda change: next(iter(change)),
 )
 def test_waits_an_unknown_past_and_workers_with_peers_are_left_to_others(change: dict[str, Any]) -> None:
-    work, found = StandingWork(), list[Any]()
+    work, found = Signs(), list[Any]()
     for second in range(UNTIL_S):
         given: dict[str, Any] = {name: value(second) if callable(value) else value for name, value in change.items()}
         moved = given.pop("moved_at_s", None)
         one = beat(second, max(0.3, second - HANGS_S), **given)
         one = one if moved is None else msgspec.structs.replace(one, moved_at_s=moved)
         peer = beat(second, 0.3, who=Incarnation(one.who.role, "peer", 1))
-        found += work.observe(second, [one, peer] if "who" in change else [one])
+        found += work.observe(second, second, [one, peer] if "who" in change else [one])
     assert found == []
 
 
 def test_a_process_that_was_stopped_has_no_longer_limit_afterwards() -> None:
     # stopped for thirty seconds: its heartbeats stand, and one shows it before the work moves
-    work, found = StandingWork(), list[int]()
+    work, found = Signs(), list[int]()
     for second in range(UNTIL_S):
         last = 40 if 40 < second < 70 else second
         still = 30.0 if second == 70 else max(0.3, second - HANGS_S)
-        found += [second for one in work.observe(second, [beat(last, still)])]
+        found += [second for one in work.observe(second, second, [beat(last, still)])]
     assert found == [*range(HANGS_S + 7, UNTIL_S)]
 
 
