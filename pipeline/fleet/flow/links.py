@@ -21,27 +21,22 @@ link: such a difference stays constant. Counters contradict one another when the
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from math import isnan
-from operator import add, attrgetter, sub
+from operator import attrgetter
+
+import numpy as np
 
 from pipeline.fleet.flow.limits import UsualLimit
 from pipeline.fleet.flow.rows import LinkRow
 
-_NEW_ROWS, _OLD_ROWS = 112, 36
-"""How many of the newest rows are kept in full, and how many older ones are kept thinned out."""
-_THINNING = 8
-"""Of the older rows, every eighth is kept, so history reaches back about 400 rows."""
-_SPARE_ROWS = 16
-"""Extra rows that accumulate before the oldest are moved in one go."""
+_NEW_ROWS, _OLD_ROWS = 128, 36
+"""How many of the newest rows are kept at most, and of how many older ones every eighth."""
+_THINNED, _THINNING = 16, 8
 _COUNTERS = ("produced", "sent", "received", "done", "acknowledged")
-_WIDTH = len(_COUNTERS)
 _counters = attrgetter(*_COUNTERS)
-_MAX_GROWTH = float(1 << 22)
-"""Growth since the reference row; beyond it counting starts again."""
 _SPACINGS = 15
 """Number of row spacings whose median is the usual interval."""
 _CONTRADICTION_S = 10.0
@@ -77,77 +72,48 @@ class PairTrack:
 
 
 class CounterPast:
-    """A link's past counters, packed into 28 bytes a row because a large fleet has thousands of links.
-    Older rows are thinned to one in eight.
+    """A link's past counters: the newest rows, and of older ones every eighth, about 400 rows back. One
+    small array, because a large fleet has thousands of links."""
 
-    Counters are stored as float32 relative to a reference row, so that whole numbers stay exact."""
-
-    __slots__ = ("_counts", "_reference", "_times")
+    __slots__ = ("_num", "_num_old", "_rows")
 
     def __init__(self, row: LinkRow) -> None:
-        self._times = (array("d"), array("d"))
-        """Times of the older and of the newer rows, in seconds."""
-        self._counts = (array("f"), array("f"))
-        """Counters of the same rows, in the order of ``_COUNTERS``."""
-        self._reference: tuple[float, ...] = ()
+        self._rows = np.empty((_OLD_ROWS + _NEW_ROWS, 1 + len(_COUNTERS)))
+        """Time and counters, oldest row first."""
+        self._num = self._num_old = 0
         self.append(row)
 
     def append(self, row: LinkRow) -> None:
-        times, counts = self._times[1], self._counts[1]
-        if not times:
-            self._reference = tuple(0.0 if isnan(count) else count for count in _counters(row))
-        times.append(row.time_s)
-        counts.extend(map(sub, _counters(row), self._reference))
-        if len(times) < _NEW_ROWS + _SPARE_ROWS:
-            return
-        for at in range(0, _SPARE_ROWS, _THINNING):
-            self._times[0].append(times[at])
-            self._counts[0].extend(counts[at * _WIDTH : (at + 1) * _WIDTH])
-        del times[:_SPARE_ROWS], counts[: _SPARE_ROWS * _WIDTH]
-        if (excess := len(self._times[0]) - _OLD_ROWS) > 0:
-            del self._times[0][:excess], self._counts[0][: excess * _WIDTH]
-        if any(count > _MAX_GROWTH for count in counts[-_WIDTH:]):
-            self._rebase()
-
-    def _rebase(self) -> None:
-        """Make the oldest row the reference: float32 is exact only up to 16 million."""
-        oldest = [0.0 if isnan(count) else count for count in self._counts[0][:_WIDTH]]
-        self._reference = tuple(map(add, self._reference, oldest))
-        for counts in self._counts:
-            for at in range(len(counts)):
-                counts[at] -= oldest[at % _WIDTH]
+        old = self._num_old
+        if self._num == old + _NEW_ROWS:
+            dropped = [old + at for at in range(_THINNED) if at % _THINNING]
+            if old == _OLD_ROWS:
+                dropped = [0, 1, *dropped]
+            else:
+                self._num_old += _THINNED // _THINNING
+            kept = np.delete(self._rows[: self._num], dropped, axis=0)
+            self._num = len(kept)
+            self._rows[: self._num] = kept
+        self._rows[self._num] = (row.time_s, *_counters(row))
+        self._num += 1
 
     def clear(self) -> None:
-        for cells in (*self._times, *self._counts):
-            del cells[:]
+        self._num = self._num_old = 0
 
     def since(self, counter: str, level: float) -> float | None:
         """Return the time of the oldest row since which a counter has stayed above a level; None if it
         is not above it now."""
-        at, found = _COUNTERS.index(counter), None
-        # rounded as the counters are, so that equal numbers stay equal
-        over = array("f", (level - self._reference[at],))[0]
-        for times, counts in zip(reversed(self._times), reversed(self._counts), strict=True):
-            place = len(times)
-            while place and counts[(place - 1) * _WIDTH + at] > over:
-                place -= 1
-            if place < len(times):
-                found = times[place]
-            if place:
-                break
-        return found
+        counts = self._rows[: self._num, 1 + _COUNTERS.index(counter)]
+        if not self._num or not counts[-1] > level:
+            return None
+        below = np.flatnonzero(~(counts > level))
+        return float(self._rows[below[-1] + 1 if len(below) else 0, 0])
 
     def rate(self, counter: str, from_s: float, until_s: float) -> float:
         """Return a counter's growth per second between two times; 0 with fewer than two rows."""
-        (old, new), at = self._times, _COUNTERS.index(counter)
-        is_long = bool(new) and from_s < new[0]
-        times = old + new if is_long else new
-        first, last = bisect_left(times, from_s), bisect_right(times, until_s) - 1
-        if last <= first:
-            return 0.0
-        counts = self._counts[0] + self._counts[1] if is_long else self._counts[1]
-        grown = counts[last * _WIDTH + at] - counts[first * _WIDTH + at]
-        return grown / (times[last] - times[first])
+        times, counts = self._rows[: self._num, 0], self._rows[: self._num, 1 + _COUNTERS.index(counter)]
+        first, last = np.searchsorted(times, from_s), np.searchsorted(times, until_s, side="right") - 1
+        return float((counts[last] - counts[first]) / (times[last] - times[first])) if last > first else 0.0
 
 
 class LinkTrack:
@@ -162,9 +128,7 @@ class LinkTrack:
         self.arrived_s = now_s
         self.received_s = row.time_s
         """When R last grew."""
-        self.sent_s = row.time_s
         self.done_s = row.time_s
-        self.produced_s = row.time_s
         self.moved_s = row.time_s
         """When any counter last grew."""
         self.contradicts_since_s: float | None = None
@@ -203,19 +167,16 @@ class LinkTrack:
         if is_restarted:
             self._past.clear()
             self.contradicts_since_s = self._grows_since_s = None
-            self.received_s = self.sent_s = self.done_s = self.produced_s = self.moved_s = row.time_s
+            self.received_s = self.done_s = self.moved_s = row.time_s
         else:
             self._record_delays(row)
-        if row.produced > before.produced:
-            self.produced_s = self.moved_s = row.time_s
-            self.pair.has_started = True
-        if row.sent > before.sent:
-            self.sent_s = self.moved_s = row.time_s
-            self.pair.has_started = True
+        self.pair.has_started |= row.produced > before.produced or row.sent > before.sent
         if row.received > before.received:
-            self.received_s = self.moved_s = row.time_s
+            self.received_s = row.time_s
         if row.done > before.done:
-            self.done_s = self.moved_s = row.time_s
+            self.done_s = row.time_s
+        if any(getattr(row, name) > getattr(before, name) for name in _COUNTERS[:4]):
+            self.moved_s = row.time_s
         self.row = row
         self._past.append(row)
         self._follow_excess(row)
@@ -257,25 +218,25 @@ class LinkTrack:
         since_s = self._past.since(counter, level)
         return self.row.time_s if since_s is None else since_s
 
+    def _behind_s(self, first: str, then: str) -> float:
+        """Return how long ago the oldest message was counted first but not then; 0 if none."""
+        return self.row.time_s - self._since(first, getattr(self.row, then))
+
     def unsent_s(self) -> float:
         """Return how long ago the oldest unsent message was produced; 0 if none."""
-        row = self.row
-        return row.time_s - self._since("produced", row.sent) if row.produced > row.sent else 0.0
+        return self._behind_s("produced", "sent")
 
     def undelivered_s(self) -> float:
         """Return how long ago the oldest undelivered message was sent; 0 if none."""
-        row = self.row
-        return row.time_s - self._since("sent", row.received) if row.sent > row.received else 0.0
+        return self._behind_s("sent", "received")
 
     def held_s(self) -> float:
         """Return how long the receiver has held this link's oldest message; 0 if none."""
-        row = self.row
-        return row.time_s - self._since("received", row.done) if row.received > row.done else 0.0
+        return self._behind_s("received", "done")
 
     def unacknowledged_s(self) -> float:
         """Return how long ago the oldest unacknowledged message was done; 0 if none."""
-        row = self.row
-        return row.time_s - self._since("done", row.acknowledged) if row.done > row.acknowledged else 0.0
+        return self._behind_s("done", "acknowledged")
 
     def rate(self, counter: str, until_s: float, *, seconds: float = 60.0) -> float:
         """Return a counter's growth per second over the last ``seconds`` before ``until_s``."""
@@ -317,20 +278,8 @@ def _excess(row: LinkRow) -> float:
 
 
 def _since_base(row: LinkRow, base: LinkRow) -> LinkRow:
-    return replace(
-        row,
-        produced=row.produced - base.produced,
-        sent=row.sent - base.sent,
-        received=row.received - base.received,
-        done=row.done - base.done,
-        acknowledged=row.acknowledged - base.acknowledged,
-    )
+    return replace(row, **{name: getattr(row, name) - getattr(base, name) for name in _COUNTERS})
 
 
 def _is_restarted(before: LinkRow, row: LinkRow) -> bool:
-    return (
-        row.produced < before.produced
-        or row.sent < before.sent
-        or row.received < before.received
-        or row.done < before.done
-    )
+    return any(getattr(row, name) < getattr(before, name) for name in _COUNTERS[:4])

@@ -38,7 +38,7 @@ def test_the_past_of_a_link_takes_as_much_memory_after_an_hour_as_after_minutes(
     st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(-1, 40), st.integers(0, 30), st.integers(0, 30),
     st.sampled_from([0.0, 1e15, 0.1]),
 )  # fmt: skip
-def test_packed_counters_answer_as_the_rows_themselves_would(
+def test_kept_counters_answer_as_the_rows_themselves_would(
     steps: list[int], level: float, begin: int, length: int, start: float
 ) -> None:
     counts, level = [start + sum(steps[: at + 1]) for at in range(len(steps))], start + level
@@ -54,8 +54,7 @@ def test_packed_counters_answer_as_the_rows_themselves_would(
     assert past.rate("sent", begin, begin + length) == pytest.approx(expected, abs=1e-6)
 
 
-def test_packed_counters_are_exact_again_after_a_jump_and_a_restart() -> None:
-    """float32 has all whole numbers up to 16 million alone."""
+def test_counters_are_exact_after_a_jump_and_a_restart() -> None:
     past = CounterPast(LinkRow(0.0, "a", "b", *[1e12] * 5))
     for at in range(1, 700):
         past.append(LinkRow(float(at), "a", "b", *[1e12 + 1e9 + at] * 5))
