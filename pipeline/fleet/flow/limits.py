@@ -28,7 +28,6 @@ _FACTORS = ((100, 2.0), (30, 2.5), (10, 3.0), (3, 4.0))
 _UNSEEN_S = 60.0
 """Limit with fewer than three samples."""
 _TAIL_SHARE = 0.1
-_STALLED_FACTOR = 1.3
 _REGULAR = 10
 _REGULAR_FACTOR = 2.0
 """With this many samples and none above twice the median, the smallest factor is enough."""
@@ -47,7 +46,7 @@ class UsualLimit:
         self.num_seen = 0
         self._maxima: deque[float] = deque([0.0], maxlen=_KEPT_BLOCKS)
         """Maximum of each block of samples, because a large role replaces its samples quickly."""
-        self._known = (-1, _UNSEEN_S, _UNSEEN_S)
+        self._known = (-1, _UNSEEN_S)
 
     def add(self, seconds: float) -> None:
         self._seen.append(seconds)
@@ -60,26 +59,19 @@ class UsualLimit:
     def add_capped(self, seconds: float) -> None:
         """Add a sample, capped at half the limit once there are enough samples."""
         is_known = self.num_seen >= _REGULAR
-        self.add(min(seconds, max(FLOOR_S, self._limits()[0]) / 2) if is_known else seconds)
+        self.add(min(seconds, max(FLOOR_S, self._usual_s()) / 2) if is_known else seconds)
 
     def limit_s(self, interval_s: float, *, floor_s: float = FLOOR_S) -> float:
         """Return the longest normal time, given rows every ``interval_s``."""
-        return max(floor_s, self._limits()[0]) + interval_s
+        return max(floor_s, self._usual_s()) + interval_s
 
-    def stalled_limit_s(self, interval_s: float) -> float:
-        """Return the stricter limit for a role whose rate has fallen: a little above the longest time
-        seen, and at most the usual limit."""
-        limit, longest = self._limits()
-        return max(FLOOR_S, min(limit, _STALLED_FACTOR * longest)) + interval_s
-
-    def _limits(self) -> tuple[float, float]:
-        counted, limit, longest = self._known
+    def _usual_s(self) -> float:
+        counted, limit_s = self._known
         # one more sample hardly moves a percentile of hundreds
         if self.num_seen > counted + counted // 20:
-            limit = self._limit()
-            longest = max(self._maxima) if limit < _UNSEEN_S else _UNSEEN_S
-            self._known = (self.num_seen, limit, longest)
-        return limit, longest
+            limit_s = self._limit()
+            self._known = (self.num_seen, limit_s)
+        return limit_s
 
     def _limit(self) -> float:
         n = len(self._seen)

@@ -191,23 +191,21 @@ class ServiceSum:
         return (max(of_role[0], median(own)) if len(own) >= _FEWEST_OWN else of_role[0]), of_role[1]
 
 
-def slow_workers(of_role: Sequence[tuple[ServiceSum, float]], now_s: float, part: float = 1.0) -> list[ServiceSum]:
+def slow_workers(of_role: Sequence[tuple[ServiceSum, float]], now_s: float) -> list[ServiceSum]:
     """Return the workers of a role that are slow without a common cause.
 
     A cause is common when more than 30 % of the role, and at least two workers, are slow.
 
     Args:
         of_role: CUSUM and current evidence of each worker.
-        now_s: Current time by the reader's clock.
-        part: Share of the bound at which a worker counts as slow."""
-    bound = part * BOUND
-    slow = [one for one, evidence in of_role if evidence >= bound]
+        now_s: Current time by the reader's clock."""
+    slow = [one for one, evidence in of_role if evidence >= BOUND]
     most = max(1.0, _COMMON_SHARE * len(of_role))
     if len(of_role) >= _SMALL_ROLE:
         return slow if len(slow) <= most else []
     found = list[ServiceSum]()
     for suspect in slow:
-        alike = [one for one, evidence in of_role if evidence >= _RISING_SHARE * bound and _is_alike(one, suspect)]
+        alike = [one for one, evidence in of_role if evidence >= _RISING_SHARE * BOUND and _is_alike(one, suspect)]
         others = [one for one, _ in of_role if one is not suspect]
         if len(alike) <= most and (not others or _has_witness(suspect, others, now_s)):
             found.append(suspect)

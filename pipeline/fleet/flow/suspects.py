@@ -30,8 +30,6 @@ _MISSED_EVENTS = 4.0
 """How many messages or pieces must be missing for silent links or stalled workers to be evidence."""
 _LEAST_STALLED_SHARE = 0.5
 """Others must have stalled for at least this share of the time since a worker went silent."""
-_STALLED_SHARE = 0.6
-"""Share of a limit that suffices once a role's rate has halved."""
 _SIMULTANEOUS_S = 5.0
 _LONE_ENDPOINT_FACTOR = 10.0
 """A lone worker may wait for an outside service this many times longer than the limit: its tool may
@@ -60,23 +58,20 @@ class FlowSuspect:
         return GRAVITY[self.symptom]
 
 
-def suspects(
-    fleet: FleetTracks, now_s: float, *, is_stalled: bool = False, least_slow: float = 0.0
-) -> list[FlowSuspect]:
+def suspects(fleet: FleetTracks, now_s: float, *, least_slow: float = 0.0) -> list[FlowSuspect]:
     """Return the gravest suspicion about each component.
 
-    ``is_stalled``: a role's rate has halved, so less evidence is enough. ``least_slow``: minimum
-    ratio to the expected service time at which a worker is slow."""
+    ``least_slow``: minimum ratio to the expected service time at which a worker is slow."""
     found: dict[str, FlowSuspect] = {}
     for suspect in (
         *_silent(fleet, now_s),
-        *_stuck(fleet, is_stalled),
+        *_stuck(fleet),
         *_ledger(fleet),
         *_links(fleet, now_s),
         *_deadlock(fleet),
         *_erring(fleet),
         *_stale(fleet),
-        *_slow(fleet, now_s, _STALLED_SHARE if is_stalled else 1.0, least_slow),
+        *_slow(fleet, now_s, least_slow),
     ):
         before = found.get(suspect.component)
         if before is None or suspect.gravity < before.gravity:
@@ -160,10 +155,10 @@ def _others_stalled(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str
 # -- class 1: workers ------------------------------------------------------------------------------
 
 
-def _stuck(fleet: FleetTracks, is_stalled: bool) -> Iterator[FlowSuspect]:
+def _stuck(fleet: FleetTracks) -> Iterator[FlowSuspect]:
     by_role: dict[str, list[WorkerTrack]] = defaultdict(list)
     for track in fleet.live():
-        if track.work_s() > track.limit_s(is_stalled=is_stalled) and not _is_unsure_source(fleet, track):
+        if track.work_s() > track.limit_s() and not _is_unsure_source(fleet, track):
             by_role[fleet.role_of(track.worker)].append(track)
     for role, tracks in by_role.items():
         is_outside = all(track.wait is Awaited.ENDPOINT for track in tracks)
@@ -171,7 +166,7 @@ def _stuck(fleet: FleetTracks, is_stalled: bool) -> Iterator[FlowSuspect]:
             continue
         for track in tracks:
             symptom = {Awaited.DISK: Symptom.DISK, Awaited.ENDPOINT: Symptom.ENDPOINT}.get(track.wait, Symptom.STUCK)
-            spell_s, limit_s = track.spell_s(), track.limit_s(is_stalled=is_stalled)
+            spell_s, limit_s = track.spell_s(), track.limit_s()
             is_alone = symptom is Symptom.ENDPOINT and len(tracks) < min(2, len(fleet.members(role)))
             if is_alone and track.work_s() < _LONE_ENDPOINT_FACTOR * limit_s:
                 continue
@@ -392,14 +387,14 @@ def _weights_link(fleet: FleetTracks, track: WorkerTrack) -> str:
     return track.worker
 
 
-def _slow(fleet: FleetTracks, now_s: float, part: float, least_ratio: float) -> Iterator[FlowSuspect]:
+def _slow(fleet: FleetTracks, now_s: float, least_ratio: float) -> Iterator[FlowSuspect]:
     for role, track_of in fleet.roles.items():
         tracks = [track for track in fleet.members(role) if not fleet.is_late(track.worker)]
         # live, a lone worker has no peers, and its host's other work slows it at each evaluation and update
         if least_ratio and len(tracks) < 2:
             continue
         sums = [(track.service, track.service.evidence(track.row.time_s, track_of.service)) for track in tracks]
-        slow = service.slow_workers(sums, now_s, part)
+        slow = service.slow_workers(sums, now_s)
         for track, (of_track, total) in zip(tracks, sums, strict=True):
             if of_track in slow and of_track.lately >= least_ratio:
                 words = (

@@ -8,30 +8,19 @@ An analysis begins with the first sign of a stall, before any cause is known:
 
 * *Open operation*: a worker's spell, or a message on a link, is longer than max(3 s, twice the 99th
   percentile).
-* *Rate*: a role finished less than half as many pieces in the last seconds as in the median of five
-  minutes.
-* *Interval*: a worker with regular pieces is two intervals late.
 * *Rule*: there is a suspect of any class.
 * *Watch*: a finding from outside."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from math import exp
-from statistics import median
 
 from pipeline.fleet.flow.fleet import FleetTracks
-from pipeline.fleet.flow.format import Awaited
 from pipeline.fleet.flow.graph import Graph, reached, wait_graph, waiters
 from pipeline.fleet.flow.rows import FlowCause, FlowIncident, LinkRow, StateRow, Symptom
 from pipeline.fleet.flow.suspects import FlowSuspect, suspects
 
-_RATE_WINDOW_S = 10.0
-_PAST_S = 300.0
-_LEAST_EXPECTED = 4.0
-"""Expected pieces in the window below which half of them may be chance."""
-_LEAST_PAST = 20
 REMEMBERED_S = 30.0
 """How long a sign without a cause still counts for a later stall."""
 _GONE_S = 3.0
@@ -44,21 +33,12 @@ class Triggers:
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, float]] = {}
         """Sign -> when it began, and when it was last seen."""
-        self._finished: dict[str, deque[tuple[float, float]]] = {}
-        self._rates: dict[str, deque[float]] = {}
-        self._workers: dict[str, float] = {}
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether the rate of some role has halved."""
-        return any(sign.startswith("rate ") for sign in self._since)
 
     def notice(self, now_s: float, fleet: FleetTracks, found: Iterable[FlowSuspect], told: Iterable[str]) -> None:
         """Record one tick's signs; ``told`` are findings of the watch."""
         signs = {f"{suspect.component} {suspect.symptom}" for suspect in found}
         signs |= {f"open {track.worker}" for track in fleet.live() if track.work_s() > track.limit_s()}
         signs |= {f"{_WATCH}{words}" for words in told}
-        signs |= {f"rate {role}" for role in self._fallen(now_s, fleet)}
         for sign in signs:
             since_s, _ = self._since.get(sign, (now_s, now_s))
             self._since[sign] = (since_s, now_s)
@@ -71,26 +51,6 @@ class Triggers:
     def since_s(self, now_s: float) -> float:
         """Return when the first sign of the current stall came; ``now_s`` if there is none."""
         return min((since for since, _ in self._since.values() if now_s - since <= REMEMBERED_S), default=now_s)
-
-    def _fallen(self, now_s: float, fleet: FleetTracks) -> Iterable[str]:
-        totals: dict[str, float] = {}
-        for track in fleet.workers.values():
-            grown = track.turned - self._workers.get(track.worker, track.turned)
-            self._workers[track.worker] = track.turned
-            role = fleet.role_of(track.worker)
-            totals[role] = totals.get(role, 0.0) + grown
-        self._workers = {name: turned for name, turned in self._workers.items() if name in fleet.workers}
-        for role, grown in totals.items():
-            past = self._finished.setdefault(role, deque())
-            past.append((now_s, grown))
-            while past and now_s - past[0][0] > _RATE_WINDOW_S:
-                past.popleft()
-            rate = sum(count for _, count in past) / _RATE_WINDOW_S
-            rates = self._rates.setdefault(role, deque(maxlen=int(_PAST_S)))
-            usual = median(rates) if len(rates) >= _LEAST_PAST else 0.0
-            if usual * _RATE_WINDOW_S >= _LEAST_EXPECTED and rate < 0.5 * usual:
-                yield role
-            rates.append(rate)
 
 
 MAX_CAUSES = 3
@@ -154,8 +114,7 @@ class FlowWatch:
         ``now_s`` is the reader's clock. If a worker's old row is repeated, the worker has not left the
         fleet, so its silence counts. Merely missing rows prove nothing."""
         self.fleet.read(now_s, states, links)
-        is_stalled = self._triggers.is_stalled and _is_held_up(self.fleet)
-        found = suspects(self.fleet, now_s, is_stalled=is_stalled, least_slow=self._least_slow)
+        found = suspects(self.fleet, now_s, least_slow=self._least_slow)
         self._triggers.notice(now_s, self.fleet, found, self._reported)
         self._reported.clear()
         ranked, graph = rank(self.fleet, found)
@@ -230,11 +189,6 @@ def rank(fleet: FleetTracks, found: Sequence[FlowSuspect]) -> tuple[list[FlowSus
         return (waits, suspect.gravity, -round(suspect.stalled_s), -behind, -suspect.strength, suspect.component)
 
     return sorted(found, key=place), graph
-
-
-def _is_held_up(fleet: FleetTracks) -> bool:
-    """Return whether some worker with work waits for others. In a pause none does."""
-    return any(track.wait in (Awaited.ROOM, Awaited.WEIGHTS) for track in fleet.live())
 
 
 def _is_link_and_end(component: str, other: str) -> bool:

@@ -131,10 +131,9 @@ class WorkerTrack:
         pieces finish half as often."""
         return 0.0 if self.spell_since_s is None else self._work_s
 
-    def limit_s(self, *, is_stalled: bool = False) -> float:
-        """Return the longest normal spell. ``is_stalled``: the rate of the whole fleet has fallen."""
-        gaps = self.role.gaps
-        usual = gaps.stalled_limit_s(self._interval_s) if is_stalled else gaps.limit_s(self._interval_s)
+    def limit_s(self) -> float:
+        """Return the longest normal spell."""
+        usual = self.role.gaps.limit_s(self._interval_s)
         if self.wait in (Awaited.NOTHING, Awaited.UNKNOWN):
             usual = max(usual, _PEERS_FACTOR * self.role.present_spell_s)
         if self.wait is Awaited.START:

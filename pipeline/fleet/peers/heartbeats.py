@@ -27,7 +27,7 @@ from pipeline.process.work import ServiceSums, standing_limit_s
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.waits import LimitKind
 from pipeline.weights import PARTS
-from protocol.ids import Role
+from protocol.ids import Incarnation, Role
 
 METRICS: Final = (
     "heartbeat_age_s", "progress", "turns", "steps", "done", "in_flight", "oldest_age_s", "input_depth", "output_depth",
@@ -36,6 +36,12 @@ METRICS: Final = (
     "loss", "reward_mean",
 )  # fmt: skip
 """Metrics of a live run, in the order of a frame's columns."""
+_OF_VITALS: Final = (
+    "oldest_age_s", "input_depth", "output_depth", "loop_lag_ms", "cpu", "num_fds", "disk_free_bytes",
+    "disk_free_share", "gpu_util", "gpu_mem_bytes", "gpu_power_w", "errors", "retries", "refused",
+)  # fmt: skip
+_COUNTED: Final = ("refused_steps", "judged", "judged_accuracy")
+_NO_WORK: Final = ServiceSums()
 _FOLLOWS: Final = 0.02
 """Rate at which the usual value follows a new median."""
 _PAIR: Final = 2
@@ -50,12 +56,8 @@ class FrameMaker:
     def __init__(self) -> None:
         self._workers: tuple[str, ...] = ()
         self._roles: tuple[str, ...] = ()
-        self._sums: dict[str, tuple[int, Mapping[str, ServiceSums]]] = {}
-        """Each worker's epoch and sums at the last frame."""
-        self._refused_steps: dict[str, float] = {}
-        """Each worker's optimiser steps that were not finite, at the last frame."""
-        self._judged: dict[str, tuple[int, float, float]] = {}
-        """Each worker's epoch, judged responses and sum of accuracies, at the last frame."""
+        self._before: dict[Incarnation, Worker] = {}
+        """The heartbeats of the last frame."""
         self._work_s: dict[str, float] = {}
         """Longest time of one piece of work, by worker."""
         self._usual: dict[tuple[Role, str], tuple[float, int]] = {}
@@ -76,12 +78,10 @@ class FrameMaker:
             self._workers, self._roles = workers, tuple(str(beat.who.role) for beat in beats)
         values = np.full((len(beats), len(METRICS)), np.nan, np.float32)
         for row, beat in zip(values, beats, strict=True):
-            row[:] = [math.nan if value is None else value for value in _row(beat, published)]
+            found = _values(beat, published) | self._grown(beat)
+            row[:] = [math.nan if (value := found.get(name)) is None else value for name in METRICS]
         values[:, METRICS.index("service_ratio")] = self._service_ratios(beats)
-        values[:, METRICS.index("loss")] = [self._loss(beat) for beat in beats]
-        values[:, METRICS.index("reward_mean")] = [self._reward_mean(beat) for beat in beats]
-        self._judged = {beat.who.worker: _judged(beat) for beat in beats}
-        self._refused_steps = {beat.who.worker: _refused_steps(beat) for beat in beats}
+        self._before = {beat.who: beat for beat in beats}
         phases = tuple("starting" if beat.waiting_for.limit is LimitKind.START else "" for beat in beats)
         self._work_s = {
             beat.who.worker: max(self._work_s.get(beat.who.worker, 0.0), beat.work.elapsed_s) for beat in beats
@@ -89,32 +89,27 @@ class FrameMaker:
         expected = np.array([expected_s(beat, self._work_s[beat.who.worker]) for beat in beats], np.float32)
         return Frame(now_s, self._workers, self._roles, METRICS, values, phases, expected)
 
-    def _loss(self, beat: Worker) -> float:
-        if beat.not_committed or _refused_steps(beat) > self._refused_steps.get(beat.who.worker, math.inf):
-            return math.inf
-        return beat.counters.get("loss", math.nan)
-
-    def _reward_mean(self, beat: Worker) -> float:
-        epoch, number, total = _judged(beat)
-        epoch_before, number_before, total_before = self._judged.get(beat.who.worker, (epoch, number, total))
-        if epoch != epoch_before or number <= number_before:
-            return math.nan
-        return (total - total_before) / (number - number_before)
+    def _grown(self, beat: Worker) -> dict[str, float]:
+        """Return the metrics that need the last heartbeat, too."""
+        before = self._before.get(beat.who, beat)
+        grown = {name: beat.counters.get(name, 0.0) - before.counters.get(name, 0.0) for name in _COUNTED}
+        is_refused = bool(beat.not_committed) or grown["refused_steps"] > 0.0
+        found = {"loss": math.inf if is_refused else beat.counters.get("loss", math.nan)}
+        if grown["judged"] > 0.0:
+            found["reward_mean"] = grown["judged_accuracy"] / grown["judged"]
+        return found
 
     def _service_ratios(self, beats: Sequence[Worker]) -> NDArray[np.float32]:
         found: dict[tuple[Role, str], list[tuple[int, float, float]]] = {}
         for at, beat in enumerate(beats):
-            sums = beat.vitals.service if beat.vitals is not None else {}
-            epoch, before = self._sums.get(beat.who.worker, (0, {}))
-            self._sums[beat.who.worker] = (beat.who.epoch, sums)
-            if epoch != beat.who.epoch:
+            if (last := self._before.get(beat.who)) is None:
                 continue
-            for kind, now in sums.items():
-                seconds, tokens = _since(before.get(kind), now)
+            before = _sums(last)
+            for kind, now in _sums(beat).items():
+                since = before.get(kind, _NO_WORK)
+                seconds, tokens = now.seconds - since.seconds, now.size - since.size
                 if tokens >= _LEAST_TOKENS and seconds > 0.0:
                     found.setdefault((beat.who.role, kind), []).append((at, seconds, tokens))
-        for gone in self._sums.keys() - {beat.who.worker for beat in beats}:
-            del self._sums[gone]
         taken, expected = np.zeros(len(beats)), np.zeros(len(beats))
         for key, rows in found.items():
             usual = self._learn(key, (seconds / tokens for _, seconds, tokens in rows))
@@ -147,35 +142,25 @@ def expected_s(beat: Worker, work_s: float) -> float:
     return standing_limit_s(beat.work.slowest_s, work_s) if beat.waiting_for is WaitingFor.COMPUTE else 0.0
 
 
-def _judged(beat: Worker) -> tuple[int, float, float]:
-    return beat.who.epoch, beat.counters.get("judged", 0.0), beat.counters.get("judged_accuracy", 0.0)
+def _sums(beat: Worker) -> Mapping[str, ServiceSums]:
+    return beat.vitals.service if beat.vitals is not None else {}
 
 
-def _refused_steps(beat: Worker) -> float:
-    return beat.counters.get("refused_steps", 0.0)
-
-
-def _since(before: ServiceSums | None, now: ServiceSums) -> tuple[float, float]:
-    if before is None:
-        return now.seconds, now.size
-    return now.seconds - before.seconds, now.size - before.size
-
-
-def _row(beat: Worker, published: int) -> tuple[float | None, ...]:
-    """Return one worker's values in the order of ``METRICS``, with None for missing samples."""
-    vitals = beat.vitals
-    held = 0 if beat.waiting_for.may_hold else beat.held
+def _values(beat: Worker, published: int) -> dict[str, float | None]:
+    """Return the metrics that one heartbeat has."""
     is_serving = beat.who.role is Role.GENERATOR and beat.policy_version >= 0
-    own: tuple[float | None, ...] = (beat.silent_s, beat.progress, beat.turns, steps_of(beat))
-    lag = max(0, published - beat.policy_version) if is_serving else None
-    ahead_ms = 1000.0 * beat.clock_ahead_s
-    if vitals is None:
-        return (*own, *[None] * 7, beat.rss_bytes or None, *[None] * 10, lag, ahead_ms, None, None, None)
-    done = sum(sums.pieces for sums in vitals.service.values()) if vitals.service else None
-    return (
-        *own, done, held, vitals.oldest_age_s, vitals.input_depth, vitals.output_depth,
-        vitals.loop_lag_ms, vitals.cpu, beat.rss_bytes or None, vitals.num_fds, vitals.disk_free_bytes,
-        vitals.disk_free_share, vitals.gpu_util, vitals.gpu_mem_bytes, vitals.gpu_power_w,
-        None, vitals.errors, vitals.retries, vitals.refused, lag, ahead_ms, vitals.ledger_rtt_ms or None, None,
-        None,
-    )  # fmt: skip
+    found: dict[str, float | None] = {
+        "heartbeat_age_s": beat.silent_s,
+        "progress": beat.progress,
+        "turns": beat.turns,
+        "steps": steps_of(beat),
+        "rss_bytes": beat.rss_bytes or None,
+        "version_lag": max(0, published - beat.policy_version) if is_serving else None,
+        "clock_ahead_ms": 1000.0 * beat.clock_ahead_s,
+    }
+    if (vitals := beat.vitals) is not None:
+        found |= {name: getattr(vitals, name) for name in _OF_VITALS}
+        found["in_flight"] = 0 if beat.waiting_for.may_hold else beat.held
+        found["done"] = sum(sums.pieces for sums in vitals.service.values()) if vitals.service else None
+        found["ledger_rtt_ms"] = vitals.ledger_rtt_ms or None
+    return found
