@@ -83,7 +83,7 @@ $(BIN)/python:
 
 $(VENV)/.run: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
 	$(call announce,$(VENV),Headrace)
-	$(BIN)/$(INSTALL) --editable '.[charts,web]'
+	$(BIN)/$(INSTALL) --editable '.[web]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))

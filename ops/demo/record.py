@@ -26,7 +26,6 @@ from rich.segment import Segment
 
 from pipeline.cli.top import life
 from pipeline.config import RESOLVED_NAME
-from pipeline.observability.charts import COLOURS, svg
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, read_history
 from pipeline.operator.overview import RunOverview
 from pipeline.operator.top.app import TopApp
@@ -202,17 +201,38 @@ def _drawn(line: Line) -> str:
 
 def curve(rows: Sequence[EvaluationRow]) -> str:
     """Return a chart of the accuracy on held-out prompts, with its 95 % interval."""
+    width, height, left, low = 480, 230, 44, 195
+    last = max(row.policy_version for row in rows) or 1  # one an update
 
-    def draw(axes: Any) -> None:
-        at = [row.policy_version for row in rows]  # one an update
-        low, high = [100 * (row.low or 0.0) for row in rows], [100 * (row.high or 1.0) for row in rows]
-        axes.plot(at, [100 * row.accuracy for row in rows], "o-", color=COLOURS[0], label="accuracy")
-        axes.fill_between(at, low, high, color=COLOURS[0], alpha=0.2, lw=0, label="95 % interval")
-        axes.set_ylabel("accuracy (%)")
-        axes.set_ylim(0, 104)
+    def x(version: float) -> float:
+        return left + (width - left - 16) * version / last
 
-    picture = svg("make demo: accuracy on held-out prompts", draw)
-    return picture.replace("</svg>", f"<style>{DARK}</style>\n</svg>")
+    def y(share: float) -> float:
+        return low - 160 * share
+
+    def line(points: Iterable[tuple[float, float]]) -> str:
+        return "L".join(f"{x(version):.1f} {y(share):.1f}" for version, share in points)
+
+    grid = "".join(
+        f'<path d="M{left} {y(share)}H{width - 16}" class="g"/>'
+        f'<text x="{left - 6}" y="{y(share) + 4}" class="e">{share:.0%}</text>'
+        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+    )
+    ticks = "".join(
+        f'<text x="{x(version):.1f}" y="{low + 18}" class="m">{version:.0f}</text>' for version in (0, last / 2, last)
+    )
+    band = [(row.policy_version, row.low or 0.0) for row in rows]
+    band += [(row.policy_version, 1.0 if row.high is None else row.high) for row in reversed(rows)]
+    dots = "".join(f'<circle cx="{x(row.policy_version):.1f}" cy="{y(row.accuracy):.1f}" r="3"/>' for row in rows)
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">
+<style>svg{{--ink:#1c2b33;--soft:#5c6f7a;--grid:#e6ecef;--c0:#0b6e99}}{DARK}
+text{{fill:var(--soft)}}.g{{stroke:var(--grid)}}.e{{text-anchor:end}}.m{{text-anchor:middle}}circle{{fill:var(--c0)}}</style>
+<text x="{left}" y="18" style="fill:var(--ink)" font-size="12" font-weight="bold">make demo: accuracy on held-out prompts</text>
+{grid}{ticks}<text x="{(left + width) / 2}" y="{height - 4}" class="m">update</text>
+<path d="M{line(band)}Z" fill="var(--c0)" opacity=".2"/>
+<path d="M{line((row.policy_version, row.accuracy) for row in rows)}" fill="none" stroke="var(--c0)" stroke-width="1.6"/>{dots}
+</svg>
+"""
 
 
 def main() -> None:

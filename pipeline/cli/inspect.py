@@ -146,7 +146,8 @@ async def audit(at: Attached, as_json: bool) -> int:
 @on_run(look_at)
 async def report(at: Attached, out: str | None, as_json: bool) -> None:
     """Write report.html and report.json again, from the run's history and its ledger."""
-    from pipeline.observability.report import summarize, write_report
+    from pipeline.observability.report import write_report
+    from pipeline.observability.summary import summarize
 
     state = await at.registry.run_status()
     found = await at.ledger.audit()

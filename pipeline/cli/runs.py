@@ -196,7 +196,7 @@ Runs that differ only in their seed count as one configuration, with a mean and 
 are also compared prompt by prompt."""
 )
 @click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN RUN...")
-@click.option("--html", type=PATH, metavar="FILE", help="Write a self-contained page with charts.")
+@click.option("--html", type=PATH, metavar="FILE", help="Write the report's page with all runs, in one file.")
 @json_option
 def compare(runs: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
     """Compare runs: settings, seeds, accuracy at equal cost, throughput, drops."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from pipeline.fleet.status import RunSnapshot
     from pipeline.observability.live_view import View
-    from pipeline.observability.report import Summary
+    from pipeline.observability.summary import Summary
     from pipeline.supervisor.early import EarlyProcesses
     from pipeline.supervisor.launchers.seam import ConfiguredLauncher
     from pipeline.supervisor.supervisor import RunOutcome
@@ -251,7 +251,7 @@ def _at(config: RunConfig, run_dir: Path) -> RunConfig:
 
 
 def _report(run_dir: Path, outcome: RunOutcome, *, as_json: bool) -> int:
-    from pipeline.observability.report import summarize
+    from pipeline.observability.summary import summarize
 
     summary = summarize(run_dir)
     failure = outcome.failure

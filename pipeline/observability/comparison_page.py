@@ -1,18 +1,12 @@
-"""``headrace run compare --html``: runs side by side on one self-contained page."""
+"""Runs side by side: the tables of ``headrace run compare``, and the page that ``--html`` writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pipeline.observability.charts import COLOURS, Draw, can_draw, render_page, svg, write_whole
 from pipeline.observability.comparison import Basis, Comparison, Configuration, CurvePoint, RunFigures
-from pipeline.observability.history import UpdateRow
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from protocol.printable import printable_line
 
 BASES = {"updates": "equal updates", "tokens": "equal trained tokens", "seconds": "equal time of the learner"}
 
@@ -118,119 +112,63 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-_STYLES = ("-", "--", ":", "-.")
-Place = Callable[[RunFigures], Sequence[float]]
+_MOST_ROWS = 3600
+"""Rows of updates in the whole page."""
+_NUM_SAMPLED = 2
+"""Updates of each run whose samples the page shows."""
+_NUM_COLOURS, _NUM_DASHES = 8, 4
 
 
 def write_comparison(comparison: Comparison, path: Path) -> Path:
-    """Write the page; return its path. Raises OSError."""
-    title = (
-        " and ".join(run.name for run in comparison.runs)
-        if len(comparison.runs) < 4
-        else f"{len(comparison.runs)} runs"
-    )
-    page = render_page(
-        "comparison.html.j2",
-        title=f"Compared: {title}",
-        comparison=comparison,
-        can_draw=can_draw(),
-        charts=draw_comparison(comparison) if can_draw() else {},
-        run_rows=run_rows,
-        basis_rows=basis_rows,
-        configuration_rows=configuration_rows,
-        setting_rows=setting_rows,
-        role_rows=role_rows,
-        drop_rows=drop_rows,
-    )
-    write_whole(path, page)
+    """Write the page of the report, with all runs; return its path. Raises OSError."""
+    # Only the page needs it; it loads what reads tokenizers.
+    from pipeline.observability.page.document import document, write_whole
+    from pipeline.observability.report import run_answers, run_row
+
+    runs = comparison.runs
+    title = " and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    answers: dict[str, object] = {
+        "session": {"abilities": ["comparison"], "elastic": []},
+        "runs": {"folder": "", "runs": [run_row(run.name, run.records) for run in runs]},
+        "comparison": comparison_figures(comparison),
+    }
+    most_rows = min(600, _MOST_ROWS // len(runs))
+    for run in runs:
+        answers |= run_answers(run.folder, run.name, run.records, most_rows=most_rows, num_sampled=_NUM_SAMPLED)
+    write_whole(path, document(f"Compared: {title}", answers))
     return path
 
 
-def draw_comparison(comparison: Comparison) -> dict[str, list[str]]:
-    """Return the charts by heading. A configuration has one colour, and each of its runs a line style."""
-    looks = _line_styles(comparison)
-    found: dict[str, list[str]] = {}
-    if any(run.curve for run in comparison.runs):
-        places: tuple[tuple[str, str, Callable[[CurvePoint], float]], ...] = (
-            ("Held-out accuracy at equal updates, %", "update", lambda point: point.update),
-            ("Held-out accuracy at equal trained tokens, %", "thousand tokens", lambda point: point.num_tokens / 1e3),
-            ("Held-out accuracy at equal time, %", "seconds of the learner", lambda point: point.train_s),
-        )
-        found["Held-out accuracy"] = [
-            svg(name, _curves(comparison.runs, looks, place), x_label=label, whole=False)
-            for name, label, place in places
-        ]
-    values: dict[str, Callable[[UpdateRow], float]] = {
-        "Reward, mean of the batch": lambda row: row.reward,
-        "Accuracy of the batch, %": lambda row: 100 * row.accuracy,
-        "Length of a response, tokens": lambda row: row.response_length,
-        "Staleness, mean, versions": lambda row: row.staleness_mean,
-        "Entropy, nats per token": lambda row: row.metrics.get("entropy", float("nan")),
-        "Clipped tokens, %": lambda row: 100 * row.metrics.get("clip_fraction", float("nan")),
+def comparison_figures(comparison: Comparison) -> dict[str, object]:
+    """Return what the page shows besides the runs' own figures. A configuration has one colour, and each
+    of its runs another dash."""
+    looks = {
+        comparison.runs[place].name: {"colour": number % _NUM_COLOURS, "dash": index % _NUM_DASHES}
+        for number, one in enumerate(comparison.configurations)
+        for index, place in enumerate(one.runs)
     }
-    if any(run.records.updates for run in comparison.runs):
-        drawn = [svg(name, _updates(comparison.runs, looks, value)) for name, value in values.items()]
-        rate = svg(
-            "Trained tokens, thousands, by time of the learner",
-            _tokens(comparison.runs, looks),
-            x_label="seconds",
-            whole=False,
-        )
-        found["Updates"] = [*drawn, rate]
-    return found
-
-
-def _line_styles(comparison: Comparison) -> list[tuple[str, str]]:
-    looks = [(COLOURS[0], _STYLES[0])] * len(comparison.runs)
-    for number, one in enumerate(comparison.configurations):
-        for index, place in enumerate(one.runs):
-            looks[place] = (COLOURS[number % len(COLOURS)], _STYLES[index % len(_STYLES)])
-    return looks
-
-
-def _curves(runs: Sequence[RunFigures], looks: Sequence[tuple[str, str]], place: Callable[[CurvePoint], float]) -> Draw:
-    def draw(axes: Axes) -> None:
-        for run, (colour, style) in zip(runs, looks, strict=True):
-            at = [place(point) for point in run.curve]
-            axes.plot(
-                at,
-                [100 * point.accuracy.value for point in run.curve],
-                style,
-                marker="o",
-                ms=3.5,
-                color=colour,
-                label=run.name,
-            )
-            if all(point.has_interval for point in run.curve) and len(at) > 1:
-                low, high = ([100 * getattr(point.accuracy, side) for point in run.curve] for side in ("low", "high"))
-                axes.fill_between(at, low, high, color=colour, alpha=0.12, lw=0)
-        axes.set_ylim(0, 104)
-
-    return draw
-
-
-def _updates(runs: Sequence[RunFigures], looks: Sequence[tuple[str, str]], value: Callable[[UpdateRow], float]) -> Draw:
-    def draw(axes: Axes) -> None:
-        for run, (colour, style) in zip(runs, looks, strict=True):
-            updates = run.records.updates
-            axes.plot(
-                [row.update for row in updates],
-                [value(row) for row in updates],
-                style,
-                lw=1.2,
-                color=colour,
-                label=run.name,
-            )
-
-    return draw
-
-
-def _tokens(runs: Sequence[RunFigures], looks: Sequence[tuple[str, str]]) -> Draw:
-    def draw(axes: Axes) -> None:
-        for run, (colour, style) in zip(runs, looks, strict=True):
-            updates = run.records.updates
-            times = list(accumulate(row.seconds for row in updates))
-            tokens = accumulate(row.num_trained_tokens / 1e3 for row in updates)
-            axes.plot(times, list(tokens), style, lw=1.2, color=colour, label=run.name)
-
-    return draw
+    few = "all runs have one configuration"
+    if len(comparison.configurations) > 1:
+        few = "fewer than two configurations have an accuracy with an interval"
+    verdicts = [f"{each.first} and {each.second}. {each.words}" for each in comparison.differences]
+    lacking = [("setting", *(run.name for run in comparison.runs))]
+    lacking += [(key, *values) for key, values in comparison.lacking.items()]
+    tables = {
+        "runs": run_rows(comparison),
+        "configurations": configuration_rows(comparison),
+        "bases": basis_rows(comparison),
+        "settings": setting_rows(comparison),
+        "lacking": lacking,
+        "roles": role_rows(comparison),
+        "drops": drop_rows(comparison),
+    }
+    return {
+        "looks": looks,
+        "verdicts": [printable_line(words) for words in verdicts or [f"There is nothing to compare: {few}."]],
+        "notes": [printable_line(words) for words in comparison.notes],
+        "tables": {
+            name: [[printable_line(cell) for cell in row] for row in rows]
+            for name, rows in tables.items()
+            if len(rows) > 1
+        },
+    }

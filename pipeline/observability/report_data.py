@@ -134,7 +134,7 @@ class RunRecords:
         return table.get(key) if isinstance(table, Mapping) else None
 
     def incident_rows(self) -> list[tuple[str, IncidentRow]]:
-        """Return the newest incidents with their times, newest last."""
+        """Return the newest incidents with their times (UTC), newest last."""
         return [(_moment(each.at_s), each) for each in self.incidents[-_MOST_SHOWN:]]
 
     def change_rows(self) -> list[tuple[str, str, str, str]]:
@@ -151,13 +151,11 @@ class RunRecords:
         newest = self.starts[-1] if self.starts else None
         return [_start_line(each, newest) for each in self.starts[-_MOST_STARTS:] if newest is not None]
 
-    def missing(self, *, has_audit: bool, can_draw: bool) -> list[str]:
+    def missing(self, *, has_audit: bool) -> list[str]:
         """Return a sentence about each thing that the page cannot show, and why."""
-        return [words for words in self._missing(has_audit=has_audit, can_draw=can_draw) if words]
+        return [words for words in self._missing(has_audit=has_audit) if words]
 
-    def _missing(self, *, has_audit: bool, can_draw: bool) -> Iterable[str]:
-        if not can_draw:
-            yield "Charts: they need matplotlib; install headrace[charts]."
+    def _missing(self, *, has_audit: bool) -> Iterable[str]:
         yield from self._missing_learning()
         if not self.fleet:
             yield (

@@ -44,11 +44,6 @@ EMULATED = (
 fifth of the time."""
 
 
-def without_charts(path: str) -> str:
-    """Return a ``PYTHONPATH`` by which reports have no charts, with the packages of ``path``."""
-    return os.pathsep.join(filter(None, (str(Path(__file__).parent / "without_charts"), path)))
-
-
 @dataclass(frozen=True)
 class RunningFleet:
     """A run and the process of its supervisor."""
@@ -120,11 +115,10 @@ def fleet(
     *overrides: str,
     resume: Path | None = None,
     arguments: tuple[str, ...] = (),
-    charts: bool = False,
     of: tuple[str, str] = ("demo", "demo"),
 ) -> Iterator[RunningFleet]:
     """Start the run and fleet files ``of`` these names with ``overrides``, or resume a run with
-    further ``arguments``; kill its processes at the end. ``charts``: its report has them."""
+    further ``arguments``; kill its processes at the end."""
     data = tmp_path / "data"
     task.main(["--out", str(data)])
     command = [sys.executable, "-m", "pipeline.cli", "up"]
@@ -146,7 +140,6 @@ def fleet(
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=None if charts else {**os.environ, "PYTHONPATH": without_charts(os.environ.get("PYTHONPATH", ""))},
             stdout=file,
             stderr=file,
             start_new_session=True,

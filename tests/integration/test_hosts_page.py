@@ -31,7 +31,6 @@ from pipeline.config.load import load_config, resolve_paths, to_toml
 from pipeline.ledger.server.binary import find_server
 from pipeline.training.update_log.folder import UPDATES_FOLDER, read_log
 from protocol.errors import DataError
-from tests.integration.fleet import without_charts
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "ops" / "docs" / "how-to"
@@ -181,7 +180,7 @@ def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_en
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("REDIS", "HEADRACE"))} | {
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         # of the verifier, which is no part of what is installed
-        "PYTHONPATH": without_charts(str(ROOT)),
+        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "LEDGER_HOST": "host-a",
     }

@@ -52,7 +52,7 @@ def test_a_frozen_generator_a_hung_scorer_and_a_mute_ledger_are_named_alone(
     orders = tmp_path / "orders"
     monkeypatch.setenv(FOLDER, str(orders))
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'ops' / 'drill' / 'shim'}{os.pathsep}{ROOT}")
-    with fleet(tmp_path, *EMULATED, *PATIENT, charts=True) as run:
+    with fleet(tmp_path, *EMULATED, *PATIENT) as run:
         run.wait_until(lambda: run.num_updates() >= 2, "updates")
         begun = num_moments(run)
         run.wait_until(lambda: num_moments(run) >= begun + NUM_MOMENTS, "the usual pace")

@@ -25,7 +25,7 @@ import pytest
 from pipeline.process.descendants import marked
 from pipeline.weights.store import weight_folders
 from protocol.endpoints import run_tag
-from tests.integration.fleet import EMULATED, ROOT, without_charts
+from tests.integration.fleet import EMULATED, ROOT
 
 pytestmark = [
     pytest.mark.integration,
@@ -63,7 +63,7 @@ class Run:
             "TMPDIR": str(self.temporary),
             # of the account, not of a run
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-            "PYTHONPATH": without_charts(str(ROOT)),
+            "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
         }
         self.data = folder / "train.jsonl"
@@ -168,8 +168,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def finish(run: Run) -> int:
-    """With charts, which import much."""
-    run.environment["PYTHONPATH"] = str(ROOT)
     return run.up(2).wait(90)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page  # pyright: ignore[reportMissingImports]
 
 pytestmark = pytest.mark.timeout(600)
-TABS = ("overview", "learning", "work", "workers", "answers", "runs")
+TABS = ("overview", "learning", "time", "work", "workers", "answers", "record", "runs")
 NUMBER = re.compile(r"\d")
 
 

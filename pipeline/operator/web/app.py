@@ -5,6 +5,7 @@
     GET  /api/runs                        the runs that are served
     GET  /api/runs/RUN/events             server-sent events: a snapshot of the run, about once a second
     GET  /api/runs/RUN/history            curves: updates, evaluations, value steps
+    GET  /api/runs/RUN/record             what a run leaves for people: summary, use of time, evaluations, settings
     GET  /api/runs/RUN/samples            ?last=UPDATES&before=UPDATE
     GET  /api/runs/RUN/logs               ?worker=NAME&level=LEVEL&last=LINES
     GET  /api/runs/RUN/trajectory         ?name=TRAJECTORY: its life
@@ -34,12 +35,15 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from pipeline.ledger.types import Pause
+from pipeline.observability.page import STATIC
+from pipeline.observability.page.figures import HistoryFigures, encoded, log_figures, names_in_words, sample_figures
+from pipeline.observability.record_tables import record_figures
+from pipeline.observability.report_data import read_records
 from pipeline.operator import steering
 from pipeline.operator.attached import Attached
 from pipeline.operator.runs import KeptFiles, run_folders
-from pipeline.operator.web.figures import HistoryFigures, log_figures, sample_figures
-from pipeline.operator.web.guard import Guard, RequestRules, names_in_words
-from pipeline.operator.web.reader import EventStream, Question, RunReader, encoded
+from pipeline.operator.web.guard import Guard, RequestRules
+from pipeline.operator.web.reader import EventStream, Question, RunReader
 from pipeline.operator.web.views import VIEWS, life, painter, served_runs, trouble_picture
 from pipeline.runtime.registry.contract import Fleet
 from pipeline.supervisor.run_folder import supervisor_pid
@@ -100,7 +104,6 @@ ACTIONS: Final[Mapping[str, Callable[[Attached, Mapping[str, Any]], Awaitable[ob
 """By address."""
 
 
-_STATIC: Final = Path(__file__).with_name("static")
 _MAX_BODY_BYTES: Final = 16 << 10
 _MOST_DIGITS: Final = 20
 _MAX_STREAMS: Final = 64
@@ -150,6 +153,11 @@ class ServedRuns:
         async with self._history_lock:
             return await asyncio.to_thread(lambda: encoded(self._history.read(run_dir)))
 
+    async def record(self, name: str) -> bytes:
+        run_dir = self.run_dir(name)
+        async with self._history_lock:
+            return await asyncio.to_thread(lambda: encoded(record_figures(run_dir, read_records(run_dir))))
+
     def end_streams(self) -> None:
         """End the event streams of all pages, so that the server can exit."""
         for reader in self._readers.values():
@@ -169,7 +177,7 @@ def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
             await runs.close()
 
     async def index(_: Request) -> Response:
-        return FileResponse(_STATIC / "index.html")
+        return FileResponse(STATIC / "index.html")
 
     async def session(_: Request) -> Response:
         return JSONResponse({"abilities": [*VIEWS, "trajectory", *ACTIONS], "elastic": ELASTIC_ROLES})
@@ -186,6 +194,9 @@ def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
 
     async def history(request: Request) -> Response:
         return _json(await runs.history(request.path_params["run"]))
+
+    async def record(request: Request) -> Response:
+        return _json(await runs.record(request.path_params["run"]))
 
     async def samples(request: Request) -> Response:
         run_dir, last = runs.run_dir(request.path_params["run"]), _number(request, "last", 4, most=50)
@@ -220,11 +231,12 @@ def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
 
     routes = [
         Route("/", index),
-        Mount("/static", StaticFiles(directory=_STATIC)),
+        Mount("/static", StaticFiles(directory=STATIC)),
         Route("/api/session", session),
         Route("/api/runs", listed),
         Route("/api/runs/{run}/events", events),
         Route("/api/runs/{run}/history", history),
+        Route("/api/runs/{run}/record", record),
         Route("/api/runs/{run}/samples", samples),
         Route("/api/runs/{run}/logs", logs),
         Route("/api/runs/{run}/trajectory", trajectory),

@@ -17,7 +17,7 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -178,13 +178,6 @@ def check_place(host: str, token_file: Path | None, port: int) -> None:
         f"address. From another machine: ssh -L {port}:127.0.0.1:{port} HOST. "
         "In a trusted network or behind a TLS proxy, give --token-file FILE"
     )
-
-
-def names_in_words(names: Collection[str]) -> str:
-    """List names for a message about one that is unknown."""
-    shown = sorted(names)[:20]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return (", ".join(shown) or "none") + more
 
 
 def _name_of(host: str) -> str:

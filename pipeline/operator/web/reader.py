@@ -27,6 +27,7 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from pipeline.observability.page.figures import encoded
 from pipeline.operator.attached import Attached, look_at
 from pipeline.supervisor.run_folder import supervisor_pid
 from protocol.errors import DeadlineExceeded, HeadraceError, LedgerUnavailable
@@ -105,11 +106,6 @@ TroublePainter = Callable[[Path, str], object]
 """Makes the snapshot of a run whose ledger cannot be read, given the reason."""
 
 _log = structlog.get_logger(__name__)
-
-
-def encoded(value: object) -> bytes:
-    """Encode a value as JSON; NaN and infinity become null, paths become text."""
-    return msgspec.json.encode(value, enc_hook=str)
 
 
 @dataclass(slots=True)

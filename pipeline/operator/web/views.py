@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pipeline.fleet.why.explain import explain
 from pipeline.ledger.inspection import OpenGroup, drops_value, waits_for
 from pipeline.ledger.life import UnknownTrajectory, life_events
+from pipeline.observability.page.figures import balance_figures, history_stamp
 from pipeline.operator.attached import Attached
 from pipeline.operator.overview import OverviewReader, OverviewSource
 from pipeline.operator.run_snapshot import snapshot_of
 from pipeline.operator.runs import KeptFiles, list_runs
-from pipeline.operator.web.figures import history_stamp
 from pipeline.operator.web.reader import Question
 from protocol.errors import ConfigError
 from protocol.ids import TrajectoryId
@@ -39,14 +39,7 @@ async def audit(at: Attached) -> dict[str, Any]:
 
 async def audit_now(at: Attached) -> dict[str, Any]:
     """Count both sides of the conservation law, however long it takes."""
-    found = await at.ledger.audit()
-    names = ("groups", "trajectories", "tokens", *(("finished",) if found.finished.admitted else ()))
-    balances = {name: getattr(found, name) for name in names}
-    return {
-        "balances": found.balances,
-        "columns": {name: {**asdict(one), "difference": one.difference} for name, one in balances.items()},
-        "num_unflushed": found.num_unflushed,
-    }
+    return balance_figures(await at.ledger.audit())
 
 
 async def drops(at: Attached) -> dict[str, Any]:

@@ -32,7 +32,7 @@ COMMANDS = [
     ["config", "show"],
     ["config", "explain"],
 ]
-HEAVY = {"torch", "transformers", "vllm", "matplotlib", "math_verify", "pyarrow", "huggingface_hub"}
+HEAVY = {"torch", "transformers", "vllm", "math_verify", "pyarrow", "huggingface_hub"}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "headrace")

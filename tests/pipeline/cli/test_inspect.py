@@ -413,7 +413,7 @@ def test_why_tells_of_a_mute_server_that_it_is_there_and_says_nothing(
         assert server.num_connections == 2
 
 
-HEAVY = {"torch", "transformers", "pyarrow", "matplotlib", "pydantic"}
+HEAVY = {"torch", "transformers", "pyarrow", "pydantic"}
 
 
 def _imported(command: str, run_dir: Path) -> tuple[Any, set[str]]:

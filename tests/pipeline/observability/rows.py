@@ -1,6 +1,11 @@
-"""Rows of a run's history for tests."""
+"""Rows of a run's history for tests, and the data of a page that was made of them."""
 
 from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
 
 from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow
 
@@ -53,3 +58,10 @@ def value_row(step: int) -> ValueRow:
         learning_rate=1e-3,
         step_s=0.1,
     )
+
+
+def answers_of(page: Path) -> dict[str, Any]:
+    """Return what a report or a comparison holds, by address."""
+    found = re.findall(r'<script type="application/json" id="answers">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert len(found) == 1
+    return json.loads(found[0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from pipeline.observability.comparison_page import write_comparison
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.prompt_accuracies import PromptAccuracies, add_accuracies
-from tests.pipeline.observability.rows import evaluation_row, update_row
+from tests.pipeline.observability.rows import answers_of, evaluation_row, update_row
 
 SPREAD = 0.03
 """Half of the interval that each evaluation has here."""
@@ -242,9 +240,9 @@ def test_a_setting_that_one_run_lacks_and_that_is_not_the_default_tells_them_apa
 
 def test_the_page_says_that_no_setting_differs_only_where_it_is_so(tmp_path: Path) -> None:
     found = compared(made(tmp_path / "a", {1: 0.5}, max_seconds=5), made(tmp_path / "b", {1: 0.5}))
-    page = write_comparison(found, tmp_path / "page.html").read_text()
-    assert "None, but for the seed" not in page
-    assert "1 settings that some runs do not have" in page
+    tables = answers_of(write_comparison(found, tmp_path / "page.html"))["comparison"]["tables"]
+    assert "settings" not in tables
+    assert tables["lacking"] == [["setting", "a", "b"], ["run.max_seconds", "5", "(not set)"]]
 
 
 def test_a_run_without_evaluations_intervals_or_records_is_said_to_lack_them(tmp_path: Path) -> None:
@@ -292,25 +290,34 @@ def _fleet(run: Path, compute: float) -> None:
     FleetHistoryFile(run).append(FleetRow(1005.0, 5.0, roles, num_groups_admitted=100, num_groups_dropped=dropped))
 
 
-def test_the_page_has_curves_settings_throughput_and_drops_and_loads_nothing(tmp_path: Path) -> None:
+def test_the_page_has_curves_settings_throughput_and_drops(tmp_path: Path) -> None:
     a = made(tmp_path / "a<b>", {0: 0.4, 10: 0.9})
     b = made(tmp_path / "b", {0: 0.4, 10: 0.6}, rate=1.0)
     _fleet(a, 0.75)
-    page = write_comparison(compared(a, b), tmp_path / "page.html").read_text()
-    assert "<svg" in page
-    for words in (
-        "B is 30.0 points lower than A", "learner.learning_rate", "1,000", "75 %", "credit 25 %", "no signal", "25.0 %",
-        "b: no record of drops", "Held-out accuracy at equal trained tokens", "prefers-color-scheme: dark",
-    ):  # fmt: skip
-        assert words in page
-    assert "<b>" not in re.sub(r"<b>(A and B\.|Not on this page)</b>", "", page)
-    assert "<script" not in page and 'src="' not in page and "@import" not in page
+    page = write_comparison(compared(a, b), tmp_path / "page.html")
+    answers = answers_of(page)
+    found = answers["comparison"]
+    tables = found["tables"]
+    assert "B is 30.0 points lower than A" in found["verdicts"][0]
+    assert tables["settings"] == [["setting", "a<b>", "b"], ["learner.learning_rate", "0.0001", "1.0"]]
+    assert tables["roles"][1] == ["a<b>", "generator", "2.0", "75 %", "1,000", "credit 25 %"]
+    assert tables["drops"][1] == ["no signal", "25.0 %", "–"]
+    assert [row[0] for row in tables["bases"][1:]] == [
+        "equal updates",
+        "equal trained tokens",
+        "equal time of the learner",
+    ]
+    assert any("b: no record of drops" in note for note in found["notes"])
+    assert found["looks"] == {"a<b>": {"colour": 0, "dash": 0}, "b": {"colour": 1, "dash": 0}}
+    assert [row["name"] for row in answers["runs"]["runs"]] == ["a<b>", "b"]
+    assert answers["runs/a%3Cb%3E/history"]["updates"]["tokens"][-1] == 6000
+    assert [row["tokens"] for row in answers["runs/b/history"]["evaluations"]] == [0, 6000]
+    assert "<b>" not in page.read_text()
 
 
-def test_without_matplotlib_the_page_has_all_but_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    found = compared(made(tmp_path / "a", {1: 0.5}), made(tmp_path / "b", {1: 0.5}))
-    page = write_comparison(found, tmp_path / "page.html").read_text()
-    assert "<svg" not in page
-    assert "headrace[charts]" in page
-    assert "None, but for the seed" in page
+def test_runs_of_one_configuration_have_one_colour_and_nothing_to_compare(tmp_path: Path) -> None:
+    found = compared(made(tmp_path / "a", {1: 0.5}), made(tmp_path / "b", {1: 0.5}, seed=1))
+    answers = answers_of(write_comparison(found, tmp_path / "page.html"))["comparison"]
+    assert answers["looks"] == {"a": {"colour": 0, "dash": 0}, "b": {"colour": 0, "dash": 1}}
+    assert answers["verdicts"] == ["There is nothing to compare: all runs have one configuration."]
+    assert "settings" not in answers["tables"]

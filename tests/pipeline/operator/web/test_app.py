@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 
 from pipeline.observability import log_lines
 from pipeline.observability.history import HISTORY_NAME
+from pipeline.observability.page import STATIC, figures
 from pipeline.observability.samples import SAMPLES_NAME
 from pipeline.operator.attached import attach
-from pipeline.operator.web import app, figures, views
-from pipeline.operator.web import app as web_app
+from pipeline.operator.web import app, views
 from pipeline.operator.web.app import ServedRuns, build_app
 from pipeline.operator.web.guard import HEADERS, RequestRules, own_names
 from protocol.errors import ConfigError
@@ -27,7 +27,6 @@ from protocol.ids import Role
 from tests.pipeline.operator.web.served import HOSTILE, SHOWN, ServedRun, sample, write_files
 
 TOKEN = "t" * 43
-STATIC = Path(web_app.__file__).with_name("static")
 
 
 def client_of(folder: Path, token: str = TOKEN) -> TestClient:
@@ -67,6 +66,8 @@ def read(client: TestClient, path: str, status: int = 200) -> Any:
         ("/api/runs/op/history", 200),
         ("/api/runs/absent/history", 404),
         ("/api/runs/op/samples?last=x", 400),
+        ("/api/runs/op/record", 200),
+        ("/api/runs/none/record", 404),
     ],
 )
 def test_every_answer_has_the_headers_that_protect(client: TestClient, path: str, status: int) -> None:
@@ -79,8 +80,8 @@ def test_a_failure_has_the_headers_too(client: TestClient, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(web_app, "served_runs", fail)
-    monkeypatch.setattr(web_app, "_RUNS_KEPT_S", -1.0)
+    monkeypatch.setattr(app, "served_runs", fail)
+    monkeypatch.setattr(app, "_RUNS_KEPT_S", -1.0)
     found = client.get("/api/runs")
     assert found.status_code == 500
     assert {name: found.headers.get(name) for name in HEADERS} == dict(HEADERS)
@@ -121,6 +122,14 @@ def test_curves_have_the_history(client: TestClient) -> None:
     assert found["updates"]["accuracy"] == [0.25, 0.5, 0.75]
     assert [(row["update"], row["accuracy"]) for row in found["evaluations"]] == [(0, 0.25), (3, 0.75)]
     assert found["histograms"]["length"]["counts"] == [5, 3, 1]
+
+
+def test_the_record_has_the_summary_and_what_is_missing(client: TestClient) -> None:
+    found = client.get("/api/runs/op/record").json()
+    assert [card["label"] for card in found["cards"]][:3] == ["accuracy before", "accuracy after", "updates"]
+    assert found["cards"][2]["value"].startswith(str(client.get("/api/runs/op/history").json()["num_updates"]))
+    assert any("fleet-history.jsonl" in words for words in found["missing"])
+    assert not any("ledger's balance" in words for words in found["missing"]), "the page asks the ledger"
 
 
 def test_a_long_history_comes_as_even_points_with_the_first_and_the_last(tmp_path: Path) -> None:
@@ -309,7 +318,7 @@ def test_the_installed_package_has_the_pages_files() -> None:
 
 
 def test_the_stamp_of_files_changes_with_them(served: ServedRun) -> None:
-    from pipeline.operator.web.figures import history_stamp
+    from pipeline.observability.page.figures import history_stamp
 
     before = history_stamp(served.run_dir)
     for name in (HISTORY_NAME, SAMPLES_NAME):

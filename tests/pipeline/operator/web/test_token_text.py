@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.operator.web.figures import TokenText, split_text
+from pipeline.observability.page.figures import TokenText, split_text
 from protocol.errors import DataError
 from tests.byte_tokenizer import write_byte_tokenizer
 

@@ -15,7 +15,11 @@ function ticks(low, high, most) {
   return { found, step };
 }
 
-const finite = (value) => typeof value === "number" && Number.isFinite(value);
+// Larger values would overflow the arithmetic of axes; they leave a gap.
+const finite = (value) => typeof value === "number" && Math.abs(value) < 1e100;
+
+// With as many digits as neighbouring ticks need to differ.
+const tickText = (value, step) => (Math.abs(value) >= 1 && step < 0.01 ? value.toFixed(Math.min(8, Math.ceil(-Math.log10(step)))) : figure(Number(value.toPrecision(6))));
 
 function smoothed(values, amount) {
   if (!amount) return values;
@@ -29,7 +33,19 @@ function smoothed(values, amount) {
   });
 }
 
-// series: [{name, x, y, low?, high?, points?}]; options: {title, unit, fromZero, percent, xName}
+const colourOf = (one, index) => (typeof one.colour === "string" ? one.colour : `series-${(one.colour ?? index) % 8}`);
+
+// Gives each series the lower and upper edge of its area.
+function stack(series) {
+  let base = series[0]?.y.map(() => 0) ?? [];
+  for (const one of series) {
+    one.base = base;
+    one.top = base = one.y.map((value, place) => base[place] + (finite(value) ? value : 0));
+  }
+}
+
+// series: [{name, x, y, low?, high?, points?, colour?, dash?}]; options: {fromZero, percent, named, always, xName, real,
+// stacked, robust}. `real`: x may have fractions. `stacked`: areas on top of one another, instead of lines.
 export class Curves {
   constructor(title, options = {}) {
     this.options = options;
@@ -62,7 +78,8 @@ export class Curves {
     if (width < 40) return;
     const series = this.series.map((one) => ({ ...one, raw: one.y, y: one.points ? one.y : smoothed(one.y, this.smooth) }));
     const xs = [...new Set(series.flatMap((one) => one.x.filter((_, index) => finite(one.y[index]))))].sort((a, b) => a - b);
-    const ys = series.flatMap((one) => [...one.y, ...(one.low ?? []), ...(one.high ?? [])]).filter(finite);
+    if (this.options.stacked) stack(series);
+    const ys = series.flatMap((one) => [...(one.top ?? one.y), ...(one.low ?? []), ...(one.high ?? [])]).filter(finite);
     this.svg.replaceChildren();
     this.legend.replaceChildren();
     if (!ys.length) {
@@ -74,6 +91,8 @@ export class Curves {
     let high = Math.max(...ys);
     if (this.options.percent) [low, high] = [0, 1];
     if (this.options.fromZero) low = Math.min(0, low);
+    // A single stall must not flatten the rest.
+    if (this.options.robust) high = Math.min(high, 1.35 * [...ys].sort((a, b) => a - b)[Math.floor(0.98 * (ys.length - 1))]);
     if (low === high) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) * 0.2, high + Math.abs(high) * 0.2];
     const room = this.options.percent ? 0.04 : 0.08;
     const span = high - low;
@@ -84,18 +103,31 @@ export class Curves {
     const x = (value) => PAD.left + (single ? 0.5 : (value - first) / (last - first)) * (width - PAD.left - PAD.right);
     const y = (value) => PAD.top + (1 - (value - bottom) / (top - bottom)) * (HEIGHT - PAD.top - PAD.bottom);
     const shown = (value) => (this.options.percent ? `${figure(100 * value)} %` : figure(value));
-    for (const value of ticks(bottom, top, 4).found) {
+    const { found, step } = ticks(bottom, top, 4);
+    for (const value of found) {
       this.svg.append(s("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value) }));
-      this.svg.append(s("text", { class: "tick", x: PAD.left - 6, y: y(value) + 4, "text-anchor": "end", text: this.options.percent ? `${Math.round(100 * value)} %` : figure(Number(value.toPrecision(6))) }));
+      this.svg.append(s("text", { class: "tick", x: PAD.left - 6, y: y(value) + 4, "text-anchor": "end", text: this.options.percent ? `${Math.round(100 * value)} %` : tickText(value, step) }));
     }
-    const places = single ? [first] : ticks(first, last, Math.max(2, Math.floor(width / 90))).found.filter(Number.isInteger);
+    const places = single ? [first] : ticks(first, last, Math.max(2, Math.floor(width / 90))).found.filter((value) => this.options.real || Number.isInteger(value));
     for (const value of places) {
       const anchor = x(value) > width - 24 ? "end" : "middle";
       this.svg.append(s("text", { class: "tick", x: Math.min(x(value), width - 4), y: HEIGHT - 6, "text-anchor": anchor, text: figure(value) }));
     }
+    for (const mark of this.marks ?? []) {
+      this.svg.append(s("line", { class: "mark", x1: x(mark.x), x2: x(mark.x), y1: PAD.top, y2: HEIGHT - PAD.bottom }));
+      this.legend.append(h("span", { class: "entry", text: `┊ ${mark.text}` }));
+    }
     const hasName = series.length > 1 || this.options.named;
     series.forEach((one, index) => {
-      const colour = `series-${(one.colour ?? index) % 6}`;
+      const colour = colourOf(one, index);
+      if (one.top) {
+        const edge = (values) => one.x.map((value, place) => `${x(value).toFixed(1)} ${y(values[place]).toFixed(1)}`);
+        const width = single ? 10 : 0;
+        const outline = single ? [[-width, one.top[0]], [width, one.top[0]], [width, one.base[0]], [-width, one.base[0]]].map(([by, value]) => `${x(first) + by} ${y(value)}`) : [...edge(one.top), ...edge(one.base).reverse()];
+        this.svg.append(s("path", { class: `area ${colour}`, d: `M${outline.join("L")}Z` }));
+        this.legend.append(h("span", { class: "entry" }, h("i", { class: `swatch ${colour}` }), one.name));
+        return;
+      }
       const points = one.x.map((value, place) => [x(value), one.y[place], place]).filter(([, value]) => finite(value));
       if (one.low) {
         for (const [at, , place] of points)
@@ -103,11 +135,12 @@ export class Curves {
             this.svg.append(s("line", { class: `interval ${colour}`, x1: at, x2: at, y1: y(one.low[place]), y2: y(one.high[place]) }));
       }
       const path = points.map(([at, value], place) => `${place ? "L" : "M"}${at.toFixed(1)} ${y(value).toFixed(1)}`).join("");
-      this.svg.append(s("path", { class: `curve ${colour}`, d: path }));
+      this.svg.append(s("path", { class: `curve ${colour} dash-${one.dash ?? 0}`, d: path }));
       if (one.points || points.length === 1)
         for (const [at, value] of points) this.svg.append(s("circle", { class: `dot ${colour}`, cx: at, cy: y(value), r: 3 }));
       const newest = points.at(-1);
-      if (newest) this.legend.append(h("span", { class: "entry" }, h("i", { class: `swatch ${colour}` }), hasName ? `${one.name} ` : "", h("b", { text: shown(newest[1]) })));
+      const sign = one.dash === undefined ? h("i", { class: `swatch ${colour}` }) : s("svg", { width: 22, height: 10 }, s("path", { class: `curve ${colour} dash-${one.dash}`, d: "M0 5H22" }));
+      if (newest) this.legend.append(h("span", { class: "entry" }, sign, hasName ? `${one.name} ` : "", h("b", { text: shown(newest[1]) })));
     });
     const best = series.map((one) => `${one.name} ${shown(one.y.filter(finite).at(-1))}`).join(", ");
     this.plot.setAttribute("aria-label", `${this.title}: ${best}, at ${this.options.xName ?? "update"} ${last}. Arrow keys read values.`);
@@ -139,12 +172,12 @@ export class Curves {
     const { x, y, series, shown, width } = this.drawn;
     const at = x(value);
     this.svg.append(s("line", { class: "cursor", x1: at, x2: at, y1: PAD.top, y2: HEIGHT - PAD.bottom }));
-    const lines = [h("div", { class: "soft", text: `${this.options.xName ?? "update"} ${value}` })];
+    const lines = [h("div", { class: "soft", text: `${this.options.xName ?? "update"} ${figure(value)}` })];
     series.forEach((one, index) => {
       const place = one.x.indexOf(value);
       if (place < 0 || !finite(one.y[place])) return;
-      const colour = `series-${(one.colour ?? index) % 6}`;
-      this.svg.append(s("circle", { class: `cursor dot ${colour}`, cx: at, cy: y(one.y[place]), r: 3.5 }));
+      const colour = colourOf(one, index);
+      if (!one.top) this.svg.append(s("circle", { class: `cursor dot ${colour}`, cx: at, cy: y(one.y[place]), r: 3.5 }));
       const interval = one.low && finite(one.low[place]) ? ` (${shown(one.low[place])} to ${shown(one.high[place])})` : "";
       const raw = this.smooth && !one.points ? `, here ${shown(one.raw[place])}` : "";
       lines.push(h("div", {}, h("i", { class: `swatch ${colour}` }), `${one.name} ${shown(one.y[place])}${interval}${raw}`));

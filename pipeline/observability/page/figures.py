@@ -1,4 +1,4 @@
-"""Data for the web page from a run's files: history, samples, logs.
+"""A run's history, samples and logs as the page shows them, read from its files.
 
 Everything here blocks and is bounded: of a long history, evenly chosen updates are returned; of a long
 log, the last lines. Text of models, prompts and logs is made printable, so that nothing in it acts on a
@@ -11,30 +11,33 @@ from __future__ import annotations
 
 import tomllib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
 
 from pipeline.config import RESOLVED_NAME
-from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
+from pipeline.ledger.types import Audit
 from pipeline.observability.history import (
     HISTORY_NAME,
     VALUE_HISTORY_NAME,
     EvaluationRow,
     HistoryTail,
-    Row,
     UpdateRow,
     ValueRow,
     columns,
 )
 from pipeline.observability.log_lines import LEVELS, LogReader
 from pipeline.observability.samples import SAMPLES_NAME, TRAINED, ResponseSample, TokenDetail, read_samples
-from pipeline.operator.web.guard import names_in_words
 from protocol.errors import ConfigError, DataError
 from protocol.printable import printable, printable_line
+
+if TYPE_CHECKING:
+    from pipeline.data.tokenizer import TextTokenizer
 
 MAX_ROWS: Final = 600
 """Maximum rows of one kind sent to a page; a curve shows no more points on a screen."""
@@ -73,16 +76,58 @@ class HistoryFigures:
         rows, steps = tails.updates.read(), tails.values.read()
         updates = [row for row in rows if isinstance(row, UpdateRow)]
         evaluations = [row for row in rows if isinstance(row, EvaluationRow)]
-        return {
-            "num_updates": len(updates),
-            "updates": columns(evenly(updates, MAX_ROWS), "update"),
-            "histograms": updates[-1].histograms if updates else {},
-            "evaluations": [
-                {**asdict(row), "set_name": printable_line(row.set_name), "update": update}
-                for row, update in _with_updates(evenly(evaluations, MAX_ROWS), updates)
-            ],
-            "values": columns(evenly([row for row in steps if isinstance(row, ValueRow)], MAX_ROWS), "value"),
-        }
+        return history_figures(updates, evaluations, [row for row in steps if isinstance(row, ValueRow)])
+
+
+def history_figures(
+    updates: Sequence[UpdateRow],
+    evaluations: Sequence[EvaluationRow],
+    values: Sequence[ValueRow],
+    *,
+    most: int = MAX_ROWS,
+) -> dict[str, Any]:
+    """Return a run's curves, at most ``most`` rows of each kind. ``tokens`` and ``time_s`` are what the
+    run had trained and spent by then."""
+    tokens = list(accumulate((row.num_trained_tokens for row in updates), initial=0))
+    time_s = list(accumulate((row.seconds for row in updates), initial=0.0))
+    places = {row.policy_version: place for place, row in enumerate(updates, 1)}
+    shown = evenly(range(1, len(updates) + 1), most)
+    rows: list[dict[str, Any]] = []
+    for row in evenly(evaluations, most):
+        place = places.get(row.policy_version, 0)
+        when = {"update": updates[place - 1].update if place else 0, "tokens": tokens[place], "time_s": time_s[place]}
+        rows.append({**asdict(row), "set_name": printable_line(row.set_name), **when})
+    return {
+        "num_updates": len(updates),
+        "updates": columns((updates[place - 1] for place in shown), "update")
+        | {"tokens": [tokens[place] for place in shown], "time_s": [time_s[place] for place in shown]},
+        "histograms": updates[-1].histograms if updates else {},
+        "evaluations": rows,
+        "values": columns(evenly(values, most), "value"),
+    }
+
+
+def balance_figures(audit: Audit) -> dict[str, Any]:
+    """Return both sides of the conservation law, as the page shows them."""
+    names = ("groups", "trajectories", "tokens", *(("finished",) if audit.finished.admitted else ()))
+    balances = {name: getattr(audit, name) for name in names}
+    return {
+        "balances": audit.balances,
+        "columns": {name: {**asdict(one), "difference": one.difference} for name, one in balances.items()},
+        "num_unflushed": audit.num_unflushed,
+    }
+
+
+def encoded(value: object) -> bytes:
+    """Encode a value as JSON; NaN and infinity become null, paths become text."""
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+def names_in_words(names: Collection[str]) -> str:
+    """List names for a message about one that is unknown."""
+    shown = sorted(names)[:20]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return (", ".join(shown) or "none") + more
 
 
 def history_stamp(run_dir: Path) -> list[int]:
@@ -95,12 +140,17 @@ def sample_figures(run_dir: Path, *, last: int, before: int | None = None) -> di
     found = [row for row in read_samples(run_dir / SAMPLES_NAME) if before is None or row.update < before]
     updates = sorted({row.update for row in found})
     kept = set(updates[-last:])
-    text = TokenText(_model_of(run_dir))
     return {
-        "samples": [_sample(row, text) for row in reversed(found) if row.update in kept],
+        "samples": shown_samples(run_dir, (row for row in reversed(found) if row.update in kept)),
         "oldest": min(kept, default=None),
         "num_older": len(updates) - len(kept),
     }
+
+
+def shown_samples(run_dir: Path, rows: Iterable[ResponseSample]) -> list[dict[str, Any]]:
+    """Return samples with the text of each token, if the model's tokenizer can be read."""
+    text = TokenText(_model_of(run_dir))
+    return [_sample(row, text) for row in rows]
 
 
 def log_figures(run_dir: Path, *, worker: str | None, level: str, last: int) -> dict[str, Any]:
@@ -129,15 +179,12 @@ def evenly(rows: Sequence[_T], most: int) -> list[_T]:
     return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
 
 
-def _with_updates(evaluations: Sequence[EvaluationRow], updates: Sequence[Row]) -> list[tuple[EvaluationRow, int]]:
-    """Return evaluations with the update that published their version; 0 for the initial model."""
-    made = {row.policy_version: row.update for row in updates if isinstance(row, UpdateRow)}
-    return [(row, made.get(row.policy_version, 0)) for row in evaluations]
-
-
-def _model_of(run_dir: Path) -> Path:
-    settings = tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8"))
-    return Path(str(settings.get("model", {}).get("path", "")))
+def _model_of(run_dir: Path) -> Path | None:
+    try:
+        settings = tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8"))
+        return Path(str(settings["model"]["path"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _sample(row: ResponseSample, text: TokenText) -> dict[str, Any]:
@@ -179,12 +226,16 @@ _UNFINISHED = "\ufffd"
 
 
 class TokenText:
-    def __init__(self, model: Path) -> None:
+    """The text of single tokens; None as the model if it is unknown."""
+
+    def __init__(self, model: Path | None) -> None:
         self._model = model
 
     def pieces(self, ids: Sequence[int], cuts: Sequence[tuple[int, int]]) -> list[str]:
         """Return the text of each token. If several tokens form one character, the last of them has its
         text and the others are empty. Raises DataError if there is no tokenizer."""
+        if self._model is None:
+            raise DataError("tokens are not shown one by one: the run's config.toml names no model that can be read")
         tokenizer = _tokenizer(self._model)
 
         def decode(some: Sequence[int]) -> str:
@@ -214,6 +265,8 @@ def split_text(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> li
 
 @lru_cache(maxsize=4)
 def _tokenizer(model: Path) -> TextTokenizer:
+    from pipeline.data.tokenizer import load_text_tokenizer
+
     try:
         return load_text_tokenizer(model)
     except DataError as error:

@@ -40,13 +40,16 @@ export class WorkTab {
     await Promise.all([
       this.ask("audit", this.showAudit, this.balance),
       this.ask("drops", this.showDrops, this.drops),
-      this.ask("versions", this.showVersions, this.histograms),
+      this.ask("versions", this.showVersions, this.staleness),
       this.ask("groups", this.showGroups, this.groups),
     ]);
   }
 
   async ask(name, then, where) {
     const run = this.app.run;
+    // A report has no ledger to ask.
+    where.element.hidden = !this.app.can(name);
+    if (where.element.hidden) return;
     try {
       const found = await get(runPath(run, name));
       if (run === this.app.run) then.call(this, found);
@@ -63,6 +66,7 @@ export class WorkTab {
   }
 
   showQueues(overview) {
+    this.queues.element.hidden = !overview.queues;
     keyed(this.queueTable.rows, overview.queues ?? [], (row) => `${row.kind} ${row.name}`, () => h("tr", {}, h("th", { scope: "row" }), Array.from({ length: 7 }, (_, index) => h("td", { class: index === 5 ? null : "number" }))), (element, row) => {
       const amount = row.name === "bytes" ? bytes : count;
       cells(element, [

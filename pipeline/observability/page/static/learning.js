@@ -5,8 +5,9 @@ import { h, panel, say } from "./dom.js";
 import { showAccuracy } from "./overview.js";
 
 const KL = { "metrics.reference_kl": "to the reference", "metrics.behavior_kl": "sampling to learner", "metrics.approx_kl": "within the update" };
-const CLIPS = { "metrics.clip_fraction": "ratio", "metrics.dual_clip_fraction": "dual clip", "metrics.importance_cut_fraction": "importance weight" };
-const PARTS = { wait_s: "waiting for units", logprob_s: "log-probs", step_s: "steps", publish_s: "publishing", save_s: "checkpoint and snapshot" };
+const CLIPS = { "metrics.clip_fraction": "ratio", "metrics.dual_clip_fraction": "dual clip", "metrics.importance_cut_fraction": "importance weight", "metrics.rejected_fraction": "left out" };
+const WEIGHTS = { "metrics.importance_ratio": "ratio, mean", "metrics.importance_weight": "weight after its bounds, mean" };
+const PARTS = { save_s: "checkpoint and snapshot", wait_s: "waiting for units", prepare_s: "preparing the batch", logprob_s: "log-probs", step_s: "steps", record_s: "records", publish_s: "publishing", other_s: "other" };
 
 const CHARTS = [
   ["Loss", {}, (u) => one("loss", u.loss)],
@@ -14,17 +15,21 @@ const CHARTS = [
   ["Entropy, nats per token", { fromZero: true }, (u) => one("entropy", u["metrics.entropy"])],
   ["Gradient norm, before clipping", { fromZero: true }, (u) => one("norm", u.grad_norm)],
   ["Clipped tokens, %", { fromZero: true }, (u) => Object.fromEntries(Object.entries(named(CLIPS, u)).map(([name, values]) => [name, values.map((value) => (value === null ? null : 100 * value))]))],
+  ["Policy ratio, present to old, mean", {}, (u) => one("ratio", u["metrics.policy_ratio"])],
+  ["Policy ratio, largest", {}, (u) => one("ratio", u["metrics.policy_ratio_max"])],
+  ["Importance weight, learner to sampler", {}, (u) => named(WEIGHTS, u)],
   ["Learning rate", { fromZero: true }, (u) => one("rate", u.learning_rate)],
   ["Staleness, versions", { fromZero: true }, (u) => ({ "oldest token": u.staleness_max, mean: u.staleness_mean })],
   ["Policy versions in one response, mean", {}, (u) => one("versions", u.num_segments_mean)],
-  ["Time of an update, seconds", { fromZero: true }, (u) => (({ ...named(PARTS, u), "preparing, records, other": u.prepare_s?.map((value, index) => value + u.record_s[index] + u.other_s[index]) }))],
+  ["Time of an update, seconds", { fromZero: true, stacked: true, robust: true }, (u) => named(PARTS, u)],
   ["Share of an update in steps and log-probs, %", { fromZero: true }, (u) => one("share", u.seconds?.map((all, index) => (100 * u.compute_s[index]) / Math.max(1e-9, all)))],
   ["Trained tokens per second", { fromZero: true }, (u) => one("tokens", u.num_trained_tokens?.map((tokens, index) => tokens / Math.max(1e-9, u.seconds[index])))],
 ];
 const CRITIC = [
-  ["Critic: explained variance", {}, (v) => ({ "each step": v.explained_variance, "moving mean": v.mean_explained_variance })],
+  ["Critic: explained variance of returns", {}, (v) => ({ "each step": v.explained_variance, "moving mean": v.mean_explained_variance })],
   ["Critic: loss", { fromZero: true }, (v) => one("loss", v.loss)],
-  ["Critic: values and targets, means", {}, (v) => ({ values: v.value_mean, targets: v.target_mean })],
+  ["Critic: values and their targets, means", {}, (v) => ({ values: v.value_mean, targets: v.target_mean })],
+  ["Critic: gradient norm, before clipping", { fromZero: true }, (v) => one("norm", v.grad_norm)],
 ];
 
 const one = (name, values) => (values ? { [name]: values } : {});
@@ -63,6 +68,8 @@ export class LearningTab {
     if (evaluations.length) lengths.push({ name: "held-out", points: true, x: evaluations.map((row) => row.update), y: evaluations.map((row) => row.response_length) });
     this.length.show(lengths, amount);
     CHARTS.forEach(([, , read], index) => this.curves[index].show(lines(read(updates), x), amount));
+    const open = (data.values?.gate_open ?? []).indexOf(true);
+    this.critic[0].marks = open < 0 ? [] : [{ x: data.values.step[open], text: "the policy may start" }];
     CRITIC.forEach(([, , read], index) => this.critic[index].show(lines(read(data.values ?? {}), data.values?.step ?? []), amount));
     say(this.panel.note, data.num_updates > x.length ? `${x.length} of ${data.num_updates} updates, evenly chosen` : `${data.num_updates} updates`);
   }

@@ -1,17 +1,30 @@
 // The page itself: the token, the run and tab it shows, and the stream that feeds it.
 
 import { AnswersTab } from "./answers.js";
-import { follow, forgetToken, get, post, runPath, setToken, takeToken } from "./api.js";
+import { follow, forgetToken, get, isReport, post, runPath, setToken, takeToken } from "./api.js";
 import { age, h, keyed, mark, say } from "./dom.js";
 import { LearningTab } from "./learning.js";
 import { OverviewTab } from "./overview.js";
+import { RecordTab, TimeTab } from "./record.js";
 import { RunsTab } from "./runs.js";
 import { WorkersTab } from "./workers.js";
 import { WorkTab } from "./work.js";
 
-const TABS = [["overview", "Overview", OverviewTab], ["learning", "Learning", LearningTab], ["work", "Work", WorkTab], ["workers", "Workers", WorkersTab], ["answers", "Answers", AnswersTab], ["runs", "Runs", RunsTab]];
+const TABS = [["overview", "Overview", OverviewTab], ["learning", "Learning", LearningTab], ["time", "Time", TimeTab], ["work", "Work", WorkTab], ["workers", "Workers", WorkersTab], ["answers", "Answers", AnswersTab], ["record", "Record", RecordTab], ["runs", "Runs", RunsTab]];
 const THEMES = { auto: "light", light: "dark", dark: "auto" };
 const RUNS_EVERY_MS = 10000;
+const RECORD_EVERY_MS = 30000;
+const kept = storage();
+
+// A browser may keep nothing for a page from a file; then a choice lasts as long as the page.
+function storage() {
+  try {
+    return window.localStorage;
+  } catch {
+    const values = new Map();
+    return { getItem: (name) => values.get(name) ?? null, setItem: (name, value) => values.set(name, value) };
+  }
+}
 
 class App {
   constructor(root, session) {
@@ -29,17 +42,24 @@ class App {
     this.trouble = h("div", { class: "trouble", role: "alert", hidden: true });
     this.said = h("div", { class: "said", role: "status" });
     const brand = h("a", { class: "brand", href: "#/", "aria-label": "Headrace, overview" }, h("span", { class: "mark", "aria-hidden": "true" }), h("span", { text: "Headrace" }));
-    this.tabs = new Map(TABS.map(([name, , Tab]) => [name, new Tab(this)]));
-    this.links = new Map(TABS.map(([name, text]) => [name, h("a", { text })]));
+    // A report has no workers, and only a comparison has several runs.
+    const tabs = TABS.filter(([name]) => !isReport || (name !== "workers" && (name !== "runs" || this.can("comparison"))));
+    this.tabs = new Map(tabs.map(([name, , Tab]) => [name, new Tab(this)]));
+    this.links = new Map(tabs.map(([name, text]) => [name, h("a", { text })]));
     const main = h("main", { id: "content", tabindex: "-1" }, [...this.tabs.values()].map((tab) => tab.element));
     root.replaceChildren(
       h("header", { class: "top" }, brand, h("label", { class: "pick", for: "run" }, h("span", { class: "hidden", text: "run" }), this.picker), this.state, this.pause, this.version, h("span", { class: "space" }), this.live, this.theme),
       h("nav", { class: "tabs", "aria-label": "views" }, [...this.links.values()]),
       this.trouble, this.notice, main, this.said,
     );
-    this.turn(localStorage.getItem("headrace-theme") ?? "auto");
+    this.turn(kept.getItem("headrace-theme") ?? "auto");
     window.addEventListener("hashchange", () => this.route());
     document.addEventListener("visibilitychange", () => this.connect());
+  }
+
+  // A comparison begins with all runs.
+  get first() {
+    return this.can("comparison") ? "runs" : "overview";
   }
 
   can(what) {
@@ -56,8 +76,8 @@ class App {
   }
 
   turn(wanted) {
-    const name = wanted ?? THEMES[localStorage.getItem("headrace-theme") ?? "auto"];
-    localStorage.setItem("headrace-theme", name);
+    const name = wanted ?? THEMES[kept.getItem("headrace-theme") ?? "auto"];
+    kept.setItem("headrace-theme", name);
     mark(document.documentElement, "data-theme", name === "auto" ? null : name);
     say(this.theme, { auto: "◐ auto", light: "☀ light", dark: "☾ dark" }[name]);
     mark(this.theme, "aria-label", `colours: ${name}; change`);
@@ -65,7 +85,7 @@ class App {
 
   async begin() {
     await this.readRuns();
-    setInterval(() => !document.hidden && this.readRuns(), RUNS_EVERY_MS);
+    if (!isReport) setInterval(() => !document.hidden && this.readRuns(), RUNS_EVERY_MS);
     this.route();
   }
 
@@ -82,7 +102,7 @@ class App {
   showRuns() {
     keyed(this.picker, this.listed ?? [], (row) => row.name, (row) => h("option", { value: row.name }), (option, row) => say(option, `${row.name} · ${row.state}`));
     if (this.run) this.picker.value = this.run;
-    this.tabs.get("runs").runs(this.listed ?? []);
+    this.tabs.get("runs")?.runs(this.listed ?? []);
   }
 
   route() {
@@ -91,12 +111,12 @@ class App {
     const wanted = run || newest?.name || "";
     const isKnown = this.tabs.has(tab);
     if (!run || !isKnown) {
-      history.replaceState(null, "", this.link(isKnown ? tab : "overview", wanted));
+      history.replaceState(null, "", this.link(isKnown ? tab : this.first, wanted));
       if (!wanted) return this.warn("There is no run here yet.");
     }
     const isOther = wanted !== this.run;
     this.run = wanted;
-    this.tab = isKnown ? tab : "overview";
+    this.tab = isKnown ? tab : this.first;
     for (const [name, link] of this.links) {
       mark(link, "href", this.link(name));
       mark(link, "aria-current", name === this.tab ? "page" : null);
@@ -106,11 +126,11 @@ class App {
     document.title = `${this.run} · Headrace`;
     this.picker.value = this.run;
     if (isOther) {
-      this.overview = this.historyData = this.sampleData = null;
+      this.overview = this.historyData = this.sampleData = this.recordData = null;
       this.stamp = "";
       const overview = this.tabs.get("overview");
       for (const name of ["accuracy", "limit", "staleness", "drops", "answer"]) {
-        const tabOf = { accuracy: "learning", limit: "workers", staleness: "work", drops: "work", answer: "answers" }[name];
+        const tabOf = { accuracy: "learning", limit: isReport ? "record" : "workers", staleness: "work", drops: "work", answer: "answers" }[name];
         mark(overview[name].element, "href", this.link(tabOf));
       }
       this.tabs.get("answers").cleared();
@@ -127,7 +147,7 @@ class App {
   connect() {
     this.stop?.();
     this.stop = null;
-    if (document.hidden || !this.run) return this.stand("away", "paused while hidden");
+    if ((document.hidden && !isReport) || !this.run) return this.stand("away", "paused while hidden");
     this.stand("reading", "");
     this.stop = follow(runPath(this.run, "events"), (picture) => this.show(picture), (state, message) => {
       this.stand(state, message);
@@ -137,7 +157,7 @@ class App {
 
   stand(state, message) {
     mark(this.live, "data-state", state);
-    say(this.liveText, { live: "live", reading: "reading the run", away: "not connected", refused: "no token" }[state]);
+    say(this.liveText, { live: "live", reading: "reading the run", away: "not connected", refused: "no token", report: "as recorded" }[state]);
     this.live.title = message;
     if (state === "away" && message && !document.hidden) this.warn(message);
     else if (state === "live") this.warn("");
@@ -166,7 +186,7 @@ class App {
     say(this.state, overview.is_over ? (overview.state === "stopping" ? "stopped" : `${overview.state}, over`) : overview.is_paused ? "paused" : overview.state);
     mark(this.state, "data-run-state", overview.is_paused ? "paused" : overview.is_over && overview.state === "running" ? "died" : overview.state);
     this.state.title = overview.detail ?? "";
-    say(this.version, Object.entries(picture.facts ?? {}).filter(([, value]) => value).map(([, value]) => value).join(" · "));
+    say(this.version, [isReport && overview.detail, ...Object.values(picture.facts ?? {})].filter(Boolean).join(" · "));
     const canAct = overview.state === "running" && overview.supervisor_pid !== null && this.can("pause");
     this.pause.hidden = !canAct;
     say(this.pause, overview.is_paused ? "Resume" : "Pause");
@@ -181,6 +201,7 @@ class App {
       this.historyData = historyData;
       this.sampleData = sampleData;
       this.draw();
+      if (isReport) await this.readRecord();
       this.tabs.get("overview").samples(sampleData);
       this.tabs.get("answers").samples(sampleData);
     } catch (error) {
@@ -188,8 +209,30 @@ class App {
     }
   }
 
+  // What the run leaves for people. Reading it parses the whole history, so only the tabs that show it ask.
+  async readRecord() {
+    const run = this.run;
+    if (this.isReadingRecord || (this.recordData && Date.now() - this.recordRead < RECORD_EVERY_MS)) return;
+    this.isReadingRecord = true;
+    try {
+      const found = await get(runPath(run, "record"));
+      this.recordRead = Date.now();
+      if (run === this.run) this.recordData = found;
+      this.draw();
+    } catch (error) {
+      this.say(error.message, true);
+    } finally {
+      this.isReadingRecord = false;
+    }
+    if (run !== this.run) await this.readRecord();
+  }
+
   draw() {
     const tab = this.current;
+    if (this.recordData && tab.record && tab.recorded !== this.recordData) {
+      tab.recorded = this.recordData;
+      tab.record(this.recordData);
+    }
     if (this.overview) tab.show(this.overview);
     if (this.historyData && tab.drawn !== this.historyData) {
       tab.drawn = this.historyData;

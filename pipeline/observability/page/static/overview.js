@@ -1,8 +1,10 @@
 // The first tab: five figures, the live pipeline, its twelve steps, and the latest incidents.
 
+import { isReport } from "./api.js";
 import { Curves } from "./charts.js";
 import { age, clock, count, h, keyed, mark, panel, percent, say, short, words } from "./dom.js";
 import { Pipeline, Story } from "./pipeline.js";
+import { missingList, summaryCards } from "./record.js";
 
 function card(title, href) {
   const value = h("b", { class: "value" });
@@ -34,7 +36,10 @@ export class OverviewTab {
     this.learning = panel("Learning", { class: "wide" }, h("div", { class: "charts" }, Object.values(this.curves).map((one) => one.element)));
     this.incidentList = h("ul", { class: "incidents" });
     this.incidents = panel("Incidents", { class: "wide" }, this.incidentList);
-    this.element = h("div", { class: "tab" }, this.cards, this.picturePanel.element, this.storyPanel.element, this.learning.element, this.incidents.element);
+    this.missing = panel("Not on this page", { class: "wide", hidden: true });
+    // A report has no pipeline at work.
+    for (const one of [this.picturePanel, this.storyPanel]) one.element.hidden = isReport;
+    this.element = h("div", { class: "tab" }, this.cards, this.missing.element, this.picturePanel.element, this.storyPanel.element, this.learning.element, this.incidents.element);
   }
 
   show(overview) {
@@ -61,6 +66,14 @@ export class OverviewTab {
     this.story.show(overview);
     showIncidents(this.incidentList, (overview.incidents ?? []).slice(-6));
     say(this.incidents.note, overview.incidents?.length ? `${overview.incidents.length} newest in all` : "");
+  }
+
+  record(data) {
+    if (!isReport) return;
+    this.cards.classList.add("summary");
+    this.cards.replaceChildren(...summaryCards(data.cards));
+    this.missing.element.hidden = !data.missing.length;
+    this.missing.body.replaceChildren(missingList(data.missing));
   }
 
   history(data) {
