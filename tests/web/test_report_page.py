@@ -148,7 +148,7 @@ def test_an_empty_or_torn_run_folder_has_a_page_that_says_what_is_missing(browse
     url = write_report(tmp_path, title="demo", detail="failed", audit=None).as_uri()
     page = opened(browser, url, "overview")
     missing = panel(page, "Not on this page")
-    for words in ("no update is done", "damaged lines of history.jsonl", "fleet-history.jsonl", "Samples"):
+    for words in ("no update is done", "damaged line of history.jsonl", "fleet-history.jsonl", "Samples"):
         expect(missing).to_contain_text(words)
     for tab in TABS:
         go(page, tab)
@@ -169,7 +169,7 @@ def test_a_comparison_lays_runs_over_one_another_with_its_statistics(
     page.get_by_label("draw over").select_option("tokens")
     expect(accuracy.locator(".plot .tick").last).to_have_text(re.compile(r"6000"))
     keep(page, "comparison")
-    page.get_by_label("run", exact=True).select_option("b")
+    page.locator("select#run").select_option("b")
     go(page, "learning")
     expect(chart(page, "Loss").locator("path.curve")).to_be_attached()
 
