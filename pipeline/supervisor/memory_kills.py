@@ -1,17 +1,15 @@
 """Tells workers that the kernel killed for lack of memory from those that somebody else killed.
 
-A SIGKILL does not say who sent it, but the kernel does: its log, if readable, names the process;
-otherwise there are its counts of OOM kills, per control group and for the host. The counts are read
-at every poll, so that an earlier kill never explains a later exit, and each kill explains one exit."""
+A SIGKILL does not say who sent it, but the kernel counts its OOM kills, per control group and for
+the host. The counts are read at every poll, so that an earlier kill never explains a later exit, and
+each kill explains one exit."""
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -20,18 +18,10 @@ from pipeline.fleet.state import Worker
 from pipeline.runtime.machine import CONTROL_GROUPS, this_machine
 from protocol.ids import Role
 
-_LOG: Final = Path("/dev/kmsg")
 _PROC: Final = Path("/proc")
-_KILLED: Final = re.compile(
-    r"^\d+,\d+,(\d+),[^;\n]*;.*[Oo]ut of memory.*: Killed process (\d+) .*anon-rss:(\d+)kB.*shmem-rss:(\d+)kB",
-    re.MULTILINE,
-)
-"""Captures the time (microseconds on the monotonic clock), process id and resident memory."""
-_RECENT_S: Final = 60.0
 _COUNT: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _COUNTERS: Final = ("memory.events", "memory.oom_control")
 """Files with counts of OOM kills, in control groups of version 2 and 1."""
-_LINE_BYTES: Final = 8192
 _NAMED: Final = 8
 _REMEDIES: Final = {
     Role.LEARNER: "learner.micro_batch_tokens, or set checkpoint.snapshots to off",
@@ -44,16 +34,8 @@ _REMEDIES: Final = {
 
 
 class MemoryKills:
-    def __init__(
-        self,
-        *,
-        groups: Path = CONTROL_GROUPS,
-        proc: Path = _PROC,
-        log: Path = _LOG,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``clock``: monotonic seconds, as in the kernel's log."""
-        self._proc, self._log, self._clock = proc, log, clock
+    def __init__(self, *, groups: Path = CONTROL_GROUPS, proc: Path = _PROC) -> None:
+        self._proc = proc
         self._groups = _own_groups(groups, proc)
         self._limit_bytes = min([this_machine(groups).memory_bytes, *map(_limit_bytes, self._groups)])
         self._peaks: dict[str, int] = {}
@@ -76,18 +58,15 @@ class MemoryKills:
             return ""
         known = {name: max(count, self._explained.get(name, 0)) for name, count in self._before.items()}
         more = [name for name, count in self._read_counts().items() if count > known.get(name, count)]
-        named = self._named(pid)
-        if named is None and not more:
+        if not more:
             return ""
         self._explained |= {name: known[name] + 1 for name in more}
-        held = max(named or 0, self._peaks.get(worker, 0))
         others = sorted(((size, name) for name, size in self._peaks.items() if name != worker), reverse=True)[:_NAMED]
         of_others = ", ".join(f"{name} {_gb(size)}" for size, name in others)
         return (
-            f"killed by the kernel for lack of memory while it used {_gb(held)}"
+            f"killed by the kernel for lack of memory while it used {_gb(self._peaks.get(worker, 0))}"
             + (f" (others at their peak: {of_others})" if others else "")
-            + f"; all processes share {_gb(self._limit_bytes)}"
-            + (f" ({more[0]})" if more else "")
+            + f"; all processes share {_gb(self._limit_bytes)} ({more[0]})"
             + f"; lower {_REMEDIES[role]}, run fewer workers here, or give them more memory"
         )
 
@@ -99,14 +78,6 @@ class MemoryKills:
                 if match := _COUNT.search(path.read_text(encoding="ascii")):
                     found[name] = int(match[1])
         return found
-
-    def _named(self, pid: int) -> int | None:
-        """Return the memory of a process at its OOM kill, from the kernel's log; None if not found."""
-        since_us = 1e6 * (self._clock() - _RECENT_S)
-        for at_us, killed, anon_kb, shared_kb in _KILLED.findall(_text_of(self._log)):
-            if int(killed) == pid and int(at_us) >= since_us:
-                return (int(anon_kb) + int(shared_kb)) << 10
-        return None
 
 
 def _own_groups(groups: Path, proc: Path) -> list[Path]:
@@ -133,29 +104,6 @@ def _limit_bytes(group: Path) -> int:
         with suppress(OSError, ValueError):
             return int((group / name).read_text(encoding="ascii"))
     return sys.maxsize
-
-
-def _text_of(log: Path) -> str:
-    """Read the kernel's log, one line per read; "" if not permitted."""
-    found: list[bytes] = []
-    with suppress(OSError):
-        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            while line := _line_of(fd):
-                found.append(line)
-        finally:
-            os.close(fd)
-    return b"".join(found).decode("utf-8", "replace")
-
-
-def _line_of(fd: int) -> bytes:
-    try:
-        return os.read(fd, _LINE_BYTES)
-    except BrokenPipeError:
-        # lines were overwritten before they were read
-        return b"\n"
-    except OSError:
-        return b""
 
 
 def _gb(num_bytes: int) -> str:

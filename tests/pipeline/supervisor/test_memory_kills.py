@@ -20,20 +20,13 @@ from protocol.ids import Incarnation, Role
 
 PID = 2458
 KILL = -signal.SIGKILL
-NOW_S = 9010.0
-LOG = (
-    "6,415,{at_us},-;oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/run,task=python3,pid=2458,uid=0\n"
-    "3,416,{at_us},-;Memory cgroup out of memory: Killed process 2458 (python3) total-vm:76032kB, anon-rss:1652360kB, "
-    "file-rss:6688kB, shmem-rss:1000000kB, UID:0 pgtables:196kB oom_score_adj:0\n"
-)
-"""As the kernel writes it to /dev/kmsg."""
 
 
 class Host:
     """Files of a kernel, by version of its control groups."""
 
     def __init__(self, folder: Path, version: int) -> None:
-        self.groups, self.proc, self.log = folder / "cgroup", folder / "proc", folder / "kmsg"
+        self.groups, self.proc = folder / "cgroup", folder / "proc"
         self.group = self.groups / "memory" / "job" if version == 1 else self.groups / "job"
         self.group.mkdir(parents=True)
         (self.proc / "self").mkdir(parents=True)
@@ -49,7 +42,7 @@ class Host:
         (self.proc / "vmstat").write_text(f"pgfault 7\noom_kill {on_host}\n", encoding="ascii")
 
     def kills(self) -> MemoryKills:
-        return MemoryKills(groups=self.groups, proc=self.proc, log=self.log, clock=lambda: NOW_S)
+        return MemoryKills(groups=self.groups, proc=self.proc)
 
 
 @pytest.fixture(params=[1, 2])
@@ -106,18 +99,6 @@ def test_other_ends_and_those_on_other_hosts_are_not_the_kernels(host: Host, cod
     kills = host.kills()
     host.count(1, 1)
     assert kills.explain("learner", Role.LEARNER, pid, code) == ""
-
-
-def test_the_kernels_log_names_the_process_where_no_count_can_be_read(host: Host) -> None:
-    (host.proc / "vmstat").unlink()
-    for file in host.group.iterdir():
-        file.unlink()
-    kills = host.kills()
-    host.log.write_text(LOG.format(at_us=int(1e6 * (NOW_S - 5))), encoding="utf-8")
-    assert kills.explain("reward-0", Role.REWARD, 7, KILL) == ""
-    assert "for lack of memory while it used 2.7 GB" in kills.explain("learner", Role.LEARNER, PID, KILL)
-    host.log.write_text(LOG.format(at_us=int(1e6 * (NOW_S - 300))), encoding="utf-8")
-    assert kills.explain("learner", Role.LEARNER, PID, KILL) == "", "an older process had the same number"
 
 
 @pytest.fixture
