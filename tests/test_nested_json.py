@@ -27,7 +27,7 @@ from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.joining.home import HomeEntry, HomeWriter
 from pipeline.supervisor.joining.join import _decoded as decoded_manifest
 from pipeline.supervisor.joining.manifest import Manifest, ManifestHead
-from pipeline.supervisor.launchers.ssh import _decoded as decoded_report
+from pipeline.supervisor.launchers.hosts import _decoded as decoded_report
 from pipeline.training.checkpoints import MANIFEST_FILE, sealed_digests
 from pipeline.training.mirror.layout import read_copy
 from pipeline.training.snapshots import read_manifest

@@ -5,7 +5,7 @@ It imports what the worker imports, and then becomes it. vLLM starts threads whe
 its workers cannot be forked of the starter. If the checks ask what vLLM says of the configuration,
 this process answers, which saves them an import. It touches no device and nothing of the run
 before it is the worker, and ends with the process that started it
-(``pipeline.supervisor.early``)."""
+(``pipeline.supervisor.starter``)."""
 
 from __future__ import annotations
 

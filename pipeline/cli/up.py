@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pipeline.fleet.status import RunSnapshot
     from pipeline.observability.live_view import View
     from pipeline.observability.summary import Summary
-    from pipeline.supervisor.early import EarlyProcesses
     from pipeline.supervisor.launchers.seam import ConfiguredLauncher
+    from pipeline.supervisor.starter import EarlyProcesses
     from pipeline.supervisor.supervisor import RunOutcome
 
 _EPILOG = """\b
@@ -154,7 +154,7 @@ def carry_out(
     with the locked run folder, before anything is started."""
     from pipeline.cli.start_phases import StartPhases
     from pipeline.runtime.log import log_to_stderr
-    from pipeline.supervisor.early import EarlyProcesses
+    from pipeline.supervisor.starter import EarlyProcesses
 
     log_to_stderr()
     phases = StartPhases()

@@ -30,7 +30,7 @@ from pipeline.preflight.memory_needs import (
     recomputed_layers,
 )
 from pipeline.supervisor.fleet_size import desired_counts
-from pipeline.supervisor.standbys.pool import ITEM_BYTES
+from pipeline.supervisor.standbys import ITEM_BYTES
 from protocol.ids import Role
 
 LEAST_TOKENS: Final = 1 << 10

@@ -33,8 +33,14 @@ from pipeline.config.shares import gathered_ranks
 from pipeline.preflight.findings import CheckFinding, fine, warn
 from pipeline.preflight.model_folder import read_model_config
 from pipeline.runtime.machine import CONTROL_GROUPS, Machine, free_in_group
-from pipeline.supervisor.standbys.keeper import standby_roles
-from pipeline.supervisor.standbys.pool import ITEM_BYTES, LIGHT_BYTES, PROCESS_BYTES, StandbyKind, standby_parts
+from pipeline.supervisor.standbys import (
+    ITEM_BYTES,
+    LIGHT_BYTES,
+    PROCESS_BYTES,
+    StandbyKind,
+    standby_parts,
+    standby_roles,
+)
 from pipeline.weights.tensorfile import read_head
 from protocol.errors import ConfigError, WeightsDamaged
 from protocol.ids import Role

@@ -28,7 +28,7 @@ from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.memory_kills import MemoryKills
 from pipeline.supervisor.processes import Command, Processes
 from pipeline.supervisor.repair_watch import RepairWatch
-from pipeline.supervisor.standbys.keeper import StandbyKeeper
+from pipeline.supervisor.standbys import StandbyKeeper
 from pipeline.supervisor.watchdog import Watchdog
 from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
 from protocol.ids import Role

@@ -30,11 +30,10 @@ from pipeline.fleet.state import Worker
 from pipeline.process import records
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import ExitCode, printed_error
-from pipeline.supervisor.early import EarlyProcesses
 from pipeline.supervisor.launchers.launched import Launched
 from pipeline.supervisor.launchers.seam import Exit, Job, JobState
 from pipeline.supervisor.starter import NAME as STARTER
-from pipeline.supervisor.starter import AdoptedProcess, Starter, StarterEnded, marked_environment
+from pipeline.supervisor.starter import AdoptedProcess, EarlyProcesses, Starter, StarterEnded, marked_environment
 from protocol import headrace
 from protocol.ids import Role
 

@@ -43,7 +43,6 @@ from pipeline.runtime.registry.contract import Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.autoscaler import GeneratorDemand
 from pipeline.supervisor.code_keeper import CodeKeeper
-from pipeline.supervisor.early import EarlyProcesses
 from pipeline.supervisor.fleet_edits import edit_fleet
 from pipeline.supervisor.fleet_loop import FleetLoop
 from pipeline.supervisor.fleet_plan import FleetFailure
@@ -59,7 +58,7 @@ from pipeline.supervisor.repair_policy import RepairPolicy, made_escalation
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from pipeline.supervisor.sink_runner import SinkRunner
-from pipeline.supervisor.starter import forks, starter_command
+from pipeline.supervisor.starter import EarlyProcesses, forks, starter_command
 from pipeline.supervisor.takeover import set_first_fleet, set_running, start_calls, take_over, works_the_same
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.operations import SshSection
-from pipeline.supervisor.launchers.ssh import SshLauncher
+from pipeline.supervisor.launchers.hosts import SshLauncher
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers.contract import FarLauncherContract, until

@@ -22,7 +22,7 @@ import pytest
 from pipeline.config.operations import LaunchSection, RayRoleSection, RaySection, ResourcesSection
 from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers import ray_actors
-from pipeline.supervisor.launchers.join_command import JoinCommand
+from pipeline.supervisor.launchers.commands import JoinCommand
 from pipeline.supervisor.launchers.ray_actors import RayLauncher, is_open, namespace, ray_run
 from pipeline.supervisor.launchers.seam import JobState, LaunchFailed
 from protocol.errors import ConfigError

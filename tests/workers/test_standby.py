@@ -33,7 +33,7 @@ from pipeline.process.records import (
 )
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.leftovers import clear_leftovers
-from pipeline.supervisor.standbys.keeper import standby_command
+from pipeline.supervisor.standbys import standby_command
 from pipeline.weights.store import WeightsStore
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config

@@ -4,6 +4,6 @@ On the run's host: ``manifest`` (what a joined host needs), ``file_fetch`` (serv
 ``run_host`` (a thread that does both, and receives logs). On both sides: ``host_keys`` (CURVE keys,
 and users for join tokens).
 
-On a joined host: ``join`` (the command), ``file_cache`` and ``file_fetch`` (files by digest),
+On a joined host: ``join`` (the command), ``file_fetch`` (files by digest),
 ``joined_folder`` (a run folder made of them), ``joined_supervisor`` (its workers), ``home`` (sends
 logs and tallies to the run's host)."""

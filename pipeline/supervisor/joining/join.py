@@ -31,8 +31,7 @@ from pipeline.runtime.registry.contract import RunState
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.settings_change import SettingsChange
 from pipeline.runtime.worker_process import leaves
-from pipeline.supervisor.joining.file_cache import FileCache
-from pipeline.supervisor.joining.file_fetch import fetch_files
+from pipeline.supervisor.joining.file_fetch import FileCache, fetch_files
 from pipeline.supervisor.joining.host_keys import mirrored_keys
 from pipeline.supervisor.joining.joined_folder import JoinedFolder, link_files, room, write_folder
 from pipeline.supervisor.joining.joined_supervisor import HostRefusal, JoinedSupervisor, JoinOutcome

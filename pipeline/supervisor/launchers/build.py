@@ -16,7 +16,7 @@ from pipeline.ledger.token import Token, read_authority, read_token, write_token
 from pipeline.ledger.url import has_credentials, is_hidden, refuse_plaintext, without_credentials
 from pipeline.supervisor.fleet_plan import worker_name
 from pipeline.supervisor.fleet_size import desired_counts
-from pipeline.supervisor.launchers.join_command import JoinCommand, TokenOf
+from pipeline.supervisor.launchers.commands import JoinCommand, TokenOf
 from pipeline.supervisor.launchers.seam import ConfiguredLauncher, JobState, Launcher
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -79,7 +79,7 @@ def build_launcher(
     ConfigError: it cannot work on this host."""
     match settings.on:
         case "ssh":
-            from pipeline.supervisor.launchers.ssh import SshLauncher
+            from pipeline.supervisor.launchers.hosts import SshLauncher
 
             return SshLauncher(settings, join)
         case "slurm":
@@ -104,7 +104,7 @@ def launcher_of(config: RunConfig, run_dir: Path) -> ConfiguredLauncher | None:
     if not config.launch.launched:
         return None
     if config.launch.on == "join":
-        from pipeline.supervisor.launchers.local_join import local_join_launcher
+        from pipeline.supervisor.launchers.hosts import local_join_launcher
 
         return local_join_launcher(config, run_dir, tokens_of(run_dir))
     return build_launcher(config.launch, join_command(config, run_dir), launched_workers(config))
@@ -142,9 +142,9 @@ def dry_run(config: RunConfig) -> str:
     join = join_command(config, config.run_dir)
     match settings.on:
         case "ssh":
-            from pipeline.supervisor.launchers import ssh
+            from pipeline.supervisor.launchers.hosts import dry_run as hosts_dry_run
 
-            return ssh.dry_run(settings, [worker for _, worker in launched_workers(config)])
+            return hosts_dry_run(settings, [worker for _, worker in launched_workers(config)])
         case "slurm":
             from pipeline.supervisor.launchers.slurm import job_script
 

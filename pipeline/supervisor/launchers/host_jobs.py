@@ -35,7 +35,7 @@ from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import from_shell
 from pipeline.process.records import ProcessIdentity, identify, this_host
-from pipeline.supervisor.launchers.join_command import join_words, last_lines
+from pipeline.supervisor.launchers.commands import join_words, last_lines
 from pipeline.supervisor.launchers.seam import Job, JobState
 from protocol import headrace
 from protocol.errors import ConfigError

@@ -20,8 +20,7 @@ import yaml
 
 from pipeline.config.operations import LaunchSection, ResourcesSection
 from pipeline.process.exit_codes import from_shell
-from pipeline.supervisor.launchers.join_command import NUM_LINES, JoinCommand, role_of
-from pipeline.supervisor.launchers.programs import ask, call, require
+from pipeline.supervisor.launchers.commands import NUM_LINES, JoinCommand, ask, call, require, role_of
 from pipeline.supervisor.launchers.seam import ConfiguredLauncher, Job, JobState
 from protocol.errors import ConfigError
 from protocol.ids import Role

@@ -24,7 +24,7 @@ import msgspec
 from pipeline.config.operations import LaunchSection, ResourcesSection
 from pipeline.ledger.token import Token
 from pipeline.ledger.url import without_ledger_password
-from pipeline.supervisor.launchers.join_command import JoinCommand
+from pipeline.supervisor.launchers.commands import JoinCommand
 from pipeline.supervisor.launchers.ray_agent import Needs, RayReply, RayRequest, RayRun
 from pipeline.supervisor.launchers.ray_holder import WorkerSpec
 from pipeline.supervisor.launchers.seam import ConfiguredLauncher, Job, LaunchFailed

@@ -27,7 +27,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from pipeline.ledger.token import Token
-from pipeline.supervisor.launchers.join_command import role_of
+from pipeline.supervisor.launchers.commands import role_of
 from pipeline.supervisor.launchers.ray_holder import (
     GROUP,
     OWN_GROUP,

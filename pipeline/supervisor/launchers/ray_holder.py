@@ -28,7 +28,7 @@ import msgspec
 from pipeline.files import cut, keep_private
 from pipeline.ledger.token import Token, write_token
 from pipeline.ledger.url import without_ledger_password
-from pipeline.supervisor.launchers.join_command import join_words, last_lines
+from pipeline.supervisor.launchers.commands import join_words, last_lines
 from pipeline.supervisor.launchers.ray_guard import HELD_MARK
 from protocol import headrace
 from protocol.ids import Role

@@ -17,8 +17,7 @@ from pathlib import Path
 from pipeline.config.operations import LaunchSection, ResourcesSection
 from pipeline.ledger.token import write_token
 from pipeline.process.exit_codes import from_shell
-from pipeline.supervisor.launchers.join_command import JoinCommand, last_lines, role_of
-from pipeline.supervisor.launchers.programs import ask, call, require
+from pipeline.supervisor.launchers.commands import JoinCommand, ask, call, last_lines, require, role_of
 from pipeline.supervisor.launchers.seam import ConfiguredLauncher, Job, JobState
 from protocol.ids import Role
 

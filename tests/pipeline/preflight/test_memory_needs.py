@@ -22,7 +22,7 @@ from pipeline.preflight.memory_needs import (
     room_here,
 )
 from pipeline.runtime.machine import Machine
-from pipeline.supervisor.standbys.pool import standby_parts
+from pipeline.supervisor.standbys import standby_parts
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config

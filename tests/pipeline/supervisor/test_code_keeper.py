@@ -28,7 +28,7 @@ from pipeline.supervisor.processes import Processes, worker_command
 from pipeline.supervisor.repair_policy import made_escalation
 from pipeline.supervisor.rollout import RolloutState
 from pipeline.supervisor.settings_keeper import SettingsKeeper
-from pipeline.supervisor.standbys.pool import StandbyKind
+from pipeline.supervisor.standbys import StandbyKind
 from protocol.errors import ConfigError
 from protocol.headrace import PACKAGES
 from protocol.ids import Incarnation, Role

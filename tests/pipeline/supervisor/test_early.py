@@ -18,11 +18,10 @@ from pipeline.config.schema import RunConfig
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.records import process_runs
-from pipeline.supervisor.early import EarlyProcesses
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.run_folder import check_no_run, prepare_run_dir
-from pipeline.supervisor.starter import forks
+from pipeline.supervisor.starter import EarlyProcesses, forks
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
@@ -43,8 +42,8 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     def starter(config: Path) -> list[str]:
         return [sys.executable, "-m", "tests.pipeline.supervisor.fake_worker_starter", str(config)]
 
-    monkeypatch.setattr("pipeline.supervisor.early.headrace", SimpleNamespace(command=command))
-    monkeypatch.setattr("pipeline.supervisor.early.starter_command", starter)
+    monkeypatch.setattr("pipeline.supervisor.starter.headrace", SimpleNamespace(command=command))
+    monkeypatch.setattr("pipeline.supervisor.starter.starter_command", starter)
 
 
 def of(config: RunConfig) -> list[int]:
@@ -145,7 +144,7 @@ def test_what_a_starter_printed_before_there_was_a_folder_is_in_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = [sys.executable, "-m", "tests.pipeline.supervisor.fake_starter", "broken"]
-    monkeypatch.setattr("pipeline.supervisor.early.starter_command", lambda _: broken)
+    monkeypatch.setattr("pipeline.supervisor.starter.starter_command", lambda _: broken)
     config = op_config(tmp_path, VLLM)
     with EarlyProcesses(config, config.run_dir) as early:
         begun(config, early).close()

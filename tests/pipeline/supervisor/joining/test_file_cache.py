@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.supervisor.joining import file_fetch
-from pipeline.supervisor.joining.file_cache import CachedFileBusy, CachedFileDamaged, FileCache
-from pipeline.supervisor.joining.file_fetch import FileServer, fetch_files
+from pipeline.supervisor.joining.file_fetch import CachedFileBusy, CachedFileDamaged, FileCache, FileServer, fetch_files
 from pipeline.supervisor.joining.manifest import ManifestFile
 from protocol.errors import ConfigError, StorageFailed, UnknownMessage
 from protocol.ids import Role

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.ledger.token import Token
-from pipeline.supervisor.launchers.join_command import JoinCommand
+from pipeline.supervisor.launchers.commands import JoinCommand
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers import stand_in
 

@@ -15,7 +15,7 @@ import pytest
 from pipeline.config.operations import LaunchSection
 from pipeline.process.records import process_runs
 from pipeline.supervisor.launchers.build import dry_run, end_jobs, launcher_of
-from pipeline.supervisor.launchers.local_join import LocalJoinLauncher, state_folder
+from pipeline.supervisor.launchers.hosts import LocalJoinLauncher, state_folder
 from pipeline.supervisor.launchers.seam import JobState
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -94,7 +94,7 @@ def test_ended_jobs_leave_no_folder_and_no_process_and_what_they_printed_stays(p
 
 
 def test_a_job_that_still_runs_keeps_its_folder(place: HerePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.supervisor.launchers.local_join._END_S", 0.1)
+    monkeypatch.setattr("pipeline.supervisor.launchers.hosts._END_S", 0.1)
     place.launcher().start(Role.GENERATOR, "generator-0")
     later = place.launcher()
     until(lambda: "begun generator-0" in later.logs("generator-0"))

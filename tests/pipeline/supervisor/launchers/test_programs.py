@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.process.records import process_runs
-from pipeline.supervisor.launchers.programs import ask, call
+from pipeline.supervisor.launchers.commands import ask, call
 from pipeline.supervisor.launchers.seam import LaunchFailed
 from tests.pipeline.supervisor.launchers.contract import until
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config.operations import LaunchSection, RaySection
 from pipeline.ledger.token import Token
-from pipeline.supervisor.launchers.join_command import JoinCommand
+from pipeline.supervisor.launchers.commands import JoinCommand
 from pipeline.supervisor.launchers.ray_actors import RayLauncher, namespace, refuse_open
 from pipeline.supervisor.launchers.ray_agent import Needs, why_waiting
 from protocol.errors import ConfigError

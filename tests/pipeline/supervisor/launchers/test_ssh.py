@@ -19,8 +19,8 @@ from pipeline.config.operations import LaunchSection, SshSection
 from pipeline.runtime.liveness import REPLACED_AFTER_S
 from pipeline.supervisor.launchers import host_jobs
 from pipeline.supervisor.launchers.host_jobs import HostRequest, answer
+from pipeline.supervisor.launchers.hosts import SshLauncher
 from pipeline.supervisor.launchers.seam import JobState, LaunchFailed
-from pipeline.supervisor.launchers.ssh import SshLauncher
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers import place_stand_in, ssh_stand_in

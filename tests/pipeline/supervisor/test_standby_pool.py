@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.supervisor.fleet_plan import Intervention, Verb
-from pipeline.supervisor.standbys.pool import (
+from pipeline.supervisor.standbys import (
     DAY_S,
     StandbyKind,
     StandbyPhase,

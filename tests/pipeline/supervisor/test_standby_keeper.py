@@ -15,11 +15,10 @@ from structlog.testing import capture_logs
 from pipeline.fleet.state import Worker
 from pipeline.process.records import StandbyReport, read_reports, write_report
 from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.supervisor import standbys as keeping
 from pipeline.supervisor.fleet_plan import Intervention, Verb
 from pipeline.supervisor.processes import Processes
-from pipeline.supervisor.standbys import keeper as keeping
-from pipeline.supervisor.standbys.keeper import StandbyKeeper, standby_roles
-from pipeline.supervisor.standbys.pool import StandbyKind, standby_bytes
+from pipeline.supervisor.standbys import StandbyKeeper, StandbyKind, standby_bytes, standby_roles
 from protocol.ids import Incarnation, Role
 from tests.pipeline.op_config import op_config
 

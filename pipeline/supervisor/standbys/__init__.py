@@ -1,1 +1,0 @@
-"""Warm standbys: processes with models loaded that can replace a lost worker within seconds."""
