@@ -23,7 +23,7 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -181,117 +181,102 @@ async def fetch_files(
         ConfigError: the run's host cannot be reached, or does not permit this one.
         DataError: it no longer has such a file.
         StorageFailed: the disk is full."""
-    wanted = {file.digest: file for file in files}
-    found = await _verified([file for file in wanted.values() if cache.path(file.digest).exists()], cache)
-    missing = [file for file in wanted.values() if file.digest not in found]
-    if not missing:
-        return found
-    started = time.monotonic()
-    with progress("fetching the run's files", unit="MB") as bar:
-        left = _BytesLeft(missing, bar)
-        for file in missing:
-            found[file.digest] = await _fetch(file, cache, requester, endpoint, max_part_bytes, left)
-    num_bytes = sum(file.num_bytes for file in missing)
-    _log.info("files_fetched", num_bytes=num_bytes, seconds=round(time.monotonic() - started, 3))
-    return found
-
-
-async def _verified(files: Sequence[ManifestFile], cache: FileCache) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    with progress("verifying cached files", total=sum(file.num_bytes for file in files) / _MB, unit="MB") as bar:
-        for file in files:
+    wanted, found = {file.digest: file for file in files}, dict[str, Path]()
+    cached = [file for file in wanted.values() if cache.path(file.digest).exists()]
+    with progress("verifying cached files", total=sum(file.num_bytes for file in cached) / _MB, unit="MB") as bar:
+        for file in cached:
             bar.detail(printable_line(file.place))
-            path = await asyncio.to_thread(cache.find, file)
-            if path is not None:
+            if (path := await asyncio.to_thread(cache.find, file)) is not None:
                 found[file.digest] = path
             bar.advance(file.num_bytes / _MB)
+    missing = [file for file in wanted.values() if file.digest not in found]
+    if missing:
+        started = time.monotonic()
+        with progress("fetching the run's files", unit="MB") as bar:
+            fetch = _Fetch(missing, cache, requester, endpoint, max_part_bytes, bar)
+            found |= {file.digest: await fetch.file(file) for file in missing}
+        num_bytes = sum(file.num_bytes for file in missing)
+        _log.info("files_fetched", num_bytes=num_bytes, seconds=round(time.monotonic() - started, 3))
     return found
 
 
-class _BytesLeft:
-    """Counts bytes done and left for the progress bar. A file may be partly here, be fetched twice,
-    or be fetched by another process."""
-
-    def __init__(self, missing: Sequence[ManifestFile], bar: ProgressBar) -> None:
+class _Fetch:
+    def __init__(
+        self,
+        missing: Sequence[ManifestFile],
+        cache: FileCache,
+        requester: Requester,
+        endpoint: str,
+        max_part_bytes: int,
+        bar: ProgressBar,
+    ) -> None:
+        self._cache, self._requester, self._endpoint, self._max_part_bytes = cache, requester, endpoint, max_part_bytes
+        self._bar, self._num_done = bar, 0
         self._left = {file.digest: file.num_bytes for file in missing}
-        self._done, self._bar = 0, bar
+        """Bytes to come. A file may be partly here, be fetched twice, or be fetched by another process."""
 
-    def waits(self, file: ManifestFile) -> None:
-        self._bar.detail(f"another process fetches {printable_line(file.place)}")
-
-    def update(self, file: ManifestFile, num_bytes_left: int, *, came: int = 0) -> None:
-        self._left[file.digest] = num_bytes_left
-        self._done += came
-        self._bar.detail(printable_line(file.place))
-        self._bar.reach(self._done / _MB, (self._done + sum(self._left.values())) / _MB)
-
-
-async def _fetch(
-    file: ManifestFile, cache: FileCache, requester: Requester, endpoint: str, max_part_bytes: int, left: _BytesLeft
-) -> Path:
-    holding, partial = await _held(file, cache, left)
-    try:
-        # another process may have fetched it meanwhile
-        if (path := await asyncio.to_thread(cache.find, file)) is not None:
-            left.update(file, 0)
-            return path
-        for _ in range(2):
-            left.update(file, file.num_bytes - partial.num_bytes)
-            await _fill(partial, file, requester, endpoint, max_part_bytes, left)
-            try:
-                return await asyncio.to_thread(partial.finish)
-            except CachedFileDamaged as error:
-                _log.warning("fetched_file_damaged", reason=str(error))
+    async def file(self, file: ManifestFile) -> Path:
+        async with self._held(file) as partial:
+            # another process may have fetched it meanwhile
+            if (path := await asyncio.to_thread(self._cache.find, file)) is not None:
+                self._show(file, 0)
+                return path
+            for _ in range(2):
+                await self._fill(file, partial)
+                try:
+                    return await asyncio.to_thread(partial.finish)
+                except CachedFileDamaged as error:
+                    _log.warning("fetched_file_damaged", reason=str(error))
         raise DataError(
             f"{file.place} is not the file that the run was started with: its digest is not {file.digest}. It was changed on "
             "the run's host since; put the old content back, or start the run again"
         )
-    finally:
-        await asyncio.to_thread(holding.__exit__, None, None, None)
 
-
-async def _held(
-    file: ManifestFile, cache: FileCache, left: _BytesLeft
-) -> tuple[contextlib.AbstractContextManager[PartialFile], PartialFile]:
-    """Wait until no other process holds the partial file, then hold it. Polls in the event loop, so
-    that an interrupt ends the wait. Raises ConfigError at the deadline."""
-    deadline = time.monotonic() + _OTHERS_S
-    while True:
-        holding = cache.filling(file)
+    @contextlib.asynccontextmanager
+    async def _held(self, file: ManifestFile) -> AsyncIterator[PartialFile]:
+        """Wait until no other process holds the partial file, then hold it. Polls in the event loop, so
+        that an interrupt ends the wait. Raises ConfigError at the deadline."""
+        deadline, partial, holding = time.monotonic() + _OTHERS_S, None, self._cache.filling(file)
+        while partial is None:
+            try:
+                partial = await asyncio.to_thread(holding.__enter__)
+            except CachedFileBusy as busy:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"{busy} is still being fetched by another process after {_OTHERS_S:g} s; end that process, or try "
+                        "again"
+                    ) from None
+                self._bar.detail(f"another process fetches {printable_line(file.place)}")
+                await asyncio.sleep(_POLL_S)
+                holding = self._cache.filling(file)
         try:
-            return holding, await asyncio.to_thread(holding.__enter__)
-        except CachedFileBusy as busy:
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"{busy} is still being fetched by another process after {_OTHERS_S:g} s; end that process, or try again"
-                ) from None
-        left.waits(file)
-        await asyncio.sleep(_POLL_S)
+            yield partial
+        finally:
+            await asyncio.to_thread(holding.__exit__, None, None, None)
 
+    async def _fill(self, file: ManifestFile, partial: PartialFile) -> None:
+        self._show(file, file.num_bytes - partial.num_bytes)
+        while not partial.is_whole:
+            request = FileRequest(digest=file.digest, offset=partial.num_bytes, max_bytes=self._max_part_bytes)
+            part = await _ask(self._requester, self._endpoint, request)
+            if part.data.size == 0 or part.total_bytes != file.num_bytes:
+                raise DataError(
+                    f"the run's host at {self._endpoint} no longer has {file.place} as the run was started with it: expected "
+                    f"{file.num_bytes:,} bytes, got {part.total_bytes:,}; put it back there, or start the run again"
+                )
+            if part.offset != partial.num_bytes or part.data.size > self._max_part_bytes:
+                raise DataError(
+                    f"requested bytes from {partial.num_bytes} of {file.place}, got {part.data.size} from {part.offset}; is "
+                    f"{self._endpoint} the run's host?"
+                )
+            await asyncio.to_thread(partial.append, part.data.data)
+            self._num_done += part.data.size
+            self._show(file, file.num_bytes - partial.num_bytes)
 
-async def _fill(
-    partial: PartialFile,
-    file: ManifestFile,
-    requester: Requester,
-    endpoint: str,
-    max_part_bytes: int,
-    left: _BytesLeft,
-) -> None:
-    while not partial.is_whole:
-        request = FileRequest(digest=file.digest, offset=partial.num_bytes, max_bytes=max_part_bytes)
-        part = await _ask(requester, endpoint, request)
-        if part.data.size == 0 or part.total_bytes != file.num_bytes:
-            raise DataError(
-                f"the run's host at {endpoint} no longer has {file.place} as the run was started with it: expected "
-                f"{file.num_bytes:,} bytes, got {part.total_bytes:,}; put it back there, or start the run again"
-            )
-        if part.offset != partial.num_bytes or part.data.size > max_part_bytes:
-            raise DataError(
-                f"requested bytes from {partial.num_bytes} of {file.place}, got {part.data.size} from {part.offset}; is "
-                f"{endpoint} the run's host?"
-            )
-        await asyncio.to_thread(partial.append, part.data.data)
-        left.update(file, file.num_bytes - partial.num_bytes, came=part.data.size)
+    def _show(self, file: ManifestFile, num_bytes_left: int) -> None:
+        self._left[file.digest] = num_bytes_left
+        self._bar.detail(printable_line(file.place))
+        self._bar.reach(self._num_done / _MB, (self._num_done + sum(self._left.values())) / _MB)
 
 
 async def _ask(requester: Requester, endpoint: str, request: FileRequest) -> FilePart:
