@@ -11,6 +11,9 @@ from pathlib import Path
 
 MAX_BYTES = 8 << 20
 KEPT_BYTES = 1 << 20
+_TAIL_BYTES = 64 << 10
+NUM_LINES = 20
+"""Of a process's output, where its end is shown."""
 
 
 def keep_private() -> None:
@@ -53,6 +56,22 @@ def cut(path: Path, *, max_bytes: int = MAX_BYTES, kept_bytes: int = KEPT_BYTES)
         head = f"[the first {size - len(tail)} bytes were cut off here: at most {max_bytes} are kept]\n"
         file.write(head.encode() + tail)
     return True
+
+
+def tail(path: Path, begin: int = 0) -> str:
+    """Return a file's text from byte ``begin`` on, at most its last 64 KiB; empty if there is no file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            # a file that was cut may be shorter than `begin`
+            file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_lines(path: Path) -> str:
+    return "\n".join(tail(path).splitlines()[-NUM_LINES:])
 
 
 class GrowingFile:

@@ -6,12 +6,11 @@ supervisor. *Waits for* exits only in ``close`` and ``end``: otherwise they are 
 descendants are killed with it, including those it started as a standby. No worker's environment
 holds the ledger's password.
 
-``FleetProcesses`` adds the jobs of a launcher, for the roles that ``launch.roles`` names. The plan,
-restart budgets, fences and watchdog are the same for both."""
+``launched`` adds the jobs of a launcher. The plan, restart budgets, fences and watchdog are
+the same for both."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import subprocess
@@ -25,12 +24,11 @@ from typing import BinaryIO
 
 import structlog
 
-from pipeline.files import cut
+from pipeline.files import cut, last_lines, tail
 from pipeline.fleet.state import Worker
 from pipeline.process import records
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import ExitCode, printed_error
-from pipeline.supervisor.launchers.launched import Launched
 from pipeline.supervisor.launchers.seam import Exit, Job, JobState
 from pipeline.supervisor.starter import NAME as STARTER
 from pipeline.supervisor.starter import AdoptedProcess, EarlyProcesses, Starter, StarterEnded, marked_environment
@@ -42,9 +40,6 @@ Command = Callable[[Role, Path, str], list[str]]
 
 StandbyChild = subprocess.Popen[bytes] | AdoptedProcess
 """A process that is not a worker yet."""
-
-_TAIL_BYTES = 64 << 10
-_LAST_LINES = 20
 
 log = structlog.get_logger(__name__)
 
@@ -308,7 +303,7 @@ class Processes:
         life = None if child.identity is None else records.read_life(self._run_dir, name, child.identity)
         error, delivered = (None, 0) if life is None else (life.error, life.delivered)
         if error is None and code > 0:
-            error = printed_error(self._output(name, child.output_from))
+            error = printed_error(tail(self.output_path(name), child.output_from))
         return Exit(name, child.role, child.process.pid, code, error if code > 0 else None, delivered)
 
     def kill_all(self) -> None:
@@ -377,70 +372,9 @@ class Processes:
                 log.warning("output_not_truncated", file=path.name, reason=str(error))
 
     def logs(self, worker: str) -> str:
-        return "\n".join(self._output(worker).splitlines()[-_LAST_LINES:])
+        return last_lines(self.output_path(worker))
 
     def _output_size(self, worker: str) -> int:
         with suppress(OSError):
             return self.output_path(worker).stat().st_size
         return 0
-
-    def _output(self, worker: str, begin: int = 0) -> str:
-        """Return a worker's output from byte ``begin`` on, at most the last 64 KiB."""
-        try:
-            with self.output_path(worker).open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                # a file that was cut may be shorter than `begin`
-                file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
-
-
-class FleetProcesses(Processes):
-    """The processes of one supervisor, plus its launcher's jobs."""
-
-    def __init__(self, run_dir: Path, command: Command, jobs: Launched, roles: frozenset[str]) -> None:
-        super().__init__(run_dir, command)
-        self._jobs, self._roles = jobs, roles
-        self._beats: Sequence[Worker] = ()
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Process ids by worker; 0 for a running job that has no heartbeat yet."""
-        return super().pids | self._jobs.pids(self._beats)
-
-    def observe(self, beats: Sequence[Worker]) -> None:
-        self._beats = beats
-
-    def is_here(self, role: Role) -> bool:
-        return role not in self._roles
-
-    def start(self, role: Role, name: str) -> None:
-        if role in self._roles:
-            self._jobs.start(role, name)
-        else:
-            super().start(role, name)
-
-    def stop(self, name: str, *, now: bool = False) -> None:
-        self._jobs.stop(name, now=now)
-        super().stop(name, now=now)
-
-    def listing(self) -> dict[str, Job]:
-        return super().listing() | self._jobs.listing()
-
-    def reap(self) -> list[Exit]:
-        return [*super().reap(), *self._jobs.reap()]
-
-    def adopt_jobs(self) -> dict[str, Role]:
-        return self._jobs.adopt()
-
-    def kill_all(self) -> None:
-        self._jobs.end_all()
-        super().kill_all()
-
-    def close(self) -> None:
-        self._jobs.close()
-        super().close()
-
-    def logs(self, worker: str) -> str:
-        return super().logs(worker) or self._jobs.logs(worker)

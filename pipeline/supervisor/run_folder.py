@@ -76,7 +76,7 @@ def check_no_run(config: RunConfig) -> None:
 @contextlib.contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
     with (run_dir / LOCK_NAME).open("a+") as file:
-        if not _lock(file, timeout_s=_PROBE_S):
+        if not lock(file, timeout_s=_PROBE_S):
             raise ConfigError(
                 f"another supervisor (process {supervisor_pid(run_dir)}) runs {run_dir}; see `headrace status "
                 f"{run_dir}`, or end it with `headrace down {run_dir}`"
@@ -94,7 +94,7 @@ def server_lock(run_dir: Path, *, given_up: threading.Event | None = None) -> It
 
     Raises ConfigError at the deadline, and Interrupted once ``given_up`` is set."""
     with (run_dir / "ledger.lock").open("a+") as file:
-        if not _lock(file, timeout_s=_SERVER_LOCK_S, given_up=given_up):
+        if not lock(file, timeout_s=_SERVER_LOCK_S, given_up=given_up):
             late = f"another command still reads {run_dir} after {_SERVER_LOCK_S:g} s"
             raise ConfigError(f"{late}; try again when it has ended")
         yield
@@ -119,7 +119,8 @@ def supervisor_pid(run_dir: Path) -> int | None:
         time.sleep(_POLL_S)
 
 
-def _lock(file: IO[str], *, timeout_s: float, given_up: threading.Event | None = None) -> bool:
+def lock(file: IO[str], *, timeout_s: float, given_up: threading.Event | None = None) -> bool:
+    """Lock an open file; return whether that succeeded in time. Raises Interrupted once ``given_up`` is set."""
     deadline = time.monotonic() + timeout_s
     while True:
         if given_up is not None and given_up.is_set():

@@ -2,17 +2,15 @@
 
 *Consumes* the registry's changes, and heartbeats, which report failures. *Produces*
 ``settings-changes.json``, from which a resume and every view of the run read the settings in force,
-and rollbacks. *Waits for* notifications of the run, because the command that made a change waits
-for the file. Only this module writes that file; the supervisor's polls repeat a failed write."""
+and rollbacks. *Waits for* nothing: the supervisor's polls call it twice a second, and repeat a failed
+write. Only this module writes that file; the command that made a change waits for it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import structlog
@@ -24,13 +22,8 @@ from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
 from pipeline.fleet.state import Worker
 from pipeline.observability.settings_changes import read_changes
-from pipeline.runtime.clock import RealClock
-from pipeline.runtime.notifications import LOOK_ANYWAY_S, Notifications
-from pipeline.runtime.registry.contract import Registry, Topic
+from pipeline.runtime.registry.contract import Registry
 from pipeline.runtime.registry.settings_change import SettingsChange, after, standing, undoing
-from protocol.errors import LedgerError
-
-T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +41,6 @@ class SettingsKeeper:
         self._told = 0
         """The last change in the log."""
         self._has_failed = False
-        self._writing = asyncio.Lock()
 
     async def begin(self, registry: Registry) -> None:
         """Record as a change whatever this start sets differently from earlier changes, so that it
@@ -66,32 +58,6 @@ class SettingsKeeper:
                 log.warning("settings_kept", why="an operator changed settings during the start", not_set=sets)
         await self._write(await registry.settings_changes())
         self._told = self._number
-
-    async def run_alongside(self, registry: Registry, work: Awaitable[T]) -> T:
-        """Write new changes as soon as they are made until ``work`` is done; return its result."""
-        clock = RealClock()
-        notifications = Notifications(registry, clock)
-        made = notifications.subscribe(Topic.RUN)
-
-        async def write() -> None:
-            while True:
-                made.clear()
-                # the supervisor's own polls handle outages
-                with suppress(LedgerError):
-                    await self._keep_file(registry)
-                await clock.wait(made, LOOK_ANYWAY_S)
-
-        failed: Exception | None = None
-        async with asyncio.TaskGroup() as tasks:
-            watching = [tasks.create_task(write()), tasks.create_task(notifications.watch())]
-            try:
-                return await work
-            except Exception as error:  # noqa: BLE001  the work's own, which a TaskGroup would wrap
-                failed = error
-            finally:
-                for task in watching:
-                    task.cancel()
-        raise failed
 
     async def apply_changes(self, registry: Registry, beats: Sequence[Worker]) -> None:
         """Write new changes to the folder, and roll back those that a worker reports as failed.
@@ -111,23 +77,22 @@ class SettingsKeeper:
         return number in self._settled
 
     async def _keep_file(self, registry: Registry) -> None:
-        async with self._writing:
-            last = await registry.last_settings_change()
-            if last is None or last.number == self._number:
-                return
-            changes = await registry.settings_changes()
-            is_news = last.number > self._told
-            try:
-                await self._write(changes)
-            except OSError as error:
-                if not self._has_failed:
-                    log.error("settings_changes_not_written", reason=str(error), do="make room; it is tried again")
-                self._has_failed = True
-            else:
-                self._has_failed = False
-                self._told = last.number
-                if is_news:
-                    log.info("settings_changed", number=last.number, sets=last.sets, by=last.by, reason=last.reason)
+        last = await registry.last_settings_change()
+        if last is None or last.number == self._number:
+            return
+        changes = await registry.settings_changes()
+        is_news = last.number > self._told
+        try:
+            await self._write(changes)
+        except OSError as error:
+            if not self._has_failed:
+                log.error("settings_changes_not_written", reason=str(error), do="make room; it is tried again")
+            self._has_failed = True
+        else:
+            self._has_failed = False
+            self._told = last.number
+            if is_news:
+                log.info("settings_changed", number=last.number, sets=last.sets, by=last.by, reason=last.reason)
 
     async def _roll_back(self, registry: Registry, beat: Worker) -> None:
         """Roll back the changes that a worker reports as failed, if its role is one that tries

@@ -49,10 +49,11 @@ from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_size import SizeGuard, desired_counts
 from pipeline.supervisor.host_fleet import CLEAN_EXITS, HostFleet, meaning
 from pipeline.supervisor.joining.joined_hosts import JoinedHosts
+from pipeline.supervisor.launched import FleetProcesses
 from pipeline.supervisor.launchers.seam import Exit, Launcher
 from pipeline.supervisor.leftovers import clear_leftovers
 from pipeline.supervisor.monitor import FleetRecorder, Monitor
-from pipeline.supervisor.processes import Command, Processes, worker_command
+from pipeline.supervisor.processes import Command, worker_command
 from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.repair_policy import RepairPolicy, made_escalation
 from pipeline.supervisor.run_folder import server_lock
@@ -100,7 +101,9 @@ class Supervisor:
         """``launcher``: starts the workers of ``launch.roles``; None: all run on this host. ``early``: processes
         that import already."""
         self._config, self._run_dir, self._spec = config, run_dir, spec
-        processes = None if launcher is None else _fleet_processes(config, run_dir, command, launcher)
+        processes, place = None, config.launch
+        if launcher is not None:
+            processes = FleetProcesses(run_dir, command, launcher, place.launched, poll_s=place.poll_s)
         escalation = made_escalation(config, run_dir)
         is_own = command is worker_command
         self._fleet = HostFleet(config, run_dir, command, processes=processes, escalation=escalation, standbys=is_own)
@@ -169,7 +172,7 @@ class Supervisor:
                 with self._joined_hosts.served(read_ledger_url(self._run_dir)):
                     async with self._start_calls(monitor) as (_, starting):
                         await self._begin(starting)
-                    status = await self._settings.run_alongside(registry, self._supervise(monitor))
+                    status = await self._supervise(monitor)
                     await self._joined_hosts.await_last_lines(registry, lambda: self._loop.num_signals > 1)
                 await monitor.end_record(time.monotonic())
                 await self._conclude(registry, ledger, status)
@@ -249,7 +252,7 @@ class Supervisor:
             from pipeline.supervisor.launchers.build import keep_tokens
 
             await keep_tokens(self._config, self._run_dir)
-        adopted = await take_over(self._processes, self._plan, registry)
+        adopted = await take_over(self._fleet, registry)
         await self._settings.begin(registry)
         self._write_config()
         await self._code.begin(self._config.code.workers)
@@ -411,13 +414,6 @@ class Supervisor:
             detail = f"{status.detail}; the learner did not drain ({meaning(code)}): what followed its last checkpoint is lost"
             return RunOutcome(code, RunStatus(status.state, detail))
         return RunOutcome(ExitCode.OK, status)
-
-
-def _fleet_processes(config: RunConfig, run_dir: Path, command: Command, launcher: Launcher) -> Processes:
-    from pipeline.supervisor.launchers.launched import Launched
-    from pipeline.supervisor.processes import FleetProcesses
-
-    return FleetProcesses(run_dir, command, Launched(launcher, config.launch.poll_s), config.launch.launched)
 
 
 def mirror_runner(config: RunConfig, run_dir: Path) -> MirrorRunner | None:

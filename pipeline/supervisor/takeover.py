@@ -25,9 +25,9 @@ from pipeline.process.exit_codes import Interrupted
 from pipeline.runtime.registry.contract import Fleet, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.fleet_edits import carried_over
-from pipeline.supervisor.fleet_plan import FleetPlan
+from pipeline.supervisor.fleet_plan import Intervention, Verb
+from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.monitor import Monitor
-from pipeline.supervisor.processes import Processes
 from protocol.ids import ELASTIC_ROLES, Role
 
 _OWN = re.compile(rf"supervisor|starter|{Role.LEARNER}|{Role.VALUE}|{Role.OBSERVER}|({'|'.join(ELASTIC_ROLES)})-\d+")
@@ -53,13 +53,12 @@ def works_the_same(one: RunConfig, other: RunConfig) -> bool:
     return one.model_copy(update=same) == other
 
 
-async def take_over(
-    processes: Processes, plan: FleetPlan, registry: Registry, ours: Callable[[str], bool] = is_own
-) -> list[str]:
-    """Adopt running workers and kill fenced ones; return the adopted.
+async def take_over(fleet: HostFleet, registry: Registry, ours: Callable[[str], bool] = is_own) -> list[str]:
+    """Adopt running workers, kill fenced processes and fence stale workers; return the adopted.
 
     ``ours`` returns whether this supervisor gives such a name. Raises LedgerUnavailable,
     LaunchFailed."""
+    processes, plan = fleet.processes, fleet.plan
     adopted: dict[str, int] = {}
     jobs = await asyncio.to_thread(processes.adopt_jobs)
     for worker, role in jobs.items():
@@ -76,7 +75,7 @@ async def take_over(
         worker = beat.who.worker
         is_adopted = adopted.get(worker) == beat.pid or worker in jobs
         if beat.host == socket.gethostname() and ours(worker) and not is_adopted:
-            await registry.fence(worker)
+            await fleet.executor.carry_out(registry, [Intervention(worker, Verb.FENCE)])
             log.info("stale_worker_fenced", worker=worker, pid=beat.pid)
     names = sorted({*adopted, *jobs})
     if names:

@@ -117,7 +117,7 @@ class JoinedSupervisor:
         ledger, registry = RedisLedger(clients[0], run), RedisRegistry(clients[0], run)
         board = JoinBoard(clients[1], run)
         try:
-            await take_over(self._fleet.processes, self._fleet.plan, registry, self._folder.is_own)
+            await take_over(self._fleet, registry, self._folder.is_own)
             ending = await self._until_refused(self._supervise(registry, ledger, board))
             if not self._refusal.reason:
                 await self._send_rest(board)

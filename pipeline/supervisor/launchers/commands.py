@@ -16,7 +16,6 @@ import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
@@ -60,21 +59,6 @@ def role_of(worker: str) -> Role | None:
     found = _WORKER.fullmatch(worker)
     roles = {str(role): role for role in Role}
     return roles.get(found[1]) if found else None
-
-
-_TAIL_BYTES = 64 << 10
-NUM_LINES = 20
-
-
-def last_lines(path: Path) -> str:
-    """Return a file's last 20 lines, from at most 64 KiB; empty if there is no file."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-NUM_LINES:])
 
 
 _SHOWN_CHARS = 400

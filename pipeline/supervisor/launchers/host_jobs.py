@@ -17,11 +17,9 @@ folder; each lists only its own jobs."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,14 +27,15 @@ from typing import Final, Literal
 
 import msgspec
 
-from pipeline.files import cut, write_private
+from pipeline.files import cut, last_lines, write_private
 from pipeline.ledger.token import Token, write_token
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import from_shell
 from pipeline.process.records import ProcessIdentity, identify, this_host
-from pipeline.supervisor.launchers.commands import join_words, last_lines
+from pipeline.supervisor.launchers.commands import join_words
 from pipeline.supervisor.launchers.seam import Job, JobState
+from pipeline.supervisor.run_folder import lock
 from protocol import headrace
 from protocol.errors import ConfigError
 from protocol.ids import Role, is_worker_name
@@ -44,7 +43,6 @@ from protocol.private import ensure_private_folder, user_state
 
 _KEEPER: Final = 'trap : TERM INT; "$@"; code=$?; echo $code > "$0.partial"; mv "$0.partial" "$0"'
 _TURN_S: Final = 20.0
-_POLL_S: Final = 0.02
 
 
 class HostRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,17 +117,10 @@ def answer(
 def _turn(path: Path) -> Iterator[None]:
     """Hold the right to start and stop jobs of a run on this host. Raises ConfigError at the
     deadline."""
-    deadline = time.monotonic() + _TURN_S
     with path.open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    late = f"another request of this run has been in progress on {this_host()} for over {_TURN_S:g} s"
-                    raise ConfigError(f"{late}; this one is retried") from None
-            time.sleep(_POLL_S)
+        if not lock(file, timeout_s=_TURN_S):
+            late = f"another request of this run has been in progress on {this_host()} for over {_TURN_S:g} s"
+            raise ConfigError(f"{late}; this one is retried")
         yield
 
 

@@ -19,8 +19,9 @@ import msgspec
 import yaml
 
 from pipeline.config.operations import LaunchSection, ResourcesSection
+from pipeline.files import NUM_LINES
 from pipeline.process.exit_codes import from_shell
-from pipeline.supervisor.launchers.commands import NUM_LINES, JoinCommand, ask, call, require, role_of
+from pipeline.supervisor.launchers.commands import JoinCommand, ask, call, require, role_of
 from pipeline.supervisor.launchers.seam import ConfiguredLauncher, Job, JobState
 from protocol.errors import ConfigError
 from protocol.ids import Role

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.files import cut, keep_private
+from pipeline.files import cut, keep_private, last_lines
 from pipeline.ledger.token import Token, write_token
 from pipeline.ledger.url import without_ledger_password
-from pipeline.supervisor.launchers.commands import join_words, last_lines
+from pipeline.supervisor.launchers.commands import join_words
 from pipeline.supervisor.launchers.ray_guard import HELD_MARK
 from protocol import headrace
 from protocol.ids import Role

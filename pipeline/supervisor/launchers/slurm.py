@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.operations import LaunchSection, ResourcesSection
+from pipeline.files import last_lines
 from pipeline.ledger.token import write_token
 from pipeline.process.exit_codes import from_shell
-from pipeline.supervisor.launchers.commands import JoinCommand, ask, call, last_lines, require, role_of
+from pipeline.supervisor.launchers.commands import JoinCommand, ask, call, require, role_of
 from pipeline.supervisor.launchers.seam import ConfiguredLauncher, Job, JobState
 from protocol.ids import Role
 

@@ -141,27 +141,12 @@ def test_only_a_process_that_the_supervisor_started_can_have_a_change_rolled_bac
     assert bool(asyncio.run(steered())) is not is_own
 
 
-async def test_a_change_is_written_as_soon_as_it_is_made_and_the_work_goes_on(config: RunConfig) -> None:
+async def test_a_new_change_is_written_at_the_next_poll(config: RunConfig) -> None:
     registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
-
-    async def work() -> str:
-        assert await registry.add_settings_change(after(None, {KEY: "0.5"}, {KEY: "1e-06"}, by="ann@a", at_s=1.0))
-        for _ in range(1000):
-            if read_changes(config.run_dir):
-                return "done"
-            # a thread writes the file
-            await asyncio.sleep(0.005)
-        return "not written"
-
-    assert await keeper.run_alongside(registry, work()) == "done"
-
-
-async def test_an_error_of_the_work_beside_comes_out_as_it_is(config: RunConfig) -> None:
-    async def work() -> None:
-        raise ConfigError("of the work")
-
-    with pytest.raises(ConfigError, match="of the work"):
-        await SettingsKeeper(config, config.run_dir).run_alongside(MemoryRegistry(), work())
+    await keeper.begin(registry)
+    assert await registry.add_settings_change(after(None, {KEY: "0.5"}, {KEY: "1e-06"}, by="ann@a", at_s=1.0))
+    await keeper.apply_changes(registry, ())
+    assert [change.sets for change in read_changes(config.run_dir)] == [{KEY: "0.5"}]
 
 
 async def test_a_version_of_code_that_has_proved_good_stays_so_for_the_next_supervisor(config: RunConfig) -> None:

@@ -397,9 +397,9 @@ def test_ctrl_c_at_a_start_whose_server_does_not_come_back_is_heard(
 def test_down_during_a_start_wins_and_no_worker_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path)
 
-    async def go_down(processes: Any, plan: Any, registry: Registry) -> list[str]:
+    async def go_down(fleet: Any, registry: Registry) -> list[str]:
         await registry.set_run_status(RunStatus(RunState.STOPPING, "stopped by `headrace down`", os.getpid()))
-        return await take_over(processes, plan, registry)
+        return await take_over(fleet, registry)
 
     monkeypatch.setattr("pipeline.supervisor.supervisor.take_over", go_down)
     outcome = run.until_end()

@@ -15,19 +15,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipeline.config.runtime import SupervisorSection
 from pipeline.process.records import Life, Started, identify, read_started, write_life, write_started
-from pipeline.supervisor.fleet_plan import FleetPlan
-from pipeline.supervisor.processes import Processes
+from pipeline.supervisor.host_fleet import HostFleet
+from pipeline.supervisor.processes import Processes, worker_command
 from pipeline.supervisor.starter import AdoptedProcess
 from pipeline.supervisor.takeover import take_over
 from protocol.ids import Role
 from tests.oracle.registry import MemoryRegistry
-
-SETTINGS = SupervisorSection(
-    max_restarts=3, restart_window_s=60.0, max_data_failures=3, data_failure_window_s=60.0, backoff_s=1.0,
-    drain_timeout_s=10.0, drain_ceiling_s=1e9,
-)  # fmt: skip
+from tests.pipeline.op_config import op_config
 
 
 @pytest.fixture
@@ -48,8 +43,8 @@ def on_record(run_dir: Path, process: subprocess.Popen[bytes], *, epoch: int = 0
 
 
 async def after(run_dir: Path, registry: MemoryRegistry) -> tuple[list[str], Processes]:
-    processes = Processes(run_dir)
-    return await take_over(processes, FleetPlan(SETTINGS), registry), processes
+    fleet = HostFleet(op_config(run_dir), run_dir, worker_command)
+    return await take_over(fleet, registry), fleet.processes
 
 
 async def test_the_newest_incarnation_is_adopted_signalled_and_reaped(

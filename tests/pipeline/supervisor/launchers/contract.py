@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import pytest
 
+from pipeline.supervisor.launched import FleetProcesses
 from pipeline.supervisor.launchers.build import end_all
-from pipeline.supervisor.launchers.launched import Launched
 from pipeline.supervisor.launchers.seam import Job, JobState, Launcher, LaunchFailed
+from pipeline.supervisor.processes import worker_command
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers.place_tools import put_on_path
 
@@ -133,10 +134,12 @@ class LauncherContract:
 class FarLauncherContract(LauncherContract):
     """Claims about launchers of other hosts. A subclass gives the fixture ``place``."""
 
-    def test_jobs_of_a_killed_supervisor_are_adopted_with_their_ends_and_lines(self, place: FarPlace) -> None:
+    def test_jobs_of_a_killed_supervisor_are_adopted_with_their_ends_and_lines(
+        self, place: FarPlace, tmp_path: Path
+    ) -> None:
         start_and_die(place, "generator-0", "generator-1")
-        adopted = Launched(place.launcher(), poll_s=0.05)
-        assert adopted.adopt() == {"generator-0": Role.GENERATOR, "generator-1": Role.GENERATOR}
+        adopted = FleetProcesses(tmp_path, worker_command, place.launcher(), frozenset(), poll_s=0.05)
+        assert adopted.adopt_jobs() == {"generator-0": Role.GENERATOR, "generator-1": Role.GENERATOR}
         until(lambda: "begun generator-0" in adopted.logs("generator-0"))
         until(lambda: "begun generator-1" in adopted.logs("generator-1"))
         adopted.stop("generator-1")

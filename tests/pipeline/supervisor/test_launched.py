@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from pipeline.process.exit_codes import ExitCode
-from pipeline.supervisor.launchers.launched import Launched
+from pipeline.supervisor.launched import FleetProcesses
 from pipeline.supervisor.launchers.seam import Job, JobState, LaunchFailed
+from pipeline.supervisor.processes import worker_command
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers.contract import until
 
@@ -56,19 +58,19 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-def launched(cluster: Cluster) -> Iterator[Launched]:
-    jobs = Launched(cluster, poll_s=0.02)
+def launched(cluster: Cluster, tmp_path: Path) -> Iterator[FleetProcesses]:
+    jobs = FleetProcesses(tmp_path, worker_command, cluster, frozenset({"generator", "reward"}), poll_s=0.02)
     yield jobs
     cluster.refusal = ""
     cluster.may_start.set()
     jobs.close()
 
 
-def running(launched: Launched) -> Callable[[], bool]:
+def running(launched: FleetProcesses) -> Callable[[], bool]:
     return lambda: launched.running() == ["generator-0"]
 
 
-def test_a_job_runs_and_its_end_is_reported_once(cluster: Cluster, launched: Launched) -> None:
+def test_a_job_runs_and_its_end_is_reported_once(cluster: Cluster, launched: FleetProcesses) -> None:
     launched.start(Role.GENERATOR, "generator-0")
     until(running(launched))
     cluster.end("generator-0", 7)
@@ -77,7 +79,7 @@ def test_a_job_runs_and_its_end_is_reported_once(cluster: Cluster, launched: Lau
     assert launched.running() == [] and launched.reap() == []
 
 
-def test_a_start_that_fails_counts_as_a_failure_of_the_surroundings(cluster: Cluster, launched: Launched) -> None:
+def test_a_start_that_fails_counts_as_a_failure_of_the_surroundings(cluster: Cluster, launched: FleetProcesses) -> None:
     cluster.refusal = "sbatch: error: Unable to contact slurm controller"
     launched.start(Role.GENERATOR, "generator-0")
     (ended,) = until(launched.reap)
@@ -86,7 +88,7 @@ def test_a_start_that_fails_counts_as_a_failure_of_the_surroundings(cluster: Clu
 
 
 @pytest.mark.parametrize("is_forgotten", [True, False])
-def test_a_lost_job_counts_as_killed(cluster: Cluster, launched: Launched, is_forgotten: bool) -> None:
+def test_a_lost_job_counts_as_killed(cluster: Cluster, launched: FleetProcesses, is_forgotten: bool) -> None:
     launched.start(Role.GENERATOR, "generator-0")
     until(running(launched))
     if is_forgotten:
@@ -97,7 +99,7 @@ def test_a_lost_job_counts_as_killed(cluster: Cluster, launched: Launched, is_fo
     assert ended.code == -9
 
 
-def test_a_place_that_does_not_answer_loses_no_worker(cluster: Cluster, launched: Launched) -> None:
+def test_a_place_that_does_not_answer_loses_no_worker(cluster: Cluster, launched: FleetProcesses) -> None:
     launched.start(Role.GENERATOR, "generator-0")
     until(running(launched))
     cluster.refusal = "squeue: error: Connection timed out"
@@ -106,7 +108,7 @@ def test_a_place_that_does_not_answer_loses_no_worker(cluster: Cluster, launched
     assert launched.reap() == [] and launched.running() == ["generator-0"]
 
 
-def test_a_stop_that_fails_is_repeated(cluster: Cluster, launched: Launched) -> None:
+def test_a_stop_that_fails_is_repeated(cluster: Cluster, launched: FleetProcesses) -> None:
     launched.start(Role.GENERATOR, "generator-0")
     until(running(launched))
     cluster.refusal = "scancel: error: Connection timed out"
@@ -117,7 +119,7 @@ def test_a_stop_that_fails_is_repeated(cluster: Cluster, launched: Launched) -> 
     assert ended.code == 0
 
 
-def test_a_worker_that_is_stopped_before_its_start_is_never_started(cluster: Cluster, launched: Launched) -> None:
+def test_a_worker_that_is_stopped_before_its_start_is_never_started(cluster: Cluster, launched: FleetProcesses) -> None:
     cluster.may_start.clear()
     launched.start(Role.REWARD, "reward-0")
     launched.start(Role.GENERATOR, "generator-0")
@@ -129,24 +131,26 @@ def test_a_worker_that_is_stopped_before_its_start_is_never_started(cluster: Clu
     assert "start generator-0" not in cluster.calls
 
 
-def test_jobs_of_an_earlier_supervisor_are_adopted_unless_they_have_ended(cluster: Cluster, launched: Launched) -> None:
+def test_jobs_of_an_earlier_supervisor_are_adopted_unless_they_have_ended(
+    cluster: Cluster, launched: FleetProcesses
+) -> None:
     for worker in ("generator-0", "generator-1"):
         cluster.start(Role.GENERATOR, worker)
     cluster.end("generator-1", 0)
-    assert launched.adopt() == {"generator-0": Role.GENERATOR}
+    assert launched.adopt_jobs() == {"generator-0": Role.GENERATOR}
     cluster.end("generator-0", 3)
     (ended,) = until(launched.reap)
     assert ended.code == 3
 
 
-def test_closing_ends_what_is_left(cluster: Cluster, launched: Launched) -> None:
+def test_closing_ends_what_is_left(cluster: Cluster, launched: FleetProcesses) -> None:
     launched.start(Role.GENERATOR, "generator-0")
     until(running(launched))
     launched.close()
     assert "end generator-0" in cluster.calls
 
 
-def test_the_error_that_a_job_printed_is_its_error(cluster: Cluster, launched: Launched) -> None:
+def test_the_error_that_a_job_printed_is_its_error(cluster: Cluster, launched: FleetProcesses) -> None:
     cluster.printed = 'Traceback (most recent call last):\n  File "x.py", line 1\nTypeError: nothing computes 7'
     launched.start(Role.GENERATOR, "generator-0")
     until(running(launched))

@@ -1,4 +1,6 @@
-"""Runs a launcher for the supervisor's loop, which must not block on slow calls.
+"""The processes of one supervisor, plus its launcher's jobs, for the roles that ``launch.roles`` names.
+
+The supervisor's loop must not block on slow calls of a launcher.
 
 *Consumes* starts and stops. *Produces* the jobs' states and exits. A thread carries out orders and
 lists the jobs every ``launch.poll_s``; only that thread *waits for* the launcher's programs, each
@@ -13,15 +15,17 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 import structlog
 
 from pipeline.fleet.state import Worker
 from pipeline.process.exit_codes import ExitCode, last_error, printed_error
 from pipeline.supervisor.launchers.seam import Exit, Job, JobState, Launcher, LaunchFailed
+from pipeline.supervisor.processes import Command, Processes
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -46,81 +50,102 @@ class _Held:
     is_started: bool = False
 
 
-class Launched:
-    """Jobs that this supervisor started or adopted, by worker."""
-
-    def __init__(self, launcher: Launcher, poll_s: float) -> None:
-        self._launcher, self._poll_s = launcher, poll_s
+class FleetProcesses(Processes):
+    def __init__(
+        self, run_dir: Path, command: Command, launcher: Launcher, roles: frozenset[str], *, poll_s: float
+    ) -> None:
+        super().__init__(run_dir, command)
+        self._launcher, self._roles, self._poll_s = launcher, roles, poll_s
+        self._beats: Sequence[Worker] = ()
         self._orders: dict[str, Order] = {}
         self._held: dict[str, _Held] = {}
-        self._ended: list[Exit] = []
+        self._exits: list[Exit] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._is_closing = False
         self._trouble = ""
         self._thread = threading.Thread(target=self._work, name="launcher", daemon=True)
 
-    def adopt(self) -> dict[str, Role]:
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by worker; 0 for a running job that has no heartbeat yet."""
+        running = dict.fromkeys(self.running(), 0)
+        return super().pids | running | {one.who.worker: one.pid for one in self._beats if one.who.worker in running}
+
+    def observe(self, beats: Sequence[Worker]) -> None:
+        self._beats = beats
+
+    def is_here(self, role: Role) -> bool:
+        return role not in self._roles
+
+    def adopt_jobs(self) -> dict[str, Role]:
         """Adopt earlier supervisors' jobs that have not ended; return their roles by worker. Raises
         LaunchFailed."""
         found = {worker: job for worker, job in self._launcher.listing().items() if job.state is not JobState.ENDED}
         with self._lock:
             self._held |= {worker: _Held(job.role, job, is_started=True) for worker, job in found.items()}
-        self._begin()
+        self._wake_thread()
         return {worker: job.role for worker, job in found.items()}
 
-    def start(self, role: Role, worker: str) -> None:
-        """Order a start. If it fails, ``reap`` reports a failure."""
+    def start(self, role: Role, name: str) -> None:
+        """Start a process, or order a job's start. If it fails, ``reap`` reports a failure."""
+        if self.is_here(role):
+            super().start(role, name)
+            return
         with self._lock:
-            self._held[worker] = _Held(role)
-            self._orders[worker] = Order.START
-        self._begin()
+            self._held[name] = _Held(role)
+            self._orders[name] = Order.START
+        self._wake_thread()
 
-    def stop(self, worker: str, *, now: bool = False) -> None:
-        """Order a drain, or with ``now`` a kill. A worker that has not started yet is just dropped."""
+    def stop(self, name: str, *, now: bool = False) -> None:
+        """Stop a process, or order a job's drain, or with ``now`` its kill. A job that has not started
+        yet is just dropped."""
+        super().stop(name, now=now)
+        self._order_stop(name, now=now)
+
+    def _order_stop(self, worker: str, *, now: bool) -> None:
         with self._lock:
             held = self._held.get(worker)
             if held is None:
                 return
             if self._orders.get(worker) is Order.START:
                 del self._orders[worker], self._held[worker]
-                self._ended.append(Exit(worker, held.role, 0, ExitCode.OK))
+                self._exits.append(Exit(worker, held.role, 0, ExitCode.OK))
                 return
             self._orders[worker] = Order.END if now else Order.DRAIN
-        self._begin()
+        self._wake_thread()
 
     def running(self) -> list[str]:
         """Return the workers whose job is running rather than waiting in a queue."""
         with self._lock:
             return [name for name, held in self._held.items() if held.job and held.job.state is JobState.RUNNING]
 
-    def pids(self, beats: Iterable[Worker]) -> dict[str, int]:
-        """Return running workers' process ids from their heartbeats; 0 before the first one."""
-        running = dict.fromkeys(self.running(), 0)
-        return running | {beat.who.worker: beat.pid for beat in beats if beat.who.worker in running}
-
     def listing(self) -> dict[str, Job]:
         with self._lock:
-            return {name: held.job for name, held in self._held.items() if held.job is not None}
+            return super().listing() | {name: held.job for name, held in self._held.items() if held.job is not None}
 
     def reap(self) -> list[Exit]:
         with self._lock:
-            ended, self._ended = self._ended, []
-        return ended
+            ended, self._exits = self._exits, []
+        return [*super().reap(), *ended]
 
     def logs(self, worker: str) -> str:
+        return super().logs(worker) or self._printed(worker)
+
+    def _printed(self, worker: str) -> str:
         try:
             return self._launcher.logs(worker)
         except LaunchFailed as error:
             return str(error)
 
-    def end_all(self) -> None:
+    def kill_all(self) -> None:
         for worker in list(self._held):
-            self.stop(worker, now=True)
+            self._order_stop(worker, now=True)
+        super().kill_all()
 
     def close(self) -> None:
-        """Kill all workers, and wait up to 30 s until those orders are carried out."""
-        self.end_all()
+        """Kill all workers, and wait up to 30 s until the orders for jobs are carried out."""
+        self.kill_all()
         deadline = time.monotonic() + _CLOSE_S
         while self._orders and self._thread.is_alive() and time.monotonic() < deadline:
             self._wake.set()
@@ -133,10 +158,11 @@ class Launched:
             log.error(
                 "jobs_not_ended", workers=sorted(self._orders), reason=self._trouble, do="end them where they run"
             )
+        super().close()
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _wake_thread(self) -> None:
         if self._thread.ident is None:
             self._thread.start()
         self._wake.set()
@@ -197,7 +223,7 @@ class Launched:
             reason = "its place does not list it any more" if job is None else job.reason
             log.info("job", worker=worker, state=JobState.ENDED, reason=reason)
             code = _LOST if job is None or job.exit_code is None else job.exit_code
-            error = printed_error(self.logs(worker)) if code > 0 else None
+            error = printed_error(self._printed(worker)) if code > 0 else None
             self._report(held, Exit(worker, held.role, 0, code, error))
 
     def _report(self, held: _Held, ended: Exit) -> None:
@@ -205,7 +231,7 @@ class Launched:
             if self._held.get(ended.worker) is held:
                 del self._held[ended.worker]
                 self._orders.pop(ended.worker, None)
-                self._ended.append(ended)
+                self._exits.append(ended)
 
     def _tell(self, trouble: str) -> None:
         if trouble and not self._trouble:
