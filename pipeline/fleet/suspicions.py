@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pipeline.fleet.flow.heartbeats import RowMaker
 from pipeline.fleet.flow.offline import recorded
-from pipeline.fleet.flow.rows import GRAVITY, FlowCause, FlowIncident, Symptom
+from pipeline.fleet.flow.rows import FlowIncident, Symptom
 from pipeline.fleet.flow.watcher import LEAST_SLOW_LIVE, FlowWatch
 from pipeline.fleet.incidents.book import Suspicion
 from pipeline.fleet.incidents.records import FoundCause
@@ -115,7 +115,7 @@ class FleetSuspicions:
         """Promote an incident's lesser cause once it has lasted and waits for no other."""
         for name, (named_s, stall) in list(self._rivals.items()):
             is_own = (
-                GRAVITY[Symptom(stall.kind)] <= 1
+                Symptom(stall.kind).gravity <= 1
                 and self._flow.lasts(name)
                 and not self._flow.behind(name, self._stalls)
             )
@@ -219,20 +219,15 @@ def explained(found: Sequence[Suspicion], slow_ledger: Sequence[Suspicion]) -> l
     return [*ledger, *(one for one in found if one not in slowed)]
 
 
-def _stall(incident: FlowIncident, causes: Sequence[FlowCause], ahead_s: float) -> Suspicion:
+def _stall(incident: FlowIncident, causes: tuple[FoundCause, ...], ahead_s: float) -> Suspicion:
     """``causes`` come best first; ``ahead_s`` is the wall clock minus the flow's clock."""
     best = causes[0]
     return Suspicion(
         component=best.component,
-        kind=str(best.kind),
+        kind=best.kind,
         since_s=incident.trigger_s + ahead_s,
         sentence=best.evidence[0],
         score=best.confidence,
         evidence=best.evidence[1:],
-        causes=tuple(
-            FoundCause(
-                component=cause.component, kind=str(cause.kind), confidence=cause.confidence, evidence=cause.evidence
-            )
-            for cause in causes
-        ),
+        causes=causes,
     )

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import nan
 
+from pipeline.fleet.incidents.records import FoundCause
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateRow:
@@ -63,7 +65,7 @@ class LinkRow:
 
 
 class Symptom(StrEnum):
-    """What is wrong. ``GRAVITY`` ranks the symptoms."""
+    """What is wrong."""
 
     SILENT = "silent"
     """The worker gives no sign of life, and its links or waiters confirm it."""
@@ -96,40 +98,19 @@ class Symptom(StrEnum):
     SLOW = "slow"
     """Pieces of work take much longer for their size than in the rest of the role."""
 
-
-GRAVITY: dict[Symptom, int] = {
-    Symptom.SILENT: 0,
-    Symptom.STUCK: 1,
-    Symptom.DISK: 1,
-    Symptom.ENDPOINT: 1,
-    Symptom.LEDGER: 1,
-    Symptom.UNDELIVERED: 1,
-    Symptom.SENDER_BLOCKED: 1,
-    Symptom.UNACKNOWLEDGED: 1,
-    Symptom.NEVER_STARTED: 1,
-    Symptom.DEADLOCK: 1,
-    Symptom.ERRORS: 2,
-    Symptom.STALE: 2,
-    Symptom.ORDER: 2,
-    Symptom.SLOW: 3,
-    Symptom.SLOW_LINK: 3,
-}
-"""Gravity of each symptom: 0 silent; 1 stuck or undelivered, and not blocked downstream; 2 errors,
-stale weights or contradictory counters; 3 slow. Lower classes explain higher ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlowCause:
-    """A worker or link that explains a stall."""
-
-    component: str
-    """A worker or ``sender>receiver``; for a deadlock, its workers joined by ``>``."""
-    kind: str
-    """A ``Symptom``."""
-    confidence: float
-    """From 0 to 1: how strong the evidence is, not a probability."""
-    evidence: tuple[str, ...]
-    """Sentences, strongest first."""
+    @property
+    def gravity(self) -> int:
+        """0 silent; 1 stuck or undelivered, and not blocked downstream; 2 errors, stale weights or
+        contradictory counters; 3 slow. Lower classes explain higher ones."""
+        match self:
+            case Symptom.SILENT:
+                return 0
+            case Symptom.ERRORS | Symptom.STALE | Symptom.ORDER:
+                return 2
+            case Symptom.SLOW | Symptom.SLOW_LINK:
+                return 3
+            case _:
+                return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +119,5 @@ class FlowIncident:
     """When the first sign was seen, by the reader's clock."""
     named_s: float
     """When the cause was reported."""
-    causes: tuple[FlowCause, ...]
+    causes: tuple[FoundCause, ...]
     """Best first, at most three."""

@@ -18,7 +18,7 @@ from pipeline.fleet.flow.format import Awaited
 from pipeline.fleet.flow.graph import circle, other_end
 from pipeline.fleet.flow.limits import FLOOR_S, bound
 from pipeline.fleet.flow.links import LinkSign, LinkTrack
-from pipeline.fleet.flow.rows import GRAVITY, Symptom
+from pipeline.fleet.flow.rows import Symptom
 from pipeline.fleet.flow.workers import WorkerTrack
 from pipeline.runtime.liveness import SILENT_AFTER_S
 
@@ -55,7 +55,7 @@ class FlowSuspect:
 
     @property
     def gravity(self) -> int:
-        return GRAVITY[self.symptom]
+        return self.symptom.gravity
 
 
 def suspects(fleet: FleetTracks, now_s: float, *, least_slow: float = 0.0) -> list[FlowSuspect]:

@@ -18,8 +18,9 @@ from math import exp
 
 from pipeline.fleet.flow.fleet import FleetTracks
 from pipeline.fleet.flow.graph import Graph, reached, wait_graph, waiters
-from pipeline.fleet.flow.rows import FlowCause, FlowIncident, LinkRow, StateRow, Symptom
+from pipeline.fleet.flow.rows import FlowIncident, LinkRow, StateRow, Symptom
 from pipeline.fleet.flow.suspects import FlowSuspect, suspects
+from pipeline.fleet.incidents.records import FoundCause
 
 REMEMBERED_S = 30.0
 """How long a sign without a cause still counts for a later stall."""
@@ -146,8 +147,8 @@ class FlowWatch:
             and not any(_is_link_and_end(suspect.component, name) for name in self._named)
         ]
 
-    def _causes(self, fresh: list[FlowSuspect], graph: Graph) -> tuple[FlowCause, ...]:
-        causes = list[FlowCause]()
+    def _causes(self, fresh: list[FlowSuspect], graph: Graph) -> tuple[FoundCause, ...]:
+        causes = list[FoundCause]()
         for place, suspect in enumerate(fresh[:MAX_CAUSES]):
             rivals = sum(other.gravity == suspect.gravity for other in fresh) - 1
             confidence = (
@@ -158,9 +159,7 @@ class FlowWatch:
             )
             number = waiters(graph, suspect.component, self.fleet.workers)
             behind = (f"{number} {'worker waits' if number == 1 else 'workers wait'} for it",) if number else ()
-            causes.append(
-                FlowCause(suspect.component, suspect.symptom, round(confidence, 3), (suspect.evidence, *behind))
-            )
+            causes.append(_cause(suspect.component, suspect.symptom, round(confidence, 3), suspect.evidence, *behind))
         best = fresh[0]
         if ">" in best.component and best.symptom is not Symptom.DEADLOCK:
             sender, _, receiver = best.component.partition(">")
@@ -168,8 +167,12 @@ class FlowWatch:
             for name in (receiver, sender):
                 if name not in there and len(causes) < MAX_CAUSES:
                     words = f"one end of {best.component}: a fault of a link and one of its end look alike"
-                    causes.append(FlowCause(name, best.symptom, _OTHER_END_CONFIDENCE, (words,)))
+                    causes.append(_cause(name, best.symptom, _OTHER_END_CONFIDENCE, words))
         return tuple(causes)
+
+
+def _cause(component: str, symptom: Symptom, confidence: float, *evidence: str) -> FoundCause:
+    return FoundCause(component=component, kind=str(symptom), confidence=confidence, evidence=evidence)
 
 
 def rank(fleet: FleetTracks, found: Sequence[FlowSuspect]) -> tuple[list[FlowSuspect], Graph]:

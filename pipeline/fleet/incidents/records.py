@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -52,11 +52,15 @@ _QUIET_OR_AGAIN: Final = frozenset({IncidentStep.QUIET, IncidentStep.AGAIN})
 
 
 class FoundCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker or link that explains a stall."""
+
     component: str
+    """A worker or ``sender>receiver``; for a deadlock, its workers joined by ``>``."""
     kind: str
     confidence: float = 0.0
-    """From 0 to 1."""
+    """From 0 to 1: how strong the evidence is, not a probability."""
     evidence: tuple[str, ...] = ()
+    """Sentences, strongest first."""
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -143,38 +147,33 @@ def decode(line: bytes) -> IncidentRecord | None:
 
 def fold(incident: Incident | None, record: IncidentRecord) -> Incident:
     """Return the incident after one more record; ``incident`` is None for the first."""
-    kinds = () if incident is None else incident.kinds
-    if record.kind and record.kind not in kinds:
-        kinds = (*kinds, record.kind)
-    before = () if incident is None else incident.records
+    if incident is None:
+        times = (record.since_s, record.at_s, None)
+        incident = Incident(record.number, record.component, record.role, False, *times, (), "", (), ())
+    kinds, before = incident.kinds, incident.records
     if record.step in _QUIET_OR_AGAIN:
         before = tuple(one for one in before if one.step not in _QUIET_OR_AGAIN)
     records = (*before, record)
-    if len(records) > _MAX_KEPT:
-        records = (records[0], *records[2:])
     is_open = record.step is not IncidentStep.ENDED
     is_quiet, found_from_s, found_s = _findings_so_far(incident, record)
-    return Incident(
-        number=record.number,
-        component=record.component,
-        role=record.role or (incident.role if incident else ""),
+    return replace(
+        incident,
+        role=record.role or incident.role,
         is_open=is_open,
-        since_s=incident.since_s if incident else record.since_s,
-        opened_s=incident.opened_s if incident else record.at_s,
         ended_s=None if is_open else record.at_s,
-        kinds=kinds,
-        sentence=record.sentence or (incident.sentence if incident else ""),
-        causes=record.causes or (incident.causes if incident else ()),
-        records=records,
+        kinds=(*kinds, record.kind) if record.kind and record.kind not in kinds else kinds,
+        sentence=record.sentence or incident.sentence,
+        causes=record.causes or incident.causes,
+        records=(records[0], *records[2:]) if len(records) > _MAX_KEPT else records,
         is_quiet=is_quiet,
         found_from_s=found_from_s,
         found_s=found_s,
     )
 
 
-def _findings_so_far(incident: Incident | None, record: IncidentRecord) -> tuple[bool, float, float]:
+def _findings_so_far(incident: Incident, record: IncidentRecord) -> tuple[bool, float, float]:
     """Return ``is_quiet``, ``found_from_s`` and ``found_s`` after a record."""
-    if incident is None or not incident.is_open:
+    if not incident.is_open:
         return False, record.at_s, 0.0
     since_s, found_s = incident.found_from_s, incident.found_s
     if record.step is IncidentStep.QUIET and not incident.is_quiet:
@@ -182,14 +181,6 @@ def _findings_so_far(incident: Incident | None, record: IncidentRecord) -> tuple
     if incident.is_quiet and (record.is_finding or record.step is IncidentStep.AGAIN):
         return False, record.at_s, found_s
     return incident.is_quiet and record.step is not IncidentStep.ENDED, since_s, found_s
-
-
-def folded(records: Iterable[IncidentRecord]) -> dict[int, Incident]:
-    """Return the incidents of these records by number, in opening order."""
-    found: dict[int, Incident] = {}
-    for record in records:
-        found[record.number] = fold(found.get(record.number), record)
-    return found
 
 
 INCIDENTS_NAME: Final = "incidents.jsonl"

@@ -23,6 +23,9 @@ _LEAST_REPEATS = 0.05
 """Share of repeated rewards that is assumed for every role at least."""
 _LEAST_DEVIATION = 0.01
 _HOLD_S = 10.0
+_SUMS, _FADING = ("weight", "squared_weight", "rest", "squared_rest", "own"), (1.0, 2.0, 1.0, 1.0, 1.0)
+"""What is summed up, and how fast it fades: squared weights, from which the effective number of samples of a
+weighted mean follows, fade twice as fast."""
 
 
 class RewardTest:
@@ -32,21 +35,12 @@ class RewardTest:
         self._state = state = WorkerArrays()
         for name in ("last", "done"):
             state.add(name, np.nan)
-        for name in (
-            "run",
-            "run_s",
-            "repeats",
-            "pairs",
-            "new",
-            "new_weight",
-            "new_sum",
-            "new_square",
-            "old",
-            "old_sum",
-            "own_sum",
-            "own_old_sum",
-        ):
+        for name in ("run", "run_s", "repeats", "pairs"):
             state.add(name, 0.0)
+        self._sums = WorkerArrays()
+        """Fading sums over the newest rewards and over all."""
+        self._sums.add("new", 0.0)
+        self._sums.add("old", 0.0)
 
     def evaluate(self, column: Columns, frame: Frame, groups: Groups, step_s: float) -> RuleResult | None:
         """Add a frame and return the result. Rewards may have any scale."""
@@ -57,6 +51,7 @@ class RewardTest:
             return None
         state = self._state
         state.align(("reward_mean",), frame.workers)
+        self._sums.align(_SUMS, frame.workers)
         one = {name: state[name][0] for name in ("last", "done", "run", "run_s", "repeats", "pairs")}
         is_known = np.isfinite(reward) & self._is_new_work(column, one["done"], reward, one["last"])
         with np.errstate(invalid="ignore"):
@@ -103,41 +98,18 @@ class RewardTest:
 
     def _apart(self, reward: Floats, is_known: np.ndarray, groups: Groups, step_s: float) -> Floats:
         """Return the two-sample z of each worker's newest rewards, divided by its limit."""
-        state = self._state
-        new, total, square = state["new"][0], state["new_sum"][0], state["new_square"][0]
-        old, old_total = state["old"][0], state["old_sum"][0]
-        own_total, own_old_total = state["own_sum"][0], state["own_old_sum"][0]
-        # sum of squared weights, for the effective number of samples of a weighted mean
-        weight = state["new_weight"][0]
-        for sums, tau_s in (
-            (new, _NEW_S),
-            (weight, _NEW_S / 2.0),
-            (total, _NEW_S),
-            (square, _NEW_S),
-            (old, _OLD_S),
-            (old_total, _OLD_S),
-            (own_total, _NEW_S),
-            (own_old_total, _OLD_S),
-        ):
-            sums *= np.float32(math.exp(-step_s / tau_s))
         with np.errstate(invalid="ignore"):
             # minus the peers at the same moment, since prompts become harder for all
             usual = of_peers(np.where(is_known, reward, np.float32(np.nan)), groups)
             rest = np.where(is_known & np.isfinite(usual), reward - usual, np.float32(np.nan))
         is_used = np.isfinite(rest)
-        rest = np.where(is_used, rest, np.float32(0.0))
-        own = np.where(is_used, reward, np.float32(0.0))
-        for sums, grown in (
-            (new, is_used),
-            (weight, is_used),
-            (total, rest),
-            (square, rest * rest),
-            (old, is_used),
-            (old_total, rest),
-            (own_total, own),
-            (own_old_total, own),
-        ):
-            sums += grown
+        rest, own = np.where(is_used, rest, np.float32(0.0)), np.where(is_used, reward, np.float32(0.0))
+        sample = np.stack([is_used, is_used, rest, rest * rest, own]).astype(np.float32)
+        for name, tau_s in (("new", _NEW_S), ("old", _OLD_S)):
+            fading = np.exp(-step_s * np.array(_FADING, np.float32) / np.float32(tau_s))
+            self._sums[name] = self._sums[name] * fading[:, None] + sample
+        new, weight, total, square, own_total = self._sums["new"]
+        old, _, old_total, _, own_old_total = self._sums["old"]
         mean = total / (new + TINY)
         variance = np.maximum(square / (new + TINY) - mean * mean, 0.0).astype(np.float32)
         variance = np.maximum(np.maximum(variance, of_peers(variance, groups)), np.float32(_LEAST_DEVIATION**2))

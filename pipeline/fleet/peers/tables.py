@@ -142,7 +142,7 @@ def _work_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
     worker, kind = table.texts["worker"], table.texts["kind"]
     workers, codes = _by_name(worker.words, worker.codes)
     kinds, kind_codes = _by_name(kind.words, kind.codes)
-    made = work_rows(
+    samples = work_rows(
         codes, kind_codes, table.numbers["start_s"], durations, table.numbers["size"], table.numbers["ok"] != 0.0
     )
     # workers whose work is mostly of the same kind are peers
@@ -150,9 +150,7 @@ def _work_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
     np.add.at(counts, (codes, kind_codes), 1)
     roles = tuple(kinds[at] for at in counts.argmax(axis=1)) if kinds else ()
     pieces = _pieces(codes, roles, table.numbers["start_s"], durations)
-    return Measured(
-        made.time_s, made.worker, made.metric, made.value, workers, roles, made.metrics, pieces=pieces
-    ), table
+    return Measured(*samples, workers, roles, METRICS, pieces=pieces), table
 
 
 def _pieces(
@@ -268,21 +266,10 @@ def _from_first(rows: Measured) -> NDArray[np.float64]:
 
 
 METRICS = ("errors", "service_ratio", "work_done")
+"""Of finished work: errors so far, the service ratio, and expected seconds of work so far."""
 _MOST_BINS = 24
 _FEWEST_IN_BIN = 20
 _LEAST_DURATION_S = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredWork:
-    """Samples at the ends of pieces of work."""
-
-    time_s: NDArray[np.float64]
-    worker: NDArray[np.intp]
-    metric: NDArray[np.intp]
-    """Index into ``metrics``."""
-    value: NDArray[np.float64]
-    metrics: tuple[str, ...]
 
 
 def expected_s(size: NDArray[np.float64], duration_s: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -313,9 +300,9 @@ def work_rows(
     duration_s: NDArray[np.float64],
     size: NDArray[np.float64],
     is_ok: NDArray[np.bool_],
-) -> MeasuredWork:
-    """Return the samples of finished pieces: service ratio, errors so far, and expected seconds of
-    work so far. The arguments are [pieces]."""
+) -> tuple[NDArray[np.float64], NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
+    """Return the samples at the ends of finished pieces, as time, worker, index into ``METRICS``, and value. The
+    arguments are [pieces]."""
     expected = np.empty(len(worker))
     for one in np.unique(kind).tolist():
         own = kind == one
@@ -333,12 +320,11 @@ def work_rows(
     errors = _running(np.where(ok, 0.0, 1.0), worker)
     done = _running(np.where(ok, expected, 0.0), worker)
     good = np.flatnonzero(ok)
-    return MeasuredWork(
+    return (
         np.concatenate([end_s, end_s[good], end_s]),
         np.concatenate([worker, worker[good], worker]),
         np.repeat(np.arange(3), [len(worker), len(good), len(worker)]),
         np.concatenate([errors, ratio[good], done]),
-        METRICS,
     )
 
 

@@ -165,17 +165,12 @@ class Escalation:
             return True
         self._note(case, RepairLevel.RESTART, StepOutcome.FAILED, reason)
         case.level = RepairLevel.EVICT
-        refusal = self._refusal(case, now_s)
-        if not is_its_own:
-            refusal = "other workers of the role failed in the same way, so the fault is not its own"
-        if not refusal and self._policy != "advise":
-            self._evict(case, now_s)
+        if self._evicts(
+            case,
+            now_s,
+            "" if is_its_own else "other workers of the role failed in the same way, so the fault is not its own",
+        ):
             return True
-        if refusal:
-            self._note(case, RepairLevel.EVICT, StepOutcome.REFUSED, refusal)
-        else:
-            words = "recovery.policy is advise; otherwise it would be evicted, and the run would go on"
-            self._note(case, RepairLevel.EVICT, StepOutcome.ADVISED, words)
         case.level, case.deadline_s = RepairLevel.WHOLE_RUN, math.inf
         self._note(case, RepairLevel.WHOLE_RUN, StepOutcome.BEGUN, f"the run ends: {worker} {reason}")
         return False
@@ -197,15 +192,11 @@ class Escalation:
             return
         case = before or self._open(worker, member.role, RepairLevel.TOLERATE, math.inf, why)
         self._note(case, RepairLevel.SELF_CHECK, StepOutcome.DONE, f"{worker} computes wrongly: {why}")
-        refusal = self._refusal(case, now_s)
-        if not refusal and self._policy != "advise":
-            case.reason = why
-            self._evict(case, now_s)
-            return
-        words = refusal or "recovery.policy is advise; otherwise it would be evicted"
-        self._note(case, RepairLevel.EVICT, StepOutcome.REFUSED if refusal else StepOutcome.ADVISED, words)
-        if before is None:
-            self.left(worker)
+        reason, case.reason = case.reason, why
+        if not self._evicts(case, now_s):
+            case.reason = reason
+            if before is None:
+                self.left(worker)
 
     # -- incidents ---------------------------------------------------------------------------------
 
@@ -410,6 +401,18 @@ class Escalation:
             self._follow(case, now_s)
         elif not case.incidents:
             self.left(case.worker)
+
+    def _evicts(self, case: Case, now_s: float, refusal: str = "") -> bool:
+        """Evict a proven or exhausted worker, unless there is a refusal or the policy is to advise."""
+        if refusal := refusal or self._refusal(case, now_s):
+            self._note(case, RepairLevel.EVICT, StepOutcome.REFUSED, refusal)
+        elif self._policy == "advise":
+            words = "recovery.policy is advise; otherwise it would be evicted"
+            self._note(case, RepairLevel.EVICT, StepOutcome.ADVISED, words)
+        else:
+            self._evict(case, now_s)
+            return True
+        return False
 
     def _evict(self, case: Case, now_s: float) -> None:
         case.level, case.deadline_s = RepairLevel.EVICT, math.inf

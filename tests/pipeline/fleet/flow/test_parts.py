@@ -11,7 +11,7 @@ from pipeline.fleet.flow.fleet import FleetTracks, role_by_name
 from pipeline.fleet.flow.format import Awaited, is_unknown, read_wait
 from pipeline.fleet.flow.graph import reached, wait_graph, waiters
 from pipeline.fleet.flow.limits import ErrorTest, UsualLimit, bound
-from pipeline.fleet.flow.rows import GRAVITY, LinkRow, StateRow, Symptom
+from pipeline.fleet.flow.rows import LinkRow, StateRow, Symptom
 from pipeline.fleet.flow.service import BOUND, RoleService, ServiceSum, slow_workers
 from pipeline.fleet.flow.suspects import FlowSuspect
 from pipeline.fleet.flow.watcher import rank
@@ -234,4 +234,3 @@ def test_causes_are_ranked_by_class_then_progress_then_waiters() -> None:
         ],
     )
     assert [one.component for one in ranked] == ["silent", "older", "stuck", "busy", "free", "slow", "waits"]
-    assert set(GRAVITY) == set(Symptom)

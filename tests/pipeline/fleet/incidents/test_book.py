@@ -12,8 +12,8 @@ from pipeline.fleet.incidents.records import (
     FoundCause,
     IncidentRecord,
     IncidentStep,
-    folded,
 )
+from tests.pipeline.fleet.incidents.folded import folded
 
 
 def slow(component: str = "generator-1", kind: str = "slow", since_s: float = 90.0, **more: object) -> Suspicion:

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from pipeline.fleet.health import HealthKind
 from pipeline.fleet.incidents.book import IncidentBook, Suspicion
-from pipeline.fleet.incidents.records import FoundCause, folded
+from pipeline.fleet.incidents.records import FoundCause
 from pipeline.fleet.why.explain import explain
 from pipeline.fleet.why.types import Cause, Outlook, Snapshot, seconds
 from pipeline.ledger.admin import Place
 from pipeline.ledger.types import LatePolicy, Unit
 from pipeline.runtime.registry.contract import RunState, WaitingFor
 from protocol.trajectory import Field
+from tests.pipeline.fleet.incidents.folded import folded
 from tests.pipeline.fleet.why.scenes import (
     AWAITED,
     CRITIC,
