@@ -20,11 +20,13 @@ from pipeline.fleet.why.types import (
     seconds,
     worst,
 )
-from pipeline.fleet.why.work import admission_chain, evaluation_chain, unit_chain
 from pipeline.fleet.why.workers import (
     absent_chain,
+    admission_chain,
+    evaluation_chain,
     how_far,
     role_absent_chain,
+    unit_chain,
     unreachable_chain,
     unwell,
     worker_chain,
