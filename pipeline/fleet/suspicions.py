@@ -58,10 +58,9 @@ class FleetSuspicions:
             FlowWatch(least_slow=LEAST_SLOW_LIVE),
         )
         self._signs, self._pace = Signs(), LedgerPace()
-        self._links: dict[tuple[str, str], str] = {}
-        """By worker and kind: the link that is blamed instead of the worker, or ""."""
-        self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
-        """By worker and kind: the newest finding, and until when it holds."""
+        self._held: dict[tuple[str, str], tuple[Finding, str, float]] = {}
+        """By worker and kind: the newest finding, the link that is blamed instead of the worker or "", and until
+        when it holds."""
         self._stalls: dict[str, Suspicion] = {}
         """By component: the causes that the flow has named and not dropped."""
         self._rivals: dict[str, tuple[float, Suspicion]] = {}
@@ -139,26 +138,25 @@ class FleetSuspicions:
 
     def _odd(self, now_s: float, at_s: float, frame: Frame) -> list[Suspicion]:
         for finding in self._watch.tick(frame):
-            self._held[finding.worker, finding.kind] = (finding, now_s + HELD_S)
             link = self._signs.refused_link(finding.worker) if finding.kind == "refused" else ""
-            self._links[finding.worker, finding.kind] = link
+            self._held[finding.worker, finding.kind] = finding, link, now_s + HELD_S
             self._flow.suspect(f"{finding.worker} {finding.kind}")
-        for key, (finding, until_s) in list(self._held.items()):
+        for key, (finding, link, until_s) in list(self._held.items()):
             if self._watch.lasts(finding):
-                self._held[key] = (finding, now_s + _EVERY_S)
+                self._held[key] = finding, link, now_s + _EVERY_S
             elif now_s >= until_s:
-                del self._held[key], self._links[key]
+                del self._held[key]
                 self._watch.forget(finding.worker)
         return [
             Suspicion(
-                component=self._links[key] or finding.worker,
+                component=link or finding.worker,
                 kind=finding.kind,
                 since_s=at_s - (now_s - finding.since_s),
                 sentence=finding.sentence,
-                role="" if self._links[key] else finding.role,
+                role="" if link else finding.role,
                 score=finding.score,
             )
-            for key, (finding, _) in self._held.items()
+            for finding, link, _ in self._held.values()
             if self._is_present(finding)
         ]
 

@@ -11,10 +11,11 @@ repeats a silent worker's last row, and this is how silence is recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import inf, isfinite, nan
-from operator import attrgetter
+from heapq import merge
+from math import inf, isfinite, isinf, nan
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,8 @@ _NAMES = {StateRow: ("worker",), LinkRow: ("sender", "receiver")}
 _LONGEST_TICK_S = 5.0
 _EMPTY_S = 60.0
 """Stretches without rows that are longer than this are skipped."""
+_AT_ONCE = 4096
+"""Rows that are made at once."""
 
 
 def _columns(row: type[StateRow | LinkRow]) -> tuple[Column, ...]:
@@ -106,44 +109,35 @@ def _add(found: FlowTables, tables: list[Columns], table: Columns, matters: str)
         found.notes.append(f"{table.path.name}: no column {', '.join(absent)}, so what it would show is unknown")
 
 
-def replay(tables: FlowTables, watch: FlowWatch) -> list[FlowIncident]:
-    """Return the incidents that a live observer of these rows would have reported, in order."""
-    return replay_piece(tables, watch)[0]
+Given = tuple[float, StateRow | LinkRow]
+"""When a row takes effect, and the row."""
 
 
-def replay_piece(tables: FlowTables, watch: FlowWatch, from_s: float = -inf) -> tuple[list[FlowIncident], float]:
-    """Replay the next piece of a recording from ``from_s``. Returns the incidents, and the time from
-    which to replay the piece after it."""
-    states = [(table, _given_s(table)) for table in tables.states if table.num_rows]
-    links = [(table, _given_s(table)) for table in tables.links if table.num_rows]
-    if not states and not links:
-        return [], from_s
-    times = np.unique(np.concatenate([given_s for _, given_s in (*states, *links)]))
-    step_s = min(max(1.0, _spacing_s(tables)), _LONGEST_TICK_S)
-    readers = [_RowReader(table, given_s, StateRow) for table, given_s in states]
-    link_readers = [_RowReader(table, given_s, LinkRow) for table, given_s in links]
-    found = list[FlowIncident]()
-    now_s = max(float(times[0]), from_s)
-    while now_s <= times[-1] + step_s:
-        found += watch.tick(
-            now_s,
-            [row for reader in readers for row in reader.until(now_s) if isinstance(row, StateRow)],
-            [row for reader in link_readers for row in reader.until(now_s) if isinstance(row, LinkRow)],
-        )
-        at = int(np.searchsorted(times, now_s, side="right"))
-        now_s += step_s
-        if at < len(times) and times[at] - now_s > _EMPTY_S:
-            now_s = float(times[at])
-    return found, now_s
+def given_rows(tables: FlowTables) -> Iterator[Given]:
+    """Yield the rows of tables in the order in which they take effect."""
+    of_states = [_given(table, StateRow) for table in tables.states]
+    return merge(*of_states, *(_given(table, LinkRow) for table in tables.links), key=itemgetter(0))
 
 
-def _given_s(table: Columns) -> NDArray[np.float64]:
-    """Return when each row takes effect, shape [rows]."""
+def _given(table: Columns, kind: type[StateRow | LinkRow]) -> Iterator[Given]:
     given_s, time_s = table.numbers["given_s"], table.numbers["time_s"]
-    return np.where(np.isfinite(given_s), given_s, time_s)
+    given_s = np.where(np.isfinite(given_s), given_s, time_s)
+    order = np.lexsort((time_s, given_s))
+    columns = [
+        table.texts[one.name].array() if one.name in table.texts else table.numbers[one.name] for one in fields(kind)
+    ]
+    for begin in range(0, len(order), _AT_ONCE):
+        places = order[begin : begin + _AT_ONCE]
+        cells = [column[places].tolist() for column in (given_s, *columns)]
+        for at_s, *row in zip(*cells, strict=True):
+            yield at_s, kind(*map(_finite, row))
 
 
-def _spacing_s(tables: FlowTables) -> float:
+def _finite(cell: Any) -> Any:
+    return nan if isinstance(cell, float) and not isfinite(cell) else cell
+
+
+def spacing_s(tables: FlowTables) -> float:
     """Return the median time between two rows of the same worker or link, in seconds."""
     spacings = list[NDArray[np.float64]]()
     for table in (*tables.states, *tables.links):
@@ -158,29 +152,27 @@ def _spacing_s(tables: FlowTables) -> float:
     return float(np.median(gaps)) if len(gaps) else 1.0
 
 
-class _RowReader:
-    """Yields the rows of one table in order of time."""
+def replay(given: Iterable[Given], watch: FlowWatch, step_s: float = 1.0) -> list[FlowIncident]:
+    """Return the incidents that a live observer of these rows would have reported, in order."""
+    found, batch = list[FlowIncident](), list[StateRow | LinkRow]()
+    now_s = last_s = inf
 
-    def __init__(self, table: Columns, given_s: NDArray[np.float64], row: type[StateRow | LinkRow]) -> None:
-        order = np.lexsort((table.numbers["time_s"], given_s))
-        self._times = given_s[order]
-        names = [one.name for one in fields(row)]
-        texts = {name: column.array()[order] for name, column in table.texts.items()}
-        numbers = {name: column[order] for name, column in table.numbers.items()}
-        self._columns = [texts[name] if name in texts else numbers[name] for name in names]
-        self._row = row
-        self._next = 0
+    def tick() -> None:
+        nonlocal now_s
+        states = [row for row in batch if isinstance(row, StateRow)]
+        found.extend(watch.tick(now_s, states, [row for row in batch if isinstance(row, LinkRow)]))
+        batch.clear()
+        now_s += step_s
 
-    def until(self, now_s: float) -> list[StateRow | LinkRow]:
-        """Return the rows up to ``now_s`` that have not been returned yet."""
-        end = int(np.searchsorted(self._times, now_s, side="right"))
-        cells = [column[self._next : end].tolist() for column in self._columns]
-        self._next = end
-        return [self._row(*map(_finite, row)) for row in zip(*cells, strict=True)]
-
-
-def _finite(cell: Any) -> Any:
-    return nan if isinstance(cell, float) and not isfinite(cell) else cell
+    for last_s, row in given:
+        now_s = last_s if isinf(now_s) else now_s
+        while last_s > now_s:
+            tick()
+            now_s = last_s if last_s - now_s > _EMPTY_S else now_s
+        batch.append(row)
+    while now_s <= last_s + step_s < inf:
+        tick()
+    return found
 
 
 @dataclass(slots=True)
@@ -193,7 +185,7 @@ class OfflineFlow:
 def causes_in_tables(paths: Sequence[Path]) -> OfflineFlow:
     """Find the causes in tables of states and links. Raises DataError."""
     tables, watch = read_flow_tables(paths), FlowWatch()
-    incidents = replay(tables, watch)
+    incidents = replay(given_rows(tables), watch, min(max(1.0, spacing_s(tables)), _LONGEST_TICK_S))
     return OfflineFlow(incidents, [*tables.notes, *_unknown_words(watch)])
 
 
@@ -207,17 +199,21 @@ def causes_in_run(run_dir: Path) -> OfflineFlow:
             f"{run_dir} has no recorded states of workers: the observer writes them every two minutes and at the "
             f"end of the run; `headrace why` reads the current state"
         )
-    found, watch, from_s, num_damaged = OfflineFlow(), FlowWatch(least_slow=LEAST_SLOW_LIVE), float("-inf"), 0
-    for at_s in sorted(set(map(begin_s, files))):
-        tables = FlowTables()
-        for file in files:
-            if begin_s(file) == at_s:
-                try:
-                    add_table(tables, file)
-                except DataError:
-                    num_damaged += 1
-        incidents, from_s = replay_piece(tables, watch, from_s)
-        found.incidents += incidents
+    watch, num_damaged = FlowWatch(least_slow=LEAST_SLOW_LIVE), 0
+
+    def recorded_rows() -> Iterator[Given]:
+        nonlocal num_damaged
+        for at_s in sorted(set(map(begin_s, files))):
+            tables = FlowTables()
+            for file in files:
+                if begin_s(file) == at_s:
+                    try:
+                        add_table(tables, file)
+                    except DataError:
+                        num_damaged += 1
+            yield from given_rows(tables)
+
+    found = OfflineFlow(replay(recorded_rows(), watch))
     if num_damaged:
         found.notes.append(f"{num_damaged} of {len(files)} recorded files are damaged and were skipped")
     found.notes += _unknown_words(watch)

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -126,13 +127,11 @@ def merged(parts: Iterable[Thresholds]) -> Thresholds:
 
 NO_THRESHOLDS: Final = Thresholds({})
 """The limits of a single worker, by which strengths are measured."""
-_shipped: list[Thresholds] = []
 
 
+@cache
 def shipped() -> Thresholds:
-    if not _shipped:
-        _shipped.append(read_thresholds(SHIPPED))
-    return _shipped[0]
+    return read_thresholds(SHIPPED)
 
 
 @dataclass(frozen=True, slots=True)

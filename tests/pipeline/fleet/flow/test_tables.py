@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
-from math import inf, isnan
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli.trace import trace
-from pipeline.fleet.flow.offline import read_flow_tables, replay, replay_piece
+from pipeline.fleet.flow.offline import given_rows, read_flow_tables, replay, spacing_s
 from pipeline.fleet.flow.rows import FlowIncident, LinkRow, StateRow
 from pipeline.fleet.flow.watcher import FlowWatch
 from protocol.errors import DataError
@@ -65,18 +65,18 @@ class Noted(FlowWatch):
 
 def test_pieces_of_a_table_are_replayed_without_going_back_in_time(tmp_path: Path) -> None:
     states, _ = rows_of(MadeFleet())
-    watch, from_s = Noted(), -inf
+    watch, pieces = Noted(), list[Path]()
     for at in range(0, UNTIL_S, 10):
         piece = [replace(row, time_s=row.time_s + 0.3) for row in states if at <= row.time_s < at + 10]
-        path = write(tmp_path / f"{at}.csv", *cells(piece, every_s=1))
-        found, from_s = replay_piece(read_flow_tables([path]), watch, from_s)
-        assert found == []
+        pieces.append(write(tmp_path / f"{at}.csv", *cells(piece, every_s=1)))
+    assert replay((row for path in pieces for row in given_rows(read_flow_tables([path]))), watch) == []
     assert all(after - before == pytest.approx(1.0) for before, after in pairwise(watch.times_s))
     assert len(watch.times_s) == UNTIL_S + 1
 
 
 def found_in(*paths: Path) -> list[tuple[str, str]]:
-    return blamed(list(replay(read_flow_tables(paths), FlowWatch())))
+    tables = read_flow_tables(paths)
+    return blamed(replay(given_rows(tables), FlowWatch(), spacing_s(tables)))
 
 
 def test_csv_and_parquet_of_a_folder_give_what_the_live_rows_gave(tmp_path: Path, broken: MadeFleet) -> None:
@@ -110,7 +110,7 @@ def test_other_roles_and_few_columns_are_enough(tmp_path: Path, broken: MadeFlee
     rows = [[row.time_s, f"host:{row.worker}", row.done, row.waiting_for, "blue"] for row in states]
     path = write(tmp_path / "s.csv", ["TIME_S", "Worker", "done", "waiting_for", "colour"], rows)
     tables = read_flow_tables([path])
-    assert blamed(list(replay(tables, FlowWatch()))) == [("host:reward-1", "stuck")]
+    assert blamed(replay(given_rows(tables), FlowWatch())) == [("host:reward-1", "stuck")]
     assert any("not read: colour" in note for note in tables.notes)
     assert any("no column in_flight" in note for note in tables.notes)
 
