@@ -140,7 +140,6 @@ class FleetSuspicions:
         for finding in self._watch.tick(frame):
             link = self._signs.refused_link(finding.worker) if finding.kind == "refused" else ""
             self._held[finding.worker, finding.kind] = finding, link, now_s + HELD_S
-            self._flow.suspect(f"{finding.worker} {finding.kind}")
         for key, (finding, link, until_s) in list(self._held.items()):
             if self._watch.lasts(finding):
                 self._held[key] = finding, link, now_s + _EVERY_S

@@ -8,8 +8,7 @@ An analysis begins with the first sign of a stall, before any cause is known:
 
 * *Open operation*: a worker's spell, or a message on a link, is longer than max(3 s, twice the 99th
   percentile).
-* *Rule*: there is a suspect of any class.
-* *Watch*: a finding from outside."""
+* *Rule*: there is a suspect of any class."""
 
 from __future__ import annotations
 
@@ -22,38 +21,9 @@ from pipeline.fleet.flow.rows import FlowIncident, LinkRow, StateRow, Symptom
 from pipeline.fleet.flow.suspects import FlowSuspect, suspects
 from pipeline.fleet.incidents.records import FoundCause
 
-REMEMBERED_S = 30.0
-"""How long a sign without a cause still counts for a later stall."""
+_SIGN_S = 30.0
+"""A sign that began longer ago is not the first of a stall now."""
 _GONE_S = 3.0
-_WATCH = "watch "
-
-
-class Triggers:
-    """The current signs of a stall, and when each began."""
-
-    def __init__(self) -> None:
-        self._since: dict[str, tuple[float, float]] = {}
-        """Sign -> when it began, and when it was last seen."""
-
-    def notice(self, now_s: float, fleet: FleetTracks, found: Iterable[FlowSuspect], told: Iterable[str]) -> None:
-        """Record one tick's signs; ``told`` are findings of the watch."""
-        signs = {f"{suspect.component} {suspect.symptom}" for suspect in found}
-        signs |= {f"open {track.worker}" for track in fleet.live() if track.work_s() > track.limit_s()}
-        signs |= {f"{_WATCH}{words}" for words in told}
-        for sign in signs:
-            since_s, _ = self._since.get(sign, (now_s, now_s))
-            self._since[sign] = (since_s, now_s)
-        self._since = {
-            sign: times
-            for sign, times in self._since.items()
-            if now_s - times[1] <= (REMEMBERED_S if sign.startswith(_WATCH) else _GONE_S)
-        }
-
-    def since_s(self, now_s: float) -> float:
-        """Return when the first sign of the current stall came; ``now_s`` if there is none."""
-        return min((since for since, _ in self._since.values() if now_s - since <= REMEMBERED_S), default=now_s)
-
-
 MAX_CAUSES = 3
 LEAST_SLOW_LIVE = 2.5
 """In live runs a worker is slow from this ratio to the expected service time on. Smaller slowdowns are
@@ -76,11 +46,11 @@ class FlowWatch:
         no floor for foreign tables; in a live fleet, the watch finds small slowdowns."""
         self.fleet = FleetTracks()
         self._least_slow = least_slow
-        self._triggers = Triggers()
+        self._signs: dict[str, tuple[float, float]] = {}
+        """Current signs of a stall -> when each began, and when it was last seen."""
         self._leading = ""
         self._named: dict[str, tuple[Symptom, float]] = {}
         """Named causes: component -> its symptom, and when it was last seen."""
-        self._reported: list[str] = []
         self._now_s = 0.0
         self._graph: Graph = {}
 
@@ -105,10 +75,6 @@ class FlowWatch:
         track = self.fleet.workers.get(worker)
         return None if track is None else track.service.at_least
 
-    def suspect(self, words: str) -> None:
-        """Report a finding of the watch, to be used as a sign in the next tick."""
-        self._reported.append(words)
-
     def tick(self, now_s: float, states: Sequence[StateRow], links: Sequence[LinkRow]) -> list[FlowIncident]:
         """Process new rows; return the incident that is named now, if any.
 
@@ -116,8 +82,7 @@ class FlowWatch:
         fleet, so its silence counts. Merely missing rows prove nothing."""
         self.fleet.read(now_s, states, links)
         found = suspects(self.fleet, now_s, least_slow=self._least_slow)
-        self._triggers.notice(now_s, self.fleet, found, self._reported)
-        self._reported.clear()
+        self._note_signs(now_s, found)
         ranked, graph = rank(self.fleet, found)
         self._now_s, self._graph = now_s, graph
         fresh = self._fresh(now_s, ranked, graph)
@@ -127,7 +92,14 @@ class FlowWatch:
             return []
         causes = self._causes(fresh, graph)
         self._named |= {suspect.component: (suspect.symptom, now_s) for suspect in fresh[:MAX_CAUSES]}
-        return [FlowIncident(self._triggers.since_s(now_s), now_s, causes)]
+        first_s = min((began for began, _ in self._signs.values() if now_s - began <= _SIGN_S), default=now_s)
+        return [FlowIncident(first_s, now_s, causes)]
+
+    def _note_signs(self, now_s: float, found: Iterable[FlowSuspect]) -> None:
+        signs = {f"{suspect.component} {suspect.symptom}" for suspect in found}
+        signs |= {f"open {track.worker}" for track in self.fleet.live() if track.work_s() > track.limit_s()}
+        self._signs |= {sign: (self._signs.get(sign, (now_s, now_s))[0], now_s) for sign in signs}
+        self._signs = {sign: times for sign, times in self._signs.items() if now_s - times[1] <= _GONE_S}
 
     def _fresh(self, now_s: float, ranked: list[FlowSuspect], graph: Graph) -> list[FlowSuspect]:
         """Return the suspects that were not named, and that no named cause explains."""

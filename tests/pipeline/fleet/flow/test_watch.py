@@ -176,17 +176,3 @@ def test_workers_and_links_that_are_gone_are_forgotten() -> None:
         watch.tick(number * 60.0, [row], [LinkRow(number * 60.0, "a", f"reward-{number}", 1, 1, 1, 1)])
     assert len(watch.fleet.workers) <= FORGOTTEN_S / 60 + 2
     assert len(watch.fleet.links) <= FORGOTTEN_S / 60 + 2
-
-
-def test_a_finding_of_watch_is_the_first_sign_of_the_incident_that_follows() -> None:
-    fleet, watch = MadeFleet(), FlowWatch()
-    fleet.hang("reward-1", input_depth=3)
-    for second in range(BREAKS_S + 1):
-        watch.tick(second + 0.5, fleet.states(second), [])
-    watch.suspect("reward-1 hung")
-    found = [
-        incident
-        for second in range(BREAKS_S + 1, 80)
-        for incident in watch.tick(second + 0.5, fleet.states(second), [])
-    ]
-    assert [incident.trigger_s for incident in found] == [BREAKS_S + 1.5]
