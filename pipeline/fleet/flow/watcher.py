@@ -49,8 +49,8 @@ class FlowWatch:
         self._signs: dict[str, tuple[float, float]] = {}
         """Current signs of a stall -> when each began, and when it was last seen."""
         self._leading = ""
-        self._named: dict[str, tuple[Symptom, float]] = {}
-        """Named causes: component -> its symptom, and when it was last seen."""
+        self._named: dict[str, float] = {}
+        """Components that were named as causes -> when they were last suspected."""
         self._now_s = 0.0
         self._graph: Graph = {}
 
@@ -60,7 +60,7 @@ class FlowWatch:
 
     def lasts(self, component: str) -> bool:
         """Return whether a named cause was still suspected at the last tick."""
-        return component in self._named and self._named[component][1] == self._now_s
+        return self._named.get(component) == self._now_s
 
     def behind(self, component: str, causes: Iterable[str]) -> str:
         """Return one of these causes for which the component waited at the last tick, or "". A link
@@ -91,7 +91,7 @@ class FlowWatch:
         if not is_confirmed:
             return []
         causes = self._causes(fresh, graph)
-        self._named |= {suspect.component: (suspect.symptom, now_s) for suspect in fresh[:MAX_CAUSES]}
+        self._named |= {suspect.component: now_s for suspect in fresh[:MAX_CAUSES]}
         first_s = min((began for began, _ in self._signs.values() if now_s - began <= _SIGN_S), default=now_s)
         return [FlowIncident(first_s, now_s, causes)]
 
@@ -103,13 +103,11 @@ class FlowWatch:
 
     def _fresh(self, now_s: float, ranked: list[FlowSuspect], graph: Graph) -> list[FlowSuspect]:
         """Return the suspects that were not named, and that no named cause explains."""
-        for suspect in ranked:
-            if suspect.component in self._named:
-                self._named[suspect.component] = (suspect.symptom, now_s)
-        self._named = {name: seen for name, seen in self._named.items() if now_s - seen[1] <= _LASTS_S}
+        self._named |= {suspect.component: now_s for suspect in ranked if suspect.component in self._named}
+        self._named = {name: seen_s for name, seen_s in self._named.items() if now_s - seen_s <= _LASTS_S}
         if not self._named:
             return ranked
-        follows = any(now_s - seen_s <= _FOLLOWS_S for _, seen_s in self._named.values())
+        follows = any(now_s - seen_s <= _FOLLOWS_S for seen_s in self._named.values())
         return [
             suspect
             for suspect in ranked

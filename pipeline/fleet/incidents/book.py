@@ -104,17 +104,8 @@ class IncidentBook:
         entry = self._followed.get(component)
         if entry is None or not entry.incident.is_open:
             return []
-        incident = entry.incident
-        record = IncidentRecord(
-            number=incident.number,
-            step=IncidentStep.STOOD,
-            at_s=entry.seen_s,
-            component=component,
-            since_s=incident.since_s,
-            score=incident.records[-1].score,
-            evidence=_bounded(lines),
-        )
-        return [self._append(entry, record)]
+        score = entry.incident.records[-1].score
+        return [self._append(entry, _bare_record(entry, IncidentStep.STOOD, score, _bounded(lines)))]
 
     def close(self) -> list[IncidentRecord]:
         """Return the records that end all open incidents when the writer leaves. The next writer
@@ -178,7 +169,9 @@ def _record(number: int, step: IncidentStep, one: Suspicion, now_s: float) -> In
     )
 
 
-def _bare_record(entry: _Followed, step: IncidentStep) -> IncidentRecord:
+def _bare_record(
+    entry: _Followed, step: IncidentStep, score: float = 0.0, evidence: tuple[str, ...] = ()
+) -> IncidentRecord:
     """Return a record without a finding, at the time of the last finding."""
     incident = entry.incident
     return IncidentRecord(
@@ -187,4 +180,6 @@ def _bare_record(entry: _Followed, step: IncidentStep) -> IncidentRecord:
         at_s=entry.seen_s,
         component=incident.component,
         since_s=incident.since_s,
+        score=score,
+        evidence=evidence,
     )

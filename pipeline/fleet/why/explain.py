@@ -16,7 +16,6 @@ from pipeline.fleet.why.types import (
     Outlook,
     Snapshot,
     count,
-    gravity,
     seconds,
     worst,
 )
@@ -192,7 +191,7 @@ def _unit_chains(s: Snapshot, waits: Waits, totals: Totals) -> list[Chain]:
         lacking = admission_chain(s, totals)
         if chains:
             lacking = lacking.after(f"{count(missing - waits.num_running, noun)} are not yet admitted")
-        grouped = sorted([*grouped, lacking], key=gravity, reverse=True)
+        grouped = sorted([*grouped, lacking], key=lambda chain: chain.outlook.gravity, reverse=True)
     if (useless := _without_signal(s, waits)) is not None:
         grouped = [useless, *(chain for chain in grouped if chain.outlook is not Outlook.MOVES)]
     return [chain.after(link) for chain in grouped]
@@ -220,7 +219,7 @@ def _grouped(chains: list[Chain], *, enough: bool) -> list[Chain]:
         root = (chain.cause, chain.who)
         first = by_root.get(root)
         by_root[root] = chain if first is None else replace(first, num_units=first.num_units + 1)
-    return sorted(by_root.values(), key=gravity, reverse=not enough)
+    return sorted(by_root.values(), key=lambda chain: chain.outlook.gravity, reverse=not enough)
 
 
 def _gate_chain(s: Snapshot, waits: Waits, totals: Totals) -> Chain | None:

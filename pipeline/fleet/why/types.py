@@ -34,6 +34,10 @@ class Outlook(StrEnum):
     ENDED = "ended"
     """The run is over, or nearly."""
 
+    @property
+    def gravity(self) -> int:
+        return (Outlook.MOVES, Outlook.ENDED, Outlook.MENDS, Outlook.YOU).index(self)
+
 
 class Cause(StrEnum):
     """The root cause of a chain."""
@@ -209,17 +213,9 @@ class Explanation:
         return cls("; ".join(chains[0].links), chains[0].outlook, tuple(chains), tuple(also))
 
 
-_WEIGHT = {Outlook.YOU: 3, Outlook.MENDS: 2, Outlook.ENDED: 1, Outlook.MOVES: 0}
-
-
 def worst(chains: Sequence[Chain]) -> Chain:
     """Return the chain with the gravest outlook; the first one if several are equal."""
-    return max(chains, key=lambda chain: _WEIGHT[chain.outlook])
-
-
-def gravity(chain: Chain) -> int:
-    """Return the weight of a chain's outlook, for sorting."""
-    return _WEIGHT[chain.outlook]
+    return max(chains, key=lambda chain: chain.outlook.gravity)
 
 
 def seconds(value: float) -> str:
