@@ -1,8 +1,10 @@
-"""How long a worker may go on without progress or without a heartbeat before it is not well."""
+"""How long a worker may go on without progress or without a heartbeat before it is not well, and how much
+evidence blames one worker of a fleet."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 from typing import TYPE_CHECKING
 
 from pipeline.process.work import LEAST_S, piece_limit_s
@@ -61,6 +63,12 @@ class Limits:
                 return self.drain_timeout_s + piece_limit_s(slowest_s, self.stuck_after_s)
             case LimitKind.PIECE:
                 return piece_limit_s(slowest_s, self.stuck_after_s)
+
+
+def evidence_bound(num_workers: int) -> float:
+    """Return the log-likelihood ratio at which a sequential test blames a worker: the larger the fleet, the
+    higher, since each worker may be blamed by chance."""
+    return 14.0 + log(max(num_workers / 32.0, 1.0))
 
 
 def limits_of(config: RunConfig | LightConfig) -> Limits:

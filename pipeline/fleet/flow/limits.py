@@ -10,7 +10,7 @@ Whether attempts fail too often is a sequential probability ratio test on counts
     S <- max(0, S + failed ln(p1/p0) + finished ln((1-p1)/(1-p0)))
 
 Here p0 is the role's median failure rate, at least 3 %, and p1 is four times p0, clamped to 40 to
-90 %. One row contributes at most 5. A worker fails the test at S >= 14 + ln(max(workers / 32, 1))."""
+90 %. One row contributes at most 5. A worker fails the test at ``fleet.limits.evidence_bound``."""
 
 from __future__ import annotations
 
@@ -92,13 +92,7 @@ class UsualLimit:
 
 P0_FLOOR = 0.03
 P1_FLOOR = 0.4
-BOUND = 14.0
 _CLIP = 5.0
-
-
-def bound(num_workers: int) -> float:
-    """Return the threshold for a fleet of this size."""
-    return BOUND + log(max(num_workers / 32, 1.0))
 
 
 class ErrorTest:

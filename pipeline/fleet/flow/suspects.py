@@ -16,10 +16,11 @@ from pipeline.fleet.flow import service
 from pipeline.fleet.flow.fleet import FleetTracks
 from pipeline.fleet.flow.format import Awaited
 from pipeline.fleet.flow.graph import circle, other_end
-from pipeline.fleet.flow.limits import FLOOR_S, bound
+from pipeline.fleet.flow.limits import FLOOR_S
 from pipeline.fleet.flow.links import LinkSign, LinkTrack
 from pipeline.fleet.flow.rows import Symptom
 from pipeline.fleet.flow.workers import WorkerTrack
+from pipeline.fleet.limits import evidence_bound
 from pipeline.runtime.liveness import SILENT_AFTER_S
 
 SILENT_S = SILENT_AFTER_S
@@ -330,7 +331,7 @@ def _deadlock(fleet: FleetTracks) -> Iterator[FlowSuspect]:
 
 
 def _erring(fleet: FleetTracks) -> Iterator[FlowSuspect]:
-    limit = bound(len(fleet.workers))
+    limit = evidence_bound(len(fleet.workers))
     for track in fleet.live():
         test = track.errors
         if test.total >= limit:

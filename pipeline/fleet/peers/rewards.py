@@ -8,10 +8,9 @@ changed by six standard errors. Only samples of new work count."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from pipeline.fleet.limits import evidence_bound
 from pipeline.fleet.peers.frame import Columns, Frame, RuleResult, of_peers
 from pipeline.fleet.peers.groups import TINY, Floats, Groups, WorkerArrays
 from pipeline.fleet.peers.thresholds import Tuning
@@ -62,7 +61,7 @@ class RewardTest:
         one["repeats"] += is_same
         one["pairs"] += is_pair
         np.copyto(one["last"], reward, where=is_known)
-        bound = 14.0 + math.log(max(len(frame.workers) / 32.0, 1.0))
+        bound = evidence_bound(len(frame.workers))
         share = of_peers(((one["repeats"] + 1.0) / (one["pairs"] + 2.0)).astype(np.float32), groups)
         frozen = one["run"] * -np.log(np.clip(share, _LEAST_REPEATS, 1.0 - 1e-6)) / bound
         # only while the peers' rewards vary

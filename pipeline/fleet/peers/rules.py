@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.fleet.limits import evidence_bound
 from pipeline.fleet.peers.frame import Columns, Finding, Frame, RuleResult, first_of_each, of_peers
 from pipeline.fleet.peers.groups import Floats, Groups, WorkerArrays, medians
 from pipeline.fleet.peers.growth import MemoryGrowth
@@ -334,7 +335,7 @@ def _errors(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
     num = np.where(known, count, np.float32(0.0))
     gain = (num * np.log(high / low) - (high - low) * np.float32(step_s)).astype(np.float32)
     evidence = rules.own("evidence")
-    bound = 14.0 + math.log(max(len(frame.workers) / 32.0, 1.0))
+    bound = evidence_bound(len(frame.workers))
     raised = np.clip(evidence + np.minimum(gain, np.float32(tuning.error_clip)), 0.0, 3.0 * bound)
     np.copyto(evidence, raised.astype(np.float32), where=known)
 

@@ -10,11 +10,12 @@ import pytest
 from pipeline.fleet.flow.fleet import FleetTracks, role_by_name
 from pipeline.fleet.flow.format import Awaited, is_unknown, read_wait
 from pipeline.fleet.flow.graph import reached, wait_graph, waiters
-from pipeline.fleet.flow.limits import ErrorTest, UsualLimit, bound
+from pipeline.fleet.flow.limits import ErrorTest, UsualLimit
 from pipeline.fleet.flow.rows import LinkRow, StateRow, Symptom
 from pipeline.fleet.flow.service import BOUND, RoleService, ServiceSum, slow_workers
 from pipeline.fleet.flow.suspects import FlowSuspect
 from pipeline.fleet.flow.watcher import rank
+from pipeline.fleet.limits import evidence_bound
 from pipeline.runtime.registry.contract import WaitingFor
 
 
@@ -176,17 +177,17 @@ def test_errors_far_above_those_of_the_role_are_named_and_usual_ones_not() -> No
     erring, usual = ErrorTest(), ErrorTest()
     for _ in range(6):
         erring.count(1, 2, 0.0)
-    assert erring.total >= bound(26)
+    assert erring.total >= evidence_bound(26)
     for _ in range(500):
         usual.count(20, 2, 0.1)
-    assert usual.total < bound(26)
-    assert bound(320) == bound(1) + log(10)
+    assert usual.total < evidence_bound(26)
+    assert evidence_bound(320) == evidence_bound(1) + log(10)
 
 
 def test_one_row_of_many_errors_is_not_enough() -> None:
     once = ErrorTest()
     once.count(0, 1000, 0.0)
-    assert once.total < bound(1)
+    assert once.total < evidence_bound(1)
 
 
 def made(*states: StateRow, links: tuple[LinkRow, ...] = ()) -> FleetTracks:
