@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -124,7 +124,9 @@ async def _stay(
         with supervisor.signals():
             try:
                 await _prepare(supervisor, _bring(manifest, folder, files, requester))
-                await _check_code_again(request)
+                # the run's code may have been updated meanwhile
+                async with _connected(request) as (_, registry):
+                    _check_code(await registry.last_settings_change(), request)
             except BaseException:
                 await asyncio.to_thread(supervisor.close)
                 raise
@@ -137,11 +139,9 @@ async def _stay(
 
 async def _agreed(request: JoinRequest) -> Manifest:
     """Return the manifest of a run, after checking that this host may join it."""
-    client = connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_PATIENCE_S)
-    board, registry = JoinBoard(client, request.run), RedisRegistry(client, request.run)
     try:
         # concurrently: they need several round trips, and the ledger may be far away
-        async with asyncio.TaskGroup() as tasks:
+        async with _connected(request) as (board, registry), asyncio.TaskGroup() as tasks:
             tasks.create_task(_check_clock(board))
             publishing = tasks.create_task(_published(request, board, registry))
             changing = tasks.create_task(registry.last_settings_change())
@@ -153,9 +153,6 @@ async def _agreed(request: JoinRequest) -> Manifest:
                 f"the ledger at {hide_password(request.ledger_url)} cannot be reached from {socket.gethostname()}: {error}"
             ) from error
         raise error from None
-    finally:
-        await registry.aclose()
-        await board.aclose()
     check_same(_decoded(encoded, ManifestHead).code, own_version())
     manifest = _decoded(encoded, Manifest)
     if manifest.trouble:
@@ -163,6 +160,17 @@ async def _agreed(request: JoinRequest) -> Manifest:
     _check_role(manifest, request.role)
     _check_code(changing.result(), request)
     return manifest
+
+
+@contextlib.asynccontextmanager
+async def _connected(request: JoinRequest) -> AsyncIterator[tuple[JoinBoard, RedisRegistry]]:
+    client = connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_PATIENCE_S)
+    board, registry = JoinBoard(client, request.run), RedisRegistry(client, request.run)
+    try:
+        yield board, registry
+    finally:
+        await registry.aclose()
+        await board.aclose()
 
 
 async def _published(request: JoinRequest, board: JoinBoard, registry: RedisRegistry) -> bytes:
@@ -215,16 +223,6 @@ def _check_role(manifest: Manifest, role: Role) -> None:
         raise ConfigError(
             "weights.path of the run is file, so generators of other hosts get no weights; start it with weights.path auto"
         )
-
-
-async def _check_code_again(request: JoinRequest) -> None:
-    """Repeat the check after the files were fetched: the run's code may have been updated
-    meanwhile."""
-    registry = RedisRegistry(connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_PATIENCE_S), request.run)
-    try:
-        _check_code(await registry.last_settings_change(), request)
-    finally:
-        await registry.aclose()
 
 
 def _check_code(last: SettingsChange | None, request: JoinRequest) -> None:
@@ -323,10 +321,8 @@ async def join_and_stay(
 
 async def _resumed(request: JoinRequest, stay_s: float) -> bool:
     """Wait until the run is running again; return False if it has finished, or at the deadline."""
-    client = connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_ANSWER_S)
-    board, registry = JoinBoard(client, request.run), RedisRegistry(client, request.run)
     deadline = time.monotonic() + stay_s
-    try:
+    async with _connected(request) as (board, registry):
         while time.monotonic() < deadline:
             with contextlib.suppress(LedgerUnavailable):
                 status = await registry.run_status()
@@ -335,7 +331,4 @@ async def _resumed(request: JoinRequest, stay_s: float) -> bool:
                 if status.state is RunState.RUNNING and await board.manifest():
                     return True
             await asyncio.sleep(_POLL_S)
-    finally:
-        await registry.aclose()
-        await board.aclose()
     return False
