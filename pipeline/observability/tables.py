@@ -11,6 +11,7 @@ from rich.text import Text
 
 from pipeline.fleet.health import HealthKind
 from pipeline.fleet.status import QueueRow, RoleRow, WorkerRow, doing, pause_words
+from pipeline.ledger.inspection import MAX_STALENESS, DropsView, StalenessView
 from pipeline.ledger.types import Audit, Totals
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from protocol.ids import Role
@@ -191,3 +192,72 @@ def groups_line(totals: Totals) -> str:
 def tokens_line(totals: Totals) -> str:
     """Return the token totals on one line; a token is trained once a checkpoint holds its effect."""
     return f"{totals.num_tokens_generated:,} generated, {totals.num_tokens_trained:,} trained and checkpointed"
+
+
+def versions_lines(found: StalenessView) -> Iterator[Any]:
+    """Yield units by staleness, as lines and a table."""
+    units = f"{found.unit}s"
+    yield f"version {found.policy_version:,}; staleness of at most {found.eta} is trained on; {units}:"
+    yield versions_table(found)
+    if found.num_unbegun:
+        yield f"{found.num_unbegun:,} running {units} have no token yet"
+
+
+def drops_lines(found: DropsView) -> Iterator[Any]:
+    """Yield what was dropped, by reason, next to what was trained on, as lines and a table."""
+    if not (found.dropped or found.trained.num_trajectories):
+        yield "nothing was trained on or dropped yet"
+        return
+    yield drops_table(found)
+    for words in found.warnings:
+        yield f"warning: {printable_line(words)}"
+
+
+def versions_table(found: StalenessView) -> Table:
+    columns: dict[str, Mapping[int, int]] = {
+        "ready": found.ready,
+        "running": found.running,
+        "claimed": found.claimed,
+        "trained": found.trained,
+        **{_reason(reason): counts for reason, counts in found.dropped.items()},
+    }
+    table = plain_table(("behind", "right"), *((name, "right") for name in columns))
+    for behind in sorted({behind for counts in columns.values() for behind in counts}):
+        label = f"{behind}+" if behind == MAX_STALENESS else str(behind)
+        table.add_row(label, *(_share(counts.get(behind, 0), sum(counts.values())) for counts in columns.values()))
+    table.add_row("all", *(f"{sum(counts.values()):,}" for counts in columns.values()))
+    return table
+
+
+def drops_table(found: DropsView) -> Table:
+    names = ("groups", "responses", "tokens", "mean length", "difficulty")
+    table = plain_table(("", "left"), *((name, "right") for name in names))
+    for row in (found.trained, *found.dropped):
+        tally = row.responses
+        length, difficulty = tally.mean_length, tally.mean_difficulty
+        error = tally.squared_error(found.group_size) ** 0.5
+        table.add_row(
+            _reason(row.reason) or "trained",
+            f"{row.num_groups:,}",
+            f"{row.num_trajectories:,}",
+            f"{row.num_tokens:,}",
+            "–" if length is None else f"{length:,.1f}" + (f" ± {error:,.1f}" if error < float("inf") else ""),
+            "–" if difficulty is None else f"{difficulty:.2f}",
+        )
+    return table
+
+
+def _reason(name: str) -> str:
+    return printable_line(name.replace("_", " "))
+
+
+def _share(number: int, total: int) -> str:
+    return f"{number:,} {100 * number / total:3.0f}%" if number else ""
+
+
+def plain_table(*columns: tuple[str, Any]) -> Table:
+    """Return an empty table without lines, whose columns have these names and sides."""
+    table = Table(**_PLAIN)
+    for name, justify in columns:
+        table.add_column(name, justify=justify, no_wrap=True)
+    return table

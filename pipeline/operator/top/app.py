@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
+from rich.console import Group
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -17,7 +18,7 @@ from textual.containers import Container, VerticalScroll
 from textual.widgets import Static
 
 from pipeline.operator.overview import RunOverview
-from pipeline.operator.top.feed import Feed, InspectionView, drop_lines, version_lines
+from pipeline.operator.top.feed import Feed, InspectionView, drop_page, version_page
 from pipeline.operator.top.format import (
     INCIDENT_COLUMNS,
     INCIDENT_WIDTHS,
@@ -176,8 +177,9 @@ class TopApp(App[int]):
             self._fill(name, lambda rows=rows: rows(picture))
         self._fill("queues", lambda: queue_rows(picture.queues))
         if self._view in ("versions", "drops"):
-            page = version_lines if self._view == "versions" else drop_lines
-            screen.query_one("#page", Static).update(Text("\n".join(page(picture, self._inspected))))
+            page = version_page if self._view == "versions" else drop_page
+            parts = [Text(part) if isinstance(part, str) else part for part in page(picture, self._inspected)]
+            screen.query_one("#page", Static).update(Group(*parts))
 
     def _fill(self, name: str, rows: Callable[[], list[TableRow]]) -> None:
         table = self.screen_stack[0].query_one(f"#{name}", LiveTable)

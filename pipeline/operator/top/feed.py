@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.fleet.status import pause_words
-from pipeline.ledger.inspection import DropsView, EndedRow, StalenessView
+from pipeline.ledger.inspection import DropsView, StalenessView
 from pipeline.observability.log_lines import LogReader
+from pipeline.observability.tables import drops_lines, versions_lines
 from pipeline.operator import steering
 from pipeline.operator.attached import Attached, look_at
 from pipeline.operator.overview import OverviewReader, RunOverview
-from pipeline.operator.top.format import NONE, staleness
+from pipeline.operator.top.format import staleness
 from pipeline.runtime.registry.contract import RunState
 from pipeline.supervisor.run_folder import supervisor_pid
 from protocol.errors import ConfigError, HeadraceError
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from pipeline.ledger.admin import StoredChunk
     from pipeline.runtime.registry.contract import Fleet
 
-_MAX_COLUMNS = 8
-"""Values of staleness with their own column; larger ones share the last."""
-
 
 @dataclass(frozen=True, slots=True)
 class InspectionView:
@@ -42,8 +40,8 @@ class InspectionView:
     drops: DropsView
 
 
-def version_lines(run: RunOverview, found: InspectionView | None) -> list[str]:
-    """Show which versions sample, how stale the newest update was, and units by staleness."""
+def version_page(run: RunOverview, found: InspectionView | None) -> list[Any]:
+    """Return which versions sample, how stale the newest update was, and units by staleness."""
     versions = run.versions
     lines = [f"published: version {versions.published}"]
     for version, number in sorted(versions.sampling.items(), reverse=True):
@@ -52,57 +50,15 @@ def version_lines(run: RunOverview, found: InspectionView | None) -> list[str]:
         lag = f", {behind} behind" if version >= 0 and behind > 0 else ""
         lines.append(f"  {name}: {number} generator{'' if number == 1 else 's'}{lag}")
     lines.append(f"newest update: {staleness(run)}")
-    return lines if found is None else [*lines, "", *_histogram(found.versions)]
+    return lines if found is None else [*lines, "", *versions_lines(found.versions)]
 
 
-def _histogram(view: StalenessView) -> list[str]:
-    counts: dict[str, Mapping[int, int]] = {
-        "running": view.running,
-        "ready": view.ready,
-        "claimed": view.claimed,
-        "trained": view.trained,
-        **{f"dropped: {printable_line(reason)}": by for reason, by in view.dropped.items() if by},
-    }
-    top = min(_MAX_COLUMNS - 1, max([view.eta, *(value for by in counts.values() for value in by)]))
-    is_cut = any(value > top for by in counts.values() for value in by)
-    names = [str(value) for value in range(top + 1)]
-    if is_cut:
-        names[-1] += "+"
-    lines = [f"units ({view.unit}) by staleness, in versions; the limit is {view.eta}", _line("", names)]
-    for name, by in counts.items():
-        cells = [sum(number for value, number in by.items() if min(value, top) == column) for column in range(top + 1)]
-        lines.append(_line(name, [f"{cell:,}" if cell else NONE for cell in cells]))
-    if view.num_unbegun:
-        lines.append(f"and {view.num_unbegun:,} running units without a token")
-    return lines
-
-
-def drop_lines(run: RunOverview, found: InspectionView | None) -> list[str]:
-    """Show what was dropped by reason, with length and difficulty, compared with what was trained."""
+def drop_page(run: RunOverview, found: InspectionView | None) -> list[Any]:
+    """Return what was dropped by reason, next to what was trained on."""
     if found is None:
         return [run.trouble or "the ledger has not answered yet"]
-    head = ("groups", "responses", "tokens", "length", "difficulty")
-    lines = [_line("", head, 11), _line("trained", _cells(found.drops.trained), 11)]
-    lines += [_line(f"dropped: {printable_line(row.reason)}", _cells(row), 11) for row in found.drops.dropped]
-    if not found.drops.dropped:
-        lines.append("nothing was dropped")
-    lines += ["", "length: mean tokens; difficulty: 1 minus the mean accuracy of the group"]
-    return [*lines, *(f"! {printable_line(warning)}" for warning in found.drops.warnings)]
-
-
-def _cells(row: EndedRow) -> list[str]:
-    length, difficulty = row.responses.mean_length, row.responses.mean_difficulty
-    return [
-        f"{row.num_groups:,}",
-        f"{row.num_trajectories:,}",
-        f"{row.num_tokens:,}",
-        NONE if length is None else f"{length:,.1f}",
-        NONE if difficulty is None else f"{difficulty:.2f}",
-    ]
-
-
-def _line(name: str, cells: Sequence[str], width: int = 7) -> str:
-    return f"{name:<22}" + "".join(f"{cell:>{width}}" for cell in cells)
+    words = "length: mean tokens of finished responses; difficulty: 1 minus the mean accuracy of the group"
+    return [*drops_lines(found.drops), "", words]
 
 
 _CONNECT_S = 8.0

@@ -23,12 +23,12 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.cli.ledger_views import drops_lines, drops_table
 from pipeline.cli.top import life
 from pipeline.ledger.inspection import DropsView, EndedRow, ResponseTally
 from pipeline.ledger.server.embedded import open_ledger
 from pipeline.ledger.types import Claim
 from pipeline.observability.samples import ResponseSample
+from pipeline.observability.tables import drops_lines, drops_table
 from pipeline.operator.attached import Attached, look_at
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.supervisor.run_folder import run_lock
