@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -39,7 +40,8 @@ class HerePlace:
     def launcher(self) -> LocalJoinLauncher:
         program = (sys.executable, stand_in.__file__, str(self.folder))
         join = join_command(self.folder)
-        launcher = LocalJoinLauncher(join, self.state, lambda: join.url, program)
+        # the ledger's address is known only once the run has begun
+        launcher = LocalJoinLauncher(replace(join, url=""), self.state, lambda: join.url, program)
         self.launchers.append(launcher)
         return launcher
 
@@ -74,7 +76,9 @@ def test_a_joined_worker_of_this_host_gets_its_token_by_a_private_file_alone(
     until_state(place.launcher(), "generator-0", JobState.RUNNING)
     until((place.folder / "given-generator-0").exists)
     assert_no_secret_but_in_a_private_file(place.folder, "generator-0")
-    assert given(place.folder, "generator-0")["environment"]["XDG_STATE_HOME"] == str(place.state)
+    found = given(place.folder, "generator-0")
+    assert found["environment"]["XDG_STATE_HOME"] == str(place.state)
+    assert join_command(place.folder).url in found["arguments"]
 
 
 def test_ended_jobs_leave_no_folder_and_no_process_and_what_they_printed_stays(place: HerePlace) -> None:
