@@ -103,10 +103,12 @@ def test_restarts_that_incidents_ordered_count_on_in_the_next_supervisor(host: H
     assert host.suspect(310.0, 3)[:1] == [(RepairLevel.EVICT, "generator-1")]
 
 
-def test_those_of_longer_ago_than_the_window_do_not(host: Host) -> None:
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_those_of_longer_ago_than_the_window_do_not(host: Host, is_restarted: bool) -> None:
     host.suspect(0.0, 1)
     host.suspect(160.0, 2)
-    host.begin(1100.0)
+    if is_restarted:
+        host.begin(1100.0)
     assert (RepairLevel.RESTART, "generator-1") in host.suspect(1110.0, 3)
 
 
