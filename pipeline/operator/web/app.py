@@ -119,6 +119,7 @@ class ServedRuns:
         self._readers: dict[str, RunReader] = {}
         self._history = HistoryFigures()
         self._history_lock = asyncio.Lock()
+        self._recording = asyncio.Lock()
         self._listed: tuple[float, bytes] | None = None
         self._kept = KeptFiles()
         self._listing = asyncio.Lock()
@@ -155,7 +156,8 @@ class ServedRuns:
 
     async def record(self, name: str) -> bytes:
         run_dir = self.run_dir(name)
-        async with self._history_lock:
+        # One at a time: it parses the whole history, 10 s for 100,000 updates.
+        async with self._recording:
             return await asyncio.to_thread(lambda: encoded(record_figures(run_dir, read_records(run_dir))))
 
     def end_streams(self) -> None:
