@@ -3,7 +3,7 @@
 A mini-batch is one optimiser step; a micro-batch under a token budget is one forward pass.
 Everything here is a pure function of numpy arrays; no torch.
 
-Loss weights are computed from the whole mini-batch (``pipeline.algorithms.aggregation``) before it
+Loss weights are computed from the whole mini-batch (``pipeline.algorithms.terms.aggregation``) before it
 is cut, so every plan that uses each sample once gives the same gradient."""
 
 from __future__ import annotations

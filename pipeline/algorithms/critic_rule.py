@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.advantage import discounted_sums, terminal_rewards
-from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
 from pipeline.algorithms.guidance import UNGUIDED, guided_columns, is_right
 from pipeline.algorithms.objective import Objective
+from pipeline.algorithms.terms.advantage import discounted_sums, terminal_rewards
+from pipeline.algorithms.terms.aggregation import Aggregation
+from pipeline.algorithms.terms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
 from pipeline.config.catalogue import Declaration, check_advantages_are_read
 from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.trajectory import Field, GuidanceScore, RewardScore

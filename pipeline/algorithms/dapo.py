@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.advantage import group_advantages
 from pipeline.algorithms.group_rule import GroupRule, Responses
+from pipeline.algorithms.terms.advantage import group_advantages
 from pipeline.config.catalogue import Declaration
 
 

@@ -8,11 +8,24 @@ from __future__ import annotations
 from jaxtyping import Shaped
 from torch import Tensor
 
-from pipeline.algorithms.divergence import kl_estimate, token_divergence
-from pipeline.algorithms.guided_loss import token_credit
-from pipeline.algorithms.importance import approximate_proximal, behavior_ratio, correction_weights, rejection_mask
 from pipeline.algorithms.objective import Importance, Objective, Proximal, Rejection
-from pipeline.algorithms.surrogate import GuidedLogprobs, Ints, Mask, SurrogateTerms, Tokens, log_ratio, surrogate_loss
+from pipeline.algorithms.terms.guided import token_credit
+from pipeline.algorithms.terms.importance import (
+    approximate_proximal,
+    behavior_ratio,
+    correction_weights,
+    rejection_mask,
+)
+from pipeline.algorithms.terms.kl import kl_estimate, token_divergence
+from pipeline.algorithms.terms.ratio import (
+    GuidedLogprobs,
+    Ints,
+    Mask,
+    SurrogateTerms,
+    Tokens,
+    log_ratio,
+    surrogate_loss,
+)
 
 
 def imitation_loss(logprobs: Tokens, mask: Mask) -> Tokens:

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, Real
 
-from pipeline.algorithms.aggregation import Aggregation, row_weights
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.guidance import PUBLISHED, GuidanceSettings
+from pipeline.algorithms.terms.aggregation import Aggregation, row_weights
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.advantage import discounted_sums, group_advantages, terminal_rewards, whiten_rows
 from pipeline.algorithms.group_rule import GroupRule, Responses
+from pipeline.algorithms.terms.advantage import discounted_sums, group_advantages, terminal_rewards, whiten_rows
 from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.advantage import leave_one_out_advantages
 from pipeline.algorithms.group_rule import GroupRule, Responses
+from pipeline.algorithms.terms.advantage import leave_one_out_advantages
 from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 

@@ -85,7 +85,7 @@ AGGREGATIONS: Final = (
     "seq-mean-token-sum-norm",
     "token-sum",
 )
-"""Modes of ``pipeline.algorithms.aggregation``. Any other function is named by its import path."""
+"""Modes of ``pipeline.algorithms.terms.aggregation``. Any other function is named by its import path."""
 
 
 def _known_engine(*built_in: str) -> AfterValidator:

@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
-from pipeline.algorithms.surrogate import surrogate_named
+from pipeline.algorithms.terms.ratio import surrogate_named
 from pipeline.config.catalogue import rule_class
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Claim, ClaimedUnit, Restart, Unit

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pipeline.algorithms.aggregation import row_weights
-from pipeline.algorithms.surrogate import SurrogateTerms, surrogate_loss
+from pipeline.algorithms.terms.aggregation import row_weights
+from pipeline.algorithms.terms.ratio import SurrogateTerms, surrogate_loss
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.model_folder import weight_bytes

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.algorithms.advantage import GROUP_EPSILON, discounted_sums, whiten_rows
 from pipeline.algorithms.group_rule import Responses
 from pipeline.algorithms.grpo import DrGrpo, Grpo
 from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.reinforce import ReinforcePlusPlusBaseline
 from pipeline.algorithms.rloo import Rloo
+from pipeline.algorithms.terms.advantage import GROUP_EPSILON, discounted_sums, whiten_rows
 from pipeline.rewards.dapo_math import score
 from pipeline.rewards.shaping import soft_overlong_penalty
 

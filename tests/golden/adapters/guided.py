@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.guidance import GuidanceSettings
-from pipeline.algorithms.guided_loss import first_error_weights, published_weights, standard_weights
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.algorithms.surrogate import GuidedLogprobs
+from pipeline.algorithms.terms.aggregation import Aggregation
+from pipeline.algorithms.terms.guided import first_error_weights, published_weights, standard_weights
+from pipeline.algorithms.terms.ratio import GuidedLogprobs
 from tests.golden.adapters.batch import Rows, gradient
 
 Case = Mapping[str, Any]

@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.aggregation import Aggregation
-from pipeline.algorithms.divergence import kl_estimate, row_divergence
 from pipeline.algorithms.guidance import is_right
-from pipeline.algorithms.importance import approximate_proximal, mean_weight
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.objective import (
     Importance,
@@ -24,6 +21,9 @@ from pipeline.algorithms.objective import (
     RejectionLevel,
     Surrogate,
 )
+from pipeline.algorithms.terms.aggregation import Aggregation
+from pipeline.algorithms.terms.importance import approximate_proximal, mean_weight
+from pipeline.algorithms.terms.kl import kl_estimate, row_divergence
 from protocol.trajectory import RewardScore
 from tests.golden.adapters.batch import Rows, gradient
 from tests.golden.adapters.ledger import capacity, in_memory

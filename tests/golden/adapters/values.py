@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.algorithms.advantage import discounted_sums, terminal_rewards, whiten_rows
-from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.critic_rule import TokenSpan
-from pipeline.algorithms.gae import (
+from pipeline.algorithms.objective import Objective
+from pipeline.algorithms.terms.advantage import discounted_sums, terminal_rewards, whiten_rows
+from pipeline.algorithms.terms.aggregation import Aggregation
+from pipeline.algorithms.terms.gae import (
     adaptive_lambda,
     lambda_targets,
     whiten_windows,
     window_deltas,
     window_policy_mask,
 )
-from pipeline.algorithms.objective import Objective
-from pipeline.algorithms.surrogate import clipped_value_loss
+from pipeline.algorithms.terms.ratio import clipped_value_loss
 from pipeline.algorithms.vapo import Vapo
 from pipeline.ledger.types import Unit
 from protocol.trajectory import RewardScore

@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.algorithms.batching import TrainingSample, pack
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Objective
-from pipeline.algorithms.surrogate import GuidedLogprobs
+from pipeline.algorithms.terms.ratio import GuidedLogprobs
 
 few = settings(max_examples=8, deadline=None)
 """For claims that run a whole loss: each example costs some milliseconds under shape checks."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.algorithms.advantage import (
+from pipeline.algorithms.terms.advantage import (
     discounted_sums,
     group_advantages,
     leave_one_out_advantages,

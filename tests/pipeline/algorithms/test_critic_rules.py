@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.critic_rule import CriticRule
 from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.ppo import Ppo
+from pipeline.algorithms.terms.aggregation import Aggregation
 from pipeline.algorithms.tppo import Tppo
 from pipeline.algorithms.vapo import Vapo
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.algorithms import Algorithm, NonFiniteUnit, build
 from pipeline.algorithms.dapo import Dapo
-from pipeline.algorithms.divergence import KLEstimator
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
+from pipeline.algorithms.terms.kl import KLEstimator
 from pipeline.config.schema import RunConfig
 from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit

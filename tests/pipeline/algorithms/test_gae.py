@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.algorithms.advantage import discounted_sums, terminal_rewards
-from pipeline.algorithms.gae import (
+from pipeline.algorithms.terms.advantage import discounted_sums, terminal_rewards
+from pipeline.algorithms.terms.gae import (
     adaptive_lambda,
     explained_variance,
     lambda_targets,
@@ -20,7 +20,7 @@ from pipeline.algorithms.gae import (
     window_deltas,
     window_policy_mask,
 )
-from pipeline.algorithms.surrogate import clipped_value_loss
+from pipeline.algorithms.terms.ratio import clipped_value_loss
 from tests.pipeline.algorithms.packed import some
 
 VALUES = np.array([0.1, 0.2, 0.4, 0.3])

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.algorithms import build
-from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.cispo import Cispo
 from pipeline.algorithms.dapo import Dapo
@@ -21,6 +20,7 @@ from pipeline.algorithms.gspo import Gspo
 from pipeline.algorithms.objective import Objective, Surrogate
 from pipeline.algorithms.reinforce import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from pipeline.algorithms.rloo import Rloo
+from pipeline.algorithms.terms.aggregation import Aggregation
 from pipeline.config.schema import RunConfig
 from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
 from pipeline.ledger.types import ClaimedUnit

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample, pack
 from pipeline.algorithms.guidance import PUBLISHED, GuidanceSettings
-from pipeline.algorithms.guided_loss import (
+from pipeline.algorithms.objective import Importance, Objective, Surrogate
+from pipeline.algorithms.terms.aggregation import Aggregation
+from pipeline.algorithms.terms.guided import (
     clusters,
     first_places,
     nlft,
@@ -24,8 +25,7 @@ from pipeline.algorithms.guided_loss import (
     token_credit,
     unlikelihood,
 )
-from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.algorithms.surrogate import GuidedLogprobs, Mask, Surrogates, SurrogateTerms, TokenLoss, surrogate_named
+from pipeline.algorithms.terms.ratio import GuidedLogprobs, Mask, Surrogates, SurrogateTerms, TokenLoss, surrogate_named
 from tests.pipeline.algorithms.packed import Policy, few, guided_samples, guided_tokens, some, token_losses, train
 
 GUIDED = tuple(
@@ -112,7 +112,7 @@ def test_a_surrogate_sees_no_guidance_off_the_mask(monkeypatch: pytest.MonkeyPat
         seen.append(terms)
         return -terms.logprobs
 
-    monkeypatch.setattr("pipeline.algorithms.guided_loss.nlft", remember)
+    monkeypatch.setattr("pipeline.algorithms.terms.guided.nlft", remember)
     surrogate_named.cache_clear()
     samples = guided_samples(1)
     token_losses(GUIDED[0], samples, Policy.near(samples, 1))

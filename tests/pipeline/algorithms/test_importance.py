@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.divergence import row_divergence, token_divergence
-from pipeline.algorithms.importance import (
+from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel
+from pipeline.algorithms.terms.importance import (
     approximate_proximal,
     behavior_ratio,
     correction_weights,
@@ -17,7 +17,7 @@ from pipeline.algorithms.importance import (
     mean_weight,
     rejection_mask,
 )
-from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel
+from pipeline.algorithms.terms.kl import row_divergence, token_divergence
 
 OLD = torch.log(torch.tensor([0.8, 0.2, 0.5, 0.5], dtype=torch.float64))
 BEHAVIOR = torch.log(torch.tensor([0.2, 0.8, 0.5, 0.4], dtype=torch.float64))

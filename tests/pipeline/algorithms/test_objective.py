@@ -11,9 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
-from pipeline.algorithms.divergence import kl_estimate
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.objective import (
     Importance,
@@ -25,6 +23,8 @@ from pipeline.algorithms.objective import (
     RejectionLevel,
     Surrogate,
 )
+from pipeline.algorithms.terms.aggregation import Aggregation
+from pipeline.algorithms.terms.kl import kl_estimate
 from tests.pipeline.algorithms.packed import Policy, few, random_samples, token_losses, train, without_loss
 
 SEEDS = st.integers(0, 2**32 - 1)

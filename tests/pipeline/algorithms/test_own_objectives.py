@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pipeline.algorithms import build
-from pipeline.algorithms.aggregation import Aggregation, row_weights
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
+from pipeline.algorithms.terms.aggregation import Aggregation, row_weights
 from pipeline.config.catalogue import AGGREGATIONS, SURROGATES
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.config.unread import unread

@@ -10,7 +10,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from pipeline.algorithms.surrogate import clipped_loss, sequence_ratio
+from pipeline.algorithms.terms.ratio import clipped_loss, sequence_ratio
 
 
 def test_tensors_of_different_lengths_are_refused() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline.algorithms.surrogate import (
+from pipeline.algorithms.terms.ratio import (
     cispo_loss,
     clipped_loss,
     log_ratio,

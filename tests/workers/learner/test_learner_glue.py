@@ -13,7 +13,6 @@ import torch
 
 import workers.learner.learner
 import workers.learner.restore
-from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import (
     Importance,
@@ -25,6 +24,7 @@ from pipeline.algorithms.objective import (
     RejectionLevel,
     Surrogate,
 )
+from pipeline.algorithms.terms.aggregation import Aggregation
 from pipeline.config.load import load_config
 from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig

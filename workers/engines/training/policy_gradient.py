@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.batching import ROW_METRICS, PackedBatch, TrainingSample, pack
-from pipeline.algorithms.divergence import row_divergence
-from pipeline.algorithms.importance import mean_weight
 from pipeline.algorithms.loss import imitation_loss, token_loss
-from pipeline.algorithms.surrogate import GuidedLogprobs
+from pipeline.algorithms.terms.importance import mean_weight
+from pipeline.algorithms.terms.kl import row_divergence
+from pipeline.algorithms.terms.ratio import GuidedLogprobs
 from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.model.head import HEAD_BYTES, Entropy

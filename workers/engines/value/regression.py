@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pipeline.algorithms.advantage import terminal_rewards
-from pipeline.algorithms.gae import explained_variance, lambda_targets
-from pipeline.algorithms.surrogate import clipped_value_loss
+from pipeline.algorithms.terms.advantage import terminal_rewards
+from pipeline.algorithms.terms.gae import explained_variance, lambda_targets
+from pipeline.algorithms.terms.ratio import clipped_value_loss
 from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.model.loading import value_head

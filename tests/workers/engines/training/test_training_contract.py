@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel, Surrogate
+from pipeline.algorithms.terms.aggregation import Aggregation
 from pipeline.process.work import Meter, listening
 from pipeline.training import live_states
 from pipeline.training.live_states import StateLoan

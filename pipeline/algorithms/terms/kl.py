@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeline.algorithms.batching import ROW_METRICS
 from pipeline.algorithms.objective import KLEstimator
-from pipeline.algorithms.surrogate import MAX_LOG_RATIO, Floats, Ints, Mask, Tokens, log_ratio, row_mean, row_sum
+from pipeline.algorithms.terms.ratio import MAX_LOG_RATIO, Floats, Ints, Mask, Tokens, log_ratio, row_mean, row_sum
 
 MAX_K3 = 10.0
 """k3 is clamped to +-10, so its gradient is 0 for d below about -2.6 or above 11."""

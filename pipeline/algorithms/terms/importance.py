@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel
-from pipeline.algorithms.surrogate import (
+from pipeline.algorithms.terms.ratio import (
     MAX_LOG_RATIO,
     Floats,
     Ints,

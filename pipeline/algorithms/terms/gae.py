@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-from pipeline.algorithms.advantage import discounted_sums, whiten_rows
+from pipeline.algorithms.terms.advantage import discounted_sums, whiten_rows
 
 
 def adaptive_lambda(length: int, *, alpha: float = 0.05, floor: float = 0.0) -> float:

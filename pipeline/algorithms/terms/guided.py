@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from pipeline.algorithms.guidance import GuidanceSettings
-from pipeline.algorithms.surrogate import (
+from pipeline.algorithms.terms.ratio import (
     Flags,
     Floats,
     GuidedLogprobs,

@@ -130,12 +130,12 @@ def cispo(terms: SurrogateTerms) -> TokenLoss:
 
 
 _BUILT_IN: Final[Mapping[str, str]] = {
-    "clip": "pipeline.algorithms.surrogate:clip",
-    "gspo": "pipeline.algorithms.surrogate:gspo",
-    "cispo": "pipeline.algorithms.surrogate:cispo",
-    "nlft": "pipeline.algorithms.guided_loss:nlft",
-    "nlft-first": "pipeline.algorithms.guided_loss:nlft_first",
-    "nll": "pipeline.algorithms.guided_loss:nll",
+    "clip": "pipeline.algorithms.terms.ratio:clip",
+    "gspo": "pipeline.algorithms.terms.ratio:gspo",
+    "cispo": "pipeline.algorithms.terms.ratio:cispo",
+    "nlft": "pipeline.algorithms.terms.guided:nlft",
+    "nlft-first": "pipeline.algorithms.terms.guided:nlft_first",
+    "nll": "pipeline.algorithms.terms.guided:nll",
 }
 
 
