@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pipeline.config.learning import algorithm_settings
 from pipeline.config.runtime import GenerationSection, RunSection
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
+from pipeline.config.training import DataSection, ModelSection
 from tests.byte_tokenizer import NUM_TOKENS, write_byte_tokenizer
 from tests.workers.engines.tiny import tiny_model
 
@@ -23,6 +24,6 @@ def small_run(folder: Path) -> RunConfig:
         run=RunSection(name="walk", dir=folder, num_updates=1),
         model=ModelSection(path=model),
         data=DataSection(train=(data,), verifier="tests.even_sum:is_even"),
-        algorithm=AlgorithmSection(group_size=4, groups_per_update=2, num_minibatches=1),
+        algorithm=algorithm_settings(group_size=4, groups_per_update=2, num_minibatches=1),
         generation=GenerationSection(window_tokens=4, max_response_tokens=8),
     )

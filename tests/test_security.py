@@ -73,7 +73,7 @@ IMPORTERS = {
     "ops/checks/fuzz.py",
 }
 """Modules that import by name: the module on a process's command line, the configuration's
-verifier, rule or surrogate, and tables of our own. Sinks and the reader of GPUs import packages of
+verifier or rule, and tables of our own. Sinks and the reader of GPUs import packages of
 extras, and tables of columns import pyarrow late."""
 RIVALS = {"ops/bench/ledger/rivals.py"}
 """The rivals of the benchmarks may pickle, among their own processes."""

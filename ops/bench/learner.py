@@ -29,9 +29,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ops.bench.table import Spread, interleaved, provenance, ratios, show, write_json
 from ops.ending import exit_code
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.loss import token_loss
-from pipeline.algorithms.objective import Objective
+from pipeline.algorithms.dapo import Dapo
+from pipeline.algorithms.loss import policy_loss
 from workers.engines.training.policy_gradient import ForwardSettings
 from workers.engines.training.torch import OptimizerSettings, TorchTraining
 
@@ -120,19 +121,17 @@ class PaddedStep:
         self.size = micro_batch_size
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
 
-    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float:
-        weights = objective.token_weights(samples)
+    def step(self, samples: Sequence[TrainingSample], rule: Rule) -> float:
+        weights = rule.token_weights(samples)
         total = 0.0
         for start in range(0, len(samples), self.size):
-            total += self._micro_batch(
-                samples[start : start + self.size], weights[start : start + self.size], objective
-            )
+            total += self._micro_batch(samples[start : start + self.size], weights[start : start + self.size], rule)
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return total
 
-    def _micro_batch(self, samples: Sequence[TrainingSample], weights: list[np.ndarray], objective: Objective) -> float:
+    def _micro_batch(self, samples: Sequence[TrainingSample], weights: list[np.ndarray], rule: Rule) -> float:
         shape = (len(samples), max(sample.tokens.size for sample in samples))
         tokens, attention = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
         mask = torch.zeros(shape, dtype=torch.bool)
@@ -150,8 +149,8 @@ class PaddedStep:
         everything = torch.log_softmax(logits, dim=-1)
         logprobs = everything.gather(-1, tokens[:, 1:, None]).squeeze(-1)
         entropy = -(everything.detach().exp() * everything.detach()).sum(dim=-1)
-        losses, _ = token_loss(
-            objective,
+        losses, _ = policy_loss(
+            rule,
             logprobs=logprobs.flatten(),
             old_logprobs=old[:, 1:].flatten(),
             behavior_logprobs=old[:, 1:].flatten(),
@@ -173,21 +172,21 @@ class Step(Protocol):
     @property
     def size(self) -> int: ...
 
-    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float: ...
+    def step(self, samples: Sequence[TrainingSample], rule: Rule) -> float: ...
 
 
 def fastest(
     make: Callable[[PreTrainedModel, int], Step],
     model: PreTrainedModel,
     samples: list[TrainingSample],
-    objective: Objective,
+    rule: Rule,
 ) -> Step:
     """Return a contender at its fastest micro-batch size, on the weights of ``model``."""
     times: dict[int, float] = {}
     for size in PADDED_SIZES:
         trial = make(copy.deepcopy(model), size)
         started = time.process_time()
-        trial.step(samples, objective)
+        trial.step(samples, rule)
         times[size] = time.process_time() - started
     return make(copy.deepcopy(model), min(times, key=times.__getitem__))
 
@@ -207,18 +206,18 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
     lengths = np.array([sample.tokens.size for sample in samples])
     num_tokens = int(lengths.sum())
     model = make_model(shape.hidden, shape.layers, shape.vocabulary)
-    objective = Objective()
+    rule = Dapo.of()
     packed = TorchTraining(
         copy.deepcopy(model), ForwardSettings(1.0, MAX_TOKENS), OptimizerSettings(learning_rate=1e-6)
     )
-    others = {name: fastest(make, model, samples, objective) for name, make in rivals().items()}
-    ours = packed.step(samples, objective).loss
-    losses = {name: other.step(samples, objective) for name, other in others.items()}
+    others = {name: fastest(make, model, samples, rule) for name, make in rivals().items()}
+    ours = packed.step(samples, rule).loss
+    losses = {name: other.step(samples, rule) for name, other in others.items()}
     for name, loss in losses.items():
         if abs(ours - loss) > 1e-5 * abs(loss):
             raise SystemExit(f"{shape.name}: packed loss {ours}, {name} {loss}; they must be equal to be compared")
-    contenders = {"packed": lambda: packed.step(samples, objective)} | {
-        name: lambda other=other: other.step(samples, objective) for name, other in others.items()
+    contenders = {"packed": lambda: packed.step(samples, rule)} | {
+        name: lambda other=other: other.step(samples, rule) for name, other in others.items()
     }
     seconds = interleaved(contenders, rounds=rounds, clock=time.process_time)
     return {

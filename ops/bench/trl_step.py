@@ -18,8 +18,8 @@ from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Objective
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,8 +54,8 @@ class TrlStep:
         self._model = self._trainer.model.train()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0, fused=True)
 
-    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float:
-        """Do one optimiser step; return the loss. ``objective`` must be the default one, which this trainer
+    def step(self, samples: Sequence[TrainingSample], rule: Rule) -> float:
+        """Do one optimiser step; return the loss. ``rule`` must be the default one, which this trainer
         implements."""
         trainer, num_micro = self._trainer, -(-len(samples) // self.size)
         trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = num_micro

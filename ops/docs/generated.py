@@ -22,6 +22,7 @@ from ops.docs.whole_fleet import whole_collector
 from pipeline.cli import headrace
 from pipeline.config.catalogue import BUILT_IN, declare
 from pipeline.config.describe import Setting, in_toml, purpose, sections, settings
+from pipeline.config.learning import all_settings, settings_of
 from pipeline.ledger.types import DropReason
 from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow, ValueRow
 from pipeline.process.exit_codes import ExitCode
@@ -185,7 +186,12 @@ def rules() -> list[str]:
         for name in own:
             declared = declare(name)
             critic = "a value process serves it" if declared.has_critic else "no value process"
-            preset = [f"{key} = {in_toml(value)}" for key, value in declared.preset.items()]
+            sets = settings_of(name).model_fields
+            preset = [
+                f"{key} = {in_toml(sets[key].default)}"
+                for key, info in all_settings().model_fields.items()
+                if key in sets and key != "name" and sets[key].default != info.default
+            ]
             defaults = "" if preset else " The defaults of `[algorithm]` are its settings."
             lines += [f"The learner claims a {declared.unit} at once; {critic}.{defaults}", ""]
             lines += fenced("\n".join(["[algorithm]", f"name = {in_toml(name)}", *preset]), "toml")

@@ -34,6 +34,8 @@ _LONGEST_S = 120.0
 _DISKS = {FaultKind.DISK_FULL: ("checkpoints", 8 << 20), FaultKind.DISK_FULL_LEDGER: ("ledger", 96 << 20)}
 """Folder under the run's, and bytes of its small disk."""
 _LONG_DISK_FACTOR = 4
+_TPPO = ("algorithm.tail_drop_tokens=2",)
+"""Of windows of eight tokens."""
 _LONG_SETTINGS = (f"engines.settings.step_s={LONG_STEP_S}", "checkpoint.every_updates=10", "observer.enabled=true")
 """Overrides of ``configs/drill.toml`` in a long drill."""
 _MEMORY_BYTES = (128 << 10, 1 << 20)
@@ -133,6 +135,7 @@ def drill(
         f"algorithm.name={plan.algorithm}",
         f"fleet.reward={plan.num_rewards}",
         f"algorithm.dynamic_sampling={'true' if plan.algorithm == 'dapo' else 'false'}",
+        *(_TPPO if plan.algorithm == "tppo" else ()),
         *(_LONG_SETTINGS if plan.is_long else ()),
         *(_LOCAL if engine == "local" else ()),
         *(setting for kind, own in _OWN_SETTINGS.items() if kind in plan.kinds for setting in own),

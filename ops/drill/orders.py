@@ -123,13 +123,13 @@ def _patch_training(module: Any, orders: OrderReader) -> None:
     refused as in a real backend."""
     original, steps, bad = module.EmulatedTraining.step, count(), set[tuple[str, ...]]()
 
-    def step(self: Any, samples: Any, objective: Any, *limits: Any) -> Any:
+    def step(self: Any, samples: Any, rule: Any, *limits: Any) -> Any:
         every, names = orders.get("nan"), tuple(sample.name for sample in samples)
         if not every or (names not in bad and next(steps) % int(every)):
-            return original(self, samples, objective, *limits)
+            return original(self, samples, rule, *limits)
         bad.add(names)
         before = self.state
-        result = original(self, samples, objective)
+        result = original(self, samples, rule)
         self.state = before
         return replace(result, applied=False, loss=float("nan"), grad_norm=float("nan"))
 

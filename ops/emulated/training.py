@@ -20,7 +20,7 @@ from protocol.ids import TrajectoryId
 from workers.engines.training.seam import StepResult
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.objective import Objective
+    from pipeline.algorithms.base import Rule
     from pipeline.weights.tensorfile import Publication
 
 
@@ -68,15 +68,13 @@ class EmulatedTraining(EmulatedLearner):
         is_own = self._law.is_own(self._seed, trajectory, begin, tokens)
         return np.where(is_own, sample.behavior_logprobs, _UNLIKELY).astype(np.float32)
 
-    def step(
-        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
-    ) -> StepResult:
+    def step(self, samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits = NO_LIMITS) -> StepResult:
         """Take one step. Raises EngineError without samples."""
         if not samples:
             raise EngineError("an optimiser step on 0 samples; expected at least 1; skip it")
         num_tokens = _num_tokens(samples)
         self._pace.spend(self._step_s + self._token_s * num_tokens)
-        by_token = objective.token_weights(samples)
+        by_token = rule.token_weights(samples)
         loss = -sum(float((sample.advantages * weight).sum()) for sample, weight in zip(samples, by_token, strict=True))
         if not limits.allow(loss, _GRAD_NORM):
             return StepResult(False, loss, _GRAD_NORM, 0.0, {}, num_tokens)

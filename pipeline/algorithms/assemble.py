@@ -14,10 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.ledger.types import ScoredChunk
-from protocol.errors import LedgerError
+from protocol.errors import HeadraceError, LedgerError
 from protocol.trajectory import Field, GuidanceScore, ReferenceScore, RewardScore, Segment, ValueScore
+
+
+class NonFiniteUnit(HeadraceError, ValueError):
+    """A unit contains NaN or infinity; the learner drops it and goes on."""
+
+    def __init__(self, unit: str, what: str) -> None:
+        super().__init__(
+            f"unit {unit} has NaN or infinity in {what}; it must not be trained on: drop it with reason "
+            "non_finite, and look at the engine or verifier that wrote it"
+        )
+        self.unit = unit
 
 
 def join_segments(parts: Iterable[tuple[Sequence[Segment], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

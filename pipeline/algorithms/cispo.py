@@ -8,17 +8,33 @@ upper one. Meaningless for groups of one response."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from pipeline.algorithms.base import per_token
 from pipeline.algorithms.dapo import Dapo
-from pipeline.config.catalogue import SYMMETRIC, Declaration
+from pipeline.algorithms.group_rule import GroupRule
+from pipeline.config.base import setting
+from pipeline.config.catalogue import Declaration
+from pipeline.config.learning import ClipSettings
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.terms.clip import TokenLoss
+    from pipeline.algorithms.terms.loss_terms import LossTerms
+
+# the paper leaves the upper bound open; 4 is ours
+UPPER_BOUND = {"clip_low": 1.0, "clip_high": 4.0, "dynamic_sampling": False}
 
 
-class Cispo(Dapo):
+class Cispo(GroupRule):
     __slots__ = ()
-    name: ClassVar[str] = "cispo"
-    declaration: ClassVar[Declaration] = Declaration(
-        # the paper leaves the upper bound open; 4 is ours
-        preset=SYMMETRIC | {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0},
-        reads=Dapo.declaration.reads,
-    )
+    declaration: ClassVar[Declaration] = Declaration()
+
+    class Settings(ClipSettings, defaults=UPPER_BOUND):
+        normalize_std: bool = setting(True, "Divide group advantages by the unbiased std + 1e-6.")
+
+    settings: Settings
+    advantages = Dapo.advantages
+
+    @per_token
+    def token_loss(self, terms: LossTerms) -> TokenLoss:
+        return terms.clipped_weight(terms.ratio, self.settings)

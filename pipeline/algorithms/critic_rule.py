@@ -13,24 +13,26 @@ with a window as long as the cap is PPO, bit for bit."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.algorithms.base import Rule, per_token
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.guidance import UNGUIDED, guided_columns, is_right
-from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.terms.advantage import discounted_sums, terminal_rewards
-from pipeline.algorithms.terms.aggregation import Aggregation
 from pipeline.algorithms.terms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
-from pipeline.config.catalogue import Declaration, check_advantages_are_read
-from pipeline.ledger.types import ClaimedUnit, Unit
+from pipeline.algorithms.terms.guidance import UNGUIDED, guided_columns, is_right
+from pipeline.config.base import Fraction, setting
+from pipeline.config.learning import Aggregation, DualClipSettings
+from pipeline.ledger.types import ClaimedUnit
 from protocol.trajectory import Field, GuidanceScore, RewardScore
 
 if TYPE_CHECKING:
+    from pipeline.algorithms.terms.clip import TokenLoss
+    from pipeline.algorithms.terms.loss_terms import LossTerms
     from pipeline.config.schema import RunConfig
 
 
@@ -64,46 +66,30 @@ class TokenSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CriticRule(ABC):
-    """A learning rule that takes its baseline from a value model."""
+class CriticRule(Rule):
+    """A learning rule that takes its baseline from a value model, with PPO's clipped loss."""
 
-    name: ClassVar[str] = ""
-    declaration: ClassVar[Declaration]
-    unit: Unit
-    objective: Objective
-    fields: frozenset[Field] = frozenset({Field.REWARD, Field.VALUE})
-    signal_filter: bool = False
-    gamma: float = 1.0
-    gae_lambda: float = 0.95
-    """Lambda when it does not adapt to the length."""
-    adaptive_lambda_alpha: float = 0.0
-    """0 disables the adaptive lambda."""
-    adaptive_lambda_floor: float = 0.0
-    whiten: bool = True
-    whiten_min_std: float = 1e-3
-    advantage_clamp: float = 0.0
-    """0 disables the clamp."""
-    tail_drop_tokens: int = 8
-    window_tokens: int = 512
-
-    @classmethod
-    def from_config(cls, config: RunConfig) -> CriticRule:
-        section = config.algorithm
-        return cls(
-            unit=config.declaration.unit,
-            objective=Objective.from_config(config),
-            fields=config.score_fields,
-            signal_filter=section.dynamic_sampling,
-            gamma=section.gamma,
-            gae_lambda=section.gae_lambda,
-            adaptive_lambda_alpha=section.adaptive_lambda_alpha,
-            adaptive_lambda_floor=section.adaptive_lambda_floor,
-            whiten=section.whiten,
-            whiten_min_std=section.whiten_min_std,
-            advantage_clamp=section.advantage_clamp,
-            tail_drop_tokens=section.tail_drop_tokens,
-            window_tokens=config.generation.window_tokens,
+    class Settings(DualClipSettings):
+        gamma: Fraction = setting(1.0, "Discount. VAPO, T-PPO: 1.")
+        gae_lambda: Fraction = setting(
+            0.95, "Lambda of the policy, if it does not adapt to the length.", unit="factor", also="lam lambd"
         )
+        adaptive_lambda_alpha: float = setting(
+            0.0, "lambda = 1 - 1 / (alpha l), clamped. 0: off. VAPO section 4.2: 0.05.", ge=0.0, unit="1 / token"
+        )
+        adaptive_lambda_floor: Fraction = setting(
+            0.0, "Smallest adaptive lambda. T-PPO's port: 0.95. VAPO: 0, our choice.", unit="factor"
+        )
+        whiten: bool = setting(True, "Whiten critic advantages over the valid tokens of the whole batch.")
+        whiten_min_std: float = setting(1e-3, "Below this std only the mean is subtracted.", ge=0.0, unit="advantage")
+        advantage_clamp: float = setting(
+            0.0,
+            "Bound of |A| after whitening. 0: off. T-PPO's port: 10. VAPO, PPO: none.",
+            ge=0.0,
+            unit="standard deviations",
+        )
+
+    settings: Settings
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
@@ -113,11 +99,14 @@ class CriticRule(ABC):
                 f"{config.algorithm.name} declares no critic, but a CriticRule reads values: set has_critic in its "
                 "declaration, or make it a GroupRule"
             )
-        check_advantages_are_read(config.algorithm.name, config.algorithm.surrogate)
 
     @abstractmethod
     def token_spans(self, unit: ClaimedUnit) -> list[TokenSpan]:
         """Split a unit into the spans that train the policy. Raises NonFiniteUnit, LedgerError."""
+
+    @per_token
+    def token_loss(self, terms: LossTerms) -> TokenLoss:
+        return terms.clip(terms.ratio, self.settings, dual_clip=self.settings.dual_clip)
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
         """Make one sample per span, in the order of the units. That order does not change a bit of
@@ -131,18 +120,25 @@ class CriticRule(ABC):
     def policy_lambda(self, span: TokenSpan) -> float:
         """Return lambda for the response's length so far. An unfinished response counts half a
         window more, as in T-PPO's port."""
-        if not self.adaptive_lambda_alpha:
-            return self.gae_lambda
+        if not self.settings.adaptive_lambda_alpha:
+            return self.settings.gae_lambda
         expected = 0 if span.score is not None else self.window_tokens // 2
         length = span.num_earlier + span.num_tokens + expected
-        return adaptive_lambda(length, alpha=self.adaptive_lambda_alpha, floor=self.adaptive_lambda_floor)
+        return adaptive_lambda(
+            length, alpha=self.settings.adaptive_lambda_alpha, floor=self.settings.adaptive_lambda_floor
+        )
 
     def advantages(self, span: TokenSpan) -> np.ndarray:
         """Return the advantages of a span before whitening, float64 [N]."""
         rewards = terminal_rewards(0.0 if span.score is None else span.score.reward, span.num_tokens)
         values = span.values.astype(np.float64)
-        deltas = window_deltas(rewards, values, is_finished=span.score is not None, gamma=self.gamma)
-        return discounted_sums(deltas, self.gamma * self.policy_lambda(span))
+        deltas = window_deltas(rewards, values, is_finished=span.score is not None, gamma=self.settings.gamma)
+        return discounted_sums(deltas, self.settings.gamma * self.policy_lambda(span))
+
+    @property
+    def num_ignored(self) -> int:
+        """How many last tokens of an unfinished window train nothing."""
+        return 0
 
     def policy_mask(self, span: TokenSpan) -> np.ndarray:
         """Mark the tokens that train the policy, bool [N]: not the tail of an unfinished window,
@@ -150,12 +146,12 @@ class CriticRule(ABC):
         if span.score is not None and span.score.masked:
             return np.zeros(span.num_tokens, dtype=np.bool_)
         is_finished = span.score is not None
-        return window_policy_mask(span.num_tokens, is_finished=is_finished, num_ignored=self.tail_drop_tokens)
+        return window_policy_mask(span.num_tokens, is_finished=is_finished, num_ignored=self.num_ignored)
 
     def _normalised(self, advantages: list[np.ndarray], masks: list[np.ndarray]) -> list[np.ndarray]:
-        clamp = self.advantage_clamp or np.inf
-        if self.whiten:
-            return whiten_windows(advantages, masks, clamp=clamp, min_std=self.whiten_min_std)
+        clamp = self.settings.advantage_clamp or np.inf
+        if self.settings.whiten:
+            return whiten_windows(advantages, masks, clamp=clamp, min_std=self.settings.whiten_min_std)
         return [np.where(mask, np.clip(row, -clamp, clamp), 0.0) for row, mask in zip(advantages, masks, strict=True)]
 
     def _counted_tokens(self, spans: Sequence[TokenSpan]) -> list[float]:
@@ -165,7 +161,7 @@ class CriticRule(ABC):
         For a token mean every span counts the batch's mean, so that a token weighs the same in
         every mini-batch: ``sum / N_batch * num_minibatches`` (T-PPO's port)."""
         counts = [float(s.num_tokens) if s.score is None or not s.score.masked else 0.0 for s in spans]
-        if self.objective.aggregation != Aggregation.TOKEN_MEAN or not counts:
+        if self.settings.loss_aggregation != Aggregation.TOKEN_MEAN or not counts:
             return counts
         return [sum(counts) / len(counts)] * len(counts)
 
@@ -173,7 +169,7 @@ class CriticRule(ABC):
         self, span: TokenSpan, mask: np.ndarray, advantages: np.ndarray, counted_tokens: float
     ) -> TrainingSample:
         """Make a sample. Earlier tokens belong to the prompt, except in an imitated response."""
-        imitate = self.objective.imitation_coefficient > 0.0 and span.score is not None and is_right(span.score)
+        imitate = self.settings.positive_nll_coefficient > 0.0 and span.score is not None and is_right(span.score)
         num_earlier = span.num_earlier if imitate else 0
         reference = span.reference_logprobs
         columns = UNGUIDED

@@ -11,19 +11,39 @@ one response."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from pipeline.algorithms.base import per_token
 from pipeline.algorithms.group_rule import GroupRule, Responses
 from pipeline.algorithms.terms.advantage import group_advantages
+from pipeline.config.base import setting
 from pipeline.config.catalogue import Declaration
+from pipeline.config.learning import DualClipSettings
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.terms.clip import TokenLoss
+    from pipeline.algorithms.terms.loss_terms import LossTerms
 
 
 class Dapo(GroupRule):
     __slots__ = ()
-    name: ClassVar[str] = "dapo"
-    declaration: ClassVar[Declaration] = Declaration(reads=frozenset({"normalize_std"}))
+    declaration: ClassVar[Declaration] = Declaration()
+
+    class Settings(DualClipSettings):
+        normalize_std: bool = setting(
+            True,
+            "Divide group advantages by the unbiased std + 1e-6.",
+            also="scale_rewards norm_adv_by_std_in_grpo no_advantage_std_norm no_std_norm",
+        )
+
+    settings: Settings
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
-        return responses.spread(group_advantages(responses.rewards, responses.groups, normalize_std=self.normalize_std))
+        normalize = self.settings.normalize_std
+        return responses.spread(group_advantages(responses.rewards, responses.groups, normalize_std=normalize))
+
+    @per_token
+    def token_loss(self, terms: LossTerms) -> TokenLoss:
+        return terms.clip(terms.ratio, self.settings, dual_clip=self.settings.dual_clip)

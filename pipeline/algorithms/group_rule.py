@@ -1,22 +1,20 @@
 """Base class of rules without a critic: complete groups in, one sample per response out.
 
-Such a rule is one equation, ``advantages``, from the rewards of a batch to the advantages of its
-tokens. The objective clips and averages, with the defaults that the rule's declaration sets."""
+Such a rule is two equations: ``advantages``, from the rewards of a batch to the advantages of its
+tokens, and ``token_loss``."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.algorithms.assemble import AssembledTrajectory, assemble, has_verdict
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.guidance import UNGUIDED, guided_columns, is_right
-from pipeline.algorithms.objective import Objective
-from pipeline.config.catalogue import Declaration, check_advantages_are_read
 from pipeline.ledger.types import ClaimedUnit, Unit
 from pipeline.ledger.validation import fewest_judged
 from protocol.errors import LedgerError
@@ -42,32 +40,9 @@ class Responses:
         return [np.full(mask.size, value) for mask, value in zip(self.masks, advantages, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRule(ABC):
-    """A learning rule on complete groups. Subclasses define ``advantages``."""
-
-    name: ClassVar[str] = ""
-    declaration: ClassVar[Declaration]
-    objective: Objective
-    fields: frozenset[Field] = frozenset({Field.REWARD})
-    group_size: int = 16
-    signal_filter: bool = False
-    normalize_std: bool = True
-    """Whether to divide by the group's std, in rules that leave this open."""
-    gamma: float = 1.0
-    unit: Unit = Unit.GROUP
-
-    @classmethod
-    def from_config(cls, config: RunConfig) -> GroupRule:
-        section = config.algorithm
-        return cls(
-            objective=Objective.from_config(config),
-            fields=config.score_fields,
-            group_size=section.group_size,
-            signal_filter=section.dynamic_sampling,
-            normalize_std=section.normalize_std,
-            gamma=section.gamma,
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRule(Rule):
+    """A learning rule on complete groups. Subclasses define ``advantages`` and ``token_loss``."""
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
@@ -78,7 +53,6 @@ class GroupRule(ABC):
                 f"{config.algorithm.name} declares unit {declared.unit.value} and has_critic {declared.has_critic}, "
                 f"but a GroupRule works on whole groups without a critic: correct its declaration, or make it a CriticRule"
             )
-        check_advantages_are_read(config.algorithm.name, config.algorithm.surrogate)
 
     @abstractmethod
     def advantages(self, responses: Responses) -> list[np.ndarray]:
@@ -98,19 +72,19 @@ class GroupRule(ABC):
             masks=tuple(np.full(member.versions.size, not member.score.masked) for member in members),
         )
         parts = zip(members, responses.masks, self.advantages(responses), strict=True)
-        return [self._sample(*part) for part in parts]
+        return [self.response_sample(*part) for part in parts]
 
     def _members(self, unit: ClaimedUnit) -> list[AssembledTrajectory]:
-        if len(unit.trajectories) != self.group_size:
+        if len(unit.trajectories) != self.settings.group_size:
             raise LedgerError(
-                f"group {unit.name} has {len(unit.trajectories)} responses; expected {self.group_size}: a baseline "
+                f"group {unit.name} has {len(unit.trajectories)} responses; expected {self.settings.group_size}: a baseline "
                 f"over part of a group is biased"
             )
         members = [assemble(unit.name, chunks) for chunks in unit.trajectories if has_verdict(chunks)]
-        if len(members) < fewest_judged(self.group_size):
+        if len(members) < fewest_judged(self.settings.group_size):
             raise LedgerError(
-                f"group {unit.name} has {len(members)} verdicts; expected {fewest_judged(self.group_size)} or more: the "
-                "ledger drops a group with fewer; run `headrace ledger audit`"
+                f"group {unit.name} has {len(members)} verdicts; expected {fewest_judged(self.settings.group_size)} or more: "
+                "the ledger drops a group with fewer; run `headrace ledger audit`"
             )
         for member in members:
             if Field.REFERENCE in self.fields and member.reference_logprobs is None:
@@ -119,24 +93,3 @@ class GroupRule(ABC):
                     f"every chunk, since this run's ledger withholds units until they have them"
                 )
         return members
-
-    def _sample(self, member: AssembledTrajectory, mask: np.ndarray, advantages: np.ndarray) -> TrainingSample:
-        columns = guided_columns(member.guidance, member.score, mask.size) if member.guidance else UNGUIDED
-        imitate = self.objective.imitation_coefficient > 0.0 and is_right(member.score)
-        return TrainingSample(
-            name=member.name,
-            tokens=member.tokens,
-            prompt_length=member.prompt_length,
-            loss_mask=mask,
-            advantages=advantages.astype(np.float32),
-            behavior_logprobs=member.behavior_logprobs,
-            versions=member.versions,
-            reference_logprobs=member.reference_logprobs,
-            nll_mask=np.ones(mask.size, dtype=np.bool_) if imitate else None,
-            standard_logprobs=columns.standard_logprobs,
-            judge_logprobs=columns.judge_logprobs,
-            is_unguided=columns.is_absent if Field.GUIDANCE in self.fields else None,
-            reward=member.score.reward,
-            accuracy=member.score.accuracy,
-            reward_parts=member.score.parts,
-        )

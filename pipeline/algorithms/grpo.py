@@ -10,24 +10,21 @@ of KL(policy || reference): set ``kl_coefficient``. Meaningless for groups of on
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pipeline.algorithms.dapo import Dapo
-from pipeline.config.catalogue import SYMMETRIC, Declaration
+from pipeline.config.learning import SYMMETRIC
 
 
 class Grpo(Dapo):
     __slots__ = ()
-    name: ClassVar[str] = "grpo"
-    declaration: ClassVar[Declaration] = Declaration(
-        preset=SYMMETRIC | {"loss_aggregation": "seq-mean-token-mean"}, reads=Dapo.declaration.reads
-    )
+
+    class Settings(Dapo.Settings, defaults=SYMMETRIC | {"loss_aggregation": "seq-mean-token-mean"}):
+        pass
 
 
 class DrGrpo(Dapo):
     __slots__ = ()
-    name: ClassVar[str] = "dr-grpo"
-    declaration: ClassVar[Declaration] = Declaration(
-        preset=SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum-norm", "normalize_std": False},
-        reads=Dapo.declaration.reads,
-    )
+
+    class Settings(
+        Dapo.Settings, defaults=SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum-norm", "normalize_std": False}
+    ):
+        pass

@@ -1,15 +1,17 @@
-"""The loss of one step on packed tokens: surrogate, off-policy weight, KL, entropy, imitation.
+"""The loss of one step on packed tokens: the rule's own, off-policy weight, KL, entropy, imitation.
 
-Inputs are the response tokens of whole rows, packed end to end [N].
-``pipeline.algorithms.objective`` shows how a training backend calls it."""
+Inputs are the response tokens of whole rows, packed end to end [N]. ``pipeline.algorithms.base``
+shows how a training backend calls it."""
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from pipeline.algorithms.objective import Importance, Objective, Proximal, Rejection
-from pipeline.algorithms.terms.guided import token_credit
+from pipeline.algorithms.base import Rule
+from pipeline.algorithms.terms.clip import TokenLoss
+from pipeline.algorithms.terms.guided import GuidedLogprobs, token_credit
 from pipeline.algorithms.terms.importance import (
     approximate_proximal,
     behavior_ratio,
@@ -17,15 +19,10 @@ from pipeline.algorithms.terms.importance import (
     rejection_mask,
 )
 from pipeline.algorithms.terms.kl import kl_estimate, token_divergence
-from pipeline.algorithms.terms.ratio import (
-    GuidedLogprobs,
-    Ints,
-    Mask,
-    SurrogateTerms,
-    Tokens,
-    log_ratio,
-    surrogate_loss,
-)
+from pipeline.algorithms.terms.loss_terms import LossTerms
+from pipeline.algorithms.terms.tokens import Ints, Mask, Tokens
+from pipeline.config.learning import Importance, Proximal, Rejection
+from protocol.errors import ConfigError
 
 
 def imitation_loss(logprobs: Tokens, mask: Mask) -> Tokens:
@@ -33,8 +30,8 @@ def imitation_loss(logprobs: Tokens, mask: Mask) -> Tokens:
     return -logprobs.where(mask, logprobs.new_zeros(()))
 
 
-def token_loss(
-    objective: Objective,
+def policy_loss(
+    rule: Rule,
     *,
     logprobs: Tokens,
     old_logprobs: Tokens,
@@ -69,37 +66,31 @@ def token_loss(
 
     logprobs = on_mask(logprobs)
     behavior = on_mask(behavior_logprobs)
-    proximal = _proximal(objective, on_mask(old_logprobs), behavior, logprobs, versions)
+    proximal = _proximal(rule, on_mask(old_logprobs), behavior, logprobs, versions)
     advantages = on_mask(advantages)
     if guided is not None:
         parts = on_mask(guided.standard_logprobs), on_mask(guided.judge_logprobs)
         guided = GuidedLogprobs(*parts, guided.has_standard & mask, guided.has_judge & mask, guided.states)
-        if objective.mixes_guidance:
-            advantages = advantages * token_credit(guided, advantages, mask, row_ids, num_rows, objective.guidance)
-    exponent = log_ratio(logprobs, proximal)
-    terms = SurrogateTerms(
+        if rule.mixes_guidance:
+            advantages = advantages * token_credit(guided, advantages, mask, row_ids, num_rows, rule.guidance)
+    terms = LossTerms(
         logprobs=logprobs,
         proximal=proximal,
-        ratio=exponent.exp(),
         advantages=advantages,
         mask=mask,
         row_ids=row_ids,
         num_rows=num_rows,
-        clip_low=objective.clip_low,
-        clip_high=objective.clip_high,
-        dual_clip=objective.dual_clip,
         guided=guided,
-        guidance=objective.guidance,
     )
-    term = surrogate_loss(objective.surrogate, terms)
-    rho = behavior_ratio(objective.importance_level, proximal, behavior, mask, row_ids, num_rows)
-    bounded = correction_weights(objective, rho)
+    term = own_loss(rule, terms)
+    rho = behavior_ratio(rule.sampled.importance_level, proximal, behavior, mask, row_ids, num_rows)
+    bounded = correction_weights(rule.sampled, rho)
     weight = bounded if mean_weight == 1.0 else bounded / mean_weight
     metrics = {
         "clip_fraction": term.clipped,
         "dual_clip_fraction": term.dual_clipped,
-        "approx_kl": -exponent,
-        "policy_ratio": exponent.exp(),
+        "approx_kl": -terms.log_ratio,
+        "policy_ratio": terms.ratio,
         "importance_ratio": rho,
         "importance_weight": weight,
         "importance_cut_fraction": bounded != rho,
@@ -108,37 +99,52 @@ def token_loss(
     if term.flagged is not None:
         metrics["flagged_fraction"] = term.flagged
     trained = mask
-    if objective.rejection is not Rejection.NONE:
-        trained = mask & rejection_mask(objective, proximal, behavior, mask, row_ids, num_rows)
+    if rule.sampled.rejection is not Rejection.NONE:
+        trained = mask & rejection_mask(rule.sampled, proximal, behavior, mask, row_ids, num_rows)
         metrics["rejected_fraction"] = ~trained
     loss = term.loss * weight
     if reference_logprobs is not None:
-        divergence = kl_estimate(logprobs, on_mask(reference_logprobs), objective.kl_estimator)
+        divergence = kl_estimate(logprobs, on_mask(reference_logprobs), rule.settings.kl_estimator)
         metrics["reference_kl"] = divergence
-        if objective.needs_reference:
-            loss = loss + objective.kl_coefficient * divergence
-    elif objective.needs_reference:
+        if rule.needs_reference:
+            loss = loss + rule.settings.kl_coefficient * divergence
+    elif rule.needs_reference:
         raise ValueError(
-            f"reference_logprobs is None, but kl_coefficient is {objective.kl_coefficient}; pass the reference policy's "
+            f"reference_logprobs is None, but kl_coefficient is {rule.settings.kl_coefficient}; pass the reference policy's "
             "log-probs, or set the coefficient to 0"
         )
     if entropy is not None:
         entropy = on_mask(entropy)
         metrics["entropy"] = entropy
-        if objective.needs_entropy:
-            loss = loss - objective.entropy_coefficient * entropy
-    elif objective.needs_entropy:
+        if rule.needs_entropy:
+            loss = loss - rule.settings.entropy_coefficient * entropy
+    elif rule.needs_entropy:
         raise ValueError(
-            f"entropy is None, but entropy_coefficient is {objective.entropy_coefficient}; pass the policy's entropies, or set "
-            "the coefficient to 0"
+            f"entropy is None, but entropy_coefficient is {rule.settings.entropy_coefficient}; pass the policy's entropies, "
+            "or set the coefficient to 0"
         )
     return loss.where(trained, zero), {name: on_mask(value.detach()) for name, value in metrics.items()}
 
 
-def _proximal(objective: Objective, old: Tokens, behavior: Tokens, current: Tokens, versions: Ints | None) -> Tokens:
-    if objective.importance is Importance.BYPASS:
+def own_loss(rule: Rule, terms: LossTerms) -> TokenLoss:
+    """Return the rule's own loss of each token. Raises ConfigError unless it has one number per token."""
+    found = rule.token_loss(terms)
+    if isinstance(found, torch.Tensor) and found.shape == terms.mask.shape:
+        found = TokenLoss(found, torch.zeros_like(terms.mask), torch.zeros_like(terms.mask))
+    if not isinstance(found, TokenLoss) or found.loss.shape != terms.mask.shape:
+        loss = found.loss if isinstance(found, TokenLoss) else found
+        got = f"a loss of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(found).__name__
+        raise ConfigError(
+            f"token_loss of algorithm.name {rule.name!r} returned {got}, expected the loss of each of {terms.mask.numel()} "
+            "tokens: return a TokenLoss or a tensor of that shape"
+        )
+    return found
+
+
+def _proximal(rule: Rule, old: Tokens, behavior: Tokens, current: Tokens, versions: Ints | None) -> Tokens:
+    if rule.sampled.importance is Importance.BYPASS:
         return behavior
-    if objective.proximal is Proximal.RECOMPUTE:
+    if rule.sampled.proximal is Proximal.RECOMPUTE:
         return old
     if versions is None:
         raise ValueError(
@@ -146,6 +152,6 @@ def _proximal(objective: Objective, old: Tokens, behavior: Tokens, current: Toke
             "or set algorithm.proximal to recompute"
         )
     # the policy being trained becomes the next version
-    is_linear = objective.proximal is Proximal.INTERPOLATE_LINEAR
-    version = objective.proximal_version + 1
+    is_linear = rule.sampled.proximal is Proximal.INTERPOLATE_LINEAR
+    version = rule.proximal_version + 1
     return approximate_proximal(behavior, current, versions, current_version=version, linear=is_linear)

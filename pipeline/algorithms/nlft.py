@@ -19,21 +19,22 @@ loss on wrong responses that pairs the judge prompt's probabilities with tokens 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.algorithms.assemble import AssembledTrajectory
-from pipeline.algorithms.guidance import GuidedColumns, is_right
-from pipeline.algorithms.response_rule import BY_RESPONSE, ResponseRule
+from pipeline.algorithms.response_rule import ResponseRule
+from pipeline.algorithms.terms.guidance import GuidedColumns, is_right
 from pipeline.config.catalogue import Declaration
 from pipeline.ledger.types import Unit
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.terms.clip import TokenLoss
+    from pipeline.algorithms.terms.loss_terms import LossTerms
 
 
 class Nlft(ResponseRule):
     __slots__ = ()
-    name: ClassVar[str] = "nlft"
-    declaration: ClassVar[Declaration] = Declaration(
-        Unit.TRAJECTORY, has_group_baseline=False, needs_guidance=True, preset=BY_RESPONSE | {"surrogate": "nlft"}
-    )
+    declaration: ClassVar[Declaration] = Declaration(Unit.TRAJECTORY, has_group_baseline=False, needs_guidance=True)
 
     def verdict(self, member: AssembledTrajectory, guidance: GuidedColumns) -> float:
         """Return 1 for a right response, -1 for a wrong one with a judgment, else 0."""
@@ -41,10 +42,12 @@ class Nlft(ResponseRule):
             return 1.0
         return -1.0 if guidance.is_judged else 0.0
 
+    def token_loss(self, terms: LossTerms) -> TokenLoss:
+        return terms.published_loss(self.guidance)
+
 
 class NlftFirst(Nlft):
     __slots__ = ()
-    name: ClassVar[str] = "nlft-first"
-    declaration: ClassVar[Declaration] = Declaration(
-        Unit.TRAJECTORY, has_group_baseline=False, needs_guidance=True, preset=BY_RESPONSE | {"surrogate": "nlft-first"}
-    )
+
+    def token_loss(self, terms: LossTerms) -> TokenLoss:
+        return terms.first_error_loss(self.guidance)

@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from pipeline.algorithms.assemble import assemble
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
-from pipeline.config.catalogue import SYMMETRIC, Declaration
+from pipeline.config.catalogue import Declaration
+from pipeline.config.learning import SYMMETRIC
 from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
@@ -25,10 +26,10 @@ from protocol.trajectory import Field
 
 class Ppo(CriticRule):
     __slots__ = ()
-    name: ClassVar[str] = "ppo"
-    declaration: ClassVar[Declaration] = Declaration(
-        Unit.TRAJECTORY, has_critic=True, has_group_baseline=False, preset=SYMMETRIC, reads=frozenset({"gamma"})
-    )
+    declaration: ClassVar[Declaration] = Declaration(Unit.TRAJECTORY, has_critic=True, has_group_baseline=False)
+
+    class Settings(CriticRule.Settings, defaults=SYMMETRIC):
+        pass
 
     def token_spans(self, unit: ClaimedUnit) -> list[TokenSpan]:
         """Return each response of a unit as one span. Raises NonFiniteUnit, LedgerError."""

@@ -15,21 +15,27 @@ from typing import ClassVar
 
 import numpy as np
 
+from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.group_rule import GroupRule, Responses
 from pipeline.algorithms.terms.advantage import discounted_sums, group_advantages, terminal_rewards, whiten_rows
-from pipeline.config.catalogue import SYMMETRIC, Declaration
+from pipeline.config.base import Fraction, setting
+from pipeline.config.catalogue import Declaration
+from pipeline.config.learning import SYMMETRIC, DualClipSettings
 
 
 class ReinforcePlusPlus(GroupRule):
     __slots__ = ()
-    name: ClassVar[str] = "reinforce++"
-    declaration: ClassVar[Declaration] = Declaration(
-        has_group_baseline=False, preset=SYMMETRIC, reads=frozenset({"gamma"})
-    )
+    declaration: ClassVar[Declaration] = Declaration(has_group_baseline=False)
+
+    class Settings(DualClipSettings, defaults=SYMMETRIC):
+        gamma: Fraction = setting(1.0, "Discount.", unit="factor per token")
+
+    settings: Settings
+    token_loss = Dapo.token_loss
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
         returns = [
-            discounted_sums(terminal_rewards(float(reward), mask.size), self.gamma)
+            discounted_sums(terminal_rewards(float(reward), mask.size), self.settings.gamma)
             for reward, mask in zip(responses.rewards, responses.masks, strict=True)
         ]
         return whiten_rows(returns, responses.masks)
@@ -37,8 +43,13 @@ class ReinforcePlusPlus(GroupRule):
 
 class ReinforcePlusPlusBaseline(GroupRule):
     __slots__ = ()
-    name: ClassVar[str] = "reinforce++-baseline"
-    declaration: ClassVar[Declaration] = Declaration(preset=SYMMETRIC)
+    declaration: ClassVar[Declaration] = Declaration()
+
+    class Settings(DualClipSettings, defaults=SYMMETRIC):
+        pass
+
+    settings: Settings
+    token_loss = Dapo.token_loss
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
         centred = group_advantages(responses.rewards, responses.groups, normalize_std=False)

@@ -9,7 +9,7 @@ model itself."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from pipeline.algorithms.assemble import AssembledTrajectory, assemble, has_verdict
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.guidance import UNGUIDED, GuidedColumns, guided_columns, is_right
-from pipeline.algorithms.objective import Objective
-from pipeline.config.catalogue import GUIDED_SURROGATES, SURROGATES, VERDICT_SURROGATES, Declaration
+from pipeline.algorithms.terms.guidance import GuidedColumns
+from pipeline.config.learning import AlgorithmSection
 from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
@@ -28,32 +28,19 @@ from protocol.trajectory import Field
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
 
-BY_RESPONSE: Final = {
-    "group_size": 1,
-    "dynamic_sampling": False,
-    "dual_clip": 0.0,
-    "importance": "none",
-    "loss_aggregation": "seq-mean-token-mean",
-}
-"""The preset of all these rules: single responses of equal weight."""
+BY_RESPONSE: Final = {"group_size": 1, "dynamic_sampling": False, "loss_aggregation": "seq-mean-token-mean"}
+"""Defaults of all these rules: single responses of equal weight."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseRule(ABC):
-    """A learning rule on single responses. Subclasses define ``verdict``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRule(Rule):
+    """A learning rule on single responses. Subclasses define ``verdict`` and ``token_loss``."""
 
-    name: ClassVar[str] = ""
-    declaration: ClassVar[Declaration]
     is_imitation: ClassVar[bool] = True
     """Train at temperature 1, whatever the sampling temperature (``RunConfig.training_temperature``)."""
-    objective: Objective
-    fields: frozenset[Field] = frozenset({Field.REWARD})
-    signal_filter: bool = False
-    unit: Unit = Unit.TRAJECTORY
 
-    @classmethod
-    def from_config(cls, config: RunConfig) -> ResponseRule:
-        return cls(objective=Objective.from_config(config), fields=config.score_fields)
+    class Settings(AlgorithmSection, defaults=BY_RESPONSE):
+        pass
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
@@ -63,19 +50,6 @@ class ResponseRule(ABC):
             raise ValueError(
                 f"{algorithm.name} declares unit {declared.unit.value} and has_critic {declared.has_critic}, but a "
                 f"ResponseRule works on single responses without a critic: correct its declaration"
-            )
-        for name, neutral in (("importance", "none"), ("rejection", "none"), ("guidance", "none")):
-            if getattr(algorithm, name) != neutral:
-                raise ValueError(
-                    f"algorithm.{name} is {getattr(algorithm, name)}, but {algorithm.name} uses neither advantages nor the "
-                    f"sampling policy's log-probs; leave {name} at {neutral}, or choose another algorithm"
-                )
-
-        usable = [name for name in VERDICT_SURROGATES if declared.needs_guidance or name not in GUIDED_SURROGATES]
-        if algorithm.surrogate in SURROGATES and algorithm.surrogate not in usable:
-            raise ValueError(
-                f"algorithm.surrogate is {algorithm.surrogate}, but {algorithm.name} has only verdicts"
-                f"{'' if declared.needs_guidance else ' and no guidance'}; set it to {' or '.join(usable)}, or leave it out"
             )
 
     @abstractmethod
@@ -98,23 +72,5 @@ class ResponseRule(ABC):
         if Field.REFERENCE in self.fields and member.reference_logprobs is None:
             raise LedgerError(f"trajectory {member.name} lacks reference log-probs; expected them on every chunk")
         num_tokens = member.versions.size
-        columns = guided_columns(member.guidance, member.score, num_tokens) if member.guidance else UNGUIDED
-        verdict = 0.0 if member.score.masked else self.verdict(member, columns)
-        imitate = self.objective.imitation_coefficient > 0.0 and is_right(member.score)
-        return TrainingSample(
-            name=member.name,
-            tokens=member.tokens,
-            prompt_length=member.prompt_length,
-            loss_mask=np.full(num_tokens, verdict != 0.0),
-            advantages=np.full(num_tokens, verdict, dtype=np.float32),
-            behavior_logprobs=member.behavior_logprobs,
-            versions=member.versions,
-            reference_logprobs=member.reference_logprobs,
-            nll_mask=np.ones(num_tokens, dtype=np.bool_) if imitate else None,
-            standard_logprobs=columns.standard_logprobs,
-            judge_logprobs=columns.judge_logprobs,
-            is_unguided=columns.is_absent if Field.GUIDANCE in self.fields else None,
-            reward=member.score.reward,
-            accuracy=member.score.accuracy,
-            reward_parts=member.score.parts,
-        )
+        verdict = 0.0 if member.score.masked else self.verdict(member, self.columns(member))
+        return self.response_sample(member, np.full(num_tokens, verdict != 0.0), np.full(num_tokens, verdict))

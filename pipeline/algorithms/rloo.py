@@ -12,15 +12,22 @@ from typing import ClassVar
 
 import numpy as np
 
+from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.group_rule import GroupRule, Responses
 from pipeline.algorithms.terms.advantage import leave_one_out_advantages
-from pipeline.config.catalogue import SYMMETRIC, Declaration
+from pipeline.config.catalogue import Declaration
+from pipeline.config.learning import SYMMETRIC, DualClipSettings
 
 
 class Rloo(GroupRule):
     __slots__ = ()
-    name: ClassVar[str] = "rloo"
-    declaration: ClassVar[Declaration] = Declaration(preset=SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum"})
+    declaration: ClassVar[Declaration] = Declaration()
+
+    class Settings(DualClipSettings, defaults=SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum"}):
+        pass
+
+    settings: Settings
+    token_loss = Dapo.token_loss
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
         return responses.spread(leave_one_out_advantages(responses.rewards, responses.groups))

@@ -7,31 +7,36 @@ the verifier selects (2308.01825). ``sft`` ignores verdicts, so wrong responses 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.algorithms.assemble import AssembledTrajectory
-from pipeline.algorithms.guidance import GuidedColumns, is_right
-from pipeline.algorithms.response_rule import BY_RESPONSE, ResponseRule
+from pipeline.algorithms.base import per_token
+from pipeline.algorithms.response_rule import ResponseRule
+from pipeline.algorithms.terms.guidance import GuidedColumns, is_right
 from pipeline.config.catalogue import Declaration
 from pipeline.ledger.types import Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipeline.algorithms.terms.loss_terms import LossTerms
 
 
 class Sft(ResponseRule):
     __slots__ = ()
-    name: ClassVar[str] = "sft"
-    declaration: ClassVar[Declaration] = Declaration(
-        Unit.TRAJECTORY, has_group_baseline=False, preset=BY_RESPONSE | {"surrogate": "nll"}
-    )
+    declaration: ClassVar[Declaration] = Declaration(Unit.TRAJECTORY, has_group_baseline=False)
 
     def verdict(self, member: AssembledTrajectory, guidance: GuidedColumns) -> float:
         del member, guidance
         return 1.0
 
+    @per_token
+    def token_loss(self, terms: LossTerms) -> Tensor:
+        return -terms.logprobs
 
-class Rft(ResponseRule):
+
+class Rft(Sft):
     __slots__ = ()
-    name: ClassVar[str] = "rft"
-    declaration: ClassVar[Declaration] = Sft.declaration
 
     def verdict(self, member: AssembledTrajectory, guidance: GuidedColumns) -> float:
         del guidance

@@ -27,35 +27,55 @@ unfinished member is unknown."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.assemble import guidance_of, join_segments, token_scores
-from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.algorithms.assemble import NonFiniteUnit, guidance_of, join_segments, token_scores
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
+from pipeline.config.base import setting
 from pipeline.config.catalogue import Declaration
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore
 
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+
 
 class Tppo(CriticRule):
     __slots__ = ()
-    name: ClassVar[str] = "tppo"
-    declaration: ClassVar[Declaration] = Declaration(
-        Unit.CHUNK,
-        has_critic=True,
-        has_group_baseline=False,
-        preset={
+    declaration: ClassVar[Declaration] = Declaration(Unit.CHUNK, has_critic=True, has_group_baseline=False)
+
+    class Settings(
+        CriticRule.Settings,
+        defaults={
             "dynamic_sampling": False,
             "adaptive_lambda_alpha": 0.05,
             "adaptive_lambda_floor": 0.95,
             "advantage_clamp": 10.0,
             "positive_nll_coefficient": 0.1,
         },
-        reads=frozenset({"gamma"}),
-    )
+    ):
+        tail_drop_tokens: int = setting(
+            8, "This many last tokens of an unfinished window get no advantage. T-PPO: 8.", ge=0
+        )
+
+    settings: Settings
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        super().check(config)
+        tail, window = getattr(config.algorithm, "tail_drop_tokens", 0), config.generation.window_tokens
+        if tail >= window:
+            raise ValueError(
+                f"algorithm.tail_drop_tokens is {tail}, and a window has {window} tokens. No token of an unfinished window "
+                "would be trained on: lower it"
+            )
+
+    @property
+    def num_ignored(self) -> int:
+        return self.settings.tail_drop_tokens
 
     def token_spans(self, unit: ClaimedUnit) -> list[TokenSpan]:
         """Return the unit's one chunk as a span: its context is state, its tokens are actions.

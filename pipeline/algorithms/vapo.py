@@ -17,20 +17,26 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pipeline.algorithms.critic_rule import CriticRule
 from pipeline.algorithms.ppo import Ppo
 from pipeline.config.catalogue import Declaration
 from pipeline.ledger.types import Unit
 
 
-class Vapo(Ppo):
+class Vapo(CriticRule):
     __slots__ = ()
-    name: ClassVar[str] = "vapo"
     declaration: ClassVar[Declaration] = Declaration(
         Unit.TRAJECTORY,
         has_critic=True,
         has_group_baseline=False,
-        preset={"dynamic_sampling": False, "adaptive_lambda_alpha": 0.05, "positive_nll_coefficient": 0.1},
-        reads=frozenset({"gamma"}),
         # the filter reads every accuracy of a group
         filtered_unit=Unit.GROUP,
     )
+
+    class Settings(
+        CriticRule.Settings,
+        defaults={"dynamic_sampling": False, "adaptive_lambda_alpha": 0.05, "positive_nll_coefficient": 0.1},
+    ):
+        pass
+
+    token_spans = Ppo.token_spans

@@ -63,7 +63,7 @@ def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_js
 
 
 @config.command(
-    epilog="\b\nExamples:\n  headrace config explain algorithm.clip_high\n  headrace config explain staleness   # a section"
+    epilog="\b\nExamples:\n  headrace config explain learner.learning_rate\n  headrace config explain staleness   # a section"
 )
 @click.argument("key")
 @json_option

@@ -1,5 +1,4 @@
-"""Looks up learning rules by name, and what each declares: unit, critic, needs and default
-settings.
+"""Looks up learning rules by name, and what each declares: unit, critic and needs.
 
 Built-in rules are imported by path (``package.module:Class``), just like a user's own. The
 ledger, ``config check`` and the fleet read these declarations, so the files of rules must not
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Final, cast
 
@@ -35,22 +34,13 @@ class Declaration:
     """``prepare`` reads reference log-probs, even if the loss has no KL term."""
     needs_guidance: bool = False
     """``prepare`` reads the guidance of each response."""
-    preset: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Defaults that the rule's name sets in ``[algorithm]``. DAPO has none: the section's own
-    defaults are DAPO's."""
-    reads: frozenset[str] = frozenset()
-    """Settings of ``[algorithm]`` that only some rules read: ``normalize_std``, ``gamma``."""
     filtered_unit: Unit | None = None
     """The unit when dynamic sampling is on, if it differs."""
 
+    def filtered(self, dynamic_sampling: bool) -> Declaration:
+        """Return the declaration with dynamic sampling on or off."""
+        return replace(self, unit=self.filtered_unit) if dynamic_sampling and self.filtered_unit else self
 
-SYMMETRIC: Final = {
-    "clip_low": 0.2,
-    "clip_high": 0.2,
-    "dual_clip": 0.0,
-    "dynamic_sampling": False,
-}
-"""The preset that most rules other than DAPO start from."""
 
 BUILT_IN: Final[Mapping[str, str]] = {
     "dapo": "pipeline.algorithms.dapo:Dapo",
@@ -72,22 +62,6 @@ BUILT_IN: Final[Mapping[str, str]] = {
 """Import paths of the built-in rules by short name. Any other rule is named by its import path."""
 
 
-SURROGATES: Final = ("clip", "gspo", "cispo", "nlft", "nlft-first", "nll")
-"""Surrogates in ``pipeline.algorithms``. Any other is named by its import path."""
-VERDICT_SURROGATES: Final = ("nlft", "nlft-first", "nll")
-"""Surrogates that read at most the sign of an advantage. They suit only rules on single
-responses."""
-GUIDED_SURROGATES: Final = ("nlft", "nlft-first")
-AGGREGATIONS: Final = (
-    "token-mean",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-    "token-sum",
-)
-"""Modes of ``pipeline.algorithms.terms.aggregation``. Any other function is named by its import path."""
-
-
 def _known_engine(*built_in: str) -> AfterValidator:
     def check(name: str) -> str:
         if name == "emulated":
@@ -101,25 +75,6 @@ GenerationEngineName = Annotated[str, _known_engine("local", "vllm")]
 ScoringBackendName = Annotated[str, _known_engine("torch", "vllm")]
 TrainingBackendName = Annotated[str, _known_engine("torch", "fsdp2", "deepspeed")]
 """Any other engine is named by the import path of its factory function."""
-
-
-def known_surrogate(name: str) -> str:
-    """Return ``name``. Raises ValueError if it is neither a built-in surrogate nor an import path."""
-    return _known(name, SURROGATES)
-
-
-def known_aggregation(name: str) -> str:
-    """Return ``name``. Raises ValueError if it is neither a built-in mode nor an import path."""
-    return _known(name, AGGREGATIONS)
-
-
-def check_advantages_are_read(algorithm: str, surrogate: str) -> None:
-    """Raise ValueError when a rule with advantages has a surrogate that ignores their size."""
-    if surrogate in VERDICT_SURROGATES:
-        raise ValueError(
-            f"algorithm.surrogate is {surrogate}, which needs verdicts, but {algorithm} computes advantages: leave "
-            "it out, or set algorithm.name to nlft, nlft-first, sft or rft"
-        )
 
 
 def _known(name: str, built_in: tuple[str, ...]) -> str:
@@ -152,15 +107,6 @@ def rule_class(name: str) -> Any:
     return found
 
 
-def preset_of(name: str) -> dict[str, object]:
-    """Return the defaults that an algorithm sets. Raises ConfigError for an unknown name."""
-    preset: Mapping[str, object] = rule_class(name).declaration.preset
-    return dict(preset)
-
-
 def declare(name: str, *, dynamic_sampling: bool = False) -> Declaration:
     """Return an algorithm's declaration. Raises ConfigError as :func:`rule_class` does."""
-    declared: Declaration = rule_class(name).declaration
-    if dynamic_sampling and declared.filtered_unit is not None:
-        return replace(declared, unit=declared.filtered_unit)
-    return declared
+    return rule_class(name).declaration.filtered(dynamic_sampling)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from pipeline.config import RESOLVED_NAME
-from pipeline.config.describe import in_toml
+from pipeline.config.describe import in_toml, settings
 from pipeline.config.load import known_keys, override_key, parse_config, section_of, suggest, to_toml
 from pipeline.config.operations import CODE_KEYS, REWARDS, WORKERS
 from pipeline.config.schema import RunConfig
@@ -32,24 +32,9 @@ class Changeable:
 _WORKERS: Final = frozenset(Role) - {Role.SUPERVISOR}
 _BETWEEN: Final = "between two updates"
 CHANGEABLE: Final[Mapping[str, Changeable]] = {
-    "learner.learning_rate": Changeable(
-        Role.LEARNER, _BETWEEN, "the rate from the next step on; warm-up and schedule scale with it"
-    ),
-    "run.num_updates": Changeable(Role.LEARNER, _BETWEEN, "the run ends after this many updates"),
-    "learner.max_bad_steps": Changeable(Role.LEARNER, _BETWEEN, "how many refused steps in a row end the run"),
-    "learner.spike_factor": Changeable(Role.LEARNER, _BETWEEN, "the next update's limits of loss and gradient norm"),
-    "learner.spikes": Changeable(Role.LEARNER, _BETWEEN, "what happens to the next update's spikes"),
-    "algorithm.clip_low": Changeable(Role.LEARNER, _BETWEEN, "the next update's lower clip bound"),
-    "algorithm.clip_high": Changeable(Role.LEARNER, _BETWEEN, "the next update's upper clip bound"),
-    "algorithm.dual_clip": Changeable(Role.LEARNER, _BETWEEN, "the next update's dual clip"),
-    "algorithm.kl_coefficient": Changeable(Role.LEARNER, _BETWEEN, "the next update's weight of the KL"),
-    "algorithm.entropy_coefficient": Changeable(Role.LEARNER, _BETWEEN, "the next update's entropy bonus"),
-    "evaluation.every_updates": Changeable(Role.LEARNER, _BETWEEN, "which updates are evaluated from now on"),
-    "evaluation.patience": Changeable(Role.LEARNER, _BETWEEN, "how many evaluations without improvement end the run"),
-    "checkpoint.every_updates": Changeable(Role.LEARNER, _BETWEEN, "which updates write a checkpoint from now on"),
-    "checkpoint.every_s": Changeable(Role.LEARNER, _BETWEEN, "the longest time between two checkpoints"),
+    one.key: Changeable(Role.LEARNER, _BETWEEN, one.live) for one in settings() if one.live
 }
-"""Settings that may change in a running run, in display order."""
+"""Settings that may change in a running run, in the schema's order."""
 
 _NEW_RUN: Final = "start a new run"
 _FIXED: Final[Mapping[str, str]] = {
@@ -159,7 +144,7 @@ def differ_in_changeable_alone(one: RunConfig, other: RunConfig) -> bool:
     for tree in trees:
         for key in (*CHANGEABLE, REWARDS):
             section, _, name = key.partition(".")
-            del tree[section][name]
+            tree[section].pop(name, None)
     return trees[0] == trees[1]
 
 

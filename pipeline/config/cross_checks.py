@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from pipeline.config.data_sets import SHAPING, EvaluationSection
+from pipeline.config.learning import AlgorithmSection, Importance, Proximal, Rejection, SampledSettings
 from pipeline.config.runtime import GenerationSection
-from pipeline.config.training import AlgorithmSection, DataSection, RewardSection, StalenessSection
+from pipeline.config.training import DataSection, RewardSection, StalenessSection
 
 _LEAST_OF_VLLM: Final = 0.01
 """vLLM raises any lower temperature except 0 to this."""
@@ -80,17 +81,18 @@ def check_recorded(data: DataSection, algorithm: AlgorithmSection, staleness: St
             f"algorithm.group_size is {algorithm.group_size}, but a line of data.responses is one response, compared with "
             "no others; set algorithm.group_size to 1"
         )
-    reading = {
-        "importance": algorithm.importance != "none",
-        "rejection": algorithm.rejection != "none",
-        "proximal": algorithm.proximal != "recompute",
-    }
-    for name in (name for name, reads in reading.items() if reads):
-        expected = "recompute" if name == "proximal" else "none"
-        raise ValueError(
-            f"algorithm.{name} is {getattr(algorithm, name)}, which reads the sampling policy's log-probs, but these are "
-            f"unknown for data.responses; set algorithm.{name} to {expected}"
-        )
+    if isinstance(algorithm, SampledSettings):
+        reading = {
+            "importance": algorithm.importance is not Importance.NONE,
+            "rejection": algorithm.rejection is not Rejection.NONE,
+            "proximal": algorithm.proximal is not Proximal.RECOMPUTE,
+        }
+        for name in (name for name, reads in reading.items() if reads):
+            expected = "recompute" if name == "proximal" else "none"
+            raise ValueError(
+                f"algorithm.{name} is {getattr(algorithm, name)}, which reads the sampling policy's log-probs, but these are "
+                f"unknown for data.responses; set algorithm.{name} to {expected}"
+            )
     if staleness.late != "wait":
         raise ValueError(
             f"staleness.late is {staleness.late}, which drops responses that wait too long, but a recorded response does not "

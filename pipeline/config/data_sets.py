@@ -63,10 +63,16 @@ class ColumnsSection(Section):
     as in reward_model.ground_truth."""
 
     question: str | None = setting(
-        None, "Column of the prompt: a text, or a list of messages. Default: recognised by its name.", min_length=1
+        None,
+        "Column of the prompt: a text, or a list of messages. Default: recognised by its name.",
+        min_length=1,
+        also="prompt_key input_key",
     )
     answer: str | None = setting(
-        None, "Column of the answer that the verifier compares with. Default: recognised by its name.", min_length=1
+        None,
+        "Column of the answer that the verifier compares with. Default: recognised by its name.",
+        min_length=1,
+        also="answer_key label_key",
     )
     difficulty: str | None = setting(
         None,
@@ -80,7 +86,10 @@ class ColumnsSection(Section):
         min_length=1,
     )
     response: str | None = setting(
-        None, "Column of data.responses with the response. Default: response, completion or output.", min_length=1
+        None,
+        "Column of data.responses with the response. Default: response, completion or output.",
+        min_length=1,
+        also="response_key output_key",
     )
     verdict: str | None = setting(
         None,
@@ -98,7 +107,13 @@ class DataSetSection(Section):
 
     name: str = Field(description="Name of the set; the ids of its prompts begin with it.", min_length=1)
     train: tuple[DataPath, ...] = Field(description="Files of the set, as in data.train.", min_length=1)
-    weight: float = setting(1.0, "The set's share of the prompts is weight / sum of weights. 0: not used.", ge=0.0)
+    weight: float = setting(
+        1.0,
+        "The set's share of the prompts is weight / sum of weights. 0: not used.",
+        ge=0.0,
+        unit="factor",
+        also="prompt_data_probs dataset_probs interleave_probs",
+    )
     columns: ColumnsSection | None = setting(None, "Columns of this set. Default: data.columns.")
     verifier: str | None = setting(None, "Verifier of lines that name none. Default: data.verifier.")
     chat: Literal["auto"] | bool | None = setting(None, "As data.chat.")
@@ -137,15 +152,17 @@ class EvaluationSetSection(Section):
     system_prompt: str | None = setting(None, "As data.system_prompt; empty: none.")
     chat_variables: ChatVariables | None = setting(None, "In place of data.chat_variables.")
     num_prompts: Positive | None = setting(None, "As evaluation.num_prompts.")
-    samples_per_prompt: Positive | None = setting(None, "k of avg@k and pass@k.")
-    pass_at: Positive | None = setting(None, "As evaluation.pass_at.")
-    temperature: float | None = setting(None, "As evaluation.temperature.", ge=0.0)
-    top_p: float | None = setting(None, "As evaluation.top_p.", gt=0.0, le=1.0)
-    top_k: int | None = setting(None, "As evaluation.top_k.", ge=0)
-    min_p: float | None = setting(None, "As evaluation.min_p.", ge=0.0, le=1.0)
-    repetition_penalty: float | None = setting(None, "As evaluation.repetition_penalty.", gt=0.0)
-    presence_penalty: float | None = setting(None, "As evaluation.presence_penalty.", ge=-2.0, le=2.0)
-    frequency_penalty: float | None = setting(None, "As evaluation.frequency_penalty.", ge=-2.0, le=2.0)
+    samples_per_prompt: Positive | None = setting(None, "k of avg@k and pass@k.", unit="responses")
+    pass_at: Positive | None = setting(None, "As evaluation.pass_at.", unit="responses")
+    temperature: float | None = setting(None, "As evaluation.temperature.", ge=0.0, unit="divisor of the logits")
+    top_p: float | None = setting(None, "As evaluation.top_p.", gt=0.0, le=1.0, unit="share of the probability")
+    top_k: int | None = setting(None, "As evaluation.top_k.", ge=0, unit="tokens")
+    min_p: float | None = setting(None, "As evaluation.min_p.", ge=0.0, le=1.0, unit="share of the largest probability")
+    repetition_penalty: float | None = setting(
+        None, "As evaluation.repetition_penalty.", gt=0.0, unit="factor of the logits"
+    )
+    presence_penalty: float | None = setting(None, "As evaluation.presence_penalty.", ge=-2.0, le=2.0, unit="logits")
+    frequency_penalty: float | None = setting(None, "As evaluation.frequency_penalty.", ge=-2.0, le=2.0, unit="logits")
     stop_strings: StopStrings | None = setting(None, "As evaluation.stop_strings.")
     max_response_tokens: Positive | None = setting(None, "As evaluation.max_response_tokens.")
 
@@ -162,33 +179,58 @@ class EvaluationSection(Section):
     """Periodic evaluation by the generators, queued separately from training work."""
 
     every_updates: int = setting(
-        0, "Updates from one evaluation to the next. 0: only before the first and after the last update.", ge=0
+        0,
+        "Updates from one evaluation to the next. 0: only before the first and after the last update.",
+        ge=0,
+        live="which updates are evaluated from now on",
+        also="test_freq eval_steps",
     )
     sets: tuple[EvaluationSetSection, ...] = setting((), "Further evaluation sets, each with a name.")
     num_prompts: Positive = setting(256, "Number of held-out prompts, starting with the first.")
-    samples_per_prompt: Positive = setting(1, "k of avg@k and pass@k.")
+    samples_per_prompt: Positive = setting(
+        1, "k of avg@k and pass@k.", unit="responses", also="num_generations_eval eval_n_samples_per_prompt"
+    )
     pass_at: Positive | None = setting(
-        None, "k of pass@k, the chance that one of k responses is right. Default: samples_per_prompt."
+        None, "k of pass@k, the chance that one of k responses is right. Default: samples_per_prompt.", unit="responses"
     )
-    temperature: float = setting(0.0, "0 is greedy. AIME practice: 1.0 with top_p 0.7.", ge=0.0)
+    temperature: float = setting(
+        0.0,
+        "0 is greedy. AIME practice: 1.0 with top_p 0.7.",
+        ge=0.0,
+        unit="divisor of the logits",
+        also="eval_temperature",
+    )
     top_p: float = setting(
-        1.0, "Sample from the smallest set of tokens whose probabilities add up to this.", gt=0.0, le=1.0
+        1.0,
+        "Sample from the smallest set of tokens whose probabilities add up to this.",
+        gt=0.0,
+        le=1.0,
+        unit="share of the probability",
     )
-    top_k: int = setting(0, "Sample from this many of the most likely tokens. 0: all.", ge=0)
+    top_k: int = setting(0, "Sample from this many of the most likely tokens. 0: all.", ge=0, unit="tokens")
     min_p: float = setting(
-        0.0, "Sample only from tokens with at least this fraction of the largest probability.", ge=0.0, le=1.0
+        0.0,
+        "Sample only from tokens with at least this fraction of the largest probability.",
+        ge=0.0,
+        le=1.0,
+        unit="share of the largest probability",
     )
     repetition_penalty: float = setting(
         1.0,
         "Positive logits of tokens in prompt or response are divided by this, negative ones multiplied. 1: off. As "
         "in vLLM.",
         gt=0.0,
+        unit="factor of the logits",
     )
     presence_penalty: float = setting(
-        0.0, "Subtracted once from the logit of every token that occurs in the response.", ge=-2.0, le=2.0
+        0.0,
+        "Subtracted once from the logit of every token that occurs in the response.",
+        ge=-2.0,
+        le=2.0,
+        unit="logits",
     )
     frequency_penalty: float = setting(
-        0.0, "Subtracted from a token's logit for each time it occurs in the response.", ge=-2.0, le=2.0
+        0.0, "Subtracted from a token's logit for each time it occurs in the response.", ge=-2.0, le=2.0, unit="logits"
     )
     stop_strings: StopStrings | None = setting(None, "Texts that end a response. Default: generation.stop_strings.")
     max_response_tokens: Positive | None = setting(
@@ -198,13 +240,22 @@ class EvaluationSection(Section):
         600.0, "After this time an evaluation counts only the responses that have arrived.", gt=0.0
     )
     main: str | None = setting(
-        None, "Set that patience and keep_best use. Default: data.evaluation, else the first of the sets."
+        None,
+        "Set that patience and keep_best use. Default: data.evaluation, else the first of the sets.",
+        also="metric_for_best_model",
     )
     patience: int = setting(
-        0, "The run ends after this many consecutive evaluations of main without improvement. 0: never.", ge=0
+        0,
+        "The run ends after this many consecutive evaluations of main without improvement. 0: never.",
+        ge=0,
+        unit="evaluations",
+        live="how many evaluations without improvement end the run",
+        also="early_stopping_patience",
     )
     keep_best: bool = setting(
-        False, "Write a checkpoint at each evaluation, and keep the one with the best result on main."
+        False,
+        "Write a checkpoint at each evaluation, and keep the one with the best result on main.",
+        also="load_best_model_at_end",
     )
 
     def of_set(self, one: EvaluationSetSection) -> EvaluationSection:

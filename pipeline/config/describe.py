@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -17,7 +17,10 @@ import tomli_w
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config.catalogue import BUILT_IN, preset_of
+from pipeline.config.base import fact
+from pipeline.config.catalogue import BUILT_IN
+from pipeline.config.learning import AlgorithmSection, all_settings, settings_of
+from pipeline.config.other_names import OTHERWISE
 from pipeline.config.public import public_settings
 from pipeline.config.schema import RunConfig
 
@@ -34,112 +37,11 @@ _BY_ENDING: Final[Mapping[str, str]] = {
     "_port": "port",
 }
 
-_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "added to a root of squared gradients": ("adam_eps",),
-    "1 / token": ("adaptive_lambda_alpha",),
-    "times the median": ("spike_factor",),
-    "factor": ("adaptive_lambda_floor", "alpha", "gae_lambda", "oversampling", "weight"),
-    "factor of the loss": ("loss_scale",),
-    "standard deviations": ("advantage_clamp",),
-    "factors": ("betas",),
-    "reward model's score": ("center",),
-    "ratio above 1": ("clip_high",),
-    "ratio below 1": ("clip_low",),
-    "reward": ("correct", "overlong_factor", "wrong"),
-    "exponent": ("bonus_power", "cluster_power", "standard_power", "unflagged_power"),
-    "probability": ("min_judge_probability", "standard_threshold"),
-    "ratio of probabilities": ("judge_ratio",),
-    "share of the response's tokens": ("max_flagged_share",),
-    "1 - cosine": ("cluster_distance",),
-    "copies": ("data_parallel_size",),
-    "cores": ("cpus",),
-    "ratio": ("dual_clip", "importance_cap", "importance_floor", "rejection_lower"),
-    "ratio, or nats of k2 and k3": ("rejection_upper",),
-    "loss per nat": ("entropy_coefficient", "kl_coefficient", "nll_coefficient", "positive_nll_coefficient"),
-    "evaluations": ("patience",),
-    "passes": ("epochs",),
-    "policy versions": ("eta", "max_generator_lag"),
-    "value steps": ("explained_variance_steps", "warmup_steps", "pretrain_steps", "checkpoint_every_steps"),
-    "factor per token": ("gamma",),
-    "pieces of work": ("canary_pieces",),
-    "processes": (
-        "generator",
-        "max_generators",
-        "max_workers",
-        "min_generators",
-        "processes",
-        "ranks",
-        "reference",
-        "reward",
-        "standby",
-        "value",
-    ),
-    "responses": ("group_size", "max_batch", "pass_at", "per_update", "samples_per_prompt"),
-    "groups": ("groups_per_update",),
-    "messages": ("high_water_mark",),
-    "connections": ("num_connections",),
-    "checkpoints": ("checkpoint_keep",),
-    "step size of the optimiser": ("learning_rate",),
-    "share of the learning rate": ("final_rate_share",),
-    "failures": ("max_attempts", "max_data_failures", "max_restarts"),
-    "incidents": ("link_alarms",),
-    "losses of a worker": ("max_repairs",),
-    "restarts": ("incident_restarts",),
-    "workers": ("max_evictions",),
-    "batches": ("max_generation_batches",),
-    "L2 norm": ("max_grad_norm",),
-    "share of the variance": ("min_explained_variance",),
-    "optimiser steps": ("num_minibatches",),
-    "requests": ("max_in_flight", "max_requests"),
-    "units of each resource": ("resources",),
-    "results": ("cache_entries",),
-    "points": ("scale",),
-    "sequences": ("num_slots",),
-    "nats": ("parity_tolerance",),
-    "columns": ("rank",),
-    "any integer": ("seed",),
-    "decode steps": ("steps_per_turn",),
-    "token ids": ("stop_token_ids",),
-    "difficulty": ("max_difficulty", "min_difficulty"),
-    "divisor of the logits": ("temperature",),
-    "GPUs": ("gpus", "tensor_parallel_size"),
-    "threads": ("threads",),
-    "tokens": ("top_k",),
-    "share of the probability": ("top_p",),
-    "share of the largest probability": ("min_p",),
-    "factor of the logits": ("repetition_penalty",),
-    "logits": ("frequency_penalty", "presence_penalty"),
-    "share of the limit": ("watermark",),
-    "factor of the learning rate": ("weight_decay",),
-    "advantage": ("whiten_min_std",),
-}
-"""Settings with each unit, by the last part of their key."""
-_BY_NAME: Final = {name: unit for unit, names in _NAMES.items() for name in names}
 
-_BY_KEY: Final[Mapping[str, str]] = {
-    "checkpoint.keep": "checkpoints",
-    "weights.keep": "versions",
-    "tracing.share": "share of trajectories",
-    "value.clip_high": "value",
-    "value.clip_low": "value",
-    "recovery.faults_per_day": "losses of a worker a day",
-    "reward.max_in_flight": "responses",
-    "learner.logprob_check_share": "share of chunks",
-    "supervisor.heartbeats_per_s": "heartbeats a second",
-}
-
-
-def unit_of(key: str) -> str | None:
-    """Return a numeric setting's unit in words, or None if it has no unit or is not a number."""
+def unit_of(key: str, info: FieldInfo) -> str | None:
+    """Return a numeric setting's unit in words, or None if it has no unit."""
     name = key.rpartition(".")[2]
-    by_ending = next((unit for ending, unit in _BY_ENDING.items() if name.endswith(ending)), None)
-    return _BY_KEY.get(key) or _BY_NAME.get(name) or by_ending
-
-
-def table_names() -> frozenset[str]:
-    """Return the names and keys in the tables of units, so that a test can find those without a
-    setting."""
-    return frozenset({*_BY_NAME, *_BY_KEY})
+    return fact(info, "unit") or next((unit for ending, unit in _BY_ENDING.items() if name.endswith(ending)), None)
 
 
 WIDTH: Final = 79
@@ -167,6 +69,13 @@ class Setting:
     """As a JSON value, or why it has no default."""
     presets: dict[str, Any]
     """Defaults of the algorithms that have another one, by algorithm."""
+    rules: tuple[str, ...]
+    """The algorithms that have this setting; empty: all."""
+    live: str
+    """What changes when the learner takes another value between two updates; empty for a setting that
+    may not change in a running run."""
+    also: tuple[str, ...]
+    """Its names in other systems."""
     description: str
 
     @property
@@ -178,9 +87,13 @@ class Setting:
         return self.key.rpartition(".")[2]
 
     def default_in(self, algorithm: str) -> Any:
-        if algorithm in BUILT_IN or not self.key.startswith("algorithm."):
+        if algorithm in BUILT_IN or not self.is_in(algorithm) or self.section != "algorithm":
             return self.presets.get(algorithm, self.default)
-        return preset_of(algorithm).get(self.name, self.default)
+        return settings_of(algorithm).model_fields[self.name].default
+
+    def is_in(self, algorithm: str) -> bool:
+        """Whether a run with this algorithm has the setting."""
+        return self.section != "algorithm" or self.name in settings_of(algorithm).model_fields
 
     def facts(self, algorithm: str | None = None) -> str:
         """Return kind, limits, unit and default in one line, for one algorithm or for all."""
@@ -190,6 +103,8 @@ class Setting:
         shown.append(f"default: {in_toml(self.default if algorithm is None else self.default_in(algorithm))}")
         if algorithm is None and self.presets:
             shown[-1] += f" ({', '.join(f'{name}: {in_toml(value)}' for name, value in self.presets.items())})"
+        if algorithm is None and self.rules:
+            shown.append(f"only {', '.join(self.rules)}")
         return "; ".join(shown)
 
 
@@ -212,7 +127,8 @@ def named_model(info: FieldInfo) -> type[BaseModel] | None:
 
 def section_model(info: FieldInfo) -> type[BaseModel] | None:
     kinds = (kind for kind in _options(info.annotation) if isinstance(kind, type))
-    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+    found = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+    return all_settings() if found is AlgorithmSection else found
 
 
 def table_model(info: FieldInfo) -> type[BaseModel] | None:
@@ -234,11 +150,35 @@ def settings() -> tuple[Setting, ...]:
     )
 
 
+@cache
+def _other_names() -> Mapping[str, str]:
+    found: dict[str, list[str]] = {}
+    # several sections may be of one class: what is meant is the data's columns and the learner's stage
+    for one in sorted(settings(), key=lambda one: (one.key.count("."), not one.key.startswith(("data.", "learner.")))):
+        for name in one.also:
+            held = found.setdefault(name, [])
+            if not held or one.key.rpartition(".")[0] == held[0].rpartition(".")[0]:
+                held.append(one.key)
+    return {name: " and ".join(f"`{key}`" for key in keys) for name, keys in found.items()}
+
+
+def meant_by(name: str) -> str | None:
+    """Return what to set instead of another system's ``name``; None for an unknown name."""
+    if key := _other_names().get(name):
+        return f"that is {key} here"
+    return OTHERWISE.get(name)
+
+
+def other_names() -> frozenset[str]:
+    return frozenset({*_other_names(), *OTHERWISE})
+
+
 def defaults_of(algorithm: str) -> dict[str, Any]:
     """Return the defaults under this algorithm by key, as JSON values. Leaves out settings without
     a default, optional sections, and ``[algorithm]`` for a rule of the user's own."""
     always = {*_sections_of_each_run()} - (set() if algorithm in BUILT_IN else {"algorithm"})
-    found = ((one.key, one.default_in(algorithm)) for one in settings() if one.section in always)
+    there = (one for one in settings() if one.section in always and one.is_in(algorithm))
+    found = ((one.key, one.default_in(algorithm)) for one in there)
     known = {key: value for key, value in found if not isinstance(value, Absent)}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in known.items()}  # pyright: ignore[reportUnknownArgumentType]
 
@@ -265,6 +205,8 @@ def explained(config: RunConfig, sources: Mapping[str, str] | None = None) -> st
         title = f"[[{section}]]" if isinstance(_value(values, section), list) else f"[{section}]"
         lines += [f"{off}{title}", *comment(purpose(model))]
         for setting in by_section.get(section, []):
+            if not setting.is_in(config.algorithm.name):
+                continue
             value = None if held is None else held.get(setting.name)
             lines += ["", *comment(setting.description), *comment(setting.facts(config.algorithm.name))]
             if source := (sources or {}).get(setting.key):
@@ -298,12 +240,19 @@ def _setting(key: str, info: FieldInfo) -> Setting:
         default: Any = Absent.REQUIRED
     else:
         made = info.get_default(call_default_factory=True)
+        made = made.value if isinstance(made, StrEnum) else made
         default = Absent.NOT_SET if made is None else str(made) if isinstance(made, Path) else made
     section, _, name = key.rpartition(".")
-    brought = {of: preset_of(of) for of in BUILT_IN} if section == "algorithm" else {}
-    presets = {of: preset[name] for of, preset in brought.items() if name in preset}
-    unit = unit_of(key) if is_number(info) else None
-    return Setting(key, _kind(info.annotation), _limits(info), unit, default, presets, info.description or "")
+    having = {of: settings_of(of).model_fields for of in BUILT_IN} if section == "algorithm" else {}
+    presets = {
+        of: held[name].default for of, held in having.items() if name in held and held[name].default != info.default
+    }
+    rules = tuple(of for of, held in having.items() if name in held)
+    unit = unit_of(key, info) if is_number(info) else None
+    description = info.description or ""
+    only = () if len(rules) == len(having) else rules
+    live, also = fact(info, "live"), tuple(fact(info, "also").split())
+    return Setting(key, _kind(info.annotation), _limits(info), unit, default, presets, only, live, also, description)
 
 
 def is_number(info: FieldInfo) -> bool:
@@ -325,6 +274,8 @@ def _kind(annotation: Any) -> str:
     kind = _options(annotation)[0]
     if typing.get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, typing.get_args(kind)))}"
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return f"one of {', '.join(kind)}"
     if typing.get_origin(kind) is tuple:
         items = typing.get_args(kind)
         many = f"{len(items)} " if Ellipsis not in items else ""

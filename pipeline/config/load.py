@@ -21,8 +21,9 @@ from pydantic_core import ErrorDetails, to_jsonable_python
 
 from pipeline.config import CHANGES_NAME, RESOLVED_NAME
 from pipeline.config.changed import changed_settings
-from pipeline.config.describe import in_toml, named_model, section_model, settings, table_model
-from pipeline.config.other_names import REMOVED, drop_idle, meant_by
+from pipeline.config.describe import in_toml, meant_by, named_model, section_model, settings, table_model
+from pipeline.config.learning import all_settings, rules_with, settings_class
+from pipeline.config.other_names import REMOVED, drop_idle
 from pipeline.config.public import kept_settings
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
@@ -261,6 +262,7 @@ def _merge(into: Tree, tree: Mapping[str, Any], origin: str, origins: Origins, p
 
 def _validate(tree: Tree, origins: Origins) -> RunConfig:
     drop_idle(tree)
+    _drop_other_rules(tree, origins)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as failure:
@@ -271,11 +273,23 @@ def _validate(tree: Tree, origins: Origins) -> RunConfig:
     return config
 
 
+def _drop_other_rules(tree: Tree, origins: Origins) -> None:
+    """Delete settings of other rules that a run's resolved file has: runs begun when all rules had
+    the same settings kept them, and did not read them."""
+    given = tree.get("algorithm")
+    if not isinstance(given, dict):
+        return
+    section = cast("Tree", given)
+    for key in [key for key in section if Path(origins.get(("algorithm", key), "")).name == RESOLVED_NAME]:
+        if key in all_settings().model_fields and key not in settings_class(section).model_fields:
+            del section[key]
+
+
 def _forget_defaults(config: RunConfig, origins: Origins) -> None:
     """Treat defaults that a run's resolved file repeats as not set."""
     for setting in settings():
         path = tuple(setting.key.split("."))
-        if Path(origins.get(path, "")).name == RESOLVED_NAME:
+        if Path(origins.get(path, "")).name == RESOLVED_NAME and setting.is_in(config.algorithm.name):
             held = section_of(config, setting.section)
             default = setting.default_in(config.algorithm.name)
             if held is not None and to_jsonable_python(getattr(held, setting.name)) == to_jsonable_python(default):
@@ -331,6 +345,12 @@ def _unknown(key: str, value: object, origin: str) -> str:
     if key in REMOVED:
         return (
             f"{origin}: `{key}` is {hide_password(repr(value))}, but this setting no longer exists: {REMOVED[key].why}"
+        )
+    section, _, name = key.rpartition(".")
+    if section == "algorithm" and (having := rules_with(name)):
+        return (
+            f"{origin}: `{key}` is {hide_password(repr(value))}, but the run's algorithm has no such setting; it belongs to "
+            f"{', '.join(having)}: leave it out, or choose one of them"
         )
     # With `--set rediss://user:password@host?x=1` the key contains a password.
     return f"{origin}: unknown key `{hide_password(key)}`{suggest(key)}"

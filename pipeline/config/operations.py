@@ -27,8 +27,8 @@ ScalingRole = Annotated[str, AfterValidator(_scaling_role)]
 class ResourcesSection(Section):
     """What one worker of a role requests from Slurm, Kubernetes or Ray."""
 
-    cpus: Positive = setting(1, "Processor cores.")
-    gpus: int = setting(0, "GPUs.", ge=0)
+    cpus: Positive = setting(1, "Processor cores.", unit="cores")
+    gpus: int = setting(0, "GPUs.", ge=0, unit="GPUs")
     memory_gb: Positive | None = setting(None, "Memory. Default: what the cluster gives.")
 
 
@@ -72,7 +72,9 @@ class RayRoleSection(Section):
     """Where in a Ray cluster a role's workers may run."""
 
     resources: dict[str, float] = setting(
-        {}, "Custom resources that a worker takes from its node, such as {fast_disk = 1}."
+        {},
+        "Custom resources that a worker takes from its node, such as {fast_disk = 1}.",
+        unit="units of each resource",
     )
     labels: dict[str, str] = setting(
         {}, 'Labels that its node must have, such as {"ray.io/accelerator-type" = "H100"}.'
@@ -169,21 +171,32 @@ class RecoverySection(Section):
         150.0, "If an incident is still open this long after a restart, the restart did not repair it.", gt=0.0
     )
     max_repairs: Positive = setting(
-        5, "How many times in a row a worker may be lost without steady_s of work in between. One more loss evicts it."
+        5,
+        "How many times in a row a worker may be lost without steady_s of work in between. One more loss evicts it.",
+        unit="losses of a worker",
     )
-    link_alarms: int = setting(2, "Incidents about one worker's links that are tolerated within link_window_s.", ge=0)
+    link_alarms: int = setting(
+        2, "Incidents about one worker's links that are tolerated within link_window_s.", ge=0, unit="incidents"
+    )
     link_window_s: float = setting(300.0, "Time over which link_alarms counts.", gt=0.0)
     incident_restarts: int = setting(
-        3, "Restarts of one worker within window_s because of incidents. After that it is evicted.", ge=0
+        3,
+        "Restarts of one worker within window_s because of incidents. After that it is evicted.",
+        ge=0,
+        unit="restarts",
     )
     max_evictions: int = setting(
-        2, "Workers that the supervisor may evict within window_s. 0: none. Operators may evict more.", ge=0
+        2,
+        "Workers that the supervisor may evict within window_s. 0: none. Operators may evict more.",
+        ge=0,
+        unit="workers",
     )
     faults_per_day: float = setting(
         0.0023,
         'Expected losses of one worker per day, from which fleet.standby = "auto" is computed. After three repairs the '
         "run's own rate counts, if it is higher.",
         ge=0.0,
+        unit="losses of a worker a day",
     )
     window_s: float = setting(3600.0, "Time over which incident_restarts and max_evictions count.", gt=0.0)
 
@@ -280,7 +293,7 @@ class TracingSection(Section):
         "URL of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; needs `pip install 'headrace[otel]'`. "
         "Every worker sends to it. Default: no traces.",
     )
-    share: float = setting(1.0, "Share of trajectories that are traced.", gt=0.0, le=1.0)
+    share: float = setting(1.0, "Share of trajectories that are traced.", gt=0.0, le=1.0, unit="share of trajectories")
 
 
 REWARDS: Final = "code.rewards"
@@ -301,7 +314,9 @@ class CodeSection(Section):
         "Version of Headrace's own packages for the workers, a folder of the run's `code/`. Empty: the installed ones.",
     )
     canary_pieces: Positive = setting(
-        16, "Pieces of work that the first worker does with a new version before other workers take it."
+        16,
+        "Pieces of work that the first worker does with a new version before other workers take it.",
+        unit="pieces of work",
     )
     canary_timeout_s: float = setting(
         60.0,

@@ -40,7 +40,7 @@ class RewardFunctionSection(Section):
     whole_group: bool = setting(
         False, "Call it once per group, with all responses, when all have finished: for judges that compare."
     )
-    weight: float = setting(1.0, "The part of the reward is weight * (the function's number). Not 0.")
+    weight: float = setting(1.0, "The part of the reward is weight * (the function's number). Not 0.", unit="factor")
 
     @model_validator(mode="after")
     def _counts(self) -> RewardFunctionSection:
@@ -104,17 +104,20 @@ class EndpointSection(Section):
         "The prompt that asks what is wrong with a response, with {prompt}, {answer} (the worked solution, if the data has "
         "one) and {response}. The reply has lines `Step:`, which quotes the response, and `Wrong:`.",
     )
-    scale: float = setting(10.0, "The judge's highest score, by which its scores are divided.", gt=0.0)
+    scale: float = setting(10.0, "The judge's highest score, by which its scores are divided.", gt=0.0, unit="points")
     max_reply_tokens: Positive = setting(1024, "Longest reply of the judge.")
     api_key_env: str | None = setting(None, "Environment variable with the key. The key itself is never a setting.")
-    max_in_flight: Positive = setting(64, "Concurrent requests of one reward worker.")
+    max_in_flight: Positive = setting(64, "Concurrent requests of one reward worker.", unit="requests")
     timeout_s: float = setting(
         12.0, "Time limit of one judgment, retries included. A late one is tried again, never counted as wrong.", gt=0.0
     )
-    cache_entries: int = setting(10_000, "Results cached by content, so that repeats cost no request.", ge=0)
+    cache_entries: int = setting(
+        10_000, "Results cached by content, so that repeats cost no request.", ge=0, unit="results"
+    )
     max_requests: Positive | None = setting(
         None,
         "Budget of the whole run, over all workers and restarts. The run ends when it is spent. Default: no limit.",
+        unit="requests",
     )
 
     @model_validator(mode="after")
@@ -173,29 +176,48 @@ class GuidanceSection(Section):
         "tau. Tokens of a right response with a higher standard probability have a weight of 1 to 2.",
         gt=0.0,
         lt=1.0,
+        unit="probability",
     )
-    standard_power: float = setting(0.6, "Below tau the weight is (p / tau) to this power.", ge=0.0)
-    cluster_power: float = setting(0.3, "The same within a cluster around tokens above tau.", ge=0.0)
-    bonus_power: float = setting(5.0, "Above tau the weight is 1 + ((p - tau) / (1 - tau)) to this power.", ge=0.0)
+    standard_power: float = setting(0.6, "Below tau the weight is (p / tau) to this power.", ge=0.0, unit="exponent")
+    cluster_power: float = setting(0.3, "The same within a cluster around tokens above tau.", ge=0.0, unit="exponent")
+    bonus_power: float = setting(
+        5.0, "Above tau the weight is 1 + ((p - tau) / (1 - tau)) to this power.", ge=0.0, unit="exponent"
+    )
     judge_ratio: float = setting(
-        1.5, "A token is flagged if its judge probability exceeds this multiple of the others.", gt=0.0
+        1.5,
+        "A token is flagged if its judge probability exceeds this multiple of the others.",
+        gt=0.0,
+        unit="ratio of probabilities",
     )
-    min_judge_probability: Fraction = setting(0.01, "Tokens with a lower judge probability are never flagged.")
+    min_judge_probability: Fraction = setting(
+        0.01, "Tokens with a lower judge probability are never flagged.", unit="probability"
+    )
     max_flagged_share: Fraction = setting(
-        0.06, "If a larger share of a wrong response is flagged, only its flagged tokens are trained on."
+        0.06,
+        "If a larger share of a wrong response is flagged, only its flagged tokens are trained on.",
+        unit="share of the response's tokens",
     )
     unflagged_power: float = setting(
-        0.5, "Other tokens of a wrong response are weighted by their standard probability to this power.", ge=0.0
+        0.5,
+        "Other tokens of a wrong response are weighted by their standard probability to this power.",
+        ge=0.0,
+        unit="exponent",
     )
-    loss_scale: float = setting(10.0, "The whole loss is multiplied by this.", gt=0.0)
-    nll_coefficient: float = setting(1.0, "Weight of an additional plain imitation loss on right responses.", ge=0.0)
+    loss_scale: float = setting(10.0, "The whole loss is multiplied by this.", gt=0.0, unit="factor of the loss")
+    nll_coefficient: float = setting(
+        1.0, "Weight of an additional plain imitation loss on right responses.", ge=0.0, unit="loss per nat"
+    )
     clusters: bool = setting(
         False,
         "Spread the effect of salient tokens to neighbours with similar hidden states: tokens above tau raise the "
         "weights around them, and in nlft flagged tokens spare those around them.",
     )
     cluster_distance: float = setting(
-        0.4, "A cluster ends at a token with a larger cosine distance to its mean state.", ge=0.0, le=2.0
+        0.4,
+        "A cluster ends at a token with a larger cosine distance to its mean state.",
+        ge=0.0,
+        le=2.0,
+        unit="1 - cosine",
     )
     dissimilar_clusters: bool = setting(
         False, "Grow clusters over neighbours that are farther away than cluster_distance, as the public code does."

@@ -18,11 +18,20 @@ from pipeline.config.import_path import is_import_path
 class RunSection(Section):
     """Identity and length of this run."""
 
-    name: str = setting("run", "Name of the folder and ledger prefix.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    seed: int = setting(0, "Seed of data order, token sampling and the learner.", ge=0)
-    dir: Path = setting(Path("runs"), "Runs live in <dir>/<name>.")
+    name: str = setting(
+        "run",
+        "Name of the folder and ledger prefix.",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        also="experiment_name run_name",
+    )
+    seed: int = setting(0, "Seed of data order, token sampling and the learner.", ge=0, unit="any integer")
+    dir: Path = setting(Path("runs"), "Runs live in <dir>/<name>.", also="output_dir save_path default_local_dir")
     num_updates: int = setting(
-        100, "The run finishes after this many updates. 0: evaluate the start model, and train nothing.", ge=0
+        100,
+        "The run finishes after this many updates. 0: evaluate the start model, and train nothing.",
+        ge=0,
+        live="the run ends after this many updates",
+        also="max_steps total_training_steps",
     )
 
 
@@ -34,8 +43,13 @@ class VllmSection(Section):
         "auto",
         "auto: in-process on a CPU, background (in processes that decode while the worker does other things) on GPUs.",
     )
-    tensor_parallel_size: Positive = setting(1, "GPUs that share each layer; divides the heads.")
-    data_parallel_size: Positive = setting(1, "Copies of the model behind one generator.")
+    tensor_parallel_size: Positive = setting(
+        1,
+        "GPUs that share each layer; divides the heads.",
+        unit="GPUs",
+        also="vllm_tensor_parallel_size tensor_model_parallel_size",
+    )
+    data_parallel_size: Positive = setting(1, "Copies of the model behind one generator.", unit="copies")
     pause: Literal["keep", "wait", "abort"] = setting(
         "keep",
         "What happens to live windows at a weight swap: they continue with the new weights, finish first, "
@@ -48,36 +62,64 @@ class VllmSection(Section):
         "Largest mean difference from the learner's log-probs after a swap, nats. Default: 1e-3 in float32, 0.1 in "
         "bfloat16.",
         gt=0.0,
+        unit="nats",
     )
-    engine_args: dict[str, Any] = setting({}, "Passed to vLLM's EngineArgs, for example gpu_memory_utilization.")
+    engine_args: dict[str, Any] = setting(
+        {},
+        "Passed to vLLM's EngineArgs, for example gpu_memory_utilization.",
+        also="gpu_memory_utilization vllm_gpu_memory_utilization",
+    )
 
 
 class GenerationSection(Section):
     """How responses are sampled."""
 
     engine: GenerationEngineName = setting(
-        "local", "local, vllm, or package.module:function of your own, see [engines]."
+        "local", "local, vllm, or package.module:function of your own, see [engines].", also="use_vllm"
     )
     vllm: VllmSection = VllmSection()
-    num_slots: Positive = setting(64, "Sequences decoded at once by one generator.")
+    num_slots: Positive = setting(
+        64, "Sequences decoded at once by one generator.", unit="sequences", also="max_num_seqs"
+    )
     window_tokens: Positive = setting(512, "W, the maximum length of a chunk.")
-    max_response_tokens: Positive = setting(2048, "L. A response is cut at this length and counts as finished.")
+    max_response_tokens: Positive = setting(
+        2048,
+        "L. A response is cut at this length and counts as finished.",
+        also="max_completion_length max_completion_tokens max_new_tokens max_response_length response_length generate_max_len",
+    )
     temperature: float = setting(
-        1.0, "Temperature of sampling and of the learner's log-probs; sft, rft and nlft train at 1. DAPO: 1.", gt=0.0
+        1.0,
+        "Temperature of sampling and of the learner's log-probs; sft, rft and nlft train at 1. DAPO: 1.",
+        gt=0.0,
+        unit="divisor of the logits",
     )
-    top_p: float = setting(1.0, "Must be 1: the learner computes log-probs of the whole distribution.", gt=0.0, le=1.0)
-    top_k: int = setting(0, "Must be 0 (off), for the same reason.", ge=0)
-    min_p: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=0.0, le=1.0)
+    top_p: float = setting(
+        1.0,
+        "Must be 1: the learner computes log-probs of the whole distribution.",
+        gt=0.0,
+        le=1.0,
+        unit="share of the probability",
+    )
+    top_k: int = setting(0, "Must be 0 (off), for the same reason.", ge=0, unit="tokens")
+    min_p: float = setting(
+        0.0, "Must be 0 (off), for the same reason.", ge=0.0, le=1.0, unit="share of the largest probability"
+    )
     repetition_penalty: float = setting(
-        1.0, "Must be 1 (off): the learner's log-probs of a token do not depend on how often it occurred.", gt=0.0
+        1.0,
+        "Must be 1 (off): the learner's log-probs of a token do not depend on how often it occurred.",
+        gt=0.0,
+        unit="factor of the logits",
     )
-    presence_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0)
-    frequency_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0)
-    stop_token_ids: tuple[int, ...] = setting((), "In addition to the tokenizer's end-of-sequence token.")
+    presence_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0, unit="logits")
+    frequency_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0, unit="logits")
+    stop_token_ids: tuple[int, ...] = setting(
+        (), "In addition to the tokenizer's end-of-sequence token.", unit="token ids"
+    )
     stop_strings: StopStrings = setting(
         (),
         "A response ends with the token that completes one of these in its text. That whole token is trained on; the "
         "verifier sees the text up to the end of the stop string.",
+        also="stop stop_words stop_sequences",
     )
     swap: Literal["token", "window"] = setting(
         "token", "New weights are loaded between two tokens, or between two windows."
@@ -85,8 +127,10 @@ class GenerationSection(Section):
     kv_policy: Literal["keep", "recompute"] = setting("keep", "What happens to the KV cache at a weight swap.")
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type of the engine.")
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
-    threads: Positive = setting(1, "Torch threads on a CPU.")
-    steps_per_turn: Positive = setting(8, "Decode steps between two checks of mailboxes, weights and leases.")
+    threads: Positive = setting(1, "Torch threads on a CPU.", unit="threads")
+    steps_per_turn: Positive = setting(
+        8, "Decode steps between two checks of mailboxes, weights and leases.", unit="decode steps"
+    )
 
     @property
     def has_own_engine(self) -> bool:
@@ -107,15 +151,24 @@ class CheckpointSection(Section):
     """Checkpoints make learning durable: a batch is settled by the checkpoint that contains its
     effect."""
 
-    every_updates: Positive = setting(10, "Updates from one checkpoint to the next.")
+    every_updates: Positive = setting(
+        10,
+        "Updates from one checkpoint to the next.",
+        live="which updates write a checkpoint from now on",
+        also="save_freq save_steps",
+    )
     every_s: float = setting(
         300.0,
         "After this time the next update also writes a checkpoint, but not before ten times the last write's duration. "
         "The first checkpoint follows the first update that ends more than 30 s after the learner's start.",
         gt=0.0,
+        live="the longest time between two checkpoints",
     )
     keep: Positive = setting(
-        2, "Checkpoints kept; older ones are deleted once a newer one is complete. Also applies to the mirror."
+        2,
+        "Checkpoints kept; older ones are deleted once a newer one is complete. Also applies to the mirror.",
+        unit="checkpoints",
+        also="save_total_limit keep_last max_ckpt_num max_actor_ckpt_to_keep",
     )
     snapshots: Literal["auto", "on", "off"] = setting(
         "auto",
@@ -152,7 +205,9 @@ class SamplesSection(Section):
     """Responses kept for people to read in ``samples.jsonl``, by `headrace samples` and in the
     report."""
 
-    per_update: int = setting(2, "Responses kept per update, all from one group if the rule has groups. 0: none.", ge=0)
+    per_update: int = setting(
+        2, "Responses kept per update, all from one group if the rule has groups. 0: none.", ge=0, unit="responses"
+    )
     keep_updates: Positive = setting(
         50, "Updates with samples, spread over the run. When there are twice as many, half of them are removed."
     )
@@ -175,10 +230,14 @@ class LedgerSection(Section):
         "Memory limit of the embedded server, and what the watermark refers to for any other. Above it writes are "
         "refused; nothing is evicted.",
     )
-    watermark: float = setting(0.7, "Admission stops above this share of the limit.", gt=0.0, lt=1.0)
+    watermark: float = setting(
+        0.7, "Admission stops above this share of the limit.", gt=0.0, lt=1.0, unit="share of the limit"
+    )
     lease_s: float = setting(15.0, "A generator silent for this long loses its trajectories.", gt=0.0)
     scoring_deadline_s: float = setting(15.0, "A chunk unscored for this long is handed out again.", gt=0.0)
-    max_attempts: Positive = setting(3, "Failures of one role on one chunk before the chunk is a dead letter.")
+    max_attempts: Positive = setting(
+        3, "Failures of one role on one chunk before the chunk is a dead letter.", unit="failures"
+    )
     outage_timeout_s: float = setting(300.0, "How long workers wait for a ledger that is unreachable or full.", gt=0.0)
     disk_timeout_s: float = setting(
         86400.0, "How long workers wait for a ledger with a full disk: until an operator has made room.", gt=0.0
@@ -201,7 +260,7 @@ class WireSection(Section):
         pattern=r"^[1-9]\d{0,4}(-[1-9]\d{0,4})?$",
     )
     high_water_mark: Positive = setting(
-        16, "Most messages queued at each end of a link; this bounds memory by back-pressure."
+        16, "Most messages queued at each end of a link; this bounds memory by back-pressure.", unit="messages"
     )
     send_timeout_s: float = setting(
         10.0,
@@ -236,7 +295,9 @@ class WeightsSection(Section):
         "a fraction of bfloat16 weights. float32 weights change nearly everywhere and are sent whole.",
     )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Type in which weights are published.")
-    keep: Positive = setting(2, "Published versions kept, besides the frozen base weights of adapters.")
+    keep: Positive = setting(
+        2, "Published versions kept, besides the frozen base weights of adapters.", unit="versions"
+    )
     shared_memory: bool = setting(
         True,
         "Publish and keep fetched weights in shared memory if the host has enough, else on disk.",
@@ -255,7 +316,7 @@ class WeightsSection(Section):
         "that cannot be reached from outside.",
     )
     num_connections: Positive = setting(
-        4, "Connections of one transfer between hosts; each I/O thread encrypts some of them."
+        4, "Connections of one transfer between hosts; each I/O thread encrypts some of them.", unit="connections"
     )
     part_digest: Literal["xxh3-128", "sha256"] = setting(
         "xxh3-128",
@@ -263,7 +324,7 @@ class WeightsSection(Section):
         "host of this run.",
     )
     max_generator_lag: Positive = setting(
-        2, "How many versions a live generator may lag behind before the learner waits for it."
+        2, "How many versions a live generator may lag behind before the learner waits for it.", unit="policy versions"
     )
     ack_timeout_s: float = setting(
         30.0, "A generator that has neither loaded weights nor received a part of them for this long is fenced.", gt=0.0
@@ -278,6 +339,7 @@ class SupervisorSection(Section):
         "Infrastructure failures of one worker (killed, frozen, no ledger, no disk) within restart_window_s that "
         "are repaired by a restart. One more ends the run.",
         ge=0,
+        unit="failures",
     )
     restart_window_s: float = setting(60.0, "Time over which max_restarts counts.", gt=0.0)
     max_data_failures: int = setting(
@@ -285,6 +347,7 @@ class SupervisorSection(Section):
         "Errors of all workers of a role within data_failure_window_s that are repaired by a restart. One more "
         "ends the run. Failed work goes to the role's other workers.",
         ge=0,
+        unit="failures",
     )
     data_failure_window_s: float = setting(600.0, "Time over which max_data_failures counts.", gt=0.0)
     backoff_s: float = setting(
@@ -314,6 +377,7 @@ class SupervisorSection(Section):
         "Most heartbeats per second, of all workers together, before each worker sends one every two seconds instead of "
         "every second. They never come less often than that.",
         gt=0.0,
+        unit="heartbeats a second",
     )
     stuck_after_s: float | None = setting(
         None,
@@ -351,25 +415,37 @@ class SupervisorSection(Section):
 class FleetSection(Section):
     """How many workers of each role. Usually in a separate fleet file."""
 
-    generator: int = setting(1, "Generator processes. 0: they join from other hosts.", ge=0)
+    generator: int = setting(
+        1,
+        "Generator processes. 0: they join from other hosts.",
+        ge=0,
+        unit="processes",
+        also="vllm_num_engines num_engines num_infer_gpus",
+    )
     max_generators: Positive | None = setting(
         None,
         "Most generators. If set, their number follows the learner's demand, starting from `generator`. Default: the "
         "number is fixed. `headrace scale generator=N` sets it by hand, until `generator=auto`.",
+        unit="processes",
     )
-    min_generators: int = setting(1, "Fewest generators, if their number follows demand.", ge=0)
+    min_generators: int = setting(1, "Fewest generators, if their number follows demand.", ge=0, unit="processes")
     grow_after_s: float = setting(30.0, "How long the learner waits for units before generators are added.", gt=0.0)
     shrink_after_s: float = setting(300.0, "How long generators are idle before some are drained.", gt=0.0)
-    reward: int = setting(1, "Processes that score finished responses. 0: they join from other hosts.", ge=0)
-    reference: int = setting(
-        1, "Reference processes, if the algorithm needs them. 0: they join from other hosts.", ge=0
+    reward: int = setting(
+        1, "Processes that score finished responses. 0: they join from other hosts.", ge=0, unit="processes"
     )
-    value: int = setting(1, "The value process. It starts only if the algorithm has a critic.", ge=0, le=1)
+    reference: int = setting(
+        1, "Reference processes, if the algorithm needs them. 0: they join from other hosts.", ge=0, unit="processes"
+    )
+    value: int = setting(
+        1, "The value process. It starts only if the algorithm has a critic.", ge=0, le=1, unit="processes"
+    )
     standby: Literal["auto"] | NotNegative = setting(
         0,
         "Spare processes on this host that hold a model and the newest weights, and replace a lost generator, reward, "
         "reference or value worker at once. auto: as many as recovery.faults_per_day calls for, if starting a worker takes "
         "10 s or more, engines compute on CPUs, and memory is free; otherwise none.",
+        unit="processes",
     )
     standby_learner: Literal["auto", "on", "off"] = setting(
         "off",
@@ -380,6 +456,7 @@ class FleetSection(Section):
         None,
         "Largest number of workers of one supervisor, learner and value included. A larger fleet is refused. "
         "Default: 16 per core or one per 256 MiB of memory, whichever is less, but at least 8.",
+        unit="processes",
     )
 
     @model_validator(mode="after")

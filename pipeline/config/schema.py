@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import Field as Default
 from pydantic import model_validator
 
-from pipeline.config import runtime, training
+from pipeline.config import learning, runtime, training
 from pipeline.config.base import Section
 from pipeline.config.catalogue import Declaration, declare, rule_class
 from pipeline.config.cross_checks import check_limits, check_punishment, check_recorded, check_sampling
 from pipeline.config.data_sets import EvaluationSection
 from pipeline.config.import_path import is_import_path
+from pipeline.config.learning import rate_phases
 from pipeline.config.operations import (
     CodeSection,
     LaunchSection,
@@ -26,7 +28,6 @@ from pipeline.config.operations import (
     TracingSection,
 )
 from pipeline.config.rewards import ENDPOINT, GuidanceSection, endpoint_verifiers
-from pipeline.config.training import rate_phases
 from pipeline.ledger.types import Unit
 from protocol.trajectory import Field
 
@@ -50,14 +51,14 @@ class RunConfig(Section):
     run: runtime.RunSection = runtime.RunSection()
     model: training.ModelSection
     data: training.DataSection
-    algorithm: training.AlgorithmSection = training.AlgorithmSection()
+    algorithm: learning.RuleSettings = Default(default_factory=learning.algorithm_settings)
     staleness: training.StalenessSection = training.StalenessSection()
     generation: runtime.GenerationSection = runtime.GenerationSection()
     reward: training.RewardSection = training.RewardSection()
     reference: training.ReferenceSection = training.ReferenceSection()
-    value: training.ValueSection = training.ValueSection()
+    value: learning.ValueSection = learning.ValueSection()
     guidance: GuidanceSection = GuidanceSection()
-    learner: training.LearnerSection = training.LearnerSection()
+    learner: learning.LearnerSection = learning.LearnerSection()
     checkpoint: runtime.CheckpointSection = runtime.CheckpointSection()
     replay: runtime.ReplaySection = runtime.ReplaySection()
     samples: runtime.SamplesSection = runtime.SamplesSection()
@@ -114,7 +115,12 @@ class RunConfig(Section):
     @property
     def needs_guidance(self) -> bool:
         """Whether every response needs guidance: by the rule, or to scale advantages."""
-        return self.declaration.needs_guidance or self.algorithm.guidance == "mix"
+        return self.declaration.needs_guidance or self.mixes_guidance
+
+    @property
+    def mixes_guidance(self) -> bool:
+        """Whether guidance scales the advantages of a rule that has some."""
+        return isinstance(self.algorithm, learning.SampledSettings) and self.algorithm.guidance == "mix"
 
     @property
     def has_reference(self) -> bool:
@@ -210,11 +216,6 @@ class RunConfig(Section):
                 f"algorithm.dynamic_sampling compares the members of a group, but group_size is {algorithm.group_size}; "
                 "raise it, or switch dynamic_sampling off"
             )
-        if rule.unit is Unit.CHUNK and algorithm.tail_drop_tokens >= generation.window_tokens:
-            raise ValueError(
-                f"algorithm.tail_drop_tokens is {algorithm.tail_drop_tokens}, and a window has "
-                f"{generation.window_tokens} tokens. No token of an unfinished window would be trained on: lower it"
-            )
         if self.run.num_updates == 0 and not (self.only_evaluates or rule.has_critic):
             raise ValueError(
                 f"run.num_updates is 0, but there is nothing to evaluate and {algorithm.name} has no critic to pretrain; give "
@@ -231,15 +232,12 @@ class RunConfig(Section):
                 "is off; set reference.always"
             )
         rule_class(algorithm.name).check(self)
-        self._check_importance()
         if algorithm.kl_coefficient > 0.0 and algorithm.kl_estimator == "k1":
             raise ValueError(
                 f"algorithm.kl_estimator is k1 and kl_coefficient {algorithm.kl_coefficient:g}, but the gradient of k1 in "
                 "the loss is zero on average: it adds only noise; set kl_estimator to k2, k3, k1+ or k3+, or "
                 "subtract k1 in a reward function"
             )
-        if 0.0 < algorithm.dual_clip <= 1.0:
-            raise ValueError(f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or 0 to switch it off")
         batch = algorithm.groups_per_update * algorithm.group_size
         if batch % algorithm.num_minibatches:
             raise ValueError(
@@ -265,13 +263,12 @@ class RunConfig(Section):
         return self
 
     def _check_guidance(self) -> None:
-        """Refuse guidance that the rule already applies itself, and sources of judgments that do
-        not exist."""
-        algorithm, guidance = self.algorithm, self.guidance
-        if algorithm.guidance == "mix" and self.declaration.needs_guidance:
+        """Refuse guidance that the rule already applies itself, and sources of judgments that do not exist."""
+        guidance = self.guidance
+        if self.mixes_guidance and self.declaration.needs_guidance:
             raise ValueError(
-                f"algorithm.guidance is mix, but {algorithm.name} learns from guidance itself and has no advantages to scale: "
-                "set algorithm.guidance to none"
+                f"algorithm.guidance is mix, but {self.algorithm.name} learns from guidance itself and has no advantages to "
+                "scale: set algorithm.guidance to none"
             )
         name = guidance.judgments.removeprefix(ENDPOINT)
         if not self.needs_guidance or name == guidance.judgments:
@@ -298,43 +295,6 @@ class RunConfig(Section):
                 f"fleet.{role} is 0, and this run needs {role} workers. Set it to 1 or more; or set wire.transport "
                 f"to tcp, so that other hosts reach the run, and start them there with `headrace fleet join`"
             )
-
-    def _check_importance(self) -> None:
-        """Refuse corrections that contradict each other, and bounds without effect."""
-        algorithm = self.algorithm
-        if algorithm.importance == "bypass":
-            unusable = {
-                "proximal": algorithm.proximal != "recompute",
-                "importance_normalize": algorithm.importance_normalize,
-                "rejection": algorithm.rejection != "none",
-            }
-            for name in (name for name, is_set in unusable.items() if is_set):
-                raise ValueError(
-                    f"algorithm.{name} is {getattr(algorithm, name)}, but importance bypass never reads the proximal policy; "
-                    f"leave {name} at its default, or set importance to decoupled"
-                )
-        if algorithm.importance_normalize and (algorithm.importance == "none" or algorithm.proximal != "recompute"):
-            name = "importance" if algorithm.importance == "none" else "proximal"
-            raise ValueError(
-                f"algorithm.importance_normalize is on, but {name} is {getattr(algorithm, name)}. It needs weights before "
-                "a mini-batch's step. Switch it off, or set importance to tis, icepop or decoupled and "
-                "proximal to recompute"
-            )
-        upper, lower = algorithm.rejection_upper, algorithm.rejection_lower
-        if algorithm.rejection == "none":
-            return
-        if upper is None:
-            raise ValueError(
-                f"algorithm.rejection is {algorithm.rejection}, but rejection_upper is not set, so nothing would be "
-                f"rejected. Set it, for example 2 for a token's ratio, 1.001 for k1 over seq-mean or 0.01 for k3"
-            )
-        if lower is not None and algorithm.rejection not in ("ratio", "k1"):
-            raise ValueError(
-                f"algorithm.rejection_lower is {lower}, but {algorithm.rejection} is 0 if the policies agree, and never less; "
-                "leave rejection_lower out, or set rejection to ratio or k1"
-            )
-        if lower is not None and lower >= upper:
-            raise ValueError(f"algorithm.rejection_lower is {lower}, not below rejection_upper {upper}; lower it")
 
     def _check_optimizer(self) -> None:
         learner = self.learner

@@ -7,7 +7,7 @@ with any setting not listed here a snapshot gathers the state."""
 
 from __future__ import annotations
 
-from pipeline.config.training import DeepSpeedSection, LearnerSection, ValueSection
+from pipeline.config.learning import DeepSpeedSection, LearnerSection, ValueSection
 
 _PLAIN_ZERO = frozenset(
     {

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from pipeline.config.catalogue import VERDICT_SURROGATES
 from pipeline.config.describe import settings
+from pipeline.config.learning import DualClipSettings, Importance, Proximal, SampledSettings
 from pipeline.config.load import section_of
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import AlgorithmSection
-from pipeline.ledger.types import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,53 +24,29 @@ class _Rule:
     """May contain ``{algorithm}``."""
 
 
-def _of_algorithm(names: str, is_unread: Callable[[AlgorithmSection], bool], why: str) -> _Rule:
-    """Return a rule for settings of ``[algorithm]`` that depends on this section alone."""
+def _of_algorithm(names: str, is_unread: Callable[[Any], bool], why: str) -> _Rule:
+    """Return a rule for settings of ``[algorithm]`` that depends on this section alone. It is asked
+    only about settings that the section has."""
     return _Rule(" ".join(f"algorithm.{name}" for name in names.split()), lambda c: is_unread(c.algorithm), why)
 
 
-def _has_one_ratio(algorithm: AlgorithmSection) -> bool:
-    has_proximal = algorithm.importance != "bypass" and algorithm.proximal == "recompute"
+def _has_one_ratio(algorithm: SampledSettings) -> bool:
+    has_proximal = algorithm.importance is not Importance.BYPASS and algorithm.proximal is Proximal.RECOMPUTE
     return algorithm.num_minibatches == 1 and has_proximal
 
 
+_CLIPS = " ".join(DualClipSettings.model_fields.keys() - SampledSettings.model_fields.keys())
 _UNREFERENCED = "no reference log-probs are computed: kl_coefficient is 0 and reference.always is off"
 _NO_ADAPTATION = "adaptive_lambda_alpha is 0, so lambda does not adapt"
 _ALL_ONE = "an update is one optimiser step, so all ratios are 1; raise num_minibatches"
 _RULES = (
-    _Rule(
-        "algorithm.gamma",
-        lambda c: "gamma" not in c.declaration.reads and not c.has_critic,
-        "{algorithm} has no critic",
-    ),
-    _Rule(
-        "algorithm.gae_lambda algorithm.adaptive_lambda_alpha algorithm.adaptive_lambda_floor algorithm.whiten "
-        "algorithm.whiten_min_std algorithm.advantage_clamp value.",
-        lambda c: not c.has_critic,
-        "{algorithm} has no critic",
-    ),
+    _Rule("value.", lambda c: not c.has_critic, "{algorithm} has no critic"),
     _of_algorithm(
         "gae_lambda", lambda a: a.adaptive_lambda_alpha > 0.0, "lambda adapts to the length, by adaptive_lambda_alpha"
     ),
     _of_algorithm("adaptive_lambda_floor", lambda a: a.adaptive_lambda_alpha == 0.0, _NO_ADAPTATION),
     _of_algorithm("whiten_min_std", lambda a: not a.whiten, "algorithm.whiten is off"),
-    _Rule(
-        "algorithm.tail_drop_tokens",
-        lambda c: c.declaration.unit is not Unit.CHUNK,
-        "{algorithm} claims no unfinished windows",
-    ),
-    _Rule(
-        "algorithm.normalize_std",
-        lambda c: "normalize_std" not in c.declaration.reads,
-        "{algorithm} does not divide by a group's std",
-    ),
-    _of_algorithm("dual_clip", lambda a: a.surrogate in ("gspo", "cispo"), "only surrogate clip has a dual clip"),
-    _of_algorithm(
-        "clip_low clip_high dual_clip",
-        lambda a: a.surrogate in VERDICT_SURROGATES,
-        "surrogates nlft, nlft-first and nll have no ratio",
-    ),
-    _of_algorithm("clip_low clip_high dual_clip", _has_one_ratio, _ALL_ONE),
+    _of_algorithm(_CLIPS, _has_one_ratio, _ALL_ONE),
     _of_algorithm(
         "importance_cap", lambda a: a.importance not in ("tis", "icepop"), "only importance tis and icepop have a cap"
     ),
@@ -88,12 +63,12 @@ _RULES = (
     _Rule("reference. model.reference_path", lambda c: not c.has_reference, _UNREFERENCED),
     _Rule(
         "guidance.loss_scale guidance.nll_coefficient guidance.max_flagged_share guidance.unflagged_power guidance.clusters",
-        lambda c: c.algorithm.guidance == "mix",
+        lambda c: c.mixes_guidance,
         "algorithm.guidance mix only scales advantages",
     ),
     _Rule(
         "guidance.max_flagged_share",
-        lambda c: c.algorithm.surrogate == "nlft-first",
+        lambda c: c.algorithm.name == "nlft-first",
         "nlft-first flags one token of a response",
     ),
     _Rule("guidance.", lambda c: not c.needs_guidance, "{algorithm} reads no guidance, and algorithm.guidance is none"),

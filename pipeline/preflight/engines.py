@@ -83,7 +83,7 @@ def _uncertain(config: RunConfig) -> list[str]:
         if config.learner.freeze or config.learner.no_decay:
             # only the model knows the names of its parameters
             found += [str(types[0])]
-        found += filter(is_import_path, (config.algorithm.surrogate, config.algorithm.loss_aggregation))
+        found += filter(is_import_path, (config.algorithm.name, config.algorithm.loss_aggregation))
     devices = [config.model.device, config.generation.device, config.reference.device, config.value.device]
     if config.reward.model is not None:
         devices.append(config.reward.model.device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from pipeline.config.learning import Importance, SampledSettings
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.findings import CheckFinding, warn
 from pipeline.preflight.memory_needs import is_cpu
@@ -118,7 +119,9 @@ def _deadlines(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
 def _correction(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     generation = config.generation
     differs = generation.engine == "vllm" or (generation.engine == "local" and generation.dtype != config.model.dtype)
-    if config.algorithm.importance == "none" and differs and not config.data.responses:
+    algorithm = config.algorithm
+    is_uncorrected = isinstance(algorithm, SampledSettings) and algorithm.importance is Importance.NONE
+    if is_uncorrected and differs and not config.data.responses:
         engine = "vLLM" if generation.engine == "vllm" else f"the engine in {generation.dtype}"
         yield warn(
             "correction",

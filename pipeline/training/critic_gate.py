@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from protocol.ids import Role
 
 if TYPE_CHECKING:
+    from pipeline.config.learning import ValueSection
     from pipeline.config.schema import RunConfig
-    from pipeline.config.training import ValueSection
     from pipeline.runtime.registry.contract import Heartbeat
 
 # counters of the value worker's heartbeat: 1 or 0; number of value steps; moving mean

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.rules import make_rule
+
 pytest.importorskip("peft", reason="peft is not installed: make vllm")
 
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Objective
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.tensorfile import Publication
 from protocol.errors import ParityFailed
@@ -82,13 +83,13 @@ def test_what_vllm_samples_has_the_learners_log_probs_at_every_version(
         (expected,) = trained.response_logprobs([sample_of(sampled, window.tokens.size)])
         np.testing.assert_allclose(window.behavior_logprobs, expected, atol=1e-4)
         probes.append(np.array(weights.probe.logprobs))
-        assert trained.step(make_samples(seed=version), Objective()).applied
+        assert trained.step(make_samples(seed=version), make_rule()).applied
     assert np.abs(probes[2] - probes[0]).max() > 0.1, "training moved the policy"
 
 
 def test_an_adapter_merged_by_another_scale_is_refused_before_a_token_leaves(cores: CorePool, tmp_path: Path) -> None:
     trained = learner(tied=True)
-    assert trained.step(make_samples(), Objective()).applied
+    assert trained.step(make_samples(), make_rule()).applied
     model = tiny_model(seed=1, hidden_size=128)
     engine = VllmEngine(
         cores.take(model), model_state(model.config), num_slots=4, vocabulary=VOCABULARY, positions=POSITIONS

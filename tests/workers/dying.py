@@ -27,9 +27,9 @@ import workers.learner.learner
 import workers.learner.restore
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.data_sets import EvaluationSection
+from pipeline.config.learning import algorithm_settings
 from pipeline.config.runtime import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import AlgorithmSection
 from pipeline.data.source import HeldOutSource
 from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow, ValueRow, read_history
@@ -177,7 +177,7 @@ class Memory:
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         return [sample.behavior_logprobs for sample in samples]
 
-    def step(self, samples: Sequence[TrainingSample], objective: object, limits: StepLimits = NO_LIMITS) -> StepResult:
+    def step(self, samples: Sequence[TrainingSample], rule: object, limits: StepLimits = NO_LIMITS) -> StepResult:
         names = [sample.name for sample in samples]
         loss, norm = (math.nan, math.inf) if self._is_bad(names) else (0.0, self._norm_of(names))
         if not limits.allow(loss, norm):
@@ -282,7 +282,7 @@ class World:
         self.config: RunConfig = small_config(self.folder).model_copy(
             update={
                 "run": RunSection(name="test", dir=self.folder, num_updates=self.num_updates),
-                "algorithm": AlgorithmSection(
+                "algorithm": algorithm_settings(
                     name="grpo",
                     group_size=GROUP_SIZE,
                     groups_per_update=GROUPS_PER_UPDATE,

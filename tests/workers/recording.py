@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Objective
 from pipeline.rewards.verifier import Response, VerifierOutcome
 from pipeline.training.live_states import LiveState
 from pipeline.training.snapshots import KeptState
@@ -210,7 +210,7 @@ class RecordingTraining:
     are other numbers."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[list[TrainingSample], Objective]] = []
+        self.steps: list[tuple[list[TrainingSample], Rule]] = []
         self.rates: list[float] = []
         self.asked: list[tuple[int, list[TrainingSample]]] = []
         """Steps taken before, and the samples whose log-probs were requested."""
@@ -219,10 +219,8 @@ class RecordingTraining:
         self.asked.append((len(self.steps), list(samples)))
         return [policy_logprobs(sample, len(self.steps)) for sample in samples]
 
-    def step(
-        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
-    ) -> StepResult:
-        self.steps.append((list(samples), objective))
+    def step(self, samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits = NO_LIMITS) -> StepResult:
+        self.steps.append((list(samples), rule))
         return StepResult(True, 0.25, 1.0, 1e-3, {}, sum(sample.tokens.size for sample in samples))
 
     def set_learning_rate(self, learning_rate: float) -> None:

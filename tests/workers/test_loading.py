@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.training import ModelSection, RewardModelSection, RewardSection, ValueSection
+from pipeline.config.learning import ValueSection
+from pipeline.config.training import ModelSection, RewardModelSection, RewardSection
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor

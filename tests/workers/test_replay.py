@@ -20,9 +20,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Objective
-from pipeline.algorithms.terms.ratio import surrogate_named
 from pipeline.config.catalogue import rule_class
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Claim, ClaimedUnit, Restart, Unit
@@ -176,13 +175,13 @@ def test_every_update_of_every_life_of_a_learner_comes_out_bit_for_bit(
 
 def test_an_objective_of_ones_own_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     folder = own_objectives(tmp_path, "replayed")
-    own = {"name": "replayed.rule:BoundedLeaveOneOut", "surrogate": "replayed.losses:quadratic", "path": [folder]}
+    own = {"name": "replayed.losses:QuadraticPull", "path": [folder]}
     config = config_of(tmp_path, algorithm=own)
     Learning(config, 1).make(3).checkpoint()
     report = replayed(config)
     assert (versions(report), report.num_equal) == ([1, 2, 3], 3)
-    built_in = replayed(config, what_if=("algorithm.surrogate=clip",), check=False)
-    assert built_in.first_difference is not None, "the surrogate has an effect"
+    wider = replayed(config, what_if=("algorithm.pull=3.0",), check=False)
+    assert wider.first_difference is not None, "the loss has an effect"
 
 
 def imported_anew(package: str) -> None:
@@ -190,7 +189,6 @@ def imported_anew(package: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]
     rule_class.cache_clear()
-    surrogate_named.cache_clear()
     importlib.invalidate_caches()
 
 
@@ -207,11 +205,11 @@ def test_a_changed_source_of_an_objective_is_refused_by_its_modules_name(
     losses = folder / files["losses"]
     extra = f"\n\nfrom {beside} import FACTOR as A\nfrom {package}.helper import FACTOR as B\n\n_ = A * B\n"
     losses.write_text(losses.read_text() + extra)
-    own = {"name": f"{package}.rule:BoundedLeaveOneOut", "surrogate": f"{package}.losses:quadratic", "path": [folder]}
+    own = {"name": f"{package}.losses:QuadraticPull", "path": [folder]}
     config = config_of(tmp_path, algorithm=own)
     Learning(config, 1).make(2).checkpoint()
     [segment] = read_log(config.run_dir / "updates")
-    assert segment.start.sources.keys() == {f"{package}.rule", f"{package}.losses", f"{package}.helper", beside}
+    assert segment.start.sources.keys() == {f"{package}.losses", f"{package}.helper", beside}
     assert replayed(config).num_equal == 2
     source = folder / files[changed]
     source.write_text(source.read_text() + "# another\n")
@@ -383,13 +381,11 @@ def test_a_step_that_differs_the_second_time_is_right_when_the_log_is_replayed(t
     learning = Learning(config, 1).make(1).checkpoint()
     step, attempts = learning.backend.step, list[int]()
 
-    def disturbed(
-        samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
-    ) -> StepResult:
+    def disturbed(samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits = NO_LIMITS) -> StepResult:
         attempts.append(len(samples))
         if len(attempts) == 2:
             samples = [replace(one, advantages=np.full_like(one.advantages, np.inf)) for one in samples]
-        return step(samples, objective, limits)
+        return step(samples, rule, limits)
 
     learning.backend.step = disturbed
     with pytest.raises(StepDiffered, match="repeated from the same state"):

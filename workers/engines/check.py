@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pipeline.algorithms import Rule, build
+from pipeline.algorithms.loss import own_loss
 from pipeline.algorithms.terms.aggregation import row_weights
-from pipeline.algorithms.terms.ratio import SurrogateTerms, surrogate_loss
+from pipeline.algorithms.terms.loss_terms import LossTerms
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.model_folder import weight_bytes
@@ -41,7 +43,7 @@ def check(config: RunConfig) -> list[str]:
     Raises ConfigError, DataError or EngineError for the first thing that cannot be computed. Models
     come last, as importing their code takes as long as importing torch."""
     check_devices(config)
-    check_surrogate(config.algorithm.surrogate)
+    check_loss(build(config))
     row_weights(np.array([3.0, 0.0, 5.0]), config.algorithm.loss_aggregation, norm_length=8.0)
     check_parameter_names(config)
     return [note for path, what in _wanted(config) if (note := _check_model(path, what))]
@@ -64,35 +66,30 @@ def check_devices(config: RunConfig) -> None:
             raise ConfigError(f"{setting}: {error}") from error
 
 
-def check_surrogate(name: str) -> None:
-    """Raise ConfigError if a custom surrogate yields no finite gradient on a small example."""
+def check_loss(rule: Rule) -> None:
+    """Raise ConfigError if a rule's own loss yields no finite gradient on a small example."""
     logprobs = torch.tensor([-0.5, -1.0, -2.0, -0.1], requires_grad=True)
-    proximal = torch.tensor([-0.6, -0.9, -2.0, -0.3])
-    terms = SurrogateTerms(
+    terms = LossTerms(
         logprobs=logprobs,
-        proximal=proximal,
-        ratio=(logprobs - proximal).exp(),
+        proximal=torch.tensor([-0.6, -0.9, -2.0, -0.3]),
         advantages=torch.tensor([1.0, -1.0, 0.5, -0.5]),
         mask=torch.ones(4, dtype=torch.bool),
         row_ids=torch.tensor([0, 0, 1, 1]),
         num_rows=2,
-        clip_low=0.2,
-        clip_high=0.28,
-        dual_clip=0.0,
     )
+    what = f"token_loss of algorithm.name {rule.name!r}"
     try:
-        (gradient,) = torch.autograd.grad(surrogate_loss(name, terms).loss.sum(), logprobs)
+        (gradient,) = torch.autograd.grad(own_loss(rule, terms).loss.sum(), logprobs)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
-            f"algorithm.surrogate {name!r} raised {type(error).__name__} in a trial: {error}; expected a loss that is "
-            "differentiable in terms.logprobs: correct it"
+            f"{what} raised {type(error).__name__} in a trial: {error}; expected a loss that is differentiable in "
+            "terms.logprobs: correct it"
         ) from error
     if not torch.isfinite(gradient).all():
         raise ConfigError(
-            f"algorithm.surrogate {name!r} has the gradient {gradient.tolist()} on a trial of ratios near 1; expected "
-            "finite numbers: correct it"
+            f"{what} has the gradient {gradient.tolist()} on a trial of ratios near 1; expected finite numbers: correct it"
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.algorithms.assemble import NonFiniteUnit
 from pipeline.ledger.types import Claim, ClaimedUnit, DropReason, UnitLetter
 from pipeline.observability.history import RefusedRow
 from pipeline.runtime.clock import Clock

@@ -24,7 +24,7 @@ import numpy as np
 import structlog
 
 from pipeline.algorithms import build
-from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.algorithms.assemble import NonFiniteUnit
 from pipeline.algorithms.batching import TrainingSample, split_minibatches
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.ledger.version_history import VersionHistory
@@ -90,7 +90,7 @@ class PolicyUpdate:
         self._monotonic = monotonic
         self._config = config
         self._backend = backend
-        self._algorithm = build(config)
+        self._rule = build(config)
         self._num_bad_steps = 0
         self.recent = RecentSteps()
         """The applied steps that spikes are measured against."""
@@ -99,7 +99,7 @@ class PolicyUpdate:
         """Use ``config`` from the next update on. It may differ only in settings that can change
         during a run (``pipeline.config.changing``). Steps refused so far still count."""
         self._config = config
-        self._algorithm = build(config)
+        self._rule = build(config)
         self._backend.set_learning_rate(config.learner.learning_rate)
 
     @property
@@ -112,7 +112,7 @@ class PolicyUpdate:
         refused: list[NonFiniteUnit] = []
         while kept:
             try:
-                return Prepared(self._algorithm.prepare(kept), refused)
+                return Prepared(self._rule.prepare(kept), refused)
             except NonFiniteUnit as error:
                 refused.append(error)
                 kept = [unit for unit in kept if unit.name != error.unit]
@@ -141,10 +141,10 @@ class PolicyUpdate:
                 logprobs = await compute(self._backend.response_logprobs, samples)
             samples = [replace(s, old_logprobs=old) for s, old in zip(samples, logprobs, strict=True)]
         stepping = self._monotonic()
-        objective = self._algorithm.objective.at(policy_version)
-        if objective.reads_versions:
+        rule = self._rule.at(policy_version)
+        if rule.reads_versions:
             now, samples = _in_updates(samples, policy_version, history)
-            objective = objective.at(now)
+            rule = rule.at(now)
         limits = self.limits if limits is None else limits
         results: list[StepResult] = []
         blamed: list[BlamedStep] = []
@@ -154,13 +154,11 @@ class PolicyUpdate:
             if not any(sample.trains for sample in minibatch):
                 continue
             with work.part(share):
-                result: StepResult = await compute(self._backend.step, minibatch, objective, limits)
+                result: StepResult = await compute(self._backend.step, minibatch, rule, limits)
             if not result.applied:
                 is_spike = NO_LIMITS.allow(result.loss, result.grad_norm)
                 trains = is_spike and self._config.learner.spikes == "train"
-                again: StepResult = await compute(
-                    self._backend.step, minibatch, objective, NO_LIMITS if trains else NO_STEP
-                )
+                again: StepResult = await compute(self._backend.step, minibatch, rule, NO_LIMITS if trains else NO_STEP)
                 check_same(result, again, applied=trains)
                 result = again
                 blamed.append(BlamedStep(tuple(sample.name for sample in minibatch), result, limits))
@@ -176,8 +174,7 @@ class PolicyUpdate:
 
         In an update with a single step, the current policy is the proximal one, and its own forward
         pass has them."""
-        objective = self._algorithm.objective
-        return objective.needs_old and (self._config.algorithm.num_minibatches > 1 or objective.needs_old_first)
+        return self._rule.needs_old and (self._config.algorithm.num_minibatches > 1 or self._rule.needs_old_first)
 
     def _check(self, result: StepResult) -> None:
         if result.applied:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from pipeline.algorithms.guidance import RIGHT_ACCURACY
+from pipeline.algorithms.terms.guidance import RIGHT_ACCURACY
 from pipeline.data.guided_prompts import GuidedPrompts
 from pipeline.rewards.functions import MASKED, NOT_ASKED_FOR, absent_reason, guidance_for
 from pipeline.rewards.pool import VerifierPool

@@ -23,7 +23,7 @@ import torch
 from ops.bench.gpu.form import Form, Found, run_config
 from ops.bench.gpu.models import Shape, make_model, write_model
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Objective
+from pipeline.algorithms.dapo import Dapo
 from pipeline.config.schema import RunConfig
 from pipeline.weights.store import WeightsStore, weights_folder
 from workers.engines.build import build_training_backend
@@ -45,7 +45,7 @@ def learner(shape: Shape, form: Form, folder: Path) -> Found:
     samples = make_samples(form, shape)
 
     def step() -> float:
-        result = backend.step(samples, Objective())
+        result = backend.step(samples, Dapo.of())
         if not result.applied:
             raise RuntimeError(f"a step of the random {shape.name} model was not finite: loss {result.loss}")
         return result.loss
@@ -70,7 +70,7 @@ def rivals(shape: Shape, form: Form, folder: Path) -> Found:
         from ops.bench.trl_step import TrlStep
 
         step = TrlStep(make_model(shape, dtype=torch.float32, positions=_length(form)), size)
-        return lambda: step.step(samples, Objective())
+        return lambda: step.step(samples, Dapo.of())
 
     yield _fitting(f"plain transformers loop, {shape.name}", form, shape, loop)
     if find_spec("trl") is None:

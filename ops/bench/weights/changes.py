@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 
 from ops.bench.learner import Shape, make_model, make_samples
-from pipeline.algorithms.objective import Objective
+from pipeline.algorithms.dapo import Dapo
 from pipeline.weights.delta import apply, encode
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.store import write_publication
@@ -57,7 +57,7 @@ def changes(
     )
     before = _publish(training, dtype)
     for step in range(1, num_steps + 1):
-        result = training.step(make_samples(shape, seed + step), Objective())
+        result = training.step(make_samples(shape, seed + step), Dapo.of())
         assert result.applied
         after = _publish(training, dtype)
         contents = read_contents(after)

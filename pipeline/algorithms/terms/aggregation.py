@@ -1,4 +1,3 @@
-# ruff: noqa: S105  modes and levels named after tokens are not secrets
 """Loss aggregation: the weight of each token, from the response lengths of a whole mini-batch.
 
 The loss is ``sum over rows r and tokens t of weight[r] * token_loss[r, t]``. Numpy only.
@@ -10,7 +9,6 @@ are averaged over ranks)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from functools import cache
 from typing import Any, TypeAlias, cast
 
@@ -18,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Real
 
 from pipeline.config.import_path import import_own, is_import_path
+from pipeline.config.learning import Aggregation
 from protocol.errors import ConfigError
 
 ROW_EPSILON = 1e-8
@@ -26,20 +25,6 @@ ROW_EPSILON = 1e-8
 
 OwnWeights: TypeAlias = Callable[[np.ndarray, float], Any]
 """A user's aggregation: takes ``num_loss_tokens`` and ``norm_length``, as :func:`row_weights` does."""
-
-
-class Aggregation(StrEnum):
-    """How token losses are averaged. Rows without a loss token never count."""
-
-    TOKEN_MEAN = "token-mean"
-    """Every token weighs the same, so long responses weigh more: DAPO, VAPO, T-PPO."""
-    SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"
-    """Every response weighs the same: GRPO, GSPO."""
-    SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
-    """Mean over responses of the sum over tokens: REINFORCE."""
-    SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
-    """As above, divided by a constant, usually the longest allowed response: Dr.GRPO (2503.20783)."""
-    TOKEN_SUM = "token-sum"
 
 
 def row_weights(

@@ -23,29 +23,34 @@ Sources: 2412.20382 and its public code. The first-error variant is ours: the pu
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from pipeline.algorithms.guidance import GuidanceSettings
-from pipeline.algorithms.terms.ratio import (
-    Flags,
-    Floats,
-    GuidedLogprobs,
-    Ints,
-    Mask,
-    SurrogateTerms,
-    TokenLoss,
-    Tokens,
-    log_ratio,
-    row_mean,
-)
+from pipeline.algorithms.terms.clip import TokenLoss
+from pipeline.algorithms.terms.ratio import log_ratio
+from pipeline.algorithms.terms.tokens import Flags, Floats, Ints, Mask, Tokens, row_mean
+from pipeline.config.rewards import GuidanceSection
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedLogprobs:
+    """Log-probs from the guided passes, for all tokens of a micro-batch end to end; 0 where absent."""
+
+    standard_logprobs: Tokens
+    judge_logprobs: Tokens
+    has_standard: Mask
+    has_judge: Mask
+    """Only in wrong responses."""
+    states: Float[Tensor, "tokens hidden"] | None = None
+    """The last hidden states that predict the tokens, without gradient; None without clusters."""
 
 
 def clusters(
-    salient: Mask, states: Float[Tensor, "tokens hidden"], mask: Mask, row_ids: Ints, settings: GuidanceSettings
+    salient: Mask, states: Float[Tensor, "tokens hidden"], mask: Mask, row_ids: Ints, settings: GuidanceSection
 ) -> Mask:
     """Mark the clusters around ``salient`` tokens, within ``mask`` and their row.
 
@@ -74,7 +79,7 @@ _LEAST_REST = 1e-6
 """Lower bound of ``1 - p``, so that a token of probability 1 has a finite loss and gradient."""
 
 
-def standard_weights(standard_logprobs: Floats, settings: GuidanceSettings, clustered: Flags | None = None) -> Floats:
+def standard_weights(standard_logprobs: Floats, settings: GuidanceSection, clustered: Flags | None = None) -> Floats:
     """Return the weight w of each token of a right response, from 0 to 2. ``clustered`` tokens use
     ``cluster_power``."""
     tau = settings.standard_threshold
@@ -87,24 +92,24 @@ def standard_weights(standard_logprobs: Floats, settings: GuidanceSettings, clus
     return torch.where(standard > tau, above, below)
 
 
-def unflagged_weights(standard_logprobs: Floats, settings: GuidanceSettings) -> Floats:
+def unflagged_weights(standard_logprobs: Floats, settings: GuidanceSection) -> Floats:
     """Return the weights, from 0 to 1, of a wrong response's unflagged tokens."""
     return (standard_logprobs * settings.unflagged_power).exp()
 
 
-def blame(judge_logprobs: Floats, logprobs: Floats, settings: GuidanceSettings) -> Floats:
+def blame(judge_logprobs: Floats, logprobs: Floats, settings: GuidanceSection) -> Floats:
     """Return ``2 sigma(p_j / p - judge_ratio)``, the weight of a flagged token of probability p."""
     return 2.0 * torch.sigmoid(log_ratio(judge_logprobs, logprobs).exp() - settings.judge_ratio)
 
 
-def suspicions(standard_logprobs: Floats, judge_logprobs: Floats, settings: GuidanceSettings) -> Flags:
+def suspicions(standard_logprobs: Floats, judge_logprobs: Floats, settings: GuidanceSection) -> Flags:
     """Mark the tokens that are likely under the judge prompt, and likelier than under the standard prompt."""
     is_likely = judge_logprobs.exp() > settings.min_judge_probability
     return is_likely & (log_ratio(judge_logprobs, standard_logprobs).exp() > settings.judge_ratio)
 
 
 def published_flags(
-    logprobs: Floats, standard_logprobs: Floats, judge_logprobs: Floats, settings: GuidanceSettings
+    logprobs: Floats, standard_logprobs: Floats, judge_logprobs: Floats, settings: GuidanceSection
 ) -> Flags:
     """Mark the tokens that are likely under the judge prompt, and likelier than under both other prompts."""
     against_base = log_ratio(judge_logprobs, logprobs).exp() > settings.judge_ratio
@@ -131,7 +136,7 @@ def first_places(flags: Mask, row_ids: Ints, num_rows: int) -> Ints:
 
 
 def published_weights(
-    logprobs: Tokens, guided: GuidedLogprobs, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
+    logprobs: Tokens, guided: GuidedLogprobs, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSection
 ) -> tuple[Mask, Tokens]:
     """Return the flagged tokens of wrong responses, and the weight of each of their tokens, 0 off
     ``mask``. ``logprobs`` are the current policy's."""
@@ -145,7 +150,7 @@ def published_weights(
 
 
 def first_error_weights(
-    guided: GuidedLogprobs, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
+    guided: GuidedLogprobs, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSection
 ) -> tuple[Mask, Tokens]:
     """Return the first error of each wrong response, and the weight of each of their tokens: 0 off
     ``mask``, after the error, and in responses without one."""
@@ -159,26 +164,8 @@ def first_error_weights(
     )
 
 
-def nlft(terms: SurrogateTerms) -> TokenLoss:
-    guided, wrong = _guided(terms)
-    base = terms.logprobs.detach()
-    return _loss(terms, guided, *published_weights(base, guided, wrong, terms.row_ids, terms.num_rows, terms.guidance))
-
-
-def nlft_first(terms: SurrogateTerms) -> TokenLoss:
-    """Return the loss of the first-error variant: at most one token of a response is flagged."""
-    guided, wrong = _guided(terms)
-    return _loss(terms, guided, *first_error_weights(guided, wrong, terms.row_ids, terms.num_rows, terms.guidance))
-
-
-def nll(terms: SurrogateTerms) -> TokenLoss:
-    """Return ``-logp``, whatever the advantage: supervised fine-tuning."""
-    nothing = torch.zeros_like(terms.mask)
-    return TokenLoss(-terms.logprobs, nothing, nothing)
-
-
 def token_credit(
-    guided: GuidedLogprobs, advantages: Tokens, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
+    guided: GuidedLogprobs, advantages: Tokens, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSection
 ) -> Tokens:
     """Return the factor of each token's advantage, which averages 1 over a response's loss tokens.
 
@@ -199,17 +186,6 @@ def token_credit(
     return (weights / means).where(is_meant, torch.ones_like(weights))
 
 
-def _guided(terms: SurrogateTerms) -> tuple[GuidedLogprobs, Mask]:
-    """Return the guidance columns (all absent if no response of the micro-batch has guidance), and
-    the tokens of the wrong responses that have a judgment."""
-    guided = terms.guided
-    if guided is None:
-        zeros, nothing = torch.zeros_like(terms.advantages), torch.zeros_like(terms.mask)
-        states = zeros[:, None] if terms.guidance.clusters else None
-        guided = GuidedLogprobs(zeros, zeros, nothing, nothing, states)
-    return guided, terms.mask & (terms.advantages < 0.0) & guided.has_standard & guided.has_judge
-
-
 def _states(guided: GuidedLogprobs) -> Tensor:
     if guided.states is None:
         raise ValueError(
@@ -218,18 +194,33 @@ def _states(guided: GuidedLogprobs) -> Tensor:
     return guided.states
 
 
-def _loss(terms: SurrogateTerms, guided: GuidedLogprobs, flagged: Mask, weights: Tokens) -> TokenLoss:
-    """Combine the loss of right responses with that of wrong ones, whose ``weights`` are given."""
-    settings = terms.guidance
-    wrong = weights * torch.where(flagged, unlikelihood(terms.logprobs), -terms.logprobs)
+def absent(mask: Mask, like: Tokens, *, with_states: bool) -> GuidedLogprobs:
+    """Return the columns of a micro-batch without any guidance."""
+    zeros, nothing = torch.zeros_like(like), torch.zeros_like(mask)
+    return GuidedLogprobs(zeros, zeros, nothing, nothing, zeros[:, None] if with_states else None)
+
+
+def guided_loss(
+    logprobs: Tokens,
+    advantages: Tokens,
+    guided: GuidedLogprobs,
+    mask: Mask,
+    row_ids: Ints,
+    flagged: Mask,
+    weights: Tokens,
+    settings: GuidanceSection,
+) -> TokenLoss:
+    """Combine the loss of right responses with that of wrong ones, whose flags and ``weights`` are
+    given. The sign of the advantage is the verdict."""
+    wrong = weights * torch.where(flagged, unlikelihood(logprobs), -logprobs)
     clustered = None
-    if settings.clusters and terms.guided is not None:
-        told = terms.mask & (terms.advantages > 0.0) & guided.has_standard
+    if settings.clusters:
+        told = mask & (advantages > 0.0) & guided.has_standard
         salient = told & (guided.standard_logprobs.exp() > settings.standard_threshold)
-        clustered = clusters(salient, _states(guided), told, terms.row_ids, settings)
+        clustered = clusters(salient, _states(guided), told, row_ids, settings)
     credit = standard_weights(guided.standard_logprobs, settings, clustered)
     credit = credit.where(guided.has_standard, torch.ones_like(weights))
-    right = -(credit + settings.nll_coefficient) * terms.logprobs
-    nothing = torch.zeros_like(terms.mask)
-    loss = settings.loss_scale * torch.where(terms.advantages > 0.0, right, wrong)
+    right = -(credit + settings.nll_coefficient) * logprobs
+    nothing = torch.zeros_like(mask)
+    loss = settings.loss_scale * torch.where(advantages > 0.0, right, wrong)
     return TokenLoss(loss, nothing, nothing, flagged=flagged)

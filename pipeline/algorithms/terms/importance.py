@@ -14,19 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel
-from pipeline.algorithms.terms.ratio import (
-    MAX_LOG_RATIO,
-    Floats,
-    Ints,
-    Mask,
-    Tokens,
-    log_ratio,
-    row_counts,
-    row_max,
-    row_mean,
-    row_sum,
-)
+from pipeline.algorithms.terms.ratio import MAX_LOG_RATIO, log_ratio
+from pipeline.algorithms.terms.tokens import Floats, Ints, Mask, Tokens, row_counts, row_max, row_mean, row_sum
+from pipeline.config.learning import Importance, ImportanceLevel, Rejection, RejectionLevel, SampledSettings
 
 
 def importance_ratio(old_logprobs: Floats, behavior_logprobs: Floats) -> Floats:
@@ -45,34 +35,34 @@ def behavior_ratio(
     return rows.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[row_ids]
 
 
-def correction_weights(objective: Objective, rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def correction_weights(settings: SampledSettings, rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return the factor of the clipped loss, given rho.
 
     TIS: ``min(rho, cap)``; verl's cap is 2. IcePop: rho where ``floor <= rho <= cap``, else 0; its
     usual band is 0.5 to 5."""
-    match objective.importance:
+    match settings.importance:
         case Importance.NONE | Importance.BYPASS:
             return torch.ones_like(rho)
         case Importance.TIS:
-            return rho.clamp(max=objective.importance_cap)
+            return rho.clamp(max=settings.importance_cap)
         case Importance.ICEPOP:
-            floor, cap = objective.importance_floor, objective.importance_cap
+            floor, cap = settings.importance_floor, settings.importance_cap
             return rho.where((rho >= floor) & (rho <= cap), torch.zeros_like(rho))
         case Importance.DECOUPLED:
             return rho
 
 
 def mean_weight(
-    objective: Objective, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
+    settings: SampledSettings, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
 ) -> float:
     """Return the mean weight over tokens in the mask (or over rows, if rows share one), or 1 if it is
     0.
 
     Needs all tokens of a mini-batch at once: averaging over micro-batches would be another
     estimator."""
-    rho = behavior_ratio(objective.importance_level, old_logprobs, behavior_logprobs, mask, row_ids, num_rows)
-    weights = correction_weights(objective, rho)
-    if objective.importance_level is ImportanceLevel.TOKEN:
+    rho = behavior_ratio(settings.importance_level, old_logprobs, behavior_logprobs, mask, row_ids, num_rows)
+    weights = correction_weights(settings, rho)
+    if settings.importance_level is ImportanceLevel.TOKEN:
         mean = weights.where(mask, weights.new_zeros(())).sum() / mask.sum().clamp(min=1)
     else:
         present = row_counts(mask, row_ids, num_rows) > 0
@@ -81,16 +71,17 @@ def mean_weight(
 
 
 def rejection_mask(
-    objective: Objective, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
+    settings: SampledSettings, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
 ) -> Mask:
     """Mark the tokens to keep: those whose divergence, or whose row's, is within the bounds."""
-    if objective.rejection is Rejection.NONE:
+    if settings.rejection is Rejection.NONE:
         return torch.ones_like(mask)
-    values = _divergence(log_ratio(old_logprobs, behavior_logprobs).detach(), objective.rejection)
-    upper, lower = objective.rejection_upper, objective.rejection_lower
-    if objective.rejection is Rejection.K1:
+    values = _divergence(log_ratio(old_logprobs, behavior_logprobs).detach(), settings.rejection)
+    upper, lower = settings.rejection_upper, settings.rejection_lower
+    assert upper is not None, "the settings check it"
+    if settings.rejection is Rejection.K1:
         upper, lower = math.log(upper), None if lower is None else math.log(lower)
-    match objective.rejection_level:
+    match settings.rejection_level:
         case RejectionLevel.TOKEN:
             judged = values
         case RejectionLevel.SUM:

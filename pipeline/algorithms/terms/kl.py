@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pipeline.algorithms.batching import ROW_METRICS
-from pipeline.algorithms.objective import KLEstimator
-from pipeline.algorithms.terms.ratio import MAX_LOG_RATIO, Floats, Ints, Mask, Tokens, log_ratio, row_mean, row_sum
+from pipeline.algorithms.terms.ratio import MAX_LOG_RATIO, log_ratio
+from pipeline.algorithms.terms.tokens import Floats, Ints, Mask, Tokens, row_mean, row_sum
+from pipeline.config.learning import KLEstimator
 
 MAX_K3 = 10.0
 """k3 is clamped to +-10, so its gradient is 0 for d below about -2.6 or above 11."""

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from pipeline.algorithms.guidance import RIGHT_ACCURACY
+from pipeline.algorithms.terms.guidance import RIGHT_ACCURACY
 from pipeline.cli.score.distribution import ScoreReport, ScoreTally
 from pipeline.config.rewards import endpoint_verifiers
 from pipeline.config.training import RewardSection

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Rows:
             for row, mask in enumerate(masks)
         ]
 
-    def weights(self, objective: Objective) -> Tensor:
+    def weights(self, objective: Rule) -> Tensor:
         """Return the loss weight of each token, 0 off the mask."""
         return torch.from_numpy(np.concatenate(objective.token_weights(self.samples())))
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from pipeline.algorithms.group_rule import Responses
 from pipeline.algorithms.grpo import DrGrpo, Grpo
-from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.reinforce import ReinforcePlusPlusBaseline
 from pipeline.algorithms.rloo import Rloo
 from pipeline.algorithms.terms.advantage import GROUP_EPSILON, discounted_sums, whiten_rows
 from pipeline.rewards.dapo_math import score
 from pipeline.rewards.shaping import soft_overlong_penalty
+from tests.rules import make_rule
 
 Case = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ def group_advantage(inputs: Case) -> dict[str, Any]:
     if inputs.get("epsilon", GROUP_EPSILON) != GROUP_EPSILON:
         raise ValueError(f"epsilon is {inputs['epsilon']}; expected {GROUP_EPSILON}, which is no setting")
     rules = {"grpo": Grpo, "grpo_nostd": DrGrpo, "rloo": Rloo, "rfpp_baseline": ReinforcePlusPlusBaseline}
-    rule = rules[kind](objective=Objective(), normalize_std=kind == "grpo")
+    rule = make_rule(rules[kind])
     responses = Responses(
         rewards=np.array(inputs["reward"], dtype=np.float64), groups=np.array(inputs["group_id"]), masks=tuple(mask)
     )

@@ -8,37 +8,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.guidance import GuidanceSettings
-from pipeline.algorithms.loss import token_loss
-from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.algorithms.terms.aggregation import Aggregation
-from pipeline.algorithms.terms.guided import first_error_weights, published_weights, standard_weights
-from pipeline.algorithms.terms.ratio import GuidedLogprobs
+from pipeline.algorithms.loss import policy_loss
+from pipeline.algorithms.nlft import Nlft, NlftFirst
+from pipeline.algorithms.terms.guided import GuidedLogprobs, first_error_weights, published_weights, standard_weights
+from pipeline.config.learning import Aggregation, Importance
+from pipeline.config.rewards import GuidanceSection
 from tests.golden.adapters.batch import Rows, gradient
+from tests.rules import make_rule
 
 Case = Mapping[str, Any]
 
 
 def nlft(inputs: Case) -> dict[str, Any]:
     """NLFT as published and its first-error form: weights, flags, losses, gradients."""
-    settings = GuidanceSettings(**inputs.get("settings", {}))
+    settings = GuidanceSection(**inputs.get("settings", {}))
     if "verdict" not in inputs:
         standard = torch.tensor(inputs["standard_prob"], dtype=torch.float64)
         return {"weights": standard_weights(standard.log(), settings).tolist()}
     rows = Rows.of(inputs["response_mask"])
-    surrogate = Surrogate(inputs["surrogate"])
+    kind = {"nlft": Nlft, "nlft-first": NlftFirst}[inputs["surrogate"]]
     verdicts = torch.tensor(inputs["verdict"], dtype=torch.float64)[rows.row_ids]
     logprobs = rows.flat(inputs["base_prob"]).log().requires_grad_()
     is_wrong = rows.mask & (verdicts < 0)
     standard, judge = (rows.flat(inputs[f"{name}_prob"]).log() for name in ("standard", "judge"))
     guided = GuidedLogprobs(standard, judge, rows.mask, is_wrong)
-    objective = Objective(
-        surrogate=surrogate,
-        aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN,
+    objective = make_rule(
+        kind,
+        loss_aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN,
         importance=Importance.NONE,
-        guidance=settings,
+        constants=inputs.get("settings", {}),
     )
-    losses, metrics = token_loss(
+    losses, metrics = policy_loss(
         objective,
         logprobs=logprobs,
         old_logprobs=logprobs.detach(),
@@ -54,7 +54,7 @@ def nlft(inputs: Case) -> dict[str, Any]:
     loss = (losses * rows.weights(objective)).sum()
     (grad,) = gradient(loss, logprobs)
     place = (is_wrong, rows.row_ids, rows.num_rows, settings)
-    if surrogate is Surrogate.NLFT:
+    if kind is Nlft:
         _, weights = published_weights(logprobs.detach(), guided, *place)
     else:
         _, weights = first_error_weights(guided, *place)

@@ -18,9 +18,7 @@ from ops.emulated.generation import EmulatedEngine
 from ops.emulated.law import LengthLaw, TokenLaw
 from ops.emulated.weights import TENSOR
 from pipeline.algorithms.assemble import join_segments
-from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.group_rule import Responses
-from pipeline.algorithms.objective import Objective
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Ledger
 from pipeline.ledger.types import Claim, ClaimedUnit, DropReason, FinishedClaim, LedgerSpec, Unit
@@ -29,6 +27,7 @@ from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, ValueScore
 from tests.golden.check import Adapter
 from tests.oracle.ledger.ledger import MemoryLedger
+from tests.rules import make_rule
 from workers.engines.generation.seam import SampledWindow
 from workers.generator.held_trajectories import HeldTrajectories
 
@@ -143,7 +142,7 @@ async def group_rules(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     if unit is not None:
         rewards = [member[-1].scores[Field.REWARD].reward for member in unit.trajectories]  # pyright: ignore
         responses = Responses(np.array(rewards), np.zeros(len(rewards), int), tuple(np.ones((len(rewards), 1), bool)))
-        advantages = [row[0].item() for row in Dapo(objective=Objective()).advantages(responses)]
+        advantages = [row[0].item() for row in make_rule().advantages(responses)]
     return {"ready_version": ready, "age": int(age), "state": state, "advantages": advantages}
 
 

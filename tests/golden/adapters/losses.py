@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.guidance import is_right
-from pipeline.algorithms.loss import imitation_loss, token_loss
-from pipeline.algorithms.objective import (
-    Importance,
-    ImportanceLevel,
-    KLEstimator,
-    Objective,
-    Rejection,
-    RejectionLevel,
-    Surrogate,
-)
-from pipeline.algorithms.terms.aggregation import Aggregation
+from pipeline.algorithms.base import Rule
+from pipeline.algorithms.cispo import Cispo
+from pipeline.algorithms.dapo import Dapo
+from pipeline.algorithms.gspo import Gspo
+from pipeline.algorithms.loss import imitation_loss
+from pipeline.algorithms.loss import policy_loss as loss_of
+from pipeline.algorithms.terms.guidance import is_right
 from pipeline.algorithms.terms.importance import approximate_proximal, mean_weight
 from pipeline.algorithms.terms.kl import kl_estimate, row_divergence
+from pipeline.config.learning import Aggregation, Importance, ImportanceLevel, KLEstimator, Rejection, RejectionLevel
 from protocol.trajectory import RewardScore
 from tests.golden.adapters.batch import Rows, gradient
 from tests.golden.adapters.ledger import capacity, in_memory
+from tests.rules import make_rule, with_settings
 from workers.engines.model.head import Entropy, score_logits
 
 Case = Mapping[str, Any]
@@ -41,12 +37,12 @@ def policy_loss(inputs: Case) -> dict[str, Any]:
     kind = inputs.get("kind", "clip")
     mode = inputs.get("loss_agg_mode", "seq-mean-token-mean" if kind == "gspo" else "token-mean")
     weights, old = inputs.get("is_weights"), rows.flat(inputs["old_log_prob"])
-    objective = Objective(
+    objective = make_rule(
         clip_low=inputs["eps_low"],
         clip_high=inputs["eps_high"],
         dual_clip=inputs.get("dual_clip_c") or 0.0,
-        surrogate=Surrogate(kind),
-        aggregation=Aggregation(mode),
+        kind={"clip": Dapo, "gspo": Gspo, "cispo": Cispo}[kind],
+        loss_aggregation=Aggregation(mode),
         norm_length=float(rows.width),
         importance=Importance.NONE if weights is None else Importance.DECOUPLED,
     )
@@ -66,7 +62,7 @@ def policy_loss(inputs: Case) -> dict[str, Any]:
 
 
 def _loss(
-    inputs: Case, rows: Rows, objective: Objective, old: Tensor, behavior: Tensor
+    inputs: Case, rows: Rows, objective: Rule, old: Tensor, behavior: Tensor
 ) -> tuple[dict[str, Any], Tensor, Metrics]:
     """Return loss and gradient of a batch, and the loss and the metrics of each token."""
     logprobs = rows.flat(inputs["log_prob"], grad=True)
@@ -80,7 +76,7 @@ def _loss(
 
 def _token_loss(
     rows: Rows,
-    objective: Objective,
+    objective: Rule,
     *,
     logprobs: Tensor,
     old: Tensor,
@@ -88,7 +84,7 @@ def _token_loss(
     advantages: Tensor,
     mean: float = 1.0,
 ) -> tuple[Tensor, Metrics]:
-    return token_loss(
+    return loss_of(
         objective,
         logprobs=logprobs,
         old_logprobs=old,
@@ -111,7 +107,7 @@ def _imitation(inputs: Case, rows: Rows) -> dict[str, Any]:
     losses = imitation_loss(logprobs, torch.from_numpy(np.concatenate(masks)))
 
     def weighted(coefficient: float) -> Tensor:
-        weights = Objective(imitation_coefficient=coefficient).imitation_weights(samples)
+        weights = make_rule(positive_nll_coefficient=coefficient).imitation_weights(samples)
         return (losses * torch.from_numpy(np.concatenate(weights))).sum()
 
     (grad,) = gradient(weighted(1.0), logprobs)
@@ -123,7 +119,7 @@ def aggregation(inputs: Case) -> dict[str, Any]:
     """Aggregation modes, on one process and over ranks."""
     rows = Rows.of(inputs["loss_mask"])
     norm_length = float(inputs.get("loss_scale_factor") or rows.width)
-    objective = Objective(aggregation=Aggregation(inputs["loss_agg_mode"]), norm_length=norm_length)
+    objective = make_rule(loss_aggregation=Aggregation(inputs["loss_agg_mode"]), norm_length=norm_length)
     weighted = rows.flat(inputs["loss_mat"]) * rows.weights(objective)
     if "split" not in inputs:
         return {"loss": weighted.sum().item()}
@@ -153,7 +149,7 @@ def entropy(inputs: Case) -> dict[str, Any]:
     return {
         "entropy": rows.matrix(values),
         "log_prob": rows.matrix(logprobs),
-        "entropy_token_mean": (values * rows.weights(Objective())).sum().item(),
+        "entropy_token_mean": (values * rows.weights(make_rule())).sum().item(),
         "grad_logits": grad.tolist(),
     }
 
@@ -164,7 +160,7 @@ def tis(inputs: Case) -> dict[str, Any]:
     old, behavior = rows.flat(inputs["old_log_prob"]), rows.flat(inputs["rollout_log_prob"])
     place = (old, behavior, rows.mask, rows.row_ids, rows.num_rows)
     objective = _correction(inputs)
-    mean = mean_weight(objective, *place) if objective.needs_old_first else 1.0
+    mean = mean_weight(objective.sampled, *place) if objective.needs_old_first else 1.0
     _, metrics = _token_loss(
         rows, objective, logprobs=old, old=old, behavior=behavior, advantages=torch.zeros_like(old), mean=mean
     )
@@ -191,19 +187,19 @@ def tis(inputs: Case) -> dict[str, Any]:
     }
 
 
-def _correction(inputs: Case) -> Objective:
+def _correction(inputs: Case) -> Rule:
     """Return the settings that a case of verl's means: ``upper`` or ``lower_upper``."""
-    bounds = [float(bound) for bound in str(inputs.get("threshold", "inf")).split("_")]
+    bounds = [min(float(bound), 1e300) for bound in str(inputs.get("threshold", "inf")).split("_")]
     upper, lower = bounds[-1], bounds[0] if len(bounds) > 1 else None
     if "option" in inputs:
         level, _, quantity = inputs["option"].rpartition("_")
-        return Objective(
+        return make_rule(
             rejection=Rejection(quantity),
             rejection_level=RejectionLevel(level.replace("_", "-")),
             rejection_upper=upper,
             rejection_lower=lower,
         )
-    return Objective(
+    return make_rule(
         importance=Importance.TIS if lower is None else Importance.ICEPOP,
         importance_cap=upper,
         importance_floor=lower or 0.0,
@@ -219,7 +215,7 @@ def decoupled_ppo(inputs: Case) -> dict[str, Any]:
     if "versions" in inputs:
         return _approximations(inputs)
     rows = Rows.of(inputs["response_mask"])
-    objective = replace(
+    objective = with_settings(
         _selection(inputs["rejection_sampling"]),
         clip_low=inputs["eps_low"],
         clip_high=inputs["eps_high"],
@@ -231,15 +227,15 @@ def decoupled_ppo(inputs: Case) -> dict[str, Any]:
     return outputs
 
 
-def _selection(selection: Case | None) -> Objective:
+def _selection(selection: Case | None) -> Rule:
     """Return the settings of a selection of AReaL's. Its ratio of a row is the geometric mean, and
     its divergences are behaviour over proximal, the other way round."""
     if selection is None:
-        return Objective(importance=Importance.NONE)
+        return make_rule(importance=Importance.NONE)
     upper, lower, is_row = selection["upper"], selection["lower"], selection["level"] != "token"
     if selection["metric"] != "ratio":
         reversed_quantity = {"kl_k1": Rejection.RATIO, "kl_k2": Rejection.K2, "kl_k3": Rejection.K3_REVERSE}
-        return Objective(
+        return make_rule(
             importance=Importance.DECOUPLED,
             rejection=reversed_quantity[selection["metric"]],
             rejection_level=RejectionLevel.MEAN if is_row else RejectionLevel.TOKEN,
@@ -248,7 +244,7 @@ def _selection(selection: Case | None) -> Objective:
         )
     if selection["action"] == "clamp" and lower:
         raise ValueError(f"clamp has lower {lower}; expected none: a weight is bounded from above alone")
-    return Objective(
+    return make_rule(
         importance=Importance.TIS if selection["action"] == "clamp" else Importance.ICEPOP,
         importance_cap=upper,
         importance_floor=lower or 0.0,

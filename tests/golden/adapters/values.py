@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.critic_rule import TokenSpan
-from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.terms.advantage import discounted_sums, terminal_rewards, whiten_rows
-from pipeline.algorithms.terms.aggregation import Aggregation
+from pipeline.algorithms.terms.clip import clipped_value_loss
 from pipeline.algorithms.terms.gae import (
     adaptive_lambda,
     lambda_targets,
@@ -19,11 +18,11 @@ from pipeline.algorithms.terms.gae import (
     window_deltas,
     window_policy_mask,
 )
-from pipeline.algorithms.terms.ratio import clipped_value_loss
 from pipeline.algorithms.vapo import Vapo
-from pipeline.ledger.types import Unit
+from pipeline.config.learning import Aggregation, ValueSection
 from protocol.trajectory import RewardScore
 from tests.golden.adapters.batch import Rows, gradient
+from tests.rules import make_rule
 from workers.engines.value.regression import response_weights
 
 Case = Mapping[str, Any]
@@ -56,7 +55,7 @@ def gae_vapo(inputs: Case) -> dict[str, Any]:
             for name, floor in floors.items()
         }
     mask, gamma = np.array(inputs["response_mask"], dtype=bool), inputs["gamma"]
-    rule = Vapo(unit=Unit.TRAJECTORY, objective=Objective(), gamma=gamma, adaptive_lambda_alpha=inputs["alpha"])
+    rule = make_rule(Vapo, gamma=gamma, adaptive_lambda_alpha=inputs["alpha"])
     advantages, returns, lambdas = np.zeros(mask.shape), np.zeros(mask.shape), list[float]()
     for row, kept in enumerate(mask):
         values, reward = np.array(inputs["values"][row], dtype=np.float64)[kept], inputs["reward"][row]
@@ -147,8 +146,7 @@ def value_loss(inputs: Case) -> dict[str, Any]:
         values,
         rows.flat(inputs["old_values"]),
         rows.flat(inputs["returns"]),
-        clip_low=inputs["cliprange_low"],
-        clip_high=inputs["cliprange_high"],
+        ValueSection(clip_low=inputs["cliprange_low"], clip_high=inputs["cliprange_high"]),
     )
     if "finished" in inputs:
         weights = torch.zeros(rows.num_rows, rows.width, dtype=torch.float64)
@@ -159,7 +157,7 @@ def value_loss(inputs: Case) -> dict[str, Any]:
         weights = weights.reshape(-1)
     else:
         mode = Aggregation(inputs["loss_agg_mode"])
-        weights = rows.weights(Objective(aggregation=mode, norm_length=float(rows.width)))
+        weights = rows.weights(make_rule(loss_aggregation=mode, norm_length=float(rows.width)))
     loss = (term.loss * weights).sum()
     (grad,) = gradient(loss, values)
     return {"loss": loss.item(), "grad_vpreds": rows.matrix(grad), "clipfrac": rows.mean(term.clipped)}

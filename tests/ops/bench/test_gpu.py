@@ -18,7 +18,7 @@ from ops.bench.gpu.parts import GRACE_S, Part, Row, measure, measure_here, parts
 from ops.bench.gpu.runs import OWN_START, RUN_START
 from ops.bench.gpu.sampling import MISMATCH, engine
 from ops.bench.gpu.table import judge, section, write_page
-from pipeline.algorithms.objective import Objective
+from tests.rules import make_rule
 from workers.engines.training.policy_gradient import ForwardSettings
 from workers.engines.training.torch import OptimizerSettings, TorchTraining
 
@@ -38,7 +38,7 @@ def test_operations_are_counted_from_the_weights_that_the_model_really_has(tmp_p
 def test_the_plain_loop_computes_the_loss_that_the_learner_computes() -> None:
     samples = make_samples(CPU, TINY)
     settings = ForwardSettings(1.0, 256), OptimizerSettings(learning_rate=1e-6)
-    ours = TorchTraining(make_model(TINY, dtype=torch.float32, positions=28), *settings).step(samples, Objective()).loss
+    ours = TorchTraining(make_model(TINY, dtype=torch.float32, positions=28), *settings).step(samples, make_rule()).loss
     assert PlainLoop(CPU, TINY, samples, 2).step() == pytest.approx(ours, rel=1e-5)
 
 

@@ -21,8 +21,8 @@ def test_all_contenders_compute_the_same_loss_and_are_timed_as_often() -> None:
 
 def test_steps_with_different_losses_are_not_compared(monkeypatch) -> None:
     class Wrong(learner.PaddedStep):
-        def step(self, samples, objective):
-            return 2.0 * super().step(samples, objective)
+        def step(self, samples, rule):
+            return 2.0 * super().step(samples, rule)
 
     monkeypatch.setattr(learner, "PaddedStep", Wrong)
     monkeypatch.setattr(learner.importlib.util, "find_spec", lambda name: None)

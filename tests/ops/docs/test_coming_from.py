@@ -9,8 +9,7 @@ from enum import Enum
 import pytest
 
 from ops.docs.site import ROOT
-from pipeline.config.describe import in_toml, settings
-from pipeline.config.other_names import meant_by
+from pipeline.config.describe import in_toml, meant_by, settings
 
 PAGE = (ROOT / "ops/docs/coming-from.md").read_text(encoding="utf-8")
 OURS = {setting.key: setting for setting in settings()}

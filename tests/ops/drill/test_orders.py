@@ -84,14 +84,14 @@ def test_a_refused_step_has_no_number_as_its_loss_and_changes_nothing() -> None:
     before = backend.state
     assert before == LearnedState()
     sample = SimpleNamespace(name="t", tokens=np.zeros(2, np.int32), advantages=np.ones(1, np.float32))
-    objective = SimpleNamespace(token_weights=lambda samples: [np.ones(1, np.float32) for _ in samples])
+    rule = SimpleNamespace(token_weights=lambda samples: [np.ones(1, np.float32) for _ in samples])
     for _ in range(2):
-        bad = backend.step([sample], objective)
+        bad = backend.step([sample], rule)
         assert not bad.applied and np.isnan(bad.loss) and backend.state == before, "made again it is the same"
     other = SimpleNamespace(**(vars(sample) | {"name": "u"}))
-    assert backend.step([other], objective).applied, "every second batch alone"
+    assert backend.step([other], rule).applied, "every second batch alone"
     before, orders.given = backend.state, {}
-    assert backend.step([sample], objective).applied and backend.state != before
+    assert backend.step([sample], rule).applied and backend.state != before
 
 
 # -- the verifier ----------------------------------------------------------------------------------

@@ -25,12 +25,12 @@ from ops.emulated.scoring import EmulatedScoring
 from ops.emulated.training import EmulatedTraining
 from ops.emulated.value import EmulatedValue
 from ops.emulated.weights import TENSOR, make_tensor, publish_tensors, view_weights
-from pipeline.algorithms.objective import Objective
 from pipeline.config.load import load_config
 from pipeline.weights.store import write_publication
 from protocol.errors import ConfigError, DataError, EngineError, WeightsDamaged, WeightsRejected
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
+from tests.rules import make_rule
 from tests.workers.engines.generation_contract import GenerationContract, bytes_of, drain, request
 from tests.workers.engines.tiny import VOCABULARY, make_samples
 from tests.workers.engines.training.through_memory import ThroughMemory, during
@@ -153,7 +153,7 @@ def test_weights_depend_on_every_batch_and_its_order_and_survive_a_checkpoint(tm
     def trained(*batches: Any) -> EmulatedTraining:
         backend = EmulatedTraining(num_weights=16)
         for batch in batches:
-            assert backend.step(batch, Objective()).applied
+            assert backend.step(batch, make_rule()).applied
         return backend
 
     def tensor(backend: EmulatedTraining) -> bytes:
@@ -172,10 +172,10 @@ def test_weights_depend_on_every_batch_and_its_order_and_survive_a_checkpoint(tm
     states[1].snapshot()(tmp_path)
     resumed = EmulatedTraining(num_weights=16)
     resumed.load(tmp_path)
-    resumed.step(two, Objective())
+    resumed.step(two, make_rule())
     assert tensor(resumed) == tensor(states[2])
     with pytest.raises(EngineError, match="0 samples"):
-        resumed.step([], Objective())
+        resumed.step([], make_rule())
     (tmp_path / "emulated.json").write_bytes(b"{")
     with pytest.raises(DataError, match=r"emulated\.json"):
         resumed.load(tmp_path)
@@ -225,7 +225,7 @@ def test_an_emulated_snapshot_is_of_its_loans_moment_though_a_step_comes_at_once
 ) -> None:
     sample = ValueSample("t.0.0", np.arange(9, dtype=np.int32), 4, np.zeros(5, np.float32), 1.0)
     policy, critic = EmulatedTraining(num_weights=16), EmulatedValue()
-    changes = (lambda: policy.step(make_samples(), Objective()), lambda: critic.step([sample]))
+    changes = (lambda: policy.step(make_samples(), make_rule()), lambda: critic.step([sample]))
     fresh = (EmulatedTraining(num_weights=16), EmulatedValue())
     for engine, change, resumed in zip((policy, critic), changes, fresh, strict=True):
         change()

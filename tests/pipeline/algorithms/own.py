@@ -9,16 +9,16 @@ README = Path(__file__).resolve().parents[3] / "pipeline" / "algorithms" / "READ
 
 
 def examples() -> tuple[str, str, str]:
-    """The example rule, the example surrogate and the example aggregation."""
-    rule, surrogate, weights = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    return rule, surrogate, weights
+    """The example of a rule, of one with a loss of its own, and of an aggregation."""
+    rule, losses, weights = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return rule, losses, weights
 
 
 def own_objectives(folder: Path, package: str) -> Path:
     """Write them into a package, whose name is no other test's; return the folder that holds it."""
-    rule, surrogate, weights = examples()
+    rule, losses, weights = examples()
     (folder / package).mkdir()
     (folder / package / "rule.py").write_text(rule)
-    (folder / package / "losses.py").write_text(surrogate)
+    (folder / package / "losses.py").write_text(losses)
     (folder / package / "weights.py").write_text(weights)
     return folder

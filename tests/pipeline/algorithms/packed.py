@@ -10,10 +10,10 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample, pack
-from pipeline.algorithms.loss import token_loss
-from pipeline.algorithms.objective import Objective
-from pipeline.algorithms.terms.ratio import GuidedLogprobs
+from pipeline.algorithms.loss import policy_loss
+from pipeline.algorithms.terms.guided import GuidedLogprobs
 
 few = settings(max_examples=8, deadline=None)
 """For claims that run a whole loss: each example costs some milliseconds under shape checks."""
@@ -96,9 +96,7 @@ def guided_tokens(samples: list[TrainingSample]) -> GuidedLogprobs | None:
     return GuidedLogprobs(*map(torch.from_numpy, columns))
 
 
-def token_losses(
-    objective: Objective, samples: list[TrainingSample], policy: Policy
-) -> tuple[Tensor, dict[str, Tensor]]:
+def token_losses(objective: Rule, samples: list[TrainingSample], policy: Policy) -> tuple[Tensor, dict[str, Tensor]]:
     """Run the objective on samples laid end to end, in float64 throughout."""
 
     def join(name: str) -> Tensor:
@@ -106,7 +104,7 @@ def token_losses(
 
     lengths = torch.tensor([sample.response_length for sample in samples])
     logprobs = torch.cat([policy.logprobs[sample.name] for sample in samples])
-    return token_loss(
+    return policy_loss(
         objective,
         logprobs=logprobs,
         old_logprobs=join("old_logprobs"),
@@ -122,7 +120,7 @@ def token_losses(
 
 
 def train(
-    objective: Objective, samples: list[TrainingSample], policy: Policy, plan: list[list[int]]
+    objective: Rule, samples: list[TrainingSample], policy: Policy, plan: list[list[int]]
 ) -> tuple[float, dict[str, Tensor]]:
     """Return loss and gradient by sample when ``samples`` are one optimiser batch, cut into
     micro-batches by ``plan``."""

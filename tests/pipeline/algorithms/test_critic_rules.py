@@ -11,15 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.algorithms.assemble import NonFiniteUnit
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.critic_rule import CriticRule
-from pipeline.algorithms.dapo import Dapo
-from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.ppo import Ppo
-from pipeline.algorithms.terms.aggregation import Aggregation
 from pipeline.algorithms.tppo import Tppo
 from pipeline.algorithms.vapo import Vapo
+from pipeline.config.learning import Aggregation
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore, Score, ValueScore
@@ -32,20 +30,13 @@ from tests.pipeline.algorithms.value_units import (
     unfinished,
     with_values,
 )
+from tests.rules import make_rule, with_settings
 
 SEEDS = st.integers(0, 2**32 - 1)
-IMITATE = Objective(imitation_coefficient=0.1)
-TPPO = Tppo(
-    unit=Unit.CHUNK,
-    objective=IMITATE,
-    adaptive_lambda_alpha=0.05,
-    adaptive_lambda_floor=0.95,
-    tail_drop_tokens=2,
-    window_tokens=6,
-)
-RAW = replace(TPPO, whiten=False, advantage_clamp=0.0)
-PPO = Ppo(unit=Unit.TRAJECTORY, objective=IMITATE)
-VAPO = Vapo(unit=Unit.GROUP, objective=IMITATE, adaptive_lambda_alpha=0.05)
+TPPO: Tppo = make_rule(Tppo, advantage_clamp=0.0, tail_drop_tokens=2, window_tokens=6)
+RAW: Tppo = with_settings(TPPO, whiten=False)
+PPO: Ppo = make_rule(Ppo, positive_nll_coefficient=0.1)
+VAPO: Vapo = make_rule(Vapo, dynamic_sampling=True)
 
 
 def _by_name(samples: list[TrainingSample]) -> dict[str, TrainingSample]:
@@ -63,7 +54,7 @@ def test_whitened_advantages_are_bounded_by_the_clamp_and_free_without_one() -> 
     units = trajectory_units(responses(4), 6)
 
     def largest(clamp: float) -> float:
-        return max(float(np.abs(s.advantages).max()) for s in replace(PPO, advantage_clamp=clamp).prepare(units))
+        return max(float(np.abs(s.advantages).max()) for s in with_settings(PPO, advantage_clamp=clamp).prepare(units))
 
     assert largest(0.5) == 0.5
     assert largest(0.0) > 1.5
@@ -74,14 +65,14 @@ def test_whitened_advantages_are_bounded_by_the_clamp_and_free_without_one() -> 
 def test_a_window_as_long_as_the_cap_makes_t_ppo_ppo_bit_for_bit(seed: int) -> None:
     drawn = responses(seed)
     settings = {"adaptive_lambda_alpha": 0.05, "adaptive_lambda_floor": 0.95, "window_tokens": 20}
-    windows = replace(TPPO, **settings).prepare(chunk_units(drawn, 20))
-    whole = replace(PPO, **settings).prepare(trajectory_units(drawn, 20))
+    windows = with_settings(TPPO, **settings).prepare(chunk_units(drawn, 20))
+    whole = with_settings(PPO, **settings).prepare(trajectory_units(drawn, 20))
     assert len(windows) == len(whole) == len(drawn)
     for left, right in zip(windows, whole, strict=True):
         _same_bits(left, right, but=("name",))
 
 
-@pytest.mark.parametrize("rule", [TPPO, replace(TPPO, whiten=False)], ids=["whitened", "raw"])
+@pytest.mark.parametrize("rule", [TPPO, with_settings(TPPO, whiten=False)], ids=["whitened", "raw"])
 @few
 @given(seed=SEEDS, order=st.randoms(use_true_random=False))
 def test_the_order_in_which_chunks_arrive_changes_no_bit_of_any_sample(rule: CriticRule, seed: int, order) -> None:
@@ -135,7 +126,7 @@ def test_unfinished_windows_lose_their_tail_and_still_count_it(seed: int) -> Non
         assert not sample.advantages[~sample.loss_mask].any()
     counted = [sample.counted_tokens for sample in samples]
     assert sum(c for c in counted if c is not None) == pytest.approx(sum(lengths), rel=1e-12)
-    weights = np.concatenate(TPPO.objective.token_weights(samples))
+    weights = np.concatenate(TPPO.token_weights(samples))
     np.testing.assert_allclose(weights[weights > 0], 1.0 / sum(lengths), rtol=1e-12)
 
 
@@ -144,13 +135,13 @@ def test_a_token_weighs_the_same_in_whatever_mini_batch_it_falls() -> None:
     half = len(samples) // 2
     samples = samples[: 2 * half]
     for part in (samples[:half], samples[half:]):
-        weights = np.concatenate(TPPO.objective.token_weights(part))
+        weights = np.concatenate(TPPO.token_weights(part))
         assert np.ptp(weights[weights > 0]) == 0.0
-        np.testing.assert_allclose(weights.max(), np.concatenate(TPPO.objective.token_weights(samples)).max() * 2)
+        np.testing.assert_allclose(weights.max(), np.concatenate(TPPO.token_weights(samples)).max() * 2)
 
 
 def test_other_averages_count_each_window_by_its_own_tokens() -> None:
-    rule = replace(TPPO, objective=replace(IMITATE, aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN))
+    rule = with_settings(TPPO, loss_aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN)
     units = chunk_units(unfinished(responses(8)), 6)
     for sample, unit in zip(rule.prepare(units), units, strict=True):
         assert sample.counted_tokens == unit.trajectories[0][0].chunk.num_tokens
@@ -178,20 +169,20 @@ def test_a_batch_of_nothing_but_cut_windows_is_safe(seed: int) -> None:
     for sample in TPPO.prepare(chunk_units(drawn, 6)):
         assert np.abs(sample.advantages).max() < 1e-3
         assert sample.nll_mask is None
-    loud = replace(TPPO, whiten_min_std=0.0).prepare(chunk_units(drawn, 6))
+    loud = with_settings(TPPO, whiten_min_std=0.0).prepare(chunk_units(drawn, 6))
     trained = np.concatenate([s.advantages[s.loss_mask] for s in loud])
     if trained.size > 20:
         assert np.abs(trained).max() > 0.03
     alone = TPPO.prepare(chunk_units(unfinished(responses(seed, longest=2)), 6))
     assert not any(sample.loss_mask.any() for sample in alone), "windows shorter than the tail train nothing"
-    assert not any(w.any() for w in TPPO.objective.token_weights(alone))
+    assert not any(w.any() for w in TPPO.token_weights(alone))
 
 
 @few
 @given(SEEDS)
 def test_with_lambda_1_the_advantage_is_the_reward_less_the_value(seed: int) -> None:
     drawn = responses(seed)
-    rule = replace(PPO, gae_lambda=1.0, whiten=False, advantage_clamp=0.0)
+    rule = with_settings(PPO, gae_lambda=1.0, whiten=False, advantage_clamp=0.0)
     for sample, response in zip(rule.prepare(trajectory_units(drawn, 6)), drawn, strict=True):
         np.testing.assert_allclose(sample.advantages, response.score.reward - response.values, atol=1e-5)
 
@@ -200,7 +191,7 @@ def test_with_lambda_1_the_advantage_is_the_reward_less_the_value(seed: int) -> 
 @given(SEEDS)
 def test_with_lambda_0_the_advantage_is_one_difference_of_values(seed: int) -> None:
     drawn = responses(seed)
-    rule = replace(PPO, gae_lambda=0.0, whiten=False, advantage_clamp=0.0)
+    rule = with_settings(PPO, gae_lambda=0.0, whiten=False, advantage_clamp=0.0)
     for sample, response in zip(rule.prepare(trajectory_units(drawn, 6)), drawn, strict=True):
         expected = np.append(response.values[1:], response.score.reward) - response.values
         np.testing.assert_allclose(sample.advantages, expected, atol=1e-6)
@@ -208,7 +199,7 @@ def test_with_lambda_0_the_advantage_is_one_difference_of_values(seed: int) -> N
 
 def test_lambda_counts_the_whole_response_and_half_a_window_more_while_it_goes_on() -> None:
     drawn = [replace(r, is_finished=False) for r in responses(1, longest=20)]
-    rule = replace(TPPO, adaptive_lambda_floor=0.0, adaptive_lambda_alpha=1.0)
+    rule = with_settings(TPPO, adaptive_lambda_floor=0.0, adaptive_lambda_alpha=1.0)
     for response in drawn:
         (unit,) = trajectory_units([response], 20)
         whole = ClaimedUnit(name="x", trajectories=(unit.trajectories[0],))
@@ -225,7 +216,7 @@ def test_lambda_counts_the_whole_response_and_half_a_window_more_while_it_goes_o
 def test_vapo_on_groups_is_vapo_on_trajectories_with_a_lambda_that_is_never_negative() -> None:
     drawn = responses(4)
     grouped = VAPO.prepare(group_units(drawn, 6))
-    single = replace(VAPO, unit=Unit.TRAJECTORY).prepare(trajectory_units(drawn, 6))
+    single = with_settings(VAPO, unit=Unit.TRAJECTORY).prepare(trajectory_units(drawn, 6))
     for left, right in zip(grouped, single, strict=True):
         _same_bits(left, right)
     (stretch,) = VAPO.token_spans(trajectory_units(drawn[:1], 6)[0])
@@ -236,7 +227,7 @@ def test_only_right_responses_are_imitated_and_none_without_the_coefficient() ->
     drawn = responses(2)
     for sample in PPO.prepare(trajectory_units(drawn, 6)):
         assert (sample.nll_mask is not None) is (sample.accuracy == 1.0)
-    silent = replace(PPO, objective=Objective())
+    silent = with_settings(PPO, positive_nll_coefficient=0.0)
     assert all(sample.nll_mask is None for sample in silent.prepare(trajectory_units(drawn, 6)))
 
 
@@ -319,7 +310,7 @@ def test_missing_values_and_reference_log_probs_are_refused_on_whole_responses()
 
 def test_the_parts_of_a_reward_reach_the_samples_of_every_rule() -> None:
     drawn = [replace(one, score=msgspec.structs.replace(one.score, parts={"style": 0.5})) for one in responses(3)]
-    dapo = Dapo(objective=Objective(), group_size=4)
+    dapo = make_rule(group_size=4)
     units = {PPO: trajectory_units(drawn, 6), TPPO: chunk_units(drawn, 6), VAPO: group_units(drawn, 6)}
     for rule, of_rule in (*units.items(), (dapo, group_units(drawn, 6))):
         samples = rule.prepare(of_rule)

@@ -9,18 +9,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipeline.algorithms import Algorithm, NonFiniteUnit, build
+from pipeline.algorithms import NonFiniteUnit, build
 from pipeline.algorithms.dapo import Dapo
-from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.algorithms.terms.kl import KLEstimator
+from pipeline.config.learning import Importance, KLEstimator, algorithm_settings
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
+from pipeline.config.training import DataSection, ModelSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore
 from tests.pipeline.algorithms.units import PROMPT, group_unit, reward, trajectory
+from tests.rules import make_rule
 
-RULE = Dapo(objective=Objective(), group_size=4)
+RULE = make_rule(group_size=4)
 WITH_REFERENCE = replace(RULE, fields=frozenset({Field.REWARD, Field.REFERENCE}))
 
 
@@ -128,12 +128,11 @@ def test_preparing_twice_gives_the_same_samples() -> None:
 
 
 def test_a_configuration_decides_the_whole_rule() -> None:
-    section = AlgorithmSection(
+    section = algorithm_settings(
         group_size=8,
         kl_coefficient=0.2,
         kl_estimator="k1+",
         importance="icepop",
-        surrogate="gspo",
         loss_aggregation="seq-mean-token-sum-norm",
         dynamic_sampling=False,
         normalize_std=False,
@@ -141,21 +140,14 @@ def test_a_configuration_decides_the_whole_rule() -> None:
     rule = build(
         RunConfig(model=ModelSection(path=Path("m")), data=DataSection(train=(Path("d.jsonl"),)), algorithm=section)
     )
-    assert isinstance(rule, Algorithm)
     assert isinstance(rule, Dapo)
-    assert (rule.name, rule.unit, rule.group_size) == ("dapo", Unit.GROUP, 8)
+    assert (rule.name, rule.unit, rule.settings.group_size) == ("dapo", Unit.GROUP, 8)
     assert rule.fields == {Field.REWARD, Field.REFERENCE}
     assert not rule.signal_filter
-    assert not rule.normalize_std
-    assert rule.objective == Objective(
-        kl_coefficient=0.2,
-        kl_estimator=KLEstimator.K1_STRAIGHT,
-        importance=Importance.ICEPOP,
-        surrogate=Surrogate.GSPO,
-        aggregation=rule.objective.aggregation,
-        norm_length=2048.0,
-    )
-    assert rule.objective.aggregation == "seq-mean-token-sum-norm"
+    assert not rule.settings.normalize_std
+    assert (rule.needs_reference, rule.settings.kl_estimator) == (True, KLEstimator.K1_STRAIGHT)
+    assert rule.sampled.importance is Importance.ICEPOP
+    assert (rule.settings.loss_aggregation, rule.norm_length) == ("seq-mean-token-sum-norm", 2048.0)
 
 
 def test_a_score_keeps_its_own_accuracy_whatever_the_reward() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.algorithms.terms.advantage import discounted_sums, terminal_rewards
+from pipeline.algorithms.terms.clip import clipped_value_loss
 from pipeline.algorithms.terms.gae import (
     adaptive_lambda,
     explained_variance,
@@ -20,7 +21,7 @@ from pipeline.algorithms.terms.gae import (
     window_deltas,
     window_policy_mask,
 )
-from pipeline.algorithms.terms.ratio import clipped_value_loss
+from pipeline.config.learning import ClipSettings
 from tests.pipeline.algorithms.packed import some
 
 VALUES = np.array([0.1, 0.2, 0.4, 0.3])
@@ -84,7 +85,7 @@ def test_whitened_windows_are_bounded_and_zero_where_nothing_is_trained() -> Non
 def test_the_value_loss_is_flat_once_a_value_has_left_its_interval_for_the_better() -> None:
     values = torch.tensor([0.9, 0.4, -2.0], dtype=torch.float64, requires_grad=True)
     old, target = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    term = clipped_value_loss(values, old, target, clip_low=0.5, clip_high=0.5)
+    term = clipped_value_loss(values, old, target, ClipSettings(clip_low=0.5, clip_high=0.5))
     (gradient,) = torch.autograd.grad(term.loss.sum(), values)
     np.testing.assert_allclose(gradient.numpy(), [0.0, -0.6, -3.0])
     assert term.clipped.tolist() == [True, False, False]

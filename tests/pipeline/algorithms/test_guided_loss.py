@@ -3,6 +3,7 @@ nothing. The numbers are in tests/golden."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
 
@@ -12,27 +13,31 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample, pack
-from pipeline.algorithms.guidance import PUBLISHED, GuidanceSettings
-from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.algorithms.terms.aggregation import Aggregation
+from pipeline.algorithms.nlft import Nlft, NlftFirst
+from pipeline.algorithms.terms.clip import TokenLoss
 from pipeline.algorithms.terms.guided import (
+    GuidedLogprobs,
     clusters,
     first_places,
-    nlft,
-    nlft_first,
     standard_weights,
     token_credit,
     unlikelihood,
 )
-from pipeline.algorithms.terms.ratio import GuidedLogprobs, Mask, Surrogates, SurrogateTerms, TokenLoss, surrogate_named
+from pipeline.algorithms.terms.loss_terms import LossTerms
+from pipeline.algorithms.terms.tokens import Mask
+from pipeline.config.learning import Aggregation, Importance
+from pipeline.config.rewards import GuidanceSection
 from tests.pipeline.algorithms.packed import Policy, few, guided_samples, guided_tokens, some, token_losses, train
+from tests.rules import make_rule, with_settings
 
+PUBLISHED = GuidanceSection()
 GUIDED = tuple(
-    Objective(surrogate=surrogate, aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN, importance=Importance.NONE)
-    for surrogate in (Surrogate.NLFT, Surrogate.NLFT_FIRST)
+    make_rule(kind, loss_aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN, importance=Importance.NONE)
+    for kind in (Nlft, NlftFirst)
 )
-MIXED = Objective(mixes_guidance=True, importance=Importance.NONE)
+MIXED = make_rule(guidance="mix", importance=Importance.NONE)
 SEEDS = st.integers(0, 10_000)
 WRONG, RIGHT, ALONE = "wrong with a judgment", "right", "wrong without a judgment"
 
@@ -66,7 +71,7 @@ def _one(
 @few
 @given(seed=SEEDS, data=st.data())
 @pytest.mark.parametrize("objective", [*GUIDED, MIXED], ids=["nlft", "nlft-first", "mix"])
-def test_neither_cuts_nor_order_change_a_guided_update(objective: Objective, seed: int, data: st.DataObject) -> None:
+def test_neither_cuts_nor_order_change_a_guided_update(objective: Rule, seed: int, data: st.DataObject) -> None:
     samples = guided_samples(seed)
     policy = Policy.near(samples, seed)
     loss, gradients = train(objective, samples, policy, [list(range(len(samples)))])
@@ -82,7 +87,7 @@ def test_neither_cuts_nor_order_change_a_guided_update(objective: Objective, see
 @few
 @given(seed=SEEDS)
 @pytest.mark.parametrize("objective", [*GUIDED, MIXED], ids=["nlft", "nlft-first", "mix"])
-def test_nothing_off_the_mask_is_read_or_trained(objective: Objective, seed: int) -> None:
+def test_nothing_off_the_mask_is_read_or_trained(objective: Rule, seed: int) -> None:
     samples = guided_samples(seed)
     policy = Policy.near(samples, seed)
 
@@ -105,18 +110,16 @@ def test_nothing_off_the_mask_is_read_or_trained(objective: Objective, seed: int
         assert not gradients[sample.name][~torch.from_numpy(sample.loss_mask)].any()
 
 
-def test_a_surrogate_sees_no_guidance_off_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[SurrogateTerms] = []
+def test_a_rule_sees_no_guidance_off_the_mask() -> None:
+    seen: list[LossTerms] = []
 
-    def remember(terms: SurrogateTerms) -> torch.Tensor:
-        seen.append(terms)
-        return -terms.logprobs
+    class Remembering(Nlft):
+        def token_loss(self, terms: LossTerms) -> TokenLoss:
+            seen.append(terms)
+            return super().token_loss(terms)
 
-    monkeypatch.setattr("pipeline.algorithms.terms.guided.nlft", remember)
-    surrogate_named.cache_clear()
     samples = guided_samples(1)
-    token_losses(GUIDED[0], samples, Policy.near(samples, 1))
-    surrogate_named.cache_clear()
+    token_losses(make_rule(Remembering), samples, Policy.near(samples, 1))
     [terms] = seen
     assert terms.guided is not None and not terms.mask.all()
     for column in fields(terms.guided):
@@ -127,7 +130,7 @@ def test_a_surrogate_sees_no_guidance_off_the_mask(monkeypatch: pytest.MonkeyPat
 @few
 @given(seed=SEEDS)
 @pytest.mark.parametrize("objective", GUIDED, ids=["nlft", "nlft-first"])
-def test_a_wrong_response_without_a_judgment_trains_nothing(objective: Objective, seed: int) -> None:
+def test_a_wrong_response_without_a_judgment_trains_nothing(objective: Rule, seed: int) -> None:
     samples = guided_samples(seed)
     told = [
         replace(sample, standard_logprobs=np.full(sample.response_length, -3.0)) if _kind(sample) == ALONE else sample
@@ -143,7 +146,7 @@ def test_a_wrong_response_without_a_judgment_trains_nothing(objective: Objective
 
 
 @pytest.mark.parametrize("objective", GUIDED, ids=["nlft", "nlft-first"])
-def test_a_right_response_without_guidance_trains_by_plain_nll(objective: Objective) -> None:
+def test_a_right_response_without_guidance_trains_by_plain_nll(objective: Rule) -> None:
     samples, policy = _one([0.2, 0.5], [0.3, 0.9], None, verdict=1.0)
     _, gradients = train(objective, [replace(samples[0], standard_logprobs=None)], policy, [[0]])
     scale = PUBLISHED.loss_scale * (1.0 + PUBLISHED.nll_coefficient) / 2
@@ -177,14 +180,14 @@ def test_the_first_error_form_flags_at_most_one_token_and_masks_the_rest(seed: i
 
 
 @pytest.mark.parametrize(("objective", "flags"), [(GUIDED[0], 0.0), (GUIDED[1], 1.0)], ids=["nlft", "nlft-first"])
-def test_only_the_first_error_form_flags_a_confident_error(objective: Objective, flags: float) -> None:
+def test_only_the_first_error_form_flags_a_confident_error(objective: Rule, flags: float) -> None:
     samples, policy = _one([0.9, 0.95, 0.9], [0.8, 0.02, 0.9], [0.85, 0.97, 0.9])
     _, metrics = token_losses(objective, samples, policy)
     assert metrics["flagged_fraction"].sum() == flags
 
 
 @pytest.mark.parametrize(("objective", "trains"), [(GUIDED[0], True), (GUIDED[1], False)], ids=["nlft", "nlft-first"])
-def test_a_wrong_response_without_a_flag_trains_in_the_published_form_alone(objective: Objective, trains: bool) -> None:
+def test_a_wrong_response_without_a_flag_trains_in_the_published_form_alone(objective: Rule, trains: bool) -> None:
     samples, policy = _one([0.5, 0.6, 0.4], [0.5, 0.7, 0.5], [0.4, 0.7, 0.5])
     _, metrics = token_losses(objective, samples, policy)
     assert metrics["flagged_fraction"].sum() == 0.0
@@ -204,13 +207,13 @@ def test_too_many_flags_leave_the_flagged_tokens_alone() -> None:
 
 
 @pytest.mark.parametrize("objective", [*GUIDED, MIXED], ids=["nlft", "nlft-first", "mix"])
-def test_the_gradient_is_that_of_finite_differences(objective: Objective) -> None:
+def test_the_gradient_is_that_of_finite_differences(objective: Rule) -> None:
     samples = guided_samples(3, 5)
     policy = Policy.near(samples, 3)
     plan = [list(range(len(samples)))]
-    if objective.surrogate == Surrogate.NLFT:
+    if type(objective) is Nlft:
         # weights against p_b are detached, so their own slope is no part of the gradient
-        objective = replace(objective, guidance=replace(PUBLISHED, max_flagged_share=1.0, judge_ratio=1e9))
+        objective = with_settings(objective, constants={"max_flagged_share": 1.0, "judge_ratio": 1e9})
     _, gradients = train(objective, samples, policy, plan)
     step = 1e-6
     for sample in samples:
@@ -295,7 +298,7 @@ def test_credit_is_1_on_average_and_speaks_of_the_verdict_alone(seed: int) -> No
 
 def test_mixed_advantages_blame_the_error_more_than_its_neighbours() -> None:
     samples, policy = _one([0.5, 0.5, 0.5], [0.9, 0.1, 0.9], [0.9, 0.9, 0.9])
-    _, plain = train(replace(MIXED, mixes_guidance=False), samples, policy, [[0]])
+    _, plain = train(with_settings(MIXED, guidance="none"), samples, policy, [[0]])
     _, mixed = train(MIXED, samples, policy, [[0]])
     name = samples[0].name
     factors = mixed[name] / plain[name]
@@ -325,10 +328,10 @@ def test_a_column_of_another_length_is_refused_by_name() -> None:
         pack([replace(sample, standard_logprobs=np.zeros(sample.response_length + 1))])
 
 
-CLUSTERED = replace(PUBLISHED, clusters=True)
+CLUSTERED = GuidanceSection(clusters=True)
 
 
-def walked(salient: list[bool], states: np.ndarray, mask: list[bool], rows: list[int], settings: GuidanceSettings):
+def walked(salient: list[bool], states: np.ndarray, mask: list[bool], rows: list[int], settings: GuidanceSection):
     """Return the clusters one walk after the other, one token after the other."""
     found = [False] * len(salient)
     for start in np.flatnonzero(salient):
@@ -354,13 +357,13 @@ def test_all_walks_at_once_are_the_walks_one_by_one(seed: int, distance: float, 
     states = dice.normal(size=(num, 5)) + 0.5
     mask, salient = (dice.random(num) < share for share in (0.9, 0.4))
     salient &= mask
-    settings = replace(CLUSTERED, cluster_distance=distance, dissimilar_clusters=dissimilar)
+    settings = CLUSTERED.model_copy(update={"cluster_distance": distance, "dissimilar_clusters": dissimilar})
     tensors = (torch.tensor(salient), torch.tensor(states), torch.tensor(mask), torch.tensor(rows))
     expected = walked(salient.tolist(), states.astype(np.float32), mask.tolist(), rows, settings)
     assert clusters(*tensors, settings).tolist() == expected
 
 
-def terms(advantage: float, standard: list[float], judge: list[float], states: torch.Tensor | None) -> SurrogateTerms:
+def terms(advantage: float, standard: list[float], judge: list[float], states: torch.Tensor | None) -> LossTerms:
     num = len(standard)
     everywhere: Mask = torch.ones(num, dtype=torch.bool)
     logprobs = torch.full((num,), -0.5, dtype=torch.float64, requires_grad=True)
@@ -371,10 +374,9 @@ def terms(advantage: float, standard: list[float], judge: list[float], states: t
         everywhere if advantage < 0 else ~everywhere,
         states,
     )
-    return SurrogateTerms(
-        logprobs=logprobs, proximal=logprobs.detach(), ratio=torch.ones(num), mask=everywhere, num_rows=1,
+    return LossTerms(
+        logprobs=logprobs, proximal=logprobs.detach(), mask=everywhere, num_rows=1, guided=guided,
         advantages=torch.full((num,), advantage, dtype=torch.float64), row_ids=torch.zeros(num, dtype=torch.int64),
-        clip_low=0.2, clip_high=0.2, dual_clip=0.0, guided=guided, guidance=CLUSTERED,
     )  # fmt: skip
 
 
@@ -382,11 +384,12 @@ ALIKE = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.0, 1.0]])
 """The first two tokens are alike, and the last two."""
 
 
-@pytest.mark.parametrize("surrogate", [nlft, nlft_first])
-def test_tokens_like_one_above_tau_weigh_more_in_a_right_response(surrogate: Surrogates) -> None:
+@pytest.mark.parametrize("loss", [LossTerms.published_loss, LossTerms.first_error_loss])
+def test_tokens_like_one_above_tau_weigh_more_in_a_right_response(
+    loss: Callable[[LossTerms, GuidanceSection], TokenLoss],
+) -> None:
     standard = [0.99, 0.5, 0.5, 0.5]
-    found = surrogate(terms(1.0, standard, [1.0] * 4, ALIKE))
-    assert isinstance(found, TokenLoss)
+    found = loss(terms(1.0, standard, [1.0] * 4, ALIKE), CLUSTERED)
     near = torch.tensor([False, True, False, False])
     weights = standard_weights(torch.tensor(standard, dtype=torch.float64).log(), CLUSTERED, near)
     assert weights[1] == pytest.approx((0.5 / 0.95) ** 0.3) and weights[2] == pytest.approx((0.5 / 0.95) ** 0.6)
@@ -394,13 +397,12 @@ def test_tokens_like_one_above_tau_weigh_more_in_a_right_response(surrogate: Sur
 
 
 def test_tokens_like_a_flagged_one_are_spared_in_the_published_form() -> None:
-    settings = replace(CLUSTERED, max_flagged_share=0.5)
-    given = replace(terms(-1.0, [0.1, 0.9, 0.9, 0.9], [0.95, 0.01, 0.01, 0.01], ALIKE), guidance=settings)
-    found = nlft(given)
+    settings = CLUSTERED.model_copy(update={"max_flagged_share": 0.5})
+    found = terms(-1.0, [0.1, 0.9, 0.9, 0.9], [0.95, 0.01, 0.01, 0.01], ALIKE).published_loss(settings)
     assert found.flagged is not None and found.flagged.tolist() == [True, False, False, False]
     assert (found.loss.detach() == 0).tolist() == [False, True, False, False]
 
 
 def test_clusters_without_hidden_states_are_refused_with_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"hidden states are None, but guidance\.clusters is on"):
-        nlft(terms(1.0, [0.99, 0.5], [1.0, 1.0], None))
+        terms(1.0, [0.99, 0.5], [1.0, 1.0], None).published_loss(CLUSTERED)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.algorithms.assemble import assemble, guidance_of
-from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.algorithms.assemble import NonFiniteUnit, assemble, guidance_of
 from pipeline.ledger.types import ScoredChunk
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, GuidanceScore

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel
 from pipeline.algorithms.terms.importance import (
     approximate_proximal,
     behavior_ratio,
@@ -18,6 +17,7 @@ from pipeline.algorithms.terms.importance import (
     rejection_mask,
 )
 from pipeline.algorithms.terms.kl import row_divergence, token_divergence
+from pipeline.config.learning import Importance, ImportanceLevel, Rejection, RejectionLevel, SampledSettings
 
 OLD = torch.log(torch.tensor([0.8, 0.2, 0.5, 0.5], dtype=torch.float64))
 BEHAVIOR = torch.log(torch.tensor([0.2, 0.8, 0.5, 0.4], dtype=torch.float64))
@@ -36,8 +36,8 @@ def test_ratios_are_proximal_over_behaviour() -> None:
 
 def test_truncation_bounds_from_above_alone_and_a_band_drops_both_sides() -> None:
     rho = importance_ratio(OLD, BEHAVIOR)
-    _close(correction_weights(Objective(importance=Importance.TIS, importance_cap=2.0), rho), [2.0, 0.25, 1.0, 1.25])
-    band = Objective(importance=Importance.ICEPOP, importance_floor=0.5, importance_cap=2.0)
+    _close(correction_weights(SampledSettings(importance_cap=2.0), rho), [2.0, 0.25, 1.0, 1.25])
+    band = SampledSettings(importance=Importance.ICEPOP, importance_floor=0.5, importance_cap=2.0)
     _close(correction_weights(band, rho), [0.0, 0.0, 1.0, 1.25])
 
 
@@ -54,26 +54,26 @@ def test_tokens_off_the_mask_have_no_part_in_their_rows_ratio() -> None:
 
 @pytest.mark.parametrize(("level", "mean"), [("token", (2.0 + 0.25 + 1.0 + 1.25) / 4), ("sequence", (1.0 + 1.25) / 2)])
 def test_the_mean_weight_is_over_tokens_or_over_the_rows_that_share_one(level: str, mean: float) -> None:
-    objective = Objective(importance_cap=2.0, importance_level=ImportanceLevel(level))
-    assert mean_weight(objective, *PLACE) == pytest.approx(mean, rel=1e-12)
+    settings = SampledSettings(importance_cap=2.0, importance_level=ImportanceLevel(level))
+    assert mean_weight(settings, *PLACE) == pytest.approx(mean, rel=1e-12)
     old, behavior = (torch.cat([x, x.new_full((1,), -9.0)]) for x in (OLD, BEHAVIOR))
     off = torch.tensor([True] * 4 + [False])
     rows = torch.tensor([0, 0, 1, 1, 2])
-    assert mean_weight(objective, old, behavior, off, rows, 3) == pytest.approx(mean, rel=1e-12)
+    assert mean_weight(settings, old, behavior, off, rows, 3) == pytest.approx(mean, rel=1e-12)
 
 
 def test_a_mean_weight_of_zero_divides_nothing() -> None:
-    objective = Objective(importance=Importance.ICEPOP, importance_floor=90.0, importance_cap=99.0)
-    assert mean_weight(objective, *PLACE) == 1.0
+    settings = SampledSettings(importance=Importance.ICEPOP, importance_floor=90.0, importance_cap=99.0)
+    assert mean_weight(settings, *PLACE) == 1.0
 
 
 def _kept(rejection: Rejection, level: RejectionLevel, upper: float, lower: float | None = None) -> list[bool]:
-    objective = Objective(rejection=rejection, rejection_level=level, rejection_upper=upper, rejection_lower=lower)
-    return rejection_mask(objective, *PLACE).tolist()
+    settings = SampledSettings(rejection=rejection, rejection_level=level, rejection_upper=upper, rejection_lower=lower)
+    return rejection_mask(settings, *PLACE).tolist()
 
 
 def test_nothing_is_rejected_unless_it_is_asked_for() -> None:
-    assert rejection_mask(Objective(rejection_upper=0.0), *PLACE).all()
+    assert rejection_mask(SampledSettings(rejection_upper=1e-9), *PLACE).all()
 
 
 def test_a_ratio_is_kept_between_its_bounds() -> None:

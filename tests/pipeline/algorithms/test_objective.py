@@ -11,36 +11,37 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
-from pipeline.algorithms.loss import imitation_loss, token_loss
-from pipeline.algorithms.objective import (
+from pipeline.algorithms.gspo import Gspo
+from pipeline.algorithms.loss import imitation_loss, policy_loss
+from pipeline.algorithms.terms.kl import kl_estimate
+from pipeline.config.learning import (
+    Aggregation,
     Importance,
     ImportanceLevel,
     KLEstimator,
-    Objective,
     Proximal,
     Rejection,
     RejectionLevel,
-    Surrogate,
 )
-from pipeline.algorithms.terms.aggregation import Aggregation
-from pipeline.algorithms.terms.kl import kl_estimate
 from tests.pipeline.algorithms.packed import Policy, few, random_samples, token_losses, train, without_loss
+from tests.rules import LOSSES, make_rule, with_settings
 
 SEEDS = st.integers(0, 2**32 - 1)
-FULL = Objective(
+FULL = make_rule(
     kl_coefficient=0.1, entropy_coefficient=0.01, norm_length=9.0, importance=Importance.TIS, importance_cap=1.2
 )
 
 
-@pytest.mark.parametrize("surrogate", Surrogate)
+@pytest.mark.parametrize("kind", LOSSES)
 @pytest.mark.parametrize("aggregation", Aggregation)
 @few
 @given(seed=SEEDS, max_tokens=st.integers(1, 60))
 def test_cutting_a_batch_into_micro_batches_changes_neither_loss_nor_gradient(
-    surrogate: Surrogate, aggregation: Aggregation, seed: int, max_tokens: int
+    kind: type[Rule], aggregation: Aggregation, seed: int, max_tokens: int
 ) -> None:
-    objective = replace(FULL, surrogate=surrogate, aggregation=aggregation)
+    objective = with_settings(FULL, kind=kind, loss_aggregation=aggregation)
     samples = random_samples(seed)
     policy = Policy.near(samples, seed)
     whole_loss, whole = train(objective, samples, policy, [list(range(len(samples)))])
@@ -57,7 +58,7 @@ def test_cutting_a_batch_into_micro_batches_changes_neither_loss_nor_gradient(
 def test_the_order_of_samples_changes_neither_loss_nor_gradient(
     aggregation: Aggregation, seed: int, order: list[int]
 ) -> None:
-    objective = replace(FULL, aggregation=aggregation)
+    objective = with_settings(FULL, loss_aggregation=aggregation)
     samples = random_samples(seed)
     policy = Policy.near(samples, seed)
     everything = [list(range(7))]
@@ -70,7 +71,7 @@ def test_the_order_of_samples_changes_neither_loss_nor_gradient(
 
 @pytest.mark.parametrize("aggregation", Aggregation)
 def test_a_sample_without_loss_tokens_changes_nothing_but_its_own_zero_gradient(aggregation: Aggregation) -> None:
-    objective = replace(FULL, aggregation=aggregation)
+    objective = with_settings(FULL, loss_aggregation=aggregation)
     samples = random_samples(3)[:-1]
     empty = without_loss(random_samples(4)[0])
     policy = Policy.near([*samples, replace(empty, name="empty")], 5)
@@ -95,7 +96,7 @@ def test_what_stands_off_the_mask_can_be_infinite_without_harm() -> None:
         advantages=np.where(sample.loss_mask, sample.advantages, np.nan),
     )
     policy = Policy.near([sample], 1)
-    objective = replace(FULL, surrogate=Surrogate.GSPO)
+    objective = with_settings(FULL, kind=Gspo)
     losses, metrics = token_losses(objective, [broken], policy)
     assert losses.isfinite().all()
     assert losses[0] == 0.0
@@ -110,9 +111,9 @@ def test_what_stands_off_the_mask_can_be_infinite_without_harm() -> None:
 def test_decoupled_ppo_is_ppo_when_behaviour_is_proximal(seed: int) -> None:
     samples = [replace(s, behavior_logprobs=s.old_logprobs) for s in random_samples(seed) if s.old_logprobs is not None]
     policy = Policy.near(samples, seed, spread=1.0)
-    plain, _ = token_losses(Objective(importance=Importance.NONE), samples, policy)
+    plain, _ = token_losses(make_rule(importance=Importance.NONE), samples, policy)
     for importance in Importance:
-        corrected, _ = token_losses(Objective(importance=importance), samples, policy)
+        corrected, _ = token_losses(make_rule(importance=importance), samples, policy)
         torch.testing.assert_close(corrected, plain, rtol=0.0, atol=0.0)
 
 
@@ -122,9 +123,9 @@ def test_away_from_the_clips_decoupled_and_bypass_weigh_by_the_ratio_once(seed: 
     """Unclipped, ``w u = current / behaviour`` in both: neither corrects twice."""
     samples = random_samples(seed)
     policy = Policy.near(samples, seed)
-    wide = Objective(clip_low=1.0, clip_high=1e6, dual_clip=0.0)
-    decoupled, _ = token_losses(replace(wide, importance=Importance.DECOUPLED), samples, policy)
-    bypass, metrics = token_losses(replace(wide, importance=Importance.BYPASS), samples, policy)
+    wide = make_rule(clip_low=1.0, clip_high=1e6, dual_clip=0.0)
+    decoupled, _ = token_losses(with_settings(wide, importance=Importance.DECOUPLED), samples, policy)
+    bypass, metrics = token_losses(with_settings(wide, importance=Importance.BYPASS), samples, policy)
     torch.testing.assert_close(decoupled, bypass, rtol=1e-12, atol=1e-13)
     mask = torch.from_numpy(np.concatenate([s.loss_mask for s in samples]))
     assert (metrics["importance_weight"][mask] == 1.0).all()
@@ -135,7 +136,7 @@ def test_away_from_the_clips_decoupled_and_bypass_weigh_by_the_ratio_once(seed: 
 def test_bypass_never_reads_the_proximal_policy(seed: int) -> None:
     samples = random_samples(seed)
     policy = Policy.near(samples, seed)
-    objective = Objective(importance=Importance.BYPASS)
+    objective = make_rule(importance=Importance.BYPASS)
     assert not objective.needs_old
     lost = [replace(s, old_logprobs=np.full(s.response_length, np.nan)) for s in samples]
     torch.testing.assert_close(
@@ -149,9 +150,9 @@ def test_tis_bounds_the_weight_and_icepop_drops_what_is_out_of_its_band(seed: in
     samples = random_samples(seed)
     policy = Policy.near(samples, seed)
     mask = torch.from_numpy(np.concatenate([s.loss_mask for s in samples]))
-    _, tis = token_losses(Objective(importance=Importance.TIS, importance_cap=cap), samples, policy)
+    _, tis = token_losses(make_rule(importance=Importance.TIS, importance_cap=cap), samples, policy)
     _, pop = token_losses(
-        Objective(importance=Importance.ICEPOP, importance_cap=cap, importance_floor=0.9), samples, policy
+        make_rule(importance=Importance.ICEPOP, importance_cap=cap, importance_floor=0.9), samples, policy
     )
     rho = tis["importance_ratio"][mask]
     torch.testing.assert_close(tis["importance_weight"][mask], rho.clamp(max=cap))
@@ -163,7 +164,7 @@ def test_tis_bounds_the_weight_and_icepop_drops_what_is_out_of_its_band(seed: in
 def test_the_importance_weight_is_never_differentiated() -> None:
     samples = random_samples(21)
     policy = Policy.near(samples, 21)
-    wide = Objective(clip_low=1.0, clip_high=1e6, dual_clip=0.0, importance=Importance.DECOUPLED)
+    wide = make_rule(clip_low=1.0, clip_high=1e6, dual_clip=0.0, importance=Importance.DECOUPLED)
     losses, metrics = token_losses(wide, samples, policy)
     gradients = torch.autograd.grad(losses.sum(), list(policy.logprobs.values()))
     advantages = torch.from_numpy(np.concatenate([s.advantages for s in samples]))
@@ -188,8 +189,8 @@ def _wide_apart(seed: int) -> list[TrainingSample]:
 def test_a_weight_of_a_level_above_tokens_is_one_number_a_response(level: ImportanceLevel, seed: int) -> None:
     samples = _wide_apart(seed)
     policy = Policy.near(samples, seed)
-    objective = Objective(importance=Importance.DECOUPLED, importance_level=level)
-    plain, _ = token_losses(replace(objective, importance=Importance.NONE), samples, policy)
+    objective = make_rule(importance=Importance.DECOUPLED, importance_level=level)
+    plain, _ = token_losses(with_settings(objective, importance=Importance.NONE), samples, policy)
     losses, metrics = token_losses(objective, samples, policy)
     torch.testing.assert_close(losses, plain * metrics["importance_weight"], rtol=1e-12, atol=1e-14)
     place = 0
@@ -207,8 +208,8 @@ def test_a_weight_of_a_level_above_tokens_is_one_number_a_response(level: Import
 def test_a_rejected_response_trains_nothing_and_still_counts_in_the_denominator(seed: int, upper: float) -> None:
     samples = _wide_apart(seed)
     policy = Policy.near(samples, seed)
-    free = Objective(kl_coefficient=0.1, entropy_coefficient=0.01, importance=Importance.TIS)
-    objective = replace(free, rejection=Rejection.K3, rejection_level=RejectionLevel.MEAN, rejection_upper=upper)
+    free = make_rule(kl_coefficient=0.1, entropy_coefficient=0.01, importance=Importance.TIS)
+    objective = with_settings(free, rejection=Rejection.K3, rejection_level=RejectionLevel.MEAN, rejection_upper=upper)
     everything = [list(range(len(samples)))]
     _, gradients = train(free, samples, policy, everything)
     _, kept = train(objective, samples, policy, everything)
@@ -222,8 +223,8 @@ def test_a_rejected_response_trains_nothing_and_still_counts_in_the_denominator(
 def test_rejected_tokens_are_told_by_a_metric_of_their_own() -> None:
     samples = _wide_apart(5)
     policy = Policy.near(samples, 5)
-    _, plain = token_losses(Objective(), samples, policy)
-    _, metrics = token_losses(Objective(rejection=Rejection.RATIO, rejection_upper=1.05), samples, policy)
+    _, plain = token_losses(make_rule(), samples, policy)
+    _, metrics = token_losses(make_rule(rejection=Rejection.RATIO, rejection_upper=1.05), samples, policy)
     mask = torch.from_numpy(np.concatenate([s.loss_mask for s in samples]))
     assert "rejected_fraction" not in plain
     expected = (metrics["importance_ratio"] > 1.05)[mask].double()
@@ -234,8 +235,8 @@ def test_rejected_tokens_are_told_by_a_metric_of_their_own() -> None:
 def test_kl_and_entropy_terms_are_added_with_their_coefficients() -> None:
     samples = random_samples(8)
     policy = Policy.near(samples, 8)
-    bare, metrics = token_losses(Objective(), samples, policy)
-    full, _ = token_losses(Objective(kl_coefficient=0.5, entropy_coefficient=0.25), samples, policy)
+    bare, metrics = token_losses(make_rule(), samples, policy)
+    full, _ = token_losses(make_rule(kl_coefficient=0.5, entropy_coefficient=0.25), samples, policy)
     torch.testing.assert_close(full, bare + 0.5 * metrics["reference_kl"] - 0.25 * metrics["entropy"])
 
 
@@ -248,7 +249,7 @@ def test_the_estimator_that_is_set_is_the_one_that_is_added() -> None:
         np.concatenate([s.reference_logprobs for s in samples if s.reference_logprobs is not None])
     )
     for estimator in KLEstimator:
-        _, metrics = token_losses(Objective(kl_coefficient=1.0, kl_estimator=estimator), samples, policy)
+        _, metrics = token_losses(make_rule(kl_coefficient=1.0, kl_estimator=estimator), samples, policy)
         expected = kl_estimate(logprobs, reference.to(logprobs), estimator).detach()
         torch.testing.assert_close(metrics["reference_kl"][mask], expected[mask])
 
@@ -257,7 +258,7 @@ def test_the_ratio_of_a_whole_response_has_no_dual_clip() -> None:
     """GSPO: far above the dual clip a negative advantage still costs its ratio."""
     samples = [replace(s, advantages=np.full_like(s.advantages, -1.0)) for s in random_samples(8)]
     policy = Policy({name: values.detach() + 3.0 for name, values in Policy.near(samples, 8).logprobs.items()})
-    objective = Objective(surrogate=Surrogate.GSPO, importance=Importance.NONE, dual_clip=2.0)
+    objective = make_rule(kind=Gspo, importance=Importance.NONE, dual_clip=2.0)
     losses, _ = token_losses(objective, samples, policy)
     mask = torch.from_numpy(np.concatenate([s.loss_mask for s in samples]))
     assert float(losses[mask].min()) > 2.0
@@ -266,16 +267,16 @@ def test_the_ratio_of_a_whole_response_has_no_dual_clip() -> None:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        (Objective(kl_coefficient=0.1), "reference_logprobs is None"),
-        (Objective(entropy_coefficient=0.1), "entropy is None"),
+        (make_rule(kl_coefficient=0.1), "reference_logprobs is None"),
+        (make_rule(entropy_coefficient=0.1), "entropy is None"),
     ],
 )
-def test_a_term_without_its_input_is_refused(objective: Objective, message: str) -> None:
-    assert objective.needs_reference is (objective.kl_coefficient > 0)
-    assert objective.needs_entropy is (objective.entropy_coefficient > 0)
+def test_a_term_without_its_input_is_refused(objective: Rule, message: str) -> None:
+    assert objective.needs_reference is (objective.settings.kl_coefficient > 0)
+    assert objective.needs_entropy is (objective.settings.entropy_coefficient > 0)
     one = torch.zeros(1)
     with pytest.raises(ValueError, match=message):
-        token_loss(
+        policy_loss(
             objective,
             logprobs=one,
             old_logprobs=one,
@@ -302,7 +303,7 @@ def _imitated(samples: list[TrainingSample], seed: int) -> list[TrainingSample]:
 def test_imitation_is_the_mean_nll_of_its_own_tokens_however_a_batch_is_cut(seed: int, max_tokens: int) -> None:
     samples = _imitated(random_samples(seed), seed)
     policy = Policy.near(samples, seed)
-    objective = Objective(imitation_coefficient=0.3)
+    objective = make_rule(positive_nll_coefficient=0.3)
     weights = objective.imitation_weights(samples)
     plan = plan_micro_batches([sample.tokens.size for sample in samples], max_tokens)
     total = torch.zeros((), dtype=torch.float64)
@@ -328,13 +329,13 @@ def test_imitation_of_an_infinite_log_prob_off_its_mask_is_exactly_zero() -> Non
 def test_a_sample_can_count_for_more_tokens_than_carry_loss() -> None:
     samples = random_samples(2)
     counted = [replace(s, counted_tokens=2.0 * np.count_nonzero(s.loss_mask)) for s in samples]
-    plain, halved = Objective().token_weights(samples), Objective().token_weights(counted)
+    plain, halved = make_rule().token_weights(samples), make_rule().token_weights(counted)
     for one, other in zip(plain, halved, strict=True):
         np.testing.assert_allclose(other, one / 2, rtol=1e-12)
 
 
 def test_an_interpolated_proximal_policy_lies_between_behaviour_and_current() -> None:
-    objective = Objective(importance=Importance.DECOUPLED, proximal=Proximal.INTERPOLATE).at(7)
+    objective = make_rule(importance=Importance.DECOUPLED, proximal=Proximal.INTERPOLATE).at(7)
     assert not objective.needs_old
     behavior, current = torch.full((4,), -2.0), torch.full((4,), -1.0, requires_grad=True)
     arguments = {
@@ -348,14 +349,14 @@ def test_an_interpolated_proximal_policy_lies_between_behaviour_and_current() ->
         "row_ids": torch.zeros(4, dtype=torch.int64),
         "num_rows": 1,
     }
-    _, metrics = token_loss(objective, **arguments, versions=torch.tensor([7, 6, 4, 8]))
+    _, metrics = policy_loss(objective, **arguments, versions=torch.tensor([7, 6, 4, 8]))
     # sampled by the proximal version itself, one and three before it, and by the next
     torch.testing.assert_close(metrics["importance_ratio"].log(), torch.tensor([0.0, 0.5, 0.75, 0.0]))
     torch.testing.assert_close(metrics["policy_ratio"].log(), torch.tensor([1.0, 0.5, 0.25, 1.0]))
-    linear = replace(objective, proximal=Proximal.INTERPOLATE_LINEAR)
+    linear = with_settings(objective, proximal=Proximal.INTERPOLATE_LINEAR)
     assert not linear.needs_old
-    _, metrics = token_loss(linear, **arguments, versions=torch.tensor([7, 6, 4, 8]))
+    _, metrics = policy_loss(linear, **arguments, versions=torch.tensor([7, 6, 4, 8]))
     between = [np.exp(-2.0), (np.exp(-2.0) + np.exp(-1.0)) / 2, (np.exp(-2.0) + 3 * np.exp(-1.0)) / 4, np.exp(-2.0)]
     torch.testing.assert_close(metrics["importance_ratio"], torch.tensor(between).float() / float(np.exp(-2.0)))
     with pytest.raises(ValueError, match="versions is None"):
-        token_loss(objective, **arguments)
+        policy_loss(objective, **arguments)

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from pipeline.algorithms import build
-from pipeline.algorithms.loss import token_loss
-from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.algorithms.terms.aggregation import Aggregation, row_weights
-from pipeline.config.catalogue import AGGREGATIONS, SURROGATES
+from pipeline.algorithms.dapo import Dapo
+from pipeline.algorithms.loss import policy_loss
+from pipeline.algorithms.terms.aggregation import row_weights
+from pipeline.algorithms.terms.clip import TokenLoss
+from pipeline.algorithms.terms.loss_terms import LossTerms
+from pipeline.config.learning import DualClipSettings
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.config.unread import unread
 from pipeline.ledger.types import Unit
@@ -23,11 +25,18 @@ from protocol.errors import ConfigError
 from tests.pipeline.algorithms.own import examples, own_objectives
 from tests.pipeline.algorithms.value_units import group_units, responses
 from tests.pipeline.op_config import op_config, write_config
-from workers.engines.check import check_surrogate
+from workers.engines.check import check_loss
 
-SINGLE = "Declaration(Unit.TRAJECTORY, preset={'dynamic_sampling': False})"
-HEAD = "from pipeline.algorithms.group_rule import GroupRule\nfrom pipeline.config.catalogue import Declaration\n"
-BODY = "    def advantages(self, responses): return responses.spread(responses.rewards)\n"
+SINGLE = "Declaration(Unit.TRAJECTORY)\n"
+HEAD = (
+    "from pipeline.algorithms.dapo import Dapo\n"
+    "from pipeline.algorithms.group_rule import GroupRule\n"
+    "from pipeline.config.catalogue import Declaration\n"
+)
+BODY = (
+    "    Settings = Dapo.Settings\n    token_loss = Dapo.token_loss\n"
+    "    def advantages(self, responses): return responses.spread(responses.rewards)\n"
+)
 
 
 def own(folder: Path, module: str, text: str, attribute: str = "Mine") -> list[str]:
@@ -43,6 +52,7 @@ def test_the_examples_take_at_most_30_lines_a_file() -> None:
 def test_a_rule_of_ones_own_brings_its_preset_and_makes_samples(tmp_path: Path) -> None:
     folder = own_objectives(tmp_path, "presets")
     config = op_config(tmp_path, "algorithm.name=presets.rule:BoundedLeaveOneOut", f"algorithm.path=['{folder}']")
+    assert isinstance(config.algorithm, DualClipSettings)
     assert (config.algorithm.clip_high, config.algorithm.dual_clip) == (0.2, 0.0)
     assert config.declaration.unit is Unit.GROUP and not unread(config)
     samples = build(config).prepare(group_units(responses(3, num_groups=2), 8))
@@ -65,7 +75,11 @@ def test_a_rules_own_check_refuses_a_configuration(tmp_path: Path) -> None:
     ("module", "text", "complaint"),
     [
         ("own_none", f"{HEAD}class Mine(GroupRule):\n{BODY}", "has no declaration; expected a subclass of GroupRule"),
-        ("own_bare", f"{HEAD}class Mine(GroupRule):\n    declaration = Declaration()\n", "lacks advantages; expected"),
+        (
+            "own_bare",
+            f"{HEAD}class Mine(GroupRule):\n    declaration = Declaration()\n",
+            "lacks advantages, token_loss; expected",
+        ),
         (
             "own_func",
             "def Mine(): ...\n",
@@ -76,8 +90,8 @@ def test_a_rules_own_check_refuses_a_configuration(tmp_path: Path) -> None:
         ("own_lone", "import nowhere_at_all\n", "importing its module failed with ModuleNotFoundError"),
         (
             "own_set",
-            f"{HEAD}class Mine(GroupRule):\n    declaration = Declaration(preset={{'clip_hi': 1}})\n{BODY}",
-            r"the preset of own_set:Mine sets clip_hi, which are not settings of \[algorithm\]",
+            f"{HEAD}class Mine(Dapo):\n    class Settings(Dapo.Settings, defaults={{'clip_hi': 1}}): pass\n",
+            r"the defaults of Mine.Settings have clip_hi; expected settings that it inherits",
         ),
         (
             "own_unit",
@@ -92,8 +106,9 @@ def test_a_rules_own_check_refuses_a_configuration(tmp_path: Path) -> None:
     ],
 )
 def test_a_rule_that_is_none_is_refused_with_the_reason(tmp_path: Path, module: str, text: str, complaint: str) -> None:
+    more = ["algorithm.dynamic_sampling=false"] if module == "own_unit" else []
     with pytest.raises(ConfigError, match=complaint):
-        op_config(tmp_path, *own(tmp_path, module, text))
+        op_config(tmp_path, *own(tmp_path, module, text), *more)
 
 
 def test_a_field_that_a_rule_needs_is_computed_once_the_run_is_set_to(tmp_path: Path) -> None:
@@ -119,18 +134,19 @@ def test_reading_a_configuration_never_imports_torch(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-# -- surrogates ------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
-def test_a_surrogate_of_ones_own_is_the_loss_of_each_token(tmp_path: Path) -> None:
+def test_a_loss_of_ones_own_is_the_loss_of_each_token(tmp_path: Path) -> None:
     folder = own_objectives(tmp_path, "pulled")
-    config = op_config(tmp_path, "algorithm.surrogate=pulled.losses:quadratic", f"algorithm.path=['{folder}']")
-    assert Objective.from_config(config).surrogate == "pulled.losses:quadratic"
+    named = ("algorithm.name=pulled.losses:QuadraticPull", "algorithm.pull=0.25", "algorithm.importance=none")
+    rule = build(op_config(tmp_path, *named, f"algorithm.path=['{folder}']"))
+    assert not rule.reads_rows, "its loss is marked"
     logprobs = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([-1.2, -1.9, -0.5], dtype=torch.float64)
     advantages = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    loss, _ = token_loss(
-        Objective(surrogate="pulled.losses:quadratic", importance=Importance.NONE, clip_high=0.25),
+    loss, _ = policy_loss(
+        rule,
         logprobs=logprobs,
         old_logprobs=old,
         behavior_logprobs=old,
@@ -146,41 +162,42 @@ def test_a_surrogate_of_ones_own_is_the_loss_of_each_token(tmp_path: Path) -> No
     torch.testing.assert_close(loss, torch.where(torch.tensor([True, True, False]), expected, 0.0))
 
 
+def test_a_loss_of_ones_own_that_is_not_marked_gets_whole_rows() -> None:
+    class Mine(Dapo):
+        def token_loss(self, terms: LossTerms) -> TokenLoss:
+            return terms.clip(terms.ratio, self.settings)
+
+    assert Mine.of().reads_rows and not Dapo.of().reads_rows
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (
-            "def mine(terms): return terms.advantages\n",
-            "raised RuntimeError in a trial: .* differentiable in terms.logprobs",
-        ),
-        (
-            "def mine(terms): return terms.ratio.sum()\n",
-            r"returned a loss of shape \(\), expected the loss of each of 4",
-        ),
-        ("def mine(terms): return 3\n", "returned int, expected the loss of each of 4 tokens"),
-        ("def mine(terms): return (terms.ratio - terms.ratio.detach()).sqrt()\n", "gradient .*; expected finite"),
-        ("mine = 3\n", "is 3; expected a function of SurrogateTerms"),
+        ("return terms.advantages", "raised RuntimeError in a trial: .* differentiable in terms.logprobs"),
+        ("return terms.ratio.sum()", r"returned a loss of shape \(\), expected the loss of each of 4"),
+        ("return 3", "returned int, expected the loss of each of 4 tokens"),
+        ("return (terms.ratio - terms.ratio.detach()).sqrt()", "gradient .*; expected finite"),
     ],
 )
-def test_a_surrogate_without_a_gradient_is_refused_on_a_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, complaint: str, request: pytest.FixtureRequest
+def test_a_loss_without_a_gradient_is_refused_on_a_trial(
+    tmp_path: Path, text: str, complaint: str, request: pytest.FixtureRequest
 ) -> None:
     module = f"own_loss_{abs(hash(request.node.name)) % 10**9}"
-    (tmp_path / f"{module}.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
+    rule = f"from pipeline.algorithms.dapo import Dapo\nclass Mine(Dapo):\n    def token_loss(self, terms): {text}\n"
     with pytest.raises(ConfigError, match=complaint):
-        check_surrogate(f"{module}:mine")
+        check_loss(build(op_config(tmp_path, *own(tmp_path, module, rule))))
 
 
 TRIED = """
 from pathlib import Path
 
-from in_a_process.losses import quadratic
+from in_a_process.losses import QuadraticPull
 
 
-def mine(terms):
-    Path(__file__).with_suffix(".tried").touch()
-    return quadratic(terms)
+class Mine(QuadraticPull):
+    def token_loss(self, terms):
+        Path(__file__).with_suffix(".tried").touch()
+        return super().token_loss(terms)
 
 
 def weights(counts, norm): return 1 / counts
@@ -190,12 +207,11 @@ def weights(counts, norm): return 1 / counts
 def test_config_check_tries_ones_own_losses_in_a_process_of_its_own(tmp_path: Path) -> None:
     folder = own_objectives(tmp_path, "in_a_process")
     (folder / "own_constant.py").write_text(TRIED)
-    named = ("algorithm.surrogate=own_constant:mine", "algorithm.loss_aggregation=own_constant:weights")
+    named = ("algorithm.name=own_constant:Mine", "algorithm.loss_aggregation=own_constant:weights")
     config = op_config(tmp_path, *named, f"algorithm.path=['{folder}']")
     with pytest.raises(ConfigError, match=r"returned .*expected 3 finite weights"):
         check_engines(config)
     assert (folder / "own_constant.tried").exists()
-    assert "own_constant" not in sys.modules
 
 
 # -- aggregations ----------------------------------------------------------------------------------
@@ -204,7 +220,7 @@ def test_config_check_tries_ones_own_losses_in_a_process_of_its_own(tmp_path: Pa
 def test_an_aggregation_of_ones_own_weighs_each_responses_tokens(tmp_path: Path) -> None:
     folder = own_objectives(tmp_path, "weighed")
     config = op_config(tmp_path, "algorithm.loss_aggregation=weighed.weights:root_mean", f"algorithm.path=['{folder}']")
-    weights = Objective.from_config(config).row_weights(np.array([4, 0, 16]))
+    weights = build(config).row_weights(np.array([4, 0, 16]))
     np.testing.assert_allclose(weights, [1 / 2 / 6, 0.0, 1 / 4 / 6])
 
 
@@ -232,5 +248,3 @@ def test_an_aggregation_without_weights_is_refused(
 def test_what_is_neither_a_mode_nor_a_path_is_refused_with_the_modes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected one of token-mean, .*, or package\.module:function of your own"):
         op_config(tmp_path, "algorithm.loss_aggregation=token-median")
-    assert tuple(Aggregation) == AGGREGATIONS
-    assert tuple(Surrogate) == SURROGATES

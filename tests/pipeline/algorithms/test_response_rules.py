@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.algorithms import Algorithm, build
+from pipeline.algorithms import Rule, build
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.critic_rule import CriticRule
-from pipeline.algorithms.objective import Objective
 from pipeline.config.load import load_config
 from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.errors import ConfigError
@@ -49,7 +48,7 @@ def run_file(tmp_path: Path) -> Path:
     return path
 
 
-def _rule(run_file: Path, name: str, *more: str) -> Algorithm:
+def _rule(run_file: Path, name: str, *more: str) -> Rule:
     return build(load_config([run_file], [f"algorithm.name={name}", *more]))
 
 
@@ -120,28 +119,25 @@ def test_a_name_brings_single_responses_of_equal_weight(run_file: Path, name: st
     rule = build(config)
     algorithm = config.algorithm
     assert (rule.unit, rule.signal_filter, algorithm.group_size) == (Unit.TRAJECTORY, False, 1)
-    assert (algorithm.importance, algorithm.loss_aggregation) == ("none", "seq-mean-token-mean")
-    assert algorithm.surrogate == {"sft": "nll", "rft": "nll"}.get(name, name)
+    assert (rule.sampled.importance, algorithm.loss_aggregation) == ("none", "seq-mean-token-mean")
     assert (Field.GUIDANCE in rule.fields) == config.needs_guidance == name.startswith("nlft")
 
 
 def test_constants_of_the_guidance_section_reach_the_loss(run_file: Path) -> None:
     rule = _rule(run_file, "nlft", "guidance.judge_ratio=2.5", "guidance.nll_coefficient=0.25")
-    assert (rule.objective.guidance.judge_ratio, rule.objective.guidance.nll_coefficient) == (2.5, 0.25)
-    assert not rule.objective.mixes_guidance
-    assert _rule(run_file, "dapo", "algorithm.guidance=mix").objective.mixes_guidance
+    assert (rule.guidance.judge_ratio, rule.guidance.nll_coefficient) == (2.5, 0.25)
+    assert not rule.mixes_guidance
+    assert _rule(run_file, "dapo", "algorithm.guidance=mix").mixes_guidance
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["name=nlft", "importance=tis"], "neither advantages nor the sampling policy's log-probs"),
-        (["name=sft", "rejection=k1", "rejection_upper=2.0"], "leave rejection at none"),
-        (["name=sft", "guidance=mix"], "leave guidance at none"),
-        (["name=sft", "surrogate=nlft"], "sft has only verdicts and no guidance; set it to nll"),
-        (["name=nlft", "surrogate=clip"], "set it to nlft or nlft-first or nll"),
-        (["name=grpo", "surrogate=nlft"], "which needs verdicts, but grpo computes advantages"),
-        (["name=ppo", "surrogate=nll"], "which needs verdicts, but ppo computes advantages"),
+        (["name=nlft", "importance=tis"], "`algorithm.importance` .* it belongs to dapo, grpo"),
+        (["name=sft", "rejection=k1", "rejection_upper=2.0"], "`algorithm.rejection` .* has no such setting"),
+        (["name=sft", "guidance=mix"], "`algorithm.guidance` .* has no such setting"),
+        (["name=sft", "surrogate=nlft"], "no longer exists: a rule has its own loss"),
+        (["name=dapo", "surrogate=gspo"], "set algorithm.name to gspo or cispo"),
     ],
 )
 def test_settings_that_contradict_the_rule_are_refused(run_file: Path, settings: list[str], message: str) -> None:
@@ -152,8 +148,8 @@ def test_settings_that_contradict_the_rule_are_refused(run_file: Path, settings:
 def test_clusters_reach_the_loss_of_the_rules_that_have_them(run_file: Path) -> None:
     for name, has_clusters in (("nlft", True), ("nlft-first", True), ("sft", False)):
         asked = ["guidance.clusters=true", "guidance.cluster_distance=0.2", "guidance.dissimilar_clusters=true"]
-        objective = Objective.from_config(load_config([run_file], [f"algorithm.name={name}", *asked]))
+        objective = build(load_config([run_file], [f"algorithm.name={name}", *asked]))
         assert objective.needs_states is has_clusters
         if has_clusters:
             assert (objective.guidance.cluster_distance, objective.guidance.dissimilar_clusters) == (0.2, True)
-        assert not Objective.from_config(load_config([run_file], [f"algorithm.name={name}"])).needs_states
+        assert not build(load_config([run_file], [f"algorithm.name={name}"])).needs_states

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.algorithms import build
 from pipeline.algorithms.critic_rule import CriticRule
-from pipeline.algorithms.group_rule import GroupRule
+from pipeline.algorithms.dapo import Dapo
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import LatePolicy, LedgerSpec, Unit
@@ -42,9 +42,9 @@ def config_of(**algorithm: object) -> RunConfig:
 
 
 def test_a_rule_on_groups_has_the_settings_of_the_run() -> None:
-    rule = build(config_of(name="dapo", gamma=0.9, normalize_std=False, dynamic_sampling=False))
-    assert isinstance(rule, GroupRule)
-    assert (rule.group_size, rule.gamma, rule.normalize_std, rule.signal_filter) == (6, 0.9, False, False)
+    rule = build(config_of(name="dapo", normalize_std=False, dynamic_sampling=False))
+    assert isinstance(rule, Dapo)
+    assert (rule.settings.group_size, rule.settings.normalize_std, rule.signal_filter) == (6, False, False)
     assert rule.fields == {Field.REWARD, Field.REFERENCE}
 
 
@@ -61,7 +61,7 @@ def test_a_rule_with_a_critic_has_the_settings_of_the_run() -> None:
     }
     rule = build(config_of(name="tppo", **settings))
     assert isinstance(rule, CriticRule)
-    assert {name: getattr(rule, name) for name in settings} == settings
+    assert {name: getattr(rule.settings, name) for name in settings} == settings
     assert (rule.unit, rule.window_tokens, rule.signal_filter) == (Unit.CHUNK, 40, False)
     assert rule.fields == {Field.REWARD, Field.VALUE, Field.REFERENCE}
     assert build(config_of(name="vapo", dynamic_sampling=True)).signal_filter

@@ -10,12 +10,14 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from pipeline.algorithms.terms.ratio import clipped_loss, sequence_ratio
+from pipeline.algorithms.terms.clip import clipped_loss
+from pipeline.algorithms.terms.ratio import sequence_ratio
+from pipeline.config.learning import ClipSettings
 
 
 def test_tensors_of_different_lengths_are_refused() -> None:
     with pytest.raises(TypeCheckError):
-        clipped_loss(torch.ones(3), torch.ones(4), clip_low=0.2, clip_high=0.28)
+        clipped_loss(torch.ones(3), torch.ones(4), ClipSettings())
 
 
 def test_row_ids_that_are_not_integers_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Where surrogates are flat, where they are bounded, and where they agree."""
+"""Where clipped losses are flat, where they are bounded, and where they agree."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline.algorithms.terms.ratio import (
-    cispo_loss,
-    clipped_loss,
-    log_ratio,
-    sequence_ratio,
-)
+from pipeline.algorithms.terms.clip import clipped_loss, clipped_weight_loss
+from pipeline.algorithms.terms.ratio import log_ratio, sequence_ratio
+from pipeline.config.learning import ClipSettings
 from tests.pipeline.algorithms.packed import some
 
 LOW, HIGH, DUAL = 0.2, 0.28, 3.0
+BOUNDS = ClipSettings(clip_low=LOW, clip_high=HIGH)
 RATIOS = st.floats(0.01, 20.0)
 ADVANTAGES = st.floats(-4.0, 4.0)
 
@@ -26,7 +24,7 @@ ADVANTAGES = st.floats(-4.0, 4.0)
 def _loss_and_slope(ratio: float, advantage: float, dual_clip: float = DUAL) -> tuple[float, float]:
     r = torch.tensor([ratio], dtype=torch.float64, requires_grad=True)
     a = torch.tensor([advantage], dtype=torch.float64)
-    loss = clipped_loss(r, a, clip_low=LOW, clip_high=HIGH, dual_clip=dual_clip).loss
+    loss = clipped_loss(r, a, BOUNDS, dual_clip).loss
     (slope,) = torch.autograd.grad(loss.sum(), r)
     return loss.item(), slope.item()
 
@@ -72,7 +70,7 @@ def test_clipping_only_ever_makes_the_loss_larger(ratio: float, advantage: float
 def test_clip_flags_name_the_cut_tokens() -> None:
     ratio = torch.tensor([1.5, 0.5, 5.0, 1.0], dtype=torch.float64)
     advantages = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
-    term = clipped_loss(ratio, advantages, clip_low=LOW, clip_high=HIGH, dual_clip=DUAL)
+    term = clipped_loss(ratio, advantages, BOUNDS, DUAL)
     assert term.clipped.tolist() == [True, True, False, False]
     assert term.dual_clipped.tolist() == [False, False, True, False]
 
@@ -110,7 +108,7 @@ def test_the_gradient_of_cispo_never_vanishes_for_a_nonzero_advantage(ratio: flo
     logprobs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
     value = torch.tensor([ratio], dtype=torch.float64)
     a = torch.tensor([advantage], dtype=torch.float64)
-    loss = cispo_loss(logprobs, value, a, clip_low=LOW, clip_high=HIGH).loss
+    loss = clipped_weight_loss(logprobs, value, a, BOUNDS).loss
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
     expected = -advantage * min(max(ratio, 1.0 - LOW), 1.0 + HIGH)
     assert gradient.item() == pytest.approx(expected)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.load import load_config
+from pipeline.algorithms.critic_rule import CriticRule
+from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
@@ -116,7 +117,7 @@ def test_what_cannot_work_is_refused_with_reason_and_fix(
 
 def test_advantages_are_clamped_where_a_source_does_so(run_file: Path) -> None:
     def clamp(name: str) -> float:
-        return load_config([run_file], [f"algorithm.name={name}"]).algorithm.advantage_clamp
+        return getattr(load_config([run_file], [f"algorithm.name={name}"]).algorithm, "advantage_clamp", -1.0)
 
     assert {name: clamp(name) for name in ("ppo", "vapo", "tppo")} == {"ppo": 0.0, "vapo": 0.0, "tppo": 10.0}
 
@@ -177,8 +178,30 @@ def test_units_and_critics_are_as_declared(run_file: Path) -> None:
     assert of("algorithm.name=ppo") == (Unit.TRAJECTORY, True)
 
 
+def test_settings_of_other_rules_are_refused_with_the_rules_that_have_them(run_file: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"`algorithm\.gae_lambda` is 0\.9, but .* it belongs to ppo, vapo, tppo: leave it"
+    ):
+        load_config([run_file], ["algorithm.gae_lambda=0.9"])
+    with pytest.raises(ConfigError, match=r"unknown key `algorithm\.clip_hihg`; did you mean `algorithm\.clip_high`"):
+        load_config([run_file], ["algorithm.clip_hihg=0.3"])
+
+
+def test_a_run_resolved_when_all_rules_had_all_settings_is_still_read(run_file: Path, tmp_path: Path) -> None:
+    resolved = write_resolved(resolve_paths(load_config([run_file], ["algorithm.name=gspo"])), tmp_path)
+    text = resolved.read_text().replace(
+        "[algorithm]", '[algorithm]\nsurrogate = "gspo"\ngae_lambda = 0.9\ndual_clip = 0.0'
+    )
+    resolved.write_text(text)
+    assert load_config([resolved]).algorithm == load_config([run_file], ["algorithm.name=gspo"]).algorithm
+    resolved.write_text(text.replace('surrogate = "gspo"', 'surrogate = "clip"'))
+    with pytest.raises(ConfigError, match="this setting no longer exists: a rule has its own loss"):
+        load_config([resolved])
+
+
 def test_a_preset_is_a_default_and_the_resolved_configuration_holds_it(run_file: Path) -> None:
     section = load_config([run_file], ["algorithm.name=tppo", "algorithm.adaptive_lambda_floor=0.5"]).algorithm
+    assert isinstance(section, CriticRule.Settings)
     assert (section.adaptive_lambda_alpha, section.adaptive_lambda_floor) == (0.05, 0.5)
     assert type(section).model_validate(section.model_dump()) == section
 
@@ -200,8 +223,8 @@ SYMMETRIC = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0, "dynamic_sampl
         ("grpo", SYMMETRIC | {"loss_aggregation": "seq-mean-token-mean", "normalize_std": True}),
         ("dr-grpo", SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum-norm", "normalize_std": False}),
         ("rloo", SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum"}),
-        ("gspo", {"surrogate": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": 0.0}),
-        ("cispo", {"surrogate": "cispo", "clip_low": 1.0, "dual_clip": 0.0}),
+        ("gspo", {"clip_low": 3e-4, "clip_high": 4e-4, "normalize_std": True}),
+        ("cispo", {"clip_low": 1.0, "clip_high": 4.0}),
         ("ppo", SYMMETRIC | {"adaptive_lambda_alpha": 0.0, "positive_nll_coefficient": 0.0}),
         ("vapo", {"clip_high": 0.28, "adaptive_lambda_alpha": 0.05, "positive_nll_coefficient": 0.1}),
         (

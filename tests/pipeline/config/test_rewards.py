@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.catalogue import Declaration
-from pipeline.config.describe import unit_of
+from pipeline.config.describe import settings
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
@@ -98,7 +98,8 @@ def test_the_constants_are_the_published_ones_and_every_number_has_a_unit(run_fi
     assert not guidance.clusters
     assert not guidance.dissimilar_clusters
     numbers = [name for name, value in guidance if isinstance(value, int | float) and not isinstance(value, bool)]
-    assert all(unit_of(f"guidance.{name}") for name in numbers)
+    units = {setting.key: setting.unit for setting in settings()}
+    assert all(units[f"guidance.{name}"] for name in numbers)
 
 
 def test_the_ledger_has_room_for_the_texts_and_log_probs_of_guidance(run_file: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.learning import DeepSpeedSection, LearnerSection
 from pipeline.config.shares import gathered_ranks, lends_shares
-from pipeline.config.training import DeepSpeedSection, LearnerSection
 
 
 @pytest.mark.parametrize(

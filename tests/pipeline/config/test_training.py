@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.training import RatePhases, rate_phases
+from pipeline.config.learning import RatePhases, rate_phases
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import op_config
 

@@ -23,8 +23,8 @@ def test_a_good_configuration_says_what_it_found(tmp_path: Path) -> None:
 
 
 def test_what_is_given_and_not_read_is_among_the_findings(tmp_path: Path) -> None:
-    findings = preflight(op_config(tmp_path, "algorithm.gae_lambda=0.9")).findings
-    assert "set, but not read: algorithm.gae_lambda (dapo has no critic)" in findings
+    findings = preflight(op_config(tmp_path, "algorithm.importance_floor=0.4")).findings
+    assert "set, but not read: algorithm.importance_floor (only importance icepop has a floor)" in findings
 
 
 def test_recorded_responses_are_counted_and_checked_as_prompts_are(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_trial_is_made_again_when_its_answer_may_be_another(
 def test_a_refusal_and_a_trial_of_ones_own_code_are_never_remembered(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = "algorithm.surrogate=tests.pipeline.algorithms.own:surrogate"
+    own = "algorithm.name=tests.pipeline.preflight.own_rule:OwnDapo"
     for _ in range(2):
         check_engines(uncertain(tmp_path, own))
     assert len(asked) == 2

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.learning import ValueSection
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import DataSection, ModelSection, ValueSection
+from pipeline.config.training import DataSection, ModelSection
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate, opens, view_critic
 from protocol.ids import Incarnation, Role

@@ -20,7 +20,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.config.training import DeepSpeedSection
+from pipeline.config.learning import DeepSpeedSection
 from pipeline.training.live_states import StateLoan
 from protocol.errors import ConfigError
 from tests.workers.engines.tiny import ARCHITECTURES

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Objective
 from pipeline.config.data_sets import EvaluationSection
+from pipeline.config.learning import LearnerSection, ValueSection, algorithm_settings
 from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import AlgorithmSection, LearnerSection, ModelSection, ReferenceSection, ValueSection
+from pipeline.config.training import ModelSection, ReferenceSection
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import op_config
 from tests.pipeline.runtime.fakes import small_config
 from tests.pipeline.runtime.test_prepared import OTHER
+from tests.rules import make_rule
 from tests.workers.engines.tiny import plain_logprobs
 from workers.engines.generation.local.engine import build_local
 from workers.engines.generation.vllm.build import check_counts
@@ -42,7 +43,7 @@ def config(tmp_path: Path) -> RunConfig:
     adam = {"weight_decay": 0.02, "betas": (0.8, 0.95), "adam_eps": 1e-6, "max_grad_norm": 0.5}
     sections = {
         "model": ModelSection(path=MODEL, dtype="bfloat16", device="cpu"),
-        "algorithm": AlgorithmSection(name="ppo", num_minibatches=4, gamma=0.97),
+        "algorithm": algorithm_settings(name="ppo", num_minibatches=4, gamma=0.97),
         "generation": GenerationSection(
             temperature=TEMPERATURE, num_slots=5, kv_policy="recompute", stop_token_ids=(9,), device="cpu"
         ),
@@ -99,14 +100,14 @@ def test_frozen_parameters_are_not_trained(config: RunConfig) -> None:
     ones = np.ones(4, np.float32)
     tokens = np.array([5, 6, 7, 8, 20, 21, 22], np.int32)
     sample = TrainingSample("t.0.0", tokens, 3, np.ones(4, np.bool_), ones, ones * -3, np.zeros(4, np.int32))
-    assert backend.step([sample], Objective()).applied
+    assert backend.step([sample], make_rule()).applied
     moved = {name for name, tensor in backend.tensors() if not torch.equal(tensor, before[name])}
     assert moved and moved == {name for name in before if not name.startswith("model.layers.0.")}
 
 
 def test_the_critic_is_regressed_with_the_runs_discount_lambda_and_bounds(config: RunConfig) -> None:
     assert value_settings(config, CPU) == ValueSettings(
-        micro_batch_tokens=88, gamma=0.97, gae_lambda=0.9, clip_low=0.25, clip_high=0.75, autocast=torch.bfloat16
+        micro_batch_tokens=88, gamma=0.97, gae_lambda=0.9, bounds=config.value, autocast=torch.bfloat16
     )
     assert value_optimizer_settings(config) == OptimizerSettings(
         learning_rate=4e-5, warmup_steps=7, weight_decay=0.02, betas=(0.8, 0.95), eps=1e-6, max_grad_norm=0.5

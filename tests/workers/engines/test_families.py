@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.algorithms.objective import Objective
 from pipeline.preflight.engines import KNOWN
+from tests.rules import make_rule
 from tests.workers.engines.families import FAMILIES, PACKED, PADDED, family_model, without_joint_experts
 from tests.workers.engines.generation_contract import drain, request
 from tests.workers.engines.tiny import make_samples, plain_logprobs, ragged
@@ -71,7 +71,7 @@ def test_what_the_learner_publishes_is_what_the_local_engine_samples_from(family
     dtype = torch.float32 if family in KNOWN else torch.float64
     policy = family_model(family, dtype)
     training = TorchTraining(policy, ForwardSettings(1.0, micro_batch_tokens=64), OPTIMIZER)
-    assert training.step(make_samples(4), Objective()).applied
+    assert training.step(make_samples(4), make_rule()).applied
     start = family_model(family, dtype)
     assert isinstance(make_forward(copy.deepcopy(start), 2), LoneForward) == (family in PADDED)
     engine = LocalEngine(start, num_slots=3, stop_token_ids=(1,))

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import workers.generator.generator
+from pipeline.config.learning import algorithm_settings
 from pipeline.config.runtime import GenerationSection, RunSection, WireSection
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
+from pipeline.config.training import DataSection, ModelSection
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import EvaluationRequest
@@ -79,7 +80,7 @@ def config_of(folder: Path) -> RunConfig:
         "data": DataSection(
             train=(folder / "train.jsonl",), evaluation=(folder / "held-out.jsonl",), epochs=1, shuffle=False
         ),
-        "algorithm": AlgorithmSection(name="vapo", group_size=2, groups_per_update=2, kl_coefficient=0.1),
+        "algorithm": algorithm_settings(name="vapo", group_size=2, groups_per_update=2, kl_coefficient=0.1),
         # set directly, without the other settings that a run file may need beside it
         "generation": GenerationSection(window_tokens=WINDOW, max_response_tokens=LIMIT).model_copy(
             update={**TRAINED, "stop_strings": STOP_STRINGS}

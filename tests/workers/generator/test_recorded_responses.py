@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.learning import algorithm_settings
 from pipeline.config.runtime import GenerationSection, RunSection
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import AlgorithmSection, DataSection, ModelSection
+from pipeline.config.training import DataSection, ModelSection
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import WriteStatus
@@ -46,7 +47,7 @@ def config_of(folder: Path, **data: Any) -> RunConfig:
         "run": RunSection(name="recorded", dir=folder, seed=5),
         "model": ModelSection(path=MODEL),
         "data": DataSection(responses=(file,), epochs=EPOCHS, **data),
-        "algorithm": AlgorithmSection(
+        "algorithm": algorithm_settings(
             name="reinforce++", group_size=1, groups_per_update=PER_UPDATE, importance="none"
         ),
         "generation": GenerationSection(window_tokens=WINDOW, max_response_tokens=32),

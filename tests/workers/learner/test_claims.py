@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.algorithms.assemble import NonFiniteUnit
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.observability.history import RefusedRow
 from pipeline.runtime.flow_ring import Completion, FlowRingReader, FlowRingWriter, LinkState, MessageOutcome, key_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import workers.learner.learner
-from pipeline.config.training import AlgorithmSection, ValueSection
+from pipeline.config.learning import ValueSection, algorithm_settings
 from pipeline.ledger.types import DropReason, Unit
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.training.critic_gate import GATE_OPEN
@@ -31,7 +31,7 @@ class CriticWorld(World):
         fields = frozenset({Field.REWARD, Field.VALUE})
         sizes = {"group_size": GROUP_SIZE, "units_per_update": BATCH, "eta": self.eta, "lease_s": 1e6}
         self.spec = make_spec(Unit.TRAJECTORY, fields=fields, value_training=True, scoring_deadline_s=1e6, **sizes)
-        algorithm = AlgorithmSection(name="ppo", group_size=GROUP_SIZE, groups_per_update=BATCH // GROUP_SIZE)
+        algorithm = algorithm_settings(name="ppo", group_size=GROUP_SIZE, groups_per_update=BATCH // GROUP_SIZE)
         sections = {"algorithm": algorithm, "value": ValueSection(pretrain_steps=10)}
         self.config = self.config.model_copy(update=sections)
         self.monkeypatch.setattr(workers.learner.learner, "_CRITIC_EVERY_S", 0.01)

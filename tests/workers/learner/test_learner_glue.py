@@ -1,4 +1,4 @@
-"""The learner's input to its backend: samples, log-probs and objective, window by window."""
+"""The learner's input to its backend: samples, log-probs and rule, window by window."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ import torch
 
 import workers.learner.learner
 import workers.learner.restore
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import (
+from pipeline.algorithms.dapo import Dapo
+from pipeline.config.learning import (
     Importance,
     ImportanceLevel,
     KLEstimator,
-    Objective,
     Proximal,
     Rejection,
     RejectionLevel,
-    Surrogate,
+    algorithm_settings,
 )
-from pipeline.algorithms.terms.aggregation import Aggregation
 from pipeline.config.load import load_config
 from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import AlgorithmSection
 from pipeline.ledger.types import ClaimedUnit, Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.training.spikes import NO_LIMITS, StepLimits
-from protocol.trajectory import RewardScore
+from protocol.trajectory import Field, RewardScore
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
 from tests.pipeline.op_config import MODEL, write_config
 from tests.pipeline.runtime.fakes import small_config
@@ -49,13 +48,11 @@ LOSS = {
     "clip_low": 0.15,
     "clip_high": 0.35,
     "dual_clip": 4.0,
-    "surrogate": "cispo",
     "loss_aggregation": "seq-mean-token-sum-norm",
     "importance": "icepop",
     "importance_cap": 3.0,
     "importance_floor": 0.25,
     "importance_level": "geometric",
-    "importance_normalize": True,
     "rejection": "k1",
     "rejection_level": "seq-mean",
     "rejection_upper": 1.5,
@@ -71,7 +68,7 @@ LOSS = {
 def config_of(folder: Path, **algorithm: object) -> RunConfig:
     settings: dict[str, Any] = {"group_size": 4, "groups_per_update": 3, "num_minibatches": 3} | algorithm
     sections = {
-        "algorithm": AlgorithmSection.model_validate(settings),
+        "algorithm": algorithm_settings(**settings),
         "generation": GenerationSection(window_tokens=WINDOW, max_response_tokens=LIMIT),
     }
     return small_config(folder).model_copy(update=sections)
@@ -158,7 +155,7 @@ async def test_the_interpolated_proximal_policy_counts_versions_by_their_updates
         return function(*args)
 
     await update.step(samples, policy_version=version, compute=compute, history=history)
-    found = [objective.proximal_version - s.versions for stepped, objective in backend.steps for s in stepped]
+    found = [rule.proximal_version - s.versions for stepped, rule in backend.steps for s in stepped]
     assert np.concatenate(found).tolist() == [*shares.values()]
     assert all((s.versions >= 0).all() for stepped, _ in backend.steps for s in stepped)
 
@@ -166,7 +163,9 @@ async def test_the_interpolated_proximal_policy_counts_versions_by_their_updates
 @pytest.mark.parametrize("name", ["sft", "rft", "nlft", "nlft-first", "dapo", "ppo", "tppo"])
 def test_imitation_trains_at_temperature_one_and_what_has_a_ratio_at_the_samplers(tmp_path: Path, name: str) -> None:
     """Learner and reference alike: p_s and p_j of guidance are compared with the policy's p_b."""
-    given = [f"algorithm.name={name}", "generation.temperature=0.7", "algorithm.tail_drop_tokens=4"]
+    given = [f"algorithm.name={name}", "generation.temperature=0.7"]
+    if name == "tppo":
+        given.append("algorithm.tail_drop_tokens=4")
     config = load_config([write_config(tmp_path)], given)
     is_imitation = name in ("sft", "rft", "nlft", "nlft-first")
     expected = 1.0 if is_imitation else 0.7
@@ -177,10 +176,8 @@ def test_imitation_trains_at_temperature_one_and_what_has_a_ratio_at_the_sampler
 
 async def test_imitation_at_another_temperature_tells_nothing_of_the_sampler(tmp_path: Path) -> None:
     class Measuring(RecordingTraining):
-        def step(
-            self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
-        ) -> StepResult:
-            result = super().step(samples, objective, limits)
+        def step(self, samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits = NO_LIMITS) -> StepResult:
+            result = super().step(samples, rule, limits)
             return replace(result, metrics={"entropy": 1.0, "behavior_kl": 0.5, "importance_ratio": 2.0})
 
     for temperature, told in ((0.7, {"entropy"}), (1.0, {"entropy", "behavior_kl", "importance_ratio"})):
@@ -200,33 +197,43 @@ async def test_weights_normalised_over_the_only_minibatch_have_its_log_probs_fir
     assert all(sample.old_logprobs is not None for samples, _ in backend.steps for sample in samples)
 
 
-async def test_the_loss_that_is_stepped_on_has_every_setting_of_the_run(tmp_path: Path) -> None:
-    expected = Objective(
-        clip_low=0.15,
-        clip_high=0.35,
-        dual_clip=4.0,
-        surrogate=Surrogate.CISPO,
-        aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM_NORM,
+@pytest.mark.parametrize(("proximal", "normalize"), [("interpolate", False), ("recompute", True)])
+async def test_the_rule_that_is_stepped_on_has_every_setting_of_the_run(
+    tmp_path: Path, proximal: str, normalize: bool
+) -> None:
+    expected = Dapo(
+        settings=Dapo.Settings(
+            group_size=4,
+            groups_per_update=3,
+            num_minibatches=3,
+            clip_low=0.15,
+            clip_high=0.35,
+            dual_clip=4.0,
+            loss_aggregation="seq-mean-token-sum-norm",
+            importance=Importance.ICEPOP,
+            importance_cap=3.0,
+            importance_floor=0.25,
+            importance_level=ImportanceLevel.GEOMETRIC,
+            importance_normalize=normalize,
+            rejection=Rejection.K1,
+            rejection_level=RejectionLevel.MEAN,
+            rejection_upper=1.5,
+            rejection_lower=0.75,
+            proximal=Proximal(proximal),
+            kl_coefficient=0.02,
+            kl_estimator=KLEstimator.K2,
+            entropy_coefficient=0.003,
+            positive_nll_coefficient=0.3,
+        ),
+        fields=frozenset({Field.REWARD, Field.REFERENCE}),
         norm_length=float(LIMIT),
-        importance=Importance.ICEPOP,
-        importance_cap=3.0,
-        importance_floor=0.25,
-        importance_level=ImportanceLevel.GEOMETRIC,
-        importance_normalize=True,
-        rejection=Rejection.K1,
-        rejection_level=RejectionLevel.MEAN,
-        rejection_upper=1.5,
-        rejection_lower=0.75,
-        proximal=Proximal.INTERPOLATE,
+        window_tokens=WINDOW,
         proximal_version=6,
-        kl_coefficient=0.02,
-        kl_estimator=KLEstimator.K2,
-        entropy_coefficient=0.003,
-        imitation_coefficient=0.3,
     )
     backend = RecordingTraining()
-    await updated(config_of(tmp_path, proximal="interpolate", **LOSS), group_units(responses(4), WINDOW), backend)
-    assert [objective for _, objective in backend.steps] == [expected] * 3
+    config = config_of(tmp_path, proximal=proximal, importance_normalize=normalize, **LOSS)
+    await updated(config, group_units(responses(4), WINDOW), backend)
+    assert [rule for _, rule in backend.steps] == [expected] * 3
 
 
 async def test_windows_are_stepped_on_one_by_one_with_their_prefix_as_context(tmp_path: Path) -> None:
@@ -356,7 +363,7 @@ async def test_each_update_begins_from_the_version_that_the_learner_is_at(
     assert await world.live(Reaper(None))
     before = [row.policy_version - 1 for row in world.rows()]
     assert len(before) == 3
-    assert [objective.proximal_version for _, objective in backend.steps] == before
+    assert [rule.proximal_version for _, rule in backend.steps] == before
     for (samples, _), version in zip(backend.steps, before, strict=True):
         assert version - 1 <= min(int(sample.versions.min()) for sample in samples) <= version
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from pipeline.algorithms import build
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Objective
 from pipeline.config.changing import CHANGEABLE, with_settings
 from pipeline.config.rewards import GuidanceSection
 from pipeline.config.schema import RunConfig
@@ -77,12 +77,10 @@ class Spiking(RecordingTraining):
         super().__init__()
         self._quiet, self._norm, self.tried = quiet, norm, 0
 
-    def step(
-        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
-    ) -> StepResult:
+    def step(self, samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits = NO_LIMITS) -> StepResult:
         self.tried += 1
         norm = 1.0 if self.tried <= self._quiet else self._norm
-        return replace(super().step(samples, objective, limits), grad_norm=norm, applied=limits.allow(0.25, norm))
+        return replace(super().step(samples, rule, limits), grad_norm=norm, applied=limits.allow(0.25, norm))
 
 
 def steps(*base: str, norm: float = 20.0) -> Probe:
@@ -188,7 +186,7 @@ def guided_loss(*base: str) -> Probe:
     async def of_settings(folder: Path, _: pytest.MonkeyPatch, changes: Mapping[str, str]) -> object:
         given = [f"{key}={value}" for key, value in changes.items()]
         config = op_config(folder, "algorithm.name=nlft", *base, *given)
-        return policy().step(guided(), build(config).objective).loss
+        return policy().step(guided(), build(config)).loss
 
     return of_settings
 

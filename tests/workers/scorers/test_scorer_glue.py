@@ -17,9 +17,10 @@ import structlog
 import workers.scorers.reference
 import workers.scorers.reward
 import workers.scorers.value
+from pipeline.config.learning import ValueSection, algorithm_settings
 from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import AlgorithmSection, RewardModelSection, RewardSection, ValueSection
+from pipeline.config.training import RewardModelSection, RewardSection
 from pipeline.ledger.types import Claim, ScoredChunk, Unit
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.runtime.context import ActorContext
@@ -206,7 +207,7 @@ async def test_values_are_of_each_window_after_its_prefix_and_training_has_whole
     engine = RecordingValue()
     monkeypatch.setattr(workers.scorers.value, "build_value_engine", lambda _: engine)
     config = small_config(tmp_path).model_copy(
-        update={"algorithm": AlgorithmSection(name="vapo"), "value": ValueSection(batch_trajectories=4)}
+        update={"algorithm": algorithm_settings(name="vapo"), "value": ValueSection(batch_trajectories=4)}
     )
     async with opened(tmp_path, config, Role.VALUE, value_training=True) as bench:
         worker = Value(bench.ctx)

@@ -19,8 +19,8 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 import workers.scorers.value
+from pipeline.config.learning import ValueSection, algorithm_settings
 from pipeline.config.schema import RunConfig
-from pipeline.config.training import AlgorithmSection, ValueSection
 from pipeline.ledger.types import Unit, WriteStatus
 from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
 from pipeline.runtime.context import ActorContext
@@ -128,7 +128,7 @@ class Fleet:
         self.engine = ScriptedEngine()
         self.config: RunConfig = small_config(folder).model_copy(
             update={
-                "algorithm": AlgorithmSection(name="ppo"),
+                "algorithm": algorithm_settings(name="ppo"),
                 "value": ValueSection(
                     batch_trajectories=BATCH,
                     min_explained_variance=0.1,

@@ -35,7 +35,7 @@ from workers.engines.model.checkpoint_files import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from pipeline.config.training import LearnerSection, ValueSection
+    from pipeline.config.learning import LearnerSection, ValueSection
 
 
 _FORMS: Final = {"linear": "linear", "cosine": "cosine", "warmup-stable-decay": "1-sqrt"}

@@ -1,4 +1,4 @@
-"""The computation that all training backends share: log-probs, and the gradient of an objective.
+"""The computation that all training backends share: log-probs, and the gradient of a rule's loss.
 
 Loss weights are computed from the whole batch before it is split, so neither micro-batches nor
 sharing among ranks changes anything but memory. Sums stay on the device until the last micro-batch
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.batching import ROW_METRICS, PackedBatch, TrainingSample, pack
-from pipeline.algorithms.loss import imitation_loss, token_loss
+from pipeline.algorithms.loss import imitation_loss, policy_loss
+from pipeline.algorithms.terms.guided import GuidedLogprobs
 from pipeline.algorithms.terms.importance import mean_weight
 from pipeline.algorithms.terms.kl import row_divergence
-from pipeline.algorithms.terms.ratio import GuidedLogprobs
 from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.model.head import HEAD_BYTES, Entropy
@@ -37,7 +37,7 @@ from workers.engines.model.trial import trial_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from pipeline.algorithms.objective import Objective
+    from pipeline.algorithms.base import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,13 @@ def sample_logprobs(
     return results
 
 
-def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> None:
+def check_samples(samples: Sequence[TrainingSample], rule: Rule) -> None:
     """Raise EngineError if there are no samples, or only some have old log-probs."""
     if not samples:
         raise EngineError("an optimiser step on 0 samples; expected at least 1; skip it")
     with_old = sum(sample.old_logprobs is not None for sample in samples)
-    allowed = (len(samples),) if objective.needs_old_first else (0, len(samples))
-    if objective.needs_old and with_old not in allowed:
+    allowed = (len(samples),) if rule.needs_old_first else (0, len(samples))
+    if rule.needs_old and with_old not in allowed:
         raise EngineError(
             f"{with_old} of {len(samples)} samples have old_logprobs; expected all of them, or none if weights are not "
             "normalised over the batch: fill them in with response_logprobs before the first of several steps"
@@ -166,7 +166,7 @@ def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> No
 def accumulate_gradient(
     policy: torch.nn.Module,
     samples: Sequence[TrainingSample],
-    objective: Objective,
+    rule: Rule,
     plan: Plan,
     device: torch.device,
     *,
@@ -182,13 +182,13 @@ def accumulate_gradient(
     ``plan`` is the whole batch's micro-batches, or one rank's share. ``backward`` replaces
     ``loss.backward()``. ``loss_scale`` multiplies only the gradient: the number of ranks where a
     backend averages over them."""
-    weights = objective.token_weights(samples)
-    has_imitation = objective.imitation_coefficient > 0.0
-    imitation = objective.imitation_weights(samples) if has_imitation else None
-    entropy = Entropy.DIFFERENTIATE if objective.needs_entropy else Entropy.MEASURE
+    weights = rule.token_weights(samples)
+    has_imitation = rule.settings.positive_nll_coefficient > 0.0
+    imitation = rule.imitation_weights(samples) if has_imitation else None
+    entropy = Entropy.DIFFERENTIATE if rule.needs_entropy else Entropy.MEASURE
     sums: dict[str, torch.Tensor] = {}
     largest = torch.full((3,), -torch.inf, dtype=torch.float64, device=device)
-    mean = _mean_weight(objective, samples)
+    mean = _mean_weight(rule, samples)
     lengths = [int(sample.tokens.size) for sample in samples]
     for number, indices in enumerate(plan, start=1):
         with work.part(share_of_plan(plan, indices, lengths)):
@@ -196,7 +196,7 @@ def accumulate_gradient(
             counts = float(bool(indices))
             chosen = indices or [_shortest(samples)]
             losses = _MicroBatchLoss(
-                objective,
+                rule,
                 batch,
                 device,
                 mean,
@@ -205,7 +205,7 @@ def accumulate_gradient(
             )
             loss = policy(
                 PackedTokens.from_batch(batch, device),
-                PolicyLoss(losses.of_part, batch.row_ids, objective.reads_rows, entropy, objective.needs_states),
+                PolicyLoss(losses.of_part, batch.row_ids, rule.reads_rows, entropy, rule.needs_states),
             )
             metrics = losses.metrics()
             rows = _row_metrics(batch, metrics)
@@ -224,7 +224,7 @@ def accumulate_gradient(
     return BatchSums(sums, largest)
 
 
-def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: BatchSums) -> BatchTotals:
+def batch_totals(samples: Sequence[TrainingSample], rule: Rule, sums: BatchSums) -> BatchTotals:
     """Turn the sums over all ranks into loss and metrics; waits for the device."""
     counted = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
     num_loss_tokens = max(1, sum(counted))
@@ -233,7 +233,7 @@ def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: 
     loss = totals.pop("loss")
     counts: dict[str, int] = dict.fromkeys(ROW_METRICS, max(1, sum(map(bool, counted))))
     if "nll" in totals:
-        counts["nll"] = max(1, sum(int(np.count_nonzero(mask)) for mask in objective.imitation_weights(samples)))
+        counts["nll"] = max(1, sum(int(np.count_nonzero(mask)) for mask in rule.imitation_weights(samples)))
     metrics = {name: total / counts.get(name, num_loss_tokens) for name, total in totals.items()}
     if any(counted):
         metrics |= {"policy_ratio_max": ratio, "log_perplexity_gap_max": gap, "log_perplexity_gap_min": -negative_gap}
@@ -254,7 +254,7 @@ class _MicroBatchLoss:
 
     def __init__(
         self,
-        objective: Objective,
+        rule: Rule,
         batch: PackedBatch,
         device: torch.device,
         mean: float,
@@ -263,7 +263,7 @@ class _MicroBatchLoss:
     ) -> None:
         """``weights`` and ``imitation`` are factors of the token losses [M], ``imitation`` None
         without that term. ``mean`` divides importance weights."""
-        self._objective, self._mean = objective, mean
+        self._rule, self._mean = rule, mean
         self._row_ids = batch.row_ids
         columns = {
             "weights": weights,
@@ -295,8 +295,8 @@ class _MicroBatchLoss:
         if "standard" in column:
             of_passes = (column[name] for name in ("standard", "judge", "has_standard", "has_judge"))
             guided = GuidedLogprobs(*of_passes, states=scores.states)
-        losses, metrics = token_loss(
-            self._objective,
+        losses, metrics = policy_loss(
+            self._rule,
             logprobs=scores.logprobs,
             old_logprobs=column.get("old", scores.logprobs.detach()),
             behavior_logprobs=column["behavior"],
@@ -337,14 +337,14 @@ def _has_loss(batch: PackedBatch, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.bincount(batch.row_ids, batch.loss_mask, batch.num_rows) > 0).to(device)
 
 
-def _mean_weight(objective: Objective, samples: Sequence[TrainingSample]) -> float:
+def _mean_weight(rule: Rule, samples: Sequence[TrainingSample]) -> float:
     """Return the divisor of importance weights over the whole batch, which every rank has."""
-    if not objective.needs_old_first:
+    if not rule.needs_old_first:
         return 1.0
     batch = pack(samples)
     assert batch.old_logprobs is not None, "check_samples ensures it"
     return mean_weight(
-        objective,
+        rule.sampled,
         torch.from_numpy(batch.old_logprobs).double(),
         torch.from_numpy(batch.behavior_logprobs).double(),
         torch.from_numpy(batch.loss_mask),

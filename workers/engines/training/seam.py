@@ -14,7 +14,7 @@ from pipeline.algorithms.batching import TrainingSample
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.objective import Objective
+    from pipeline.algorithms.base import Rule
     from pipeline.training.live_states import LiveState
     from pipeline.training.snapshots import KeptState
     from pipeline.weights.tensorfile import Publication
@@ -58,9 +58,7 @@ class TrainingBackend(Protocol):
         gradients."""
         ...
 
-    def step(
-        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
-    ) -> StepResult:
+    def step(self, samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits = NO_LIMITS) -> StepResult:
         """Take one optimiser step on all of ``samples``, in micro-batches by token budget.
 
         The loss is normalised over the whole batch, so micro-batching changes nothing. For samples

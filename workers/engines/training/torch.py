@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
-from pipeline.config.training import rate_phases
+from pipeline.config.learning import rate_phases
 from pipeline.preflight.packages import check_lora
 from pipeline.process import work
 from pipeline.training.spikes import NO_LIMITS, StepLimits
@@ -56,7 +56,7 @@ from workers.engines.training.trained_weights import TrainedModel, WeightsForm, 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from pipeline.algorithms.objective import Objective
+    from pipeline.algorithms.base import Rule
     from pipeline.config.schema import RunConfig
     from pipeline.preflight.device_memory import LearningPlan
     from pipeline.training.live_states import LiveState, StateLoan
@@ -122,19 +122,17 @@ class TorchTraining(TorchPublishing):
         logprobs = self._run(samples, lambda plan: sample_logprobs(self._policy, samples, plan, self._model.device))
         return [logprobs[index] for index in range(len(samples))]
 
-    def step(
-        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
-    ) -> StepResult:
+    def step(self, samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits = NO_LIMITS) -> StepResult:
         """Raises EngineError for unusable samples or when device memory runs out."""
-        check_samples(samples, objective)
+        check_samples(samples, rule)
         try:
             with memory_errors(self._micro_batches.tokens, MEMORY_ADVICE):
                 with work.part(GRADIENT):
                     sums = self._run(
                         samples,
-                        lambda plan: accumulate_gradient(self._policy, samples, objective, plan, self._model.device),
+                        lambda plan: accumulate_gradient(self._policy, samples, rule, plan, self._model.device),
                     )
-                totals = batch_totals(samples, objective, sums)
+                totals = batch_totals(samples, rule, sums)
                 self._copier.loans.wait()
                 step = self._optimizer.step(totals.loss, limits)
         finally:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from pipeline.algorithms.terms.advantage import terminal_rewards
+from pipeline.algorithms.terms.clip import Bounds, clipped_value_loss
 from pipeline.algorithms.terms.gae import explained_variance, lambda_targets
-from pipeline.algorithms.terms.ratio import clipped_value_loss
+from pipeline.config.learning import ValueSection
 from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.model.loading import value_head
@@ -40,10 +41,8 @@ class ValueSettings:
     gamma: float = 1.0
     gae_lambda: float = 1.0
     """For the targets; 1 is Monte-Carlo."""
-    clip_low: float = 0.5
-    """A value counts as having fallen by at most this from the stored one. T-PPO: 0.5."""
-    clip_high: float = 0.6
-    """... and as having risen by at most this. T-PPO: 0.6."""
+    bounds: Bounds = field(default_factory=ValueSection)
+    """How far a value counts as having moved from the stored one."""
     autocast: torch.dtype | None = None
     """Compute type where it is safe; None for the type of the weights."""
 
@@ -151,8 +150,7 @@ def accumulate_regression(
                 new,
                 like([samples[index].old_values for index in chosen]),
                 like([_targets(samples[index], settings, lam=settings.gae_lambda) for index in chosen]),
-                clip_low=settings.clip_low,
-                clip_high=settings.clip_high,
+                settings.bounds,
             )
             weight = counts * like([response_weights(lengths[index], len(samples)) for index in chosen])
             part = (token.loss * weight).sum()

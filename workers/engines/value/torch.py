@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.batching import plan_micro_batches
+from pipeline.algorithms.critic_rule import CriticRule
 from pipeline.process import work
 from workers.engines.model.checkpoint_files import (
     optimizer_tensors,
@@ -145,13 +146,13 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
 
 
 def value_settings(config: RunConfig, device: torch.device, plan: LearningPlan | None = None) -> ValueSettings:
-    value = config.value
+    value, algorithm = config.value, config.algorithm
+    assert isinstance(algorithm, CriticRule.Settings), "value workers run for rules with a critic"
     return ValueSettings(
         micro_batch_tokens=(plan or learning_plan_on(config, device, is_value=True)).tokens,
-        gamma=config.algorithm.gamma,
+        gamma=algorithm.gamma,
         gae_lambda=value.gae_lambda,
-        clip_low=value.clip_low,
-        clip_high=value.clip_high,
+        bounds=value,
         autocast=torch.bfloat16 if value.dtype == "bfloat16" else None,
     )
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from pipeline.algorithms.objective import Objective
 from pipeline.process.work import Meter, listening
 from tests.pipeline.op_config import op_config
+from tests.rules import make_rule
 from tests.workers.engines.tiny import make_samples, tiny_model
 from workers.engines.model import compiled as compiled_module
 from workers.engines.model.optimizer import OptimizerSettings
@@ -41,7 +41,7 @@ def training(compiler: str | None = None, *, architecture: str = "qwen3", **sett
 
 
 def assert_same_updates(one: TorchTraining, other: TorchTraining, seeds: range, tolerance: float) -> None:
-    objective = Objective(kl_coefficient=0.05, entropy_coefficient=0.01)
+    objective = make_rule(kl_coefficient=0.05, entropy_coefficient=0.01)
     for seed in seeds:
         samples = make_samples(7, seed=seed)
         pairs = zip(one.response_logprobs(samples), other.response_logprobs(samples), strict=True)

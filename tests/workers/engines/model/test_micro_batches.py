@@ -12,9 +12,9 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from pipeline.algorithms.objective import Objective
 from protocol.errors import EngineError
 from tests.pipeline.op_config import MODEL, op_config
+from tests.rules import make_rule
 from tests.workers.engines.tiny import make_samples, tiny_model
 from tests.workers.engines.value.test_ranked_value import samples as value_samples
 from workers.engines.generation.vllm.build import planned_share
@@ -56,12 +56,12 @@ def test_an_update_in_which_memory_ran_out_is_the_update_of_smaller_micro_batche
 ) -> None:
     samples = make_samples(20)
     expected = training(BUDGET // 4)
-    wanted = expected.step(samples, Objective())
-    whole = training(10_000).step(samples, Objective())
+    wanted = expected.step(samples, make_rule())
+    whole = training(10_000).step(samples, make_rule())
     FullDevice(monkeypatch, *failing)
     backend = training()
     with capture_logs() as logs:
-        result = backend.step(samples, Objective())
+        result = backend.step(samples, make_rule())
     assert result.loss == pytest.approx(wanted.loss, rel=1e-5) == pytest.approx(whole.loss, rel=1e-5)
     assert result.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-5)
     assert result.metrics == pytest.approx(wanted.metrics, rel=1e-4, abs=1e-6)
@@ -74,7 +74,7 @@ def test_an_update_in_which_memory_ran_out_is_the_update_of_smaller_micro_batche
     assert told[0]["before"] == BUDGET and told[0]["tokens"] <= BUDGET // 2 and "\n" not in told[0]["reason"]
     assert backend.environment()["micro_batch_tokens"] == str(told[-1]["tokens"])
     with capture_logs() as logs:
-        backend.step(samples, Objective())
+        backend.step(samples, make_rule())
     assert not logs, "the smaller budget is kept"
 
 
@@ -117,7 +117,7 @@ def test_a_device_too_small_for_one_sample_is_said_with_what_would_help(monkeypa
     before = {name: tensor.clone() for name, tensor in backend.tensors()}
     FullDevice(monkeypatch, always=True)
     with pytest.raises(EngineError, match=r"one sample of \d+ tokens.*Tried to allocate.*gradient_checkpointing"):
-        backend.step(make_samples(20), Objective())
+        backend.step(make_samples(20), make_rule())
     assert int(backend.environment()["micro_batch_tokens"]) > 1, "single samples cannot be made smaller"
     assert all(layer.gradient_checkpointing for layer in backend._model.model.layers), "nothing else is left to save"
     assert all(torch.equal(tensor, before[name]) for name, tensor in backend.tensors())
@@ -127,15 +127,15 @@ def test_a_device_too_small_for_one_sample_is_said_with_what_would_help(monkeypa
 def test_layers_are_recomputed_before_a_sample_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = make_samples(5)
     expected = training(1)
-    wanted = expected.step(samples, Objective())
+    wanted = expected.step(samples, make_rule())
     backend = training(1)
     FullDevice(monkeypatch, 3)
     with capture_logs() as logs:
-        result = backend.step(samples, Objective())
-        backend.step(samples, Objective())
+        result = backend.step(samples, make_rule())
+        backend.step(samples, make_rule())
     assert [line["event"] for line in logs] == ["all_layers_recomputed"]
     assert result.loss == wanted.loss and result.grad_norm == wanted.grad_norm
-    expected.step(samples, Objective())
+    expected.step(samples, make_rule())
     weights = dict(expected.tensors())
     for name, tensor in backend.tensors():
         torch.testing.assert_close(tensor, weights[name], atol=1e-6, rtol=0, msg=name)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.algorithms.objective import Objective
 from pipeline.config.schema import RunConfig
 from protocol.errors import ConfigError, DataError
 from tests.pipeline.op_config import op_config
+from tests.rules import make_rule
 from tests.workers.engines.tiny import make_samples, tiny_model
 from workers.engines.check import check_parameter_names
 from workers.engines.model.optimizer import (
@@ -69,10 +69,10 @@ def test_warm_up_stable_decay_holds_the_rate_and_then_falls_by_a_root() -> None:
 
 def test_a_step_is_made_at_the_schedules_rate() -> None:
     trained = backend("adamw-fused", settings=replace(SETTINGS, warmup_steps=0, decay=RateDecay("linear", 0, 2)))
-    rates = [trained.step(make_samples(seed=seed), Objective()).learning_rate for seed in range(3)]
+    rates = [trained.step(make_samples(seed=seed), make_rule()).learning_rate for seed in range(3)]
     assert rates == [1e-3, 0.5e-3, 0.0]
     before = weights(trained)
-    assert trained.step(make_samples(seed=9), Objective()).applied
+    assert trained.step(make_samples(seed=9), make_rule()).applied
     assert equal(before, weights(trained)), "the schedule is over: its rate is 0"
 
 
@@ -84,13 +84,13 @@ def test_every_optimiser_trains_and_resumes_bit_for_bit(name: str, tmp_path: Pat
     through = backend(name)
     start = weights(through)
     for seed in range(2):
-        assert through.step(make_samples(seed=seed), Objective()).applied
+        assert through.step(make_samples(seed=seed), make_rule()).applied
     assert not any(torch.equal(start[key], value) for key, value in weights(through).items() if value.ndim == 2)
     through.snapshot()(tmp_path)
     resumed = backend(name, seed=9)
     resumed.load(tmp_path)
     for seed in range(2, 4):
-        assert through.step(make_samples(seed=seed), Objective()) == resumed.step(make_samples(seed=seed), Objective())
+        assert through.step(make_samples(seed=seed), make_rule()) == resumed.step(make_samples(seed=seed), make_rule())
     assert equal(weights(through), weights(resumed))
 
 
@@ -109,7 +109,7 @@ def test_another_optimisers_or_schedules_checkpoint_is_refused_unchanged(
     settings: OptimizerSettings, complaint: str, tmp_path: Path
 ) -> None:
     trained = backend("adafactor")
-    trained.step(make_samples(), Objective())
+    trained.step(make_samples(), make_rule())
     trained.snapshot()(tmp_path)
     other = backend(settings.name, seed=3, settings=settings)
     before = weights(other)
@@ -120,11 +120,11 @@ def test_another_optimisers_or_schedules_checkpoint_is_refused_unchanged(
 
 def test_fused_and_plain_adamw_read_each_others_checkpoints(tmp_path: Path) -> None:
     fused = backend("adamw-fused")
-    fused.step(make_samples(), Objective())
+    fused.step(make_samples(), make_rule())
     fused.snapshot()(tmp_path)
     plain = backend("adamw", seed=4)
     plain.load(tmp_path)
-    assert plain.step(make_samples(seed=1), Objective()).applied
+    assert plain.step(make_samples(seed=1), make_rule()).applied
 
 
 def test_a_checkpoint_of_the_defaults_reads_as_before(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_frozen_part_keeps_its_weights_and_has_no_state(tmp_path: Path) -> Non
     freeze(model, ["model.layers.0.*"])
     trained = TorchTraining(model, ForwardSettings(1.0, 128), SETTINGS)
     before = weights(trained)
-    trained.step(make_samples(), Objective())
+    trained.step(make_samples(), make_rule())
     moved = {name for name, value in weights(trained).items() if not torch.equal(before[name], value)}
     assert moved and not any(name.startswith("model.layers.0.") for name in moved)
     trained.snapshot()(tmp_path)

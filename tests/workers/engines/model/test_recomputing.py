@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.algorithms.objective import Objective
 from pipeline.preflight.device_memory import device_need
 from pipeline.preflight.memory_needs import shape_of
 from tests.pipeline.op_config import op_config
+from tests.rules import make_rule
 from tests.workers.engines.tiny import make_samples, tiny_model
 from workers.engines.model.layers import recompute_layers
 from workers.engines.model.optimizer import OptimizerSettings
@@ -35,7 +35,7 @@ def training(recomputed: bool | int, dtype: torch.dtype = torch.float32, **forwa
 def test_gradients_of_recomputed_layers_are_the_same_to_the_last_bit(recomputed: bool | int) -> None:
     kept, less = training(False, torch.float64), training(recomputed, torch.float64)
     for seed in range(2):
-        one, other = kept.step(make_samples(seed=seed), Objective()), less.step(make_samples(seed=seed), Objective())
+        one, other = kept.step(make_samples(seed=seed), make_rule()), less.step(make_samples(seed=seed), make_rule())
         assert (one.loss, one.grad_norm) == (other.loss, other.grad_norm)
     weights = dict(kept.tensors())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in less.tensors())
@@ -74,7 +74,7 @@ def kept_bytes(backend: TorchTraining, monkeypatch: pytest.MonkeyPatch) -> int:
 
     with monkeypatch.context() as patch, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         patch.setattr(torch.Tensor, "backward", counted)
-        backend.step(make_samples(16), Objective())
+        backend.step(make_samples(16), make_rule())
     return found[0]
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from pipeline.algorithms.objective import Objective
 from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
 from pipeline.config.training import DataSection, ModelSection
 from protocol.errors import DataError
+from tests.rules import make_rule
 from tests.workers.engines.scoring_contract import ScoringContract
 from tests.workers.engines.tiny import make_samples, tiny_model
 from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
@@ -54,7 +54,7 @@ def test_warm_up_is_counted_in_updates_of_several_steps(tmp_path: Path) -> None:
     learner = config.learner.model_copy(update={"warmup_updates": 5, "learning_rate": 1.0})
     algorithm = config.algorithm.model_copy(update={"num_minibatches": 4})
     backend = build_training(config.model_copy(update={"learner": learner, "algorithm": algorithm}), tmp_path)
-    assert backend.step(make_samples(), Objective()).learning_rate == pytest.approx(1 / 20)
+    assert backend.step(make_samples(), make_rule()).learning_rate == pytest.approx(1 / 20)
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:

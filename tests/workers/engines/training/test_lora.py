@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreT
 
 peft = pytest.importorskip("peft", reason="peft is not installed: make test-lora")
 
-from pipeline.algorithms.objective import Importance, Objective  # noqa: E402
+from pipeline.config.learning import Importance  # noqa: E402
 from pipeline.weights.digest import digest_buffer  # noqa: E402
 from protocol.errors import ConfigError, DataError  # noqa: E402
+from tests.rules import make_rule  # noqa: E402
 from tests.workers.engines.model.test_adapter import bytes_of  # noqa: E402
 from tests.workers.engines.subjects import Settings  # noqa: E402
 from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model, with_old  # noqa: E402
@@ -52,7 +53,7 @@ def make(
 def trained(model: PreTrainedModel | None = None, settings: Settings = SETTINGS) -> TorchTraining:
     backend = make(model, settings=settings)
     for seed in range(3):
-        assert backend.step(make_samples(seed=seed), Objective()).applied
+        assert backend.step(make_samples(seed=seed), make_rule()).applied
     return backend
 
 
@@ -111,7 +112,7 @@ def test_an_adapter_on_named_layers_moves_those_alone() -> None:
     lora = replace(LORA, target_modules=("q_proj", "down_proj"))
     backend, before = make(lora=lora), weights(make(lora=None))
     for seed in range(2):
-        backend.step(make_samples(seed=seed), Objective())
+        backend.step(make_samples(seed=seed), make_rule())
     moved = {name for name, tensor in backend.tensors() if not torch.equal(tensor, before[name])}
     assert {name.split(".")[-2] for name in moved} == {"q_proj", "down_proj"} and len(moved) == 4
 
@@ -121,7 +122,7 @@ def test_a_step_follows_the_gradient_of_the_merged_weights() -> None:
     whole model."""
     # steps are almost exactly gradients
     settings = Settings(learning_rate=1e6, eps=1e6, max_grad_norm=1e9)
-    objective, samples = Objective(importance=Importance.NONE), make_samples()
+    objective, samples = make_rule(importance=Importance.NONE), make_samples()
     plain, model = make(tiny_model(dtype=torch.float64), None, settings), tiny_model(dtype=torch.float64)
     adapted, before = make(model, LORA, settings), weights(plain)
     plain.step(samples, objective)
@@ -147,7 +148,7 @@ def test_training_raises_the_logprob_of_what_was_rewarded() -> None:
     ]
     before = backend.response_logprobs(samples)
     for _ in range(10):
-        backend.step(with_old(samples, backend.response_logprobs(samples)), Objective())
+        backend.step(with_old(samples, backend.response_logprobs(samples)), make_rule())
     for sample, sign, old, new in zip(samples, signs, before, backend.response_logprobs(samples), strict=True):
         assert float((new - old)[sample.loss_mask].mean()) * sign > 0.05, sample.name
 
@@ -170,7 +171,7 @@ def test_compiled_layers_train_an_adapter_as_eager_ones_do(tmp_path: Path, monke
         backend = TorchTraining(
             tiny_model(), SETTINGS.forward, SETTINGS.optimizer, gradient_checkpointing=1, lora=LORA, compiler=compiler
         )
-        results = [backend.step(make_samples(7, seed=seed), Objective()) for seed in range(3)]
+        results = [backend.step(make_samples(7, seed=seed), make_rule()) for seed in range(3)]
         changed.append((results, weights(backend)))
         assert compiler is None or (backend.compiled is not None and not backend.compiled.eager_because)
     for one, other in zip(changed[0][0], changed[1][0], strict=True):
@@ -228,7 +229,7 @@ def test_the_base_stays_the_start_model_through_training_and_a_restart(tmp_path:
     for _ in range(3):
         adapter = adapter_of(backend)
         bases.append(bytes_of(publish_base(adapter, dtype="float32")))
-        backend.step(make_samples(seed=len(bases)), Objective())
+        backend.step(make_samples(seed=len(bases)), make_rule())
     backend.snapshot()(tmp_path)
     resumed = make()
     resumed.load(tmp_path)
@@ -242,7 +243,7 @@ def test_a_publication_digests_the_frozen_weights_once_and_the_adapter_as_it_is_
     backend = trained()
     before = backend.digests()
     base = bytes_of(publish_base(adapter_of(backend), dtype="float32"))
-    backend.step(make_samples(seed=9), Objective())
+    backend.step(make_samples(seed=9), make_rule())
     publication = backend.publication(digest_buffer(base))
     assert publication.digests is not None and publication.digests() == backend.digests()
     moved = {name for name, digest in backend.digests().items() if digest != before[name]}
@@ -260,7 +261,7 @@ def test_frozen_layers_kept_in_low_precision_give_the_numbers_that_fp32_ones_giv
     def life(folder: Path) -> tuple[TorchTraining, list[Any]]:
         backend, told = make(tiny_model(architecture, tie_word_embeddings=tied), settings=HALF), list[Any]()
         for seed in range(3):
-            told.append(backend.step(make_samples(seed=seed), Objective()))
+            told.append(backend.step(make_samples(seed=seed), make_rule()))
             told += [logprobs.tobytes() for logprobs in backend.response_logprobs(make_samples(seed=9))]
         backend.snapshot()(folder)
         return backend, told
@@ -350,11 +351,11 @@ def test_a_resumed_run_goes_on_bitwise_as_if_never_stopped(tmp_path: Path, tied:
     through = trained(tiny_model(tie_word_embeddings=tied))
     through.snapshot()(tmp_path / "half")
     resumed = make(tiny_model(tie_word_embeddings=tied), replace(LORA, seed=77))
-    resumed.step(make_samples(seed=40), Objective())
+    resumed.step(make_samples(seed=40), make_rule())
     torch.manual_seed(1234)
     resumed.load(tmp_path / "half")
     for seed in range(3, 6):
-        assert through.step(make_samples(seed=seed), Objective()) == resumed.step(make_samples(seed=seed), Objective())
+        assert through.step(make_samples(seed=seed), make_rule()) == resumed.step(make_samples(seed=seed), make_rule())
     assert files(through, tmp_path / "through") == files(resumed, tmp_path / "resumed")
 
 
@@ -362,10 +363,10 @@ def test_a_snapshot_in_memory_holds_the_adapter_alone_and_goes_on_bitwise(tmp_pa
     through, memory = trained(), ThroughMemory(tmp_path / "memory")
     assert not [spec.name for spec in through.live_state().specs if "base_layer" in spec.name]
     filled = memory.fill(through)
-    after = [through.step(make_samples(seed=seed), Objective()) for seed in range(3, 6)]
+    after = [through.step(make_samples(seed=seed), make_rule()) for seed in range(3, 6)]
     resumed = make(tiny_model(), replace(LORA, seed=77))
     resumed.put_back(memory.read(filled))
-    assert [resumed.step(make_samples(seed=seed), Objective()) for seed in range(3, 6)] == after
+    assert [resumed.step(make_samples(seed=seed), make_rule()) for seed in range(3, 6)] == after
     assert files(through, tmp_path / "through") == files(resumed, tmp_path / "resumed")
 
 
@@ -374,7 +375,7 @@ def test_a_snapshot_holds_the_moment_it_was_taken_at(tmp_path: Path) -> None:
     at_once = files(backend, tmp_path / "at once")
     write = backend.snapshot()
     with ThreadPoolExecutor(1) as thread:
-        backend.step(make_samples(seed=5), Objective())
+        backend.step(make_samples(seed=5), make_rule())
         thread.submit(write, tmp_path / "late").result(timeout=60)
     late = {name: (tmp_path / "late" / name).read_bytes() for name in at_once}
     assert late == at_once != files(backend, tmp_path / "after")

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.algorithms.batching import PackedBatch, TrainingSample
-from pipeline.algorithms.objective import Objective
 from pipeline.config.schema import RunConfig
 from tests.pipeline.op_config import op_config
+from tests.rules import make_rule
 from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model
 from tests.workers.engines.value.test_ranked_value import samples
@@ -73,7 +73,7 @@ def test_checkpointing_keeps_less_for_the_backward_pass_and_makes_the_same_step(
         made = build_training_backend(
             config_of(tmp_path, f"model.gradient_checkpointing={setting}", f"learner.backend={backend}")
         )
-        sizes.append(kept_bytes(partial(made.step, make_samples(), Objective())))
+        sizes.append(kept_bytes(partial(made.step, make_samples(), make_rule())))
         stepped.append(weights(made))
     assert sizes[1] < sizes[0] / 4
     for name, tensor in stepped[0].items():
@@ -110,7 +110,7 @@ def test_bf16_compute_has_fp32_masters_and_state_in_which_small_steps_add_up(
     start = weights(made)
     assert {tensor.dtype for tensor in start.values()} == {torch.float32}
     for _ in range(8):
-        assert made.step(make_samples(), Objective()).applied
+        assert made.step(make_samples(), make_rule()).applied
     name = "model.layers.0.mlp.down_proj.weight"
     moved = (weights(made)[name] - start[name]).abs()
     assert float(moved.median()) > 5 * RATE, "eight steps of about the learning rate"
@@ -148,6 +148,6 @@ def test_a_step_on_whole_groups_computes_each_prompt_once(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(PackedTokens, "from_batch", counted)
     backend = TorchTraining(tiny_model(), ForwardSettings(1.0, budget), OptimizerSettings(1e-4))
-    assert backend.step(samples, Objective()).applied
+    assert backend.step(samples, make_rule()).applied
     responses = sum(sample.response_length for sample in samples)
     assert sum(computed) <= 3 * 30 + responses

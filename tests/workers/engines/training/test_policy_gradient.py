@@ -14,8 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
-from pipeline.algorithms.guidance import PUBLISHED
-from pipeline.algorithms.objective import Importance, KLEstimator, Objective, Surrogate
+from pipeline.algorithms.nlft import Nlft
+from pipeline.config.learning import Importance, KLEstimator
+from tests.rules import make_rule
 from tests.workers.engines.tiny import make_samples, tiny_model
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.model.packed import prepare_packed
@@ -36,14 +37,14 @@ def without_advantage() -> list[TrainingSample]:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_an_entropy_coefficient_raises_the_entropy_and_a_negative_one_lowers_it(sign: float) -> None:
     training, samples = backend(), without_advantage()
-    objective = Objective(entropy_coefficient=sign, importance=Importance.NONE)
+    objective = make_rule(entropy_coefficient=sign, importance=Importance.NONE)
     entropies = [training.step(samples, objective).metrics["entropy"] for _ in range(4)]
     assert sign * (entropies[-1] - entropies[0]) > 0.01
 
 
 def test_a_kl_coefficient_alone_draws_the_policy_to_the_reference() -> None:
     training, samples = backend(), without_advantage()
-    objective = Objective(kl_coefficient=1.0, kl_estimator=KLEstimator.K2, importance=Importance.NONE)
+    objective = make_rule(kl_coefficient=1.0, kl_estimator=KLEstimator.K2, importance=Importance.NONE)
     divergences = [training.step(samples, objective).metrics["reference_kl"] for _ in range(6)]
     assert divergences[-1] < 0.9 * divergences[0]
 
@@ -52,7 +53,7 @@ def test_responses_without_loss_change_no_metric() -> None:
     """One counted in a mean over responses would have the perplexity of a certain policy, 1."""
     samples = make_samples(6)
     masked = [replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in make_samples(5, seed=1)]
-    alone, among = (backend().step(given, Objective()).metrics for given in (samples, [*masked, *samples]))
+    alone, among = (backend().step(given, make_rule()).metrics for given in (samples, [*masked, *samples]))
     assert among == pytest.approx(alone, rel=1e-5)
     assert alone["behavior_perplexity"] > 2.0 and alone["log_perplexity_gap_min"] < 0.0
 
@@ -72,9 +73,7 @@ def test_clusters_are_of_the_policys_own_hidden_states() -> None:
         for sample in samples
     ]
     losses = [
-        backend()
-        .step(told, Objective(surrogate=Surrogate.NLFT, importance=Importance.NONE, guidance=replace(PUBLISHED, **of)))
-        .loss
+        backend().step(told, make_rule(kind=Nlft, importance=Importance.NONE, constants=of)).loss
         for of in (
             {},
             {"clusters": True, "cluster_distance": 0.0},
@@ -111,14 +110,14 @@ def test_weights_are_cast_once_a_step_and_not_once_a_micro_batch(gradient_checkp
     )
     samples = make_samples(12, with_old=False)
     weights = list(training._model.parameters())
-    for compute in (lambda: training.step(samples, Objective()), lambda: training.response_logprobs(samples)):
+    for compute in (lambda: training.step(samples, make_rule()), lambda: training.response_logprobs(samples)):
         with Casts(weights) as casts:
             compute()
         # seven matrices a layer, and the head
         assert len(casts.counts) == 2 * 7 + 1
         assert set(casts.counts.values()) == {1}
     with Casts(weights) as casts:
-        training.step(samples, Objective())
+        training.step(samples, make_rule())
     assert set(casts.counts.values()) == {1}, "those of the step before are not used again"
 
 
@@ -128,11 +127,11 @@ def test_weights_that_are_cast_once_make_the_same_update() -> None:
     forward = ForwardSettings(temperature=1.0, micro_batch_tokens=60, autocast=torch.bfloat16)
     training = TorchTraining(tiny_model(), forward, OptimizerSettings(learning_rate=1e6, eps=1e6, max_grad_norm=1e9))
     before = {name: tensor.clone() for name, tensor in training.tensors()}
-    training.step(samples, Objective())
+    training.step(samples, make_rule())
     policy = PackedPolicy(prepare_packed(tiny_model()), forward)
     lengths = [int(sample.tokens.size) for sample in samples]
     prompts = [sample.tokens[: sample.prompt_length].tobytes() for sample in samples]
-    accumulate_gradient(policy, samples, Objective(), plan_micro_batches(lengths, 60, prompts), torch.device("cpu"))
+    accumulate_gradient(policy, samples, make_rule(), plan_micro_batches(lengths, 60, prompts), torch.device("cpu"))
     for name, tensor in training.tensors():
         gradient = policy.model.get_parameter(name).grad
         assert gradient is not None and gradient.dtype == torch.float32
@@ -151,9 +150,9 @@ def test_a_loss_scale_is_a_factor_of_the_gradient_and_of_nothing_told(by_callbac
         policy = PackedPolicy(prepare_packed(tiny_model()), ForwardSettings(temperature=1.0, micro_batch_tokens=500))
         backward = (lambda loss, _: loss.backward()) if by_callback else None
         sums = accumulate_gradient(
-            policy, samples, Objective(), plan, torch.device("cpu"), backward=backward, loss_scale=scale
+            policy, samples, make_rule(), plan, torch.device("cpu"), backward=backward, loss_scale=scale
         )
-        losses.append(batch_totals(samples, Objective(), sums).loss)
+        losses.append(batch_totals(samples, make_rule(), sums).loss)
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
     assert losses[0] == losses[1] != 0.0
     torch.testing.assert_close(gradients[1], 3.0 * gradients[0])

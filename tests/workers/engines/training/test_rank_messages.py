@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.guidance import GuidanceSettings
-from pipeline.algorithms.objective import KLEstimator, Objective
+from pipeline.config.learning import KLEstimator
 from pipeline.training.spikes import StepLimits
+from tests.rules import make_rule
 from tests.workers.engines.tiny import make_samples
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.training.ranks.messages import (
@@ -20,6 +20,7 @@ from workers.engines.training.ranks.messages import (
     Gather,
     Idle,
     Put,
+    SentRule,
     Step,
     Stop,
     ValueStep,
@@ -41,17 +42,20 @@ def test_plain_commands_arrive_as_they_were(command: Command) -> None:
 
 
 @pytest.mark.parametrize("with_old", [True, False])
-def test_samples_and_objective_arrive_with_every_array_and_its_type(with_old: bool) -> None:
+def test_samples_and_rule_arrive_with_every_array_and_its_type(with_old: bool) -> None:
     samples = make_samples(9, with_old=with_old)
     column = np.full(samples[0].response_length, -0.5, np.float32)
     samples[0] = replace(samples[0], standard_logprobs=column, judge_logprobs=2 * column, is_unguided=False)
-    guidance = GuidanceSettings(judge_ratio=2.5)
-    objective = Objective(
-        kl_estimator=KLEstimator.K2, kl_coefficient=0.25, proximal_version=7, guidance=guidance, mixes_guidance=True
+    rule = make_rule(
+        kl_estimator=KLEstimator.K2,
+        kl_coefficient=0.25,
+        proximal_version=7,
+        constants={"judge_ratio": 2.5},
+        guidance="mix",
     )
-    got = told(Step(samples, objective, StepLimits(2.5)))
+    got = told(Step(samples, SentRule.of(rule), StepLimits(2.5)))
     assert isinstance(got, Step)
-    assert got.objective == objective
+    assert got.rule.rule() == rule
     assert got.limits == StepLimits(2.5, math.inf)
     for left, right in zip(samples, got.samples, strict=True):
         for field in fields(TrainingSample):

@@ -13,9 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.rules import make_rule
+
 pytest.importorskip("peft", reason="peft is not installed: make test-lora")
 
-from pipeline.algorithms.objective import Objective
+
 from pipeline.weights.digest import digest_buffer
 from protocol.errors import DataError
 from tests.pipeline.op_config import op_config
@@ -57,7 +59,7 @@ def ranked(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 
 def steps(backend: TrainingBackend, seeds: range) -> list[tuple[float, float]]:
-    made = [backend.step(make_samples(seed=seed), Objective()) for seed in seeds]
+    made = [backend.step(make_samples(seed=seed), make_rule()) for seed in seeds]
     assert all(step.applied for step in made)
     return [(step.loss, step.grad_norm) for step in made]
 

@@ -14,15 +14,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
-from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel, Surrogate
-from pipeline.algorithms.terms.aggregation import Aggregation
+from pipeline.algorithms.gspo import Gspo
+from pipeline.config.learning import Aggregation, Importance, ImportanceLevel, Rejection, RejectionLevel
 from pipeline.process.work import Meter, listening
 from pipeline.training import live_states
 from pipeline.training.live_states import StateLoan
 from pipeline.training.snapshots import KeptState, SnapshotFolder
 from pipeline.training.spikes import NO_STEP, StepLimits
 from protocol.errors import ConfigError, DataError, EngineDied, EngineError, StorageFailed
+from tests.rules import make_rule
 from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.subjects import (
     CONTRACT,
@@ -114,7 +116,7 @@ def test_logprobs_leave_the_policy_as_it_was(make: Make) -> None:
 
 def test_a_publication_holds_the_weights_of_its_moment(make: Make) -> None:
     backend = make(tiny_model(), Settings())
-    backend.step(own_old(backend, make_samples()), Objective())
+    backend.step(own_old(backend, make_samples()), make_rule())
     assert backend.base_publication() is None, "whole versions are published"
     assert same(dict(view_weights(bytes_of(backend.publication()))), snapshot(backend))
 
@@ -123,11 +125,11 @@ def test_a_publication_holds_the_weights_of_its_moment_though_a_step_comes_befor
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, written = make(tiny_model(), Settings()), list[bytes]()
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     before, publication = bytes_of(backend.publication()).tobytes(), backend.publication()
     loan = StateLoan(lambda: written.append(bytes_of(publication).tobytes()))
     publication.begin(loan)
-    result = during(loan, lambda: backend.step(make_samples(seed=2), Objective()), monkeypatch)
+    result = during(loan, lambda: backend.step(make_samples(seed=2), make_rule()), monkeypatch)
     assert result.applied and written == [before]
     assert bytes_of(backend.publication()).tobytes() != before
 
@@ -138,7 +140,7 @@ def test_digests_change_with_the_weights_and_with_nothing_else(make: Make) -> No
     assert before.keys() == snapshot(backend).keys()
     samples = own_old(backend, make_samples())
     assert backend.digests() == before
-    backend.step(samples, Objective())
+    backend.step(samples, make_rule())
     assert backend.digests() != before
 
 
@@ -146,7 +148,7 @@ def test_digests_change_with_the_weights_and_with_nothing_else(make: Make) -> No
 def test_a_publication_digests_the_weights_that_it_is_written_from(make: Make, dtype: str) -> None:
     backend: Any = make(tiny_model(), Settings())
     backend.publishing = PublishSettings(dtype=dtype)
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     publication = backend.publication()
     bytes_of(publication)
     assert publication.digests() == backend.digests()
@@ -169,10 +171,10 @@ def test_random_streams_come_back_as_they_were(make: Make) -> None:
 @pytest.mark.parametrize(
     "objective",
     [
-        Objective(),
-        Objective(aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN, kl_coefficient=0.1, entropy_coefficient=0.01),
-        Objective(surrogate=Surrogate.GSPO, importance=Importance.NONE),
-        Objective(
+        make_rule(),
+        make_rule(loss_aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN, kl_coefficient=0.1, entropy_coefficient=0.01),
+        make_rule(kind=Gspo, importance=Importance.NONE),
+        make_rule(
             importance_level=ImportanceLevel.SEQUENCE,
             importance_normalize=True,
             rejection=Rejection.K3,
@@ -182,7 +184,7 @@ def test_random_streams_come_back_as_they_were(make: Make) -> None:
     ],
     ids=["token-mean", "seq-mean with KL and entropy", "gspo", "normalised weights of responses, some rejected"],
 )
-def test_micro_batches_change_nothing(subject: Subject, objective: Objective) -> None:
+def test_micro_batches_change_nothing(subject: Subject, objective: Rule) -> None:
     samples = make_samples(17)
     results, weights = [], []
     for budget, head_bytes in ((1, HEAD_BYTES), (64, HEAD_BYTES), (100_000, HEAD_BYTES), (100_000, TEN_TOKENS)):
@@ -202,7 +204,7 @@ def test_a_step_follows_the_gradient_of_the_mean_over_all_tokens(subject: Subjec
     samples = make_samples()
     backend = subject.make(tiny_model(dtype=subject.exact), replace(PROPORTIONAL, temperature=0.8))
     before = snapshot(backend)
-    result = backend.step(samples, Objective(importance=Importance.NONE, dual_clip=0.0))
+    result = backend.step(samples, make_rule(importance=Importance.NONE, dual_clip=0.0))
     plain = tiny_model(dtype=torch.float64)
     total, num_tokens = torch.zeros((), dtype=torch.float64), 0
     # DAPO's objective, written out for one response at a time
@@ -231,7 +233,7 @@ def test_gradient_checkpointing_changes_nothing(subject: Subject) -> None:
         backend = subject.make(
             tiny_model(dtype=subject.exact), replace(PROPORTIONAL, gradient_checkpointing=recomputed)
         )
-        backend.step(samples, Objective())
+        backend.step(samples, make_rule())
         changed.append(snapshot(backend))
     for name, tensor in changed[0].items():
         for other in changed[1:]:
@@ -240,7 +242,7 @@ def test_gradient_checkpointing_changes_nothing(subject: Subject) -> None:
 
 def test_the_ratio_is_one_before_the_first_step(make: Make) -> None:
     backend = make(tiny_model(), Settings(temperature=0.8))
-    result = backend.step(own_old(backend, make_samples()), Objective())
+    result = backend.step(own_old(backend, make_samples()), make_rule())
     assert result.applied
     assert result.metrics["policy_ratio"] == pytest.approx(1.0, abs=1e-5)
     assert result.metrics["policy_ratio_max"] == pytest.approx(1.0, abs=1e-4)
@@ -251,7 +253,7 @@ def test_the_ratio_is_one_before_the_first_step(make: Make) -> None:
 
 def test_a_step_tells_what_it_did(make: Make) -> None:
     samples = make_samples()
-    result = make(tiny_model(), Settings(learning_rate=3e-4)).step(samples, Objective())
+    result = make(tiny_model(), Settings(learning_rate=3e-4)).step(samples, make_rule())
     assert result.num_tokens == sum(sample.tokens.size for sample in samples)
     assert result.learning_rate == 3e-4
     assert result.grad_norm > 0
@@ -272,7 +274,7 @@ def test_training_raises_the_logprob_of_what_was_rewarded(make: Make) -> None:
     ]
     before = backend.response_logprobs(samples)
     for _ in range(10):
-        backend.step(own_old(backend, samples), Objective())
+        backend.step(own_old(backend, samples), make_rule())
     after = backend.response_logprobs(samples)
     for sample, sign, old, new in zip(samples, signs, before, after, strict=True):
         gain = float((new - old)[sample.loss_mask].mean())
@@ -283,7 +285,7 @@ def test_without_advantage_nothing_moves(make: Make) -> None:
     backend = make(tiny_model(), Settings())
     before = snapshot(backend)
     samples = [replace(s, advantages=np.zeros_like(s.advantages)) for s in make_samples()]
-    result = backend.step(samples, Objective())
+    result = backend.step(samples, make_rule())
     assert result.applied and result.loss == 0.0 and result.grad_norm == 0.0
     assert same(before, snapshot(backend))
 
@@ -292,7 +294,7 @@ def test_weight_decay_shrinks_matrices_and_leaves_norms_and_biases(make: Make) -
     backend = make(tiny_model("qwen2"), Settings(learning_rate=0.01, weight_decay=0.5))
     before = snapshot(backend)
     samples = [replace(s, advantages=np.zeros_like(s.advantages)) for s in make_samples()]
-    backend.step(samples, Objective())
+    backend.step(samples, make_rule())
     kinds = set()
     for name, tensor in snapshot(backend).items():
         kinds.add(tensor.ndim)
@@ -309,7 +311,7 @@ def test_tokens_off_the_mask_carry_no_loss(make: Make) -> None:
             replace(s, advantages=np.where(s.loss_mask, s.advantages, noise).astype(np.float32)) for s in make_samples()
         ]
         assert any(not sample.loss_mask.all() for sample in samples)
-        backend.step(samples, Objective())
+        backend.step(samples, make_rule())
         changed.append(snapshot(backend))
     assert same(*changed)
 
@@ -318,7 +320,7 @@ def test_the_temperature_of_sampling_is_that_of_the_loss(make: Make) -> None:
     losses = []
     for temperature in (1.0, 0.5):
         backend = make(tiny_model(), Settings(temperature=temperature))
-        losses.append(backend.step(make_samples(), Objective()).loss)
+        losses.append(backend.step(make_samples(), make_rule()).loss)
     assert abs(losses[0] - losses[1]) > 1e-3
 
 
@@ -326,7 +328,7 @@ def test_a_step_tells_of_every_layer_of_every_micro_batch_forward_and_backward(m
     samples, told = make_samples(), Told()
     backend = make(tiny_model(), Settings(micro_batch_tokens=64))
     with listening(told), told.task("update"):
-        backend.step(samples, Objective())
+        backend.step(samples, make_rule())
     plan = plan_micro_batches([sample.tokens.size for sample in samples], 64)
     # of two ranks; one that is alone has all of them
     mine = len(plan) // 2
@@ -337,15 +339,15 @@ def test_a_step_tells_of_every_layer_of_every_micro_batch_forward_and_backward(m
 
 def test_warm_up_is_linear_and_then_the_rate_is_constant(make: Make) -> None:
     backend = make(tiny_model(), Settings(learning_rate=1e-3, warmup_steps=4))
-    rates = [backend.step(make_samples(), Objective()).learning_rate for _ in range(6)]
+    rates = [backend.step(make_samples(), make_rule()).learning_rate for _ in range(6)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 
 def test_another_rate_holds_from_the_next_step_on_and_the_warm_up_goes_on(make: Make) -> None:
     backend = make(tiny_model(), Settings(learning_rate=1e-3, warmup_steps=4))
-    rates = [backend.step(make_samples(), Objective()).learning_rate for _ in range(2)]
+    rates = [backend.step(make_samples(), make_rule()).learning_rate for _ in range(2)]
     backend.set_learning_rate(1e-2)
-    rates += [backend.step(make_samples(), Objective()).learning_rate for _ in range(3)]
+    rates += [backend.step(make_samples(), make_rule()).learning_rate for _ in range(3)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-2, 1e-2, 1e-2])
 
 
@@ -353,7 +355,7 @@ def test_a_warm_up_step_moves_less(make: Make) -> None:
     def distance(warmup_steps: int) -> float:
         backend = make(tiny_model(), Settings(warmup_steps=warmup_steps))
         before = snapshot(backend)
-        backend.step(make_samples(), Objective())
+        backend.step(make_samples(), make_rule())
         return max(float((tensor - before[name]).abs().max()) for name, tensor in backend.tensors())
 
     assert distance(10) == pytest.approx(distance(0) / 10, rel=1e-3)
@@ -363,7 +365,7 @@ def test_long_gradients_are_clipped_and_short_ones_are_not(subject: Subject) -> 
     def first_step(max_grad_norm: float) -> tuple[float, dict[str, torch.Tensor]]:
         backend = subject.make(tiny_model(dtype=subject.exact), replace(PROPORTIONAL, max_grad_norm=max_grad_norm))
         before = snapshot(backend)
-        norm = backend.step(make_samples(), Objective()).grad_norm
+        norm = backend.step(make_samples(), make_rule()).grad_norm
         return norm, {name: tensor - before[name] for name, tensor in backend.tensors()}
 
     norm, free = first_step(1e9)
@@ -383,19 +385,19 @@ def test_long_gradients_are_clipped_and_short_ones_are_not(subject: Subject) -> 
 @pytest.mark.parametrize("poison", [np.nan, np.inf], ids=["nan", "infinity"])
 def test_a_step_that_is_not_finite_changes_nothing(make: Make, tmp_path: Path, poison: float) -> None:
     backend = make(tiny_model(), Settings(warmup_steps=5))
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     backend.snapshot()(tmp_path / "before")
     bad = make_samples(seed=1)
     bad[3].advantages[0] = poison
     assert bad[3].loss_mask[0]
-    result = backend.step(bad, Objective())
+    result = backend.step(bad, make_rule())
     assert not result.applied
     assert not (np.isfinite(result.loss) and np.isfinite(result.grad_norm))
     backend.snapshot()(tmp_path / "after")
     assert digests(tmp_path / "before") == digests(tmp_path / "after")
     follower = make(tiny_model(seed=9), Settings(warmup_steps=5))
     follower.load(tmp_path / "before")
-    assert backend.step(make_samples(), Objective()) == follower.step(make_samples(), Objective())
+    assert backend.step(make_samples(), make_rule()) == follower.step(make_samples(), make_rule())
     assert same(snapshot(backend), snapshot(follower))
 
 
@@ -405,17 +407,17 @@ def test_a_step_above_a_limit_changes_nothing_and_has_the_same_numbers_without_i
     backend = make(tiny_model(), Settings(warmup_steps=5))
     if "deepspeed" in subject.name:
         pytest.skip("DeepSpeed tells the norm after its step; the configuration refuses limits with it")
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     backend.snapshot()(tmp_path / "before")
     samples = own_old(backend, make_samples(seed=1))
-    found = backend.step(samples, Objective(), NO_STEP)
+    found = backend.step(samples, make_rule(), NO_STEP)
     for limits in (StepLimits(loss=abs(found.loss) / 2), StepLimits(grad_norm=found.grad_norm / 2)):
-        again = backend.step(samples, Objective(), limits)
+        again = backend.step(samples, make_rule(), limits)
         assert again == found and not again.applied
     backend.snapshot()(tmp_path / "after")
     assert digests(tmp_path / "before") == digests(tmp_path / "after")
     within = StepLimits(abs(found.loss), found.grad_norm)
-    assert backend.step(samples, Objective(), within) == replace(found, applied=True)
+    assert backend.step(samples, make_rule(), within) == replace(found, applied=True)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -428,15 +430,15 @@ def test_old_logprobs_on_some_samples_only_are_refused(make: Make) -> None:
     samples = make_samples()
     samples[2] = replace(samples[2], old_logprobs=None)
     with pytest.raises(EngineError, match="12 of 13 samples have old_logprobs"):
-        make(tiny_model(), Settings()).step(samples, Objective())
+        make(tiny_model(), Settings()).step(samples, make_rule())
 
 
 def test_without_old_logprobs_the_present_policy_is_the_proximal_one(make: Make) -> None:
     samples = make_samples(with_old=False)
     alone, told = make(tiny_model(), Settings()), make(tiny_model(), Settings())
     old = told.response_logprobs(samples)
-    first = alone.step(samples, Objective())
-    second = told.step([replace(s, old_logprobs=o) for s, o in zip(samples, old, strict=True)], Objective())
+    first = alone.step(samples, make_rule())
+    second = told.step([replace(s, old_logprobs=o) for s, o in zip(samples, old, strict=True)], make_rule())
     assert first.metrics["policy_ratio"] == 1.0
     assert first.loss == pytest.approx(second.loss, rel=1e-5)
     for name, values in snapshot(alone).items():
@@ -445,12 +447,12 @@ def test_without_old_logprobs_the_present_policy_is_the_proximal_one(make: Make)
 
 def test_bypass_needs_no_old_logprobs(make: Make) -> None:
     backend = make(tiny_model(), Settings())
-    assert backend.step(make_samples(with_old=False), Objective(importance=Importance.BYPASS)).applied
+    assert backend.step(make_samples(with_old=False), make_rule(importance=Importance.BYPASS)).applied
 
 
 def test_a_step_on_nothing_is_refused(make: Make) -> None:
     with pytest.raises(EngineError, match="0 samples"):
-        make(tiny_model(), Settings()).step([], Objective())
+        make(tiny_model(), Settings()).step([], make_rule())
 
 
 # -- weights and checkpoints -----------------------------------------------------------------------
@@ -474,7 +476,7 @@ def test_tensors_are_the_hugging_face_weights_tied_ones_once(make: Make, tied: b
 
 def test_a_checkpoint_is_a_model_that_transformers_loads(make: Make, tmp_path: Path) -> None:
     backend = make(tiny_model(), Settings())
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     backend.snapshot()(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config._attn_implementation == "sdpa", "our attention is not written into the model's configuration"
@@ -488,15 +490,15 @@ def test_a_resumed_run_goes_on_bitwise_as_if_never_stopped(make: Make, tmp_path:
     settings = Settings(warmup_steps=6, weight_decay=0.1)
     through = make(tiny_model(tie_word_embeddings=tied), settings)
     for seed in range(3):
-        through.step(make_samples(seed=seed), Objective())
+        through.step(make_samples(seed=seed), make_rule())
     through.snapshot()(tmp_path)
     resumed = make(tiny_model(seed=77, tie_word_embeddings=tied), settings)
-    resumed.step(make_samples(seed=40), Objective())
+    resumed.step(make_samples(seed=40), make_rule())
     torch.manual_seed(1234)
     resumed.load(tmp_path)
     assert same(snapshot(through), snapshot(resumed))
     for seed in range(3, 6):
-        assert through.step(make_samples(seed=seed), Objective()) == resumed.step(make_samples(seed=seed), Objective())
+        assert through.step(make_samples(seed=seed), make_rule()) == resumed.step(make_samples(seed=seed), make_rule())
     assert same(snapshot(through), snapshot(resumed))
 
 
@@ -513,16 +515,16 @@ def test_a_snapshot_in_memory_goes_on_bitwise_as_if_never_stopped(make: Make, tm
     settings, memory = Settings(warmup_steps=6, weight_decay=0.1), ThroughMemory(tmp_path)
     through = make(tiny_model(), settings)
     for seed in range(3):
-        through.step(make_samples(seed=seed), Objective())
+        through.step(make_samples(seed=seed), make_rule())
     filled, moment = memory.fill(through), snapshot(through)
     drawn = torch.rand(4)
-    after = [through.step(make_samples(seed=seed), Objective()) for seed in range(3, 6)]
+    after = [through.step(make_samples(seed=seed), make_rule()) for seed in range(3, 6)]
     resumed = make(tiny_model(seed=77), settings)
-    resumed.step(make_samples(seed=40), Objective())
+    resumed.step(make_samples(seed=40), make_rule())
     resumed.put_back(memory.read(filled))
     assert same(snapshot(resumed), moment), "it is of the moment of its copy"
     assert torch.equal(torch.rand(4), drawn)
-    assert [resumed.step(make_samples(seed=seed), Objective()) for seed in range(3, 6)] == after
+    assert [resumed.step(make_samples(seed=seed), make_rule()) for seed in range(3, 6)] == after
     assert same(snapshot(through), snapshot(resumed))
 
 
@@ -532,15 +534,15 @@ def test_a_snapshot_is_of_the_moment_of_its_loan_though_a_change_comes_at_once(
 ) -> None:
     settings, memory = Settings(warmup_steps=6, weight_decay=0.1), ThroughMemory(tmp_path / "first")
     other, elsewhere = make(tiny_model(seed=5), settings), ThroughMemory(tmp_path / "other")
-    other.step(make_samples(seed=9), Objective())
+    other.step(make_samples(seed=9), make_rule())
     other.snapshot()(tmp_path / "checkpoint")
     foreign = elsewhere.read(elsewhere.fill(other))
     backend = make(tiny_model(), settings)
     for seed in range(2):
-        backend.step(make_samples(seed=seed), Objective())
+        backend.step(make_samples(seed=seed), make_rule())
     moment = snapshot(backend)
     changes: dict[str, Callable[[], object]] = {
-        "step": lambda: backend.step(make_samples(seed=2), Objective()),
+        "step": lambda: backend.step(make_samples(seed=2), make_rule()),
         "load": lambda: backend.load(tmp_path / "checkpoint"),
         "put_back": lambda: backend.put_back(foreign),
     }
@@ -551,7 +553,7 @@ def test_a_snapshot_is_of_the_moment_of_its_loan_though_a_change_comes_at_once(
     resumed.put_back(memory.read(placed))
     assert same(snapshot(resumed), moment)
     if change == "step":
-        assert resumed.step(make_samples(seed=2), Objective()) == changed, "so is the optimiser's state"
+        assert resumed.step(make_samples(seed=2), make_rule()) == changed, "so is the optimiser's state"
         assert same(snapshot(resumed), snapshot(backend))
 
 
@@ -559,7 +561,7 @@ def test_what_only_reads_a_lent_state_does_not_wait(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, memory = make(tiny_model(), Settings()), ThroughMemory(tmp_path / "memory")
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
 
     def refuse(loan: StateLoan) -> None:
         raise AssertionError("it waits for the copy")
@@ -581,14 +583,14 @@ def test_a_backend_whose_lent_state_is_copied_no_further_ends_unchanged(
     monkeypatch.setattr(live_states, "_TURN_S", 0.01)
     monkeypatch.setattr(live_states, "_STALLED_S", 0.01)
     backend, memory = make(tiny_model(), Settings()), ThroughMemory(tmp_path)
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     before = snapshot(backend)
     _, loan = memory.lend(backend)
     with pytest.raises(EngineDied, match="snapshot has made no progress"):
-        backend.step(make_samples(), Objective())
+        backend.step(make_samples(), make_rule())
     assert same(snapshot(backend), before)
     loan.copy()
-    assert backend.step(make_samples(), Objective()).applied
+    assert backend.step(make_samples(), make_rule()).applied
 
 
 def test_a_backend_holds_no_buffer_whose_snapshots_are_given_up(make: Make, tmp_path: Path) -> None:
@@ -604,10 +606,10 @@ def test_a_backend_holds_no_buffer_whose_snapshots_are_given_up(make: Make, tmp_
 def test_a_snapshot_in_memory_of_another_model_or_schedule_changes_nothing(make: Make, tmp_path: Path) -> None:
     settings, memory = Settings(), ThroughMemory(tmp_path)
     other = make(tiny_model(hidden_size=32), settings)
-    other.step(make_samples(), Objective())
+    other.step(make_samples(), make_rule())
     kept = memory.read(memory.fill(other))
     backend = make(tiny_model(), settings)
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     before = snapshot(backend)
     for wrong in (kept, replace(kept, note="{}"), replace(kept, note=kept.note.replace("constant", "cosine 1 2"))):
         with pytest.raises(DataError, match=r"a\.state"):
@@ -628,7 +630,7 @@ def test_a_load_that_fails_names_the_file_and_changes_nothing(
     make: Make, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     backend = make(tiny_model(), Settings())
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     names = sorted(digests_of_saved(backend, tmp_path / "whole"))
     before = snapshot(backend)
     for number, name in enumerate(names):
@@ -662,7 +664,7 @@ def test_bf16_compute_keeps_fp32_weights_and_agrees_roughly(make: Make) -> None:
     rough = backend.response_logprobs(samples)
     gap = np.abs(np.concatenate(exact) - np.concatenate(rough))
     assert 1e-4 < gap.mean() < 0.1
-    assert backend.step(samples, Objective()).applied
+    assert backend.step(samples, make_rule()).applied
     assert {tensor.dtype for _, tensor in backend.tensors()} == {torch.float32}
 
 
@@ -671,14 +673,14 @@ def test_a_snapshot_holds_the_moment_it_was_taken_at_however_long_its_writing_ta
     make: Make, tmp_path: Path, tied: bool
 ) -> None:
     backend = make(tiny_model(tie_word_embeddings=tied), Settings())
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     backend.snapshot()(tmp_path / "at once")
     write = backend.snapshot()
     torch.rand(3)
-    backend.step(make_samples(seed=1), Objective())
+    backend.step(make_samples(seed=1), make_rule())
     with ThreadPoolExecutor(1) as thread:
         writing = thread.submit(write, tmp_path / "late")
-        backend.step(make_samples(seed=2), Objective())
+        backend.step(make_samples(seed=2), make_rule())
         writing.result(timeout=60)
     assert digests(tmp_path / "at once") == digests(tmp_path / "late")
 
@@ -704,7 +706,7 @@ def ranked(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 
 def steps(backend: TrainingBackend, seeds: range) -> list[StepResult]:
-    objective = Objective(kl_coefficient=0.05, entropy_coefficient=0.01)
+    objective = make_rule(kl_coefficient=0.05, entropy_coefficient=0.01)
     return [backend.step(make_samples(seed=seed), objective) for seed in seeds]
 
 
@@ -733,7 +735,7 @@ def test_updates_agree_with_plain_torch(ranked: Subject, tied: bool) -> None:
 def test_what_ranks_lend_is_what_they_would_gather(ranked: Subject, tmp_path: Path, num_steps: int) -> None:
     backend = ranked.make(tiny_model("qwen2", vocab_size=67), Settings(weight_decay=0.1))
     for seed in range(num_steps):
-        backend.step(make_samples(seed=seed), Objective())
+        backend.step(make_samples(seed=seed), make_rule())
     kept: list[KeptState] = []
     for lends in (True, False):
         assert isinstance(backend, RankedTraining)
@@ -753,21 +755,21 @@ def test_each_rank_waits_for_the_copy_of_its_own_share(
     ranked: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, memory = ranked.make(tiny_model(), Settings()), ThroughMemory(tmp_path)
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     moment = snapshot(backend)
     copy_late()
     placed, loan = memory.lend(backend)
-    stepped = during(loan, lambda: backend.step(make_samples(seed=1), Objective()), monkeypatch)
+    stepped = during(loan, lambda: backend.step(make_samples(seed=1), make_rule()), monkeypatch)
     resumed = ranked.make(tiny_model(seed=77), Settings())
     resumed.put_back(memory.read(placed))
     assert same(snapshot(resumed), moment)
-    assert resumed.step(make_samples(seed=1), Objective()) == stepped
+    assert resumed.step(make_samples(seed=1), make_rule()) == stepped
 
 
 @pytest.mark.skipif(not is_rank(), reason="needs several ranks: see test_two_ranks")
 def test_a_rank_that_cannot_copy_its_share_fails_the_snapshot_and_nothing_else(ranked: Subject, tmp_path: Path) -> None:
     backend = ranked.make(tiny_model(), Settings())
-    backend.step(make_samples(), Objective())
+    backend.step(make_samples(), make_rule())
     folder = SnapshotFolder(tmp_path, owner="learner#1", run="run")
     folder.take_over()
     live = backend.live_state()
@@ -777,14 +779,14 @@ def test_a_rank_that_cannot_copy_its_share_fails_the_snapshot_and_nothing_else(r
     loan = live.lend(placed.pages)
     with pytest.raises(StorageFailed, match="rank 1 could not copy its share: FileNotFoundError"):
         loan.copy()
-    assert backend.step(make_samples(seed=1), Objective()).applied
+    assert backend.step(make_samples(seed=1), make_rule()).applied
 
 
 def test_fewer_samples_than_ranks_make_the_step_that_one_rank_makes(ranked: Subject) -> None:
     settings = Settings(eps=SMOOTH_EPS)
     plain, shared = TORCH.make(tiny_model(), settings), ranked.make(tiny_model(), settings)
     samples = make_samples(1)
-    expected, got = plain.step(samples, Objective()), shared.step(samples, Objective())
+    expected, got = plain.step(samples, make_rule()), shared.step(samples, make_rule())
     assert got.loss == pytest.approx(expected.loss, rel=1e-5)
     assert got.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-6)
     agree(shared, plain)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.config.learning import ValueSection
 from pipeline.training.live_states import StateLoan
 from protocol.errors import DataError, EngineError
 from tests.workers.engines.tiny import VOCABULARY, ragged, tiny_model
@@ -174,7 +175,12 @@ def test_the_loss_is_the_clipped_error_of_each_token_averaged_by_response(start:
 def test_below_lambda_1_targets_lean_on_the_values_that_were_given(start: Path) -> None:
     """``G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1})``, with the stored values and 0
     after the end."""
-    settings = ValueSettings(micro_batch_tokens=128, gamma=0.9, gae_lambda=0.7, clip_low=1e9, clip_high=1e9)
+    settings = ValueSettings(
+        micro_batch_tokens=128,
+        gamma=0.9,
+        gae_lambda=0.7,
+        bounds=ValueSection(clip_low=1e9, clip_high=1e9),
+    )
     engine = TorchValue(value_model(start, seed=5), settings, PLAIN)
     rng = np.random.default_rng(2)
     samples = [replace(s, old_values=rng.normal(0, 1, s.response_length).astype(np.float32)) for s in samples_of()]
@@ -193,7 +199,7 @@ def test_below_lambda_1_targets_lean_on_the_values_that_were_given(start: Path) 
 
 def test_explained_variance_is_of_the_present_values_and_of_whole_returns_whatever_lambda(start: Path) -> None:
     """Of lambda targets a critic explains its own guesses; its old values are another critic's."""
-    settings = ValueSettings(micro_batch_tokens=128, gamma=0.9, gae_lambda=0.7, clip_low=0.5, clip_high=0.6)
+    settings = ValueSettings(micro_batch_tokens=128, gamma=0.9, gae_lambda=0.7, bounds=ValueSection())
     engine = TorchValue(value_model(start, seed=5), settings, PLAIN)
     rng = np.random.default_rng(2)
     samples = [replace(s, old_values=rng.normal(0, 1, s.response_length).astype(np.float32)) for s in samples_of()]

@@ -30,7 +30,7 @@ from workers.engines.training.policy_gradient import (
     sample_logprobs,
 )
 from workers.engines.training.publishing import PublishSettings, TorchPublishing
-from workers.engines.training.ranks.messages import Command, Evaluate, Score, SetRate, Step, ValueStep
+from workers.engines.training.ranks.messages import Command, Evaluate, Score, SentRule, SetRate, Step, ValueStep
 from workers.engines.training.ranks.sharded import ShardedModel
 from workers.engines.training.seam import StepResult
 from workers.engines.training.torch import MEMORY_ADVICE
@@ -46,7 +46,7 @@ from workers.engines.value.seam import ValueSample, ValueStepResult
 from workers.engines.value.torch import MEMORY_ADVICE as VALUE_MEMORY_ADVICE
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.objective import Objective
+    from pipeline.algorithms.base import Rule
     from workers.engines.model.adapter import Adapter
 
 
@@ -110,11 +110,9 @@ class RankedTraining(RankedBackend, TorchPublishing):
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         return self._lead.run(Score(list(samples)), self.obey) if samples else []
 
-    def step(
-        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
-    ) -> StepResult:
-        check_samples(samples, objective)
-        return self._lead.run(Step(list(samples), objective, limits), self.obey)
+    def step(self, samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits = NO_LIMITS) -> StepResult:
+        check_samples(samples, rule)
+        return self._lead.run(Step(list(samples), SentRule.of(rule), limits), self.obey)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._lead.run(SetRate(learning_rate), self.obey)
@@ -130,7 +128,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
             case Score():
                 return self._score(command.samples)
             case Step():
-                return self._step(command.samples, command.objective, command.limits)
+                return self._step(command.samples, command.rule.rule(), command.limits)
             case SetRate():
                 return self._shards.set_learning_rate(command.learning_rate)
             case _:
@@ -140,7 +138,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
         own = sample_logprobs(self._shards.module, samples, self._plan(samples), self._group.device)
         return self._bring_together([sample.response_length for sample in samples], own)
 
-    def _step(self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits) -> StepResult:
+    def _step(self, samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits) -> StepResult:
         shards = self._shards
         try:
             with memory_errors(self._max_tokens, MEMORY_ADVICE):
@@ -148,13 +146,13 @@ class RankedTraining(RankedBackend, TorchPublishing):
                     sums = accumulate_gradient(
                         shards.module,
                         samples,
-                        objective,
+                        rule,
                         self._plan(samples),
                         self._group.device,
                         backward=shards.backward,
                         loss_scale=self._loss_scale,
                     )
-                totals = batch_totals(samples, objective, self._over_ranks(sums))
+                totals = batch_totals(samples, rule, self._over_ranks(sums))
                 self._model.wait_for_loans()
                 step = shards.step(totals.loss, limits)
         finally:

@@ -43,8 +43,8 @@ from workers.engines.value.torch import value_optimizer_settings, value_settings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from pipeline.config.learning import DeepSpeedSection
     from pipeline.config.schema import RunConfig
-    from pipeline.config.training import DeepSpeedSection
     from workers.engines.training.lora import LoraSettings
 
 

@@ -15,10 +15,14 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
+from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Objective
+from pipeline.config.catalogue import rule_class
+from pipeline.config.learning import algorithm_settings
+from pipeline.config.rewards import GuidanceSection
 from pipeline.training.spikes import StepLimits
 from protocol.errors import EngineDied
+from protocol.trajectory import Field
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.training.ranks.group import Group, peers
 from workers.engines.value.seam import ValueSample
@@ -97,9 +101,42 @@ class Score(msgspec.Struct, frozen=True, tag=True):
     samples: list[TrainingSample]
 
 
+class SentRule(msgspec.Struct, frozen=True):
+    """A learning rule, by its settings."""
+
+    algorithm: dict[str, Any]
+    guidance: dict[str, Any]
+    fields: frozenset[Field]
+    norm_length: float
+    window_tokens: int
+    proximal_version: int
+
+    @classmethod
+    def of(cls, rule: Rule) -> SentRule:
+        return cls(
+            algorithm=rule.settings.model_dump(mode="json"),
+            guidance=rule.guidance.model_dump(mode="json"),
+            fields=rule.fields,
+            norm_length=rule.norm_length,
+            window_tokens=rule.window_tokens,
+            proximal_version=rule.proximal_version,
+        )
+
+    def rule(self) -> Rule:
+        settings = algorithm_settings(**self.algorithm)
+        return rule_class(settings.name)(
+            settings=settings,
+            guidance=GuidanceSection(**self.guidance),
+            fields=self.fields,
+            norm_length=self.norm_length,
+            window_tokens=self.window_tokens,
+            proximal_version=self.proximal_version,
+        )
+
+
 class Step(msgspec.Struct, frozen=True, tag=True):
     samples: list[TrainingSample]
-    objective: Objective
+    rule: SentRule
     limits: StepLimits
 
 

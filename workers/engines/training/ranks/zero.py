@@ -28,7 +28,7 @@ from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lending import ShareRange
 
 if TYPE_CHECKING:
-    from pipeline.config.training import DeepSpeedSection
+    from pipeline.config.learning import DeepSpeedSection
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

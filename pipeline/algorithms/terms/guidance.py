@@ -1,8 +1,8 @@
-"""Token-level guidance as learning rules see it: its constants and columns. Numpy only.
+"""Token-level guidance as learning rules see it: its columns. Numpy only.
 
 A response is *right* (it has log-probs under the standard prompt only), *wrong* (it also has
 log-probs under the judge prompt), or *unguided* (it has neither, which is no error). So the columns
-of a response imply its verdict. The losses are in ``guided_loss``."""
+of a response imply its verdict. The losses are in ``guided``."""
 
 from __future__ import annotations
 
@@ -14,54 +14,7 @@ import numpy as np
 from protocol.trajectory import RewardScore
 
 if TYPE_CHECKING:
-    from pipeline.config.rewards import GuidanceSection
     from protocol.trajectory import GuidanceScore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuidanceSettings:
-    """Constants of the guided losses. Defaults as published (NLFT, 2412.20382, and its code)."""
-
-    standard_threshold: float = 0.95
-    """tau: tokens with a higher standard probability get a weight above 1."""
-    standard_power: float = 0.6
-    bonus_power: float = 5.0
-    judge_ratio: float = 1.5
-    """A token is flagged if its judge probability exceeds its other probabilities by this factor."""
-    min_judge_probability: float = 0.01
-    max_flagged_share: float = 0.06
-    """If more of a wrong response is flagged, its other tokens have no loss."""
-    unflagged_power: float = 0.5
-    loss_scale: float = 10.0
-    nll_coefficient: float = 1.0
-    """Coefficient of the plain imitation loss of right responses, added to the weighted one."""
-    clusters: bool = False
-    cluster_power: float = 0.3
-    cluster_distance: float = 0.4
-    """Largest cosine distance between a token and the cluster that it joins."""
-    dissimilar_clusters: bool = False
-    """Treat ``cluster_distance`` as the smallest distance instead, as the public code does."""
-
-    @classmethod
-    def of(cls, section: GuidanceSection) -> GuidanceSettings:
-        return cls(
-            standard_threshold=section.standard_threshold,
-            standard_power=section.standard_power,
-            bonus_power=section.bonus_power,
-            judge_ratio=section.judge_ratio,
-            min_judge_probability=section.min_judge_probability,
-            max_flagged_share=section.max_flagged_share,
-            unflagged_power=section.unflagged_power,
-            loss_scale=section.loss_scale,
-            nll_coefficient=section.nll_coefficient,
-            clusters=section.clusters,
-            cluster_power=section.cluster_power,
-            cluster_distance=section.cluster_distance,
-            dissimilar_clusters=section.dissimilar_clusters,
-        )
-
-
-PUBLISHED = GuidanceSettings()
 
 
 @dataclass(frozen=True, slots=True)
