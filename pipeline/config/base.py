@@ -52,5 +52,5 @@ def required(description: str, *, also: str = "") -> Any:
 
 def fact(info: FieldInfo, name: str) -> str:
     """Return what a setting's declaration says of its ``unit``, ``live`` or ``also``; empty if nothing."""
-    facts = info.json_schema_extra
-    return str(facts.get(name, "")) if isinstance(facts, dict) else ""
+    facts = cast("Any", info.json_schema_extra)
+    return str(cast("dict[str, Any]", facts).get(name, "")) if isinstance(facts, dict) else ""

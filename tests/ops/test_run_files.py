@@ -37,8 +37,7 @@ def test_every_demo_takes_several_optimiser_steps_an_update_so_that_it_clips(con
     algorithm = config.algorithm
     assert algorithm.num_minibatches > 1, "with one step an update every ratio is 1, and no clip bound is ever reached"
     if isinstance(algorithm, SampledSettings):
-        assert isinstance(algorithm, SampledSettings)
-    assert algorithm.proximal == "recompute" or algorithm.importance == "bypass"
+        assert algorithm.proximal == "recompute" or algorithm.importance == "bypass"
     in_a_step = algorithm.groups_per_update * algorithm.group_size // algorithm.num_minibatches
     assert in_a_step % algorithm.group_size == 0, "a mini-batch holds whole groups"
 
