@@ -215,8 +215,9 @@ class AlgorithmSection(Section):
         for name, default in (defaults or {}).items():
             if name not in cls.model_fields:
                 raise TypeError(f"the defaults of {cls.__qualname__} have {name}; expected settings that it inherits")
-            cls.model_fields[name] = copy(cls.model_fields[name])
-            cls.model_fields[name].default = default
+            cls.model_fields[name] = info = copy(cls.model_fields[name])
+            # as a given value is, so that "none" is Importance.NONE
+            info.default, info.validate_default = default, True
         if defaults:
             cls.model_rebuild(force=True)
 

@@ -16,7 +16,7 @@ from pipeline.algorithms.loss import policy_loss
 from pipeline.algorithms.terms.aggregation import row_weights
 from pipeline.algorithms.terms.clip import TokenLoss
 from pipeline.algorithms.terms.loss_terms import LossTerms
-from pipeline.config.learning import DualClipSettings
+from pipeline.config.learning import DualClipSettings, Importance
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.config.unread import unread
 from pipeline.ledger.types import Unit
@@ -62,6 +62,21 @@ def test_a_rule_of_ones_own_brings_its_preset_and_makes_samples(tmp_path: Path) 
     resolved = load_config([write_resolved(resolve_paths(config), tmp_path)])
     assert resolved.algorithm == resolve_paths(config).algorithm
     assert "algorithm.clip_high" not in resolved.algorithm.model_fields_set
+
+
+def test_a_default_of_ones_own_is_checked_as_a_given_value_is() -> None:
+    class Mine(Dapo):
+        class Settings(Dapo.Settings, defaults={"importance": "none"}):
+            pass
+
+    assert Mine.of().sampled.importance is Importance.NONE
+
+    class Wrong(Dapo):
+        class Settings(Dapo.Settings, defaults={"clip_low": 7.0}):
+            pass
+
+    with pytest.raises(ValueError, match="less than or equal to 1"):
+        Wrong.of()
 
 
 def test_a_rules_own_check_refuses_a_configuration(tmp_path: Path) -> None:
