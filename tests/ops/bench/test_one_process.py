@@ -59,7 +59,7 @@ def test_recorded_responses_are_read_in_the_runs_order_and_without_behaviour(
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     settings = [*task, "data.train=[]", f"data.responses=['{file}']", "algorithm.group_size=1", "reward.overlong=none"]
     settings += ["algorithm.name=rft", "algorithm.groups_per_update=3", "algorithm.num_minibatches=1"]
-    config = load_config([ROOT / "configs" / "demo.toml"], [*settings, "algorithm.importance=none"])
+    config = load_config([ROOT / "configs" / "demo.toml"], settings)
     learner, source = OneProcess(config), PromptSource(config, load_text_tokenizer(config.model.path))
     read = [one for _ in range(4) for [one] in learner._groups(filtered=False)]
     assert [one.prompt.prompt_id for one in read] == [source.at(position).prompt_id for position in range(12)]

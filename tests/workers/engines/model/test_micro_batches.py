@@ -68,7 +68,9 @@ def test_an_update_in_which_memory_ran_out_is_the_update_of_smaller_micro_batche
     assert result.num_tokens == wanted.num_tokens
     weights = dict(expected.tensors())
     for name, tensor in backend.tensors():
-        torch.testing.assert_close(tensor, weights[name], atol=1e-6, rtol=0, msg=name)
+        # a step moves a weight by up to 1e-3; sums in another order differ in their last bits, which AdamW
+        # divides by the root of a gradient that may be as small
+        torch.testing.assert_close(tensor, weights[name], atol=5e-6, rtol=0, msg=name)
     told = [line for line in logs if line["event"] == "micro_batches_halved"]
     assert len(told) == len(failing)
     assert told[0]["before"] == BUDGET and told[0]["tokens"] <= BUDGET // 2 and "\n" not in told[0]["reason"]
