@@ -109,7 +109,8 @@ def test_an_adapter_in_low_precision_makes_the_steps_of_one_process_and_keeps_no
     assert {tensor.dtype for tensor in published.values()} == {torch.float32}
     samples = make_samples(seed=9)
     for left, right in zip(shared.response_logprobs(samples), plain.response_logprobs(samples), strict=True):
-        np.testing.assert_allclose(left, right, atol=5e-2, rtol=0)
+        # two steps of bfloat16 between 4 and 8
+        np.testing.assert_allclose(left, right, atol=2 / 32, rtol=0)
 
 
 def test_every_rank_has_the_same_adapter_after_steps_and_a_load(ranked: Subject, tmp_path: Path) -> None:
