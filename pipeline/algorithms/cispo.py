@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pipeline.algorithms.base import per_token
 from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.group_rule import GroupRule
-from pipeline.config.base import setting
 from pipeline.config.catalogue import Declaration
-from pipeline.config.learning import ClipSettings
+from pipeline.config.learning import StandardisedSettings
 
 if TYPE_CHECKING:
     from pipeline.algorithms.terms.clip import TokenLoss
@@ -29,8 +28,8 @@ class Cispo(GroupRule):
     __slots__ = ()
     declaration: ClassVar[Declaration] = Declaration()
 
-    class Settings(ClipSettings, defaults=UPPER_BOUND):
-        normalize_std: bool = setting(True, "Divide group advantages by the unbiased std + 1e-6.")
+    class Settings(StandardisedSettings, defaults=UPPER_BOUND):
+        pass
 
     settings: Settings
     advantages = Dapo.advantages

@@ -26,7 +26,7 @@ from pipeline.algorithms.terms.advantage import discounted_sums, terminal_reward
 from pipeline.algorithms.terms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
 from pipeline.algorithms.terms.guidance import UNGUIDED, guided_columns, is_right
 from pipeline.config.base import Fraction, setting
-from pipeline.config.learning import Aggregation, DualClipSettings
+from pipeline.config.learning import Aggregation, DiscountedSettings
 from pipeline.ledger.types import ClaimedUnit
 from protocol.trajectory import Field, GuidanceScore, RewardScore
 
@@ -69,8 +69,7 @@ class TokenSpan:
 class CriticRule(Rule):
     """A learning rule that takes its baseline from a value model, with PPO's clipped loss."""
 
-    class Settings(DualClipSettings):
-        gamma: Fraction = setting(1.0, "Discount. VAPO, T-PPO: 1.")
+    class Settings(DiscountedSettings):
         gae_lambda: Fraction = setting(
             0.95, "Lambda of the policy, if it does not adapt to the length.", unit="factor", also="lam lambd"
         )

@@ -18,9 +18,8 @@ import numpy as np
 from pipeline.algorithms.base import per_token
 from pipeline.algorithms.group_rule import GroupRule, Responses
 from pipeline.algorithms.terms.advantage import group_advantages
-from pipeline.config.base import setting
 from pipeline.config.catalogue import Declaration
-from pipeline.config.learning import DualClipSettings
+from pipeline.config.learning import DualClipSettings, StandardisedSettings
 
 if TYPE_CHECKING:
     from pipeline.algorithms.terms.clip import TokenLoss
@@ -31,12 +30,8 @@ class Dapo(GroupRule):
     __slots__ = ()
     declaration: ClassVar[Declaration] = Declaration()
 
-    class Settings(DualClipSettings):
-        normalize_std: bool = setting(
-            True,
-            "Divide group advantages by the unbiased std + 1e-6.",
-            also="scale_rewards norm_adv_by_std_in_grpo no_advantage_std_norm no_std_norm",
-        )
+    class Settings(StandardisedSettings, DualClipSettings):
+        pass
 
     settings: Settings
 

@@ -18,17 +18,16 @@ import numpy as np
 from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.group_rule import GroupRule, Responses
 from pipeline.algorithms.terms.advantage import discounted_sums, group_advantages, terminal_rewards, whiten_rows
-from pipeline.config.base import Fraction, setting
 from pipeline.config.catalogue import Declaration
-from pipeline.config.learning import SYMMETRIC, DualClipSettings
+from pipeline.config.learning import SYMMETRIC, DiscountedSettings, DualClipSettings
 
 
 class ReinforcePlusPlus(GroupRule):
     __slots__ = ()
     declaration: ClassVar[Declaration] = Declaration(has_group_baseline=False)
 
-    class Settings(DualClipSettings, defaults=SYMMETRIC):
-        gamma: Fraction = setting(1.0, "Discount.", unit="factor per token")
+    class Settings(DiscountedSettings, defaults=SYMMETRIC):
+        pass
 
     settings: Settings
     token_loss = Dapo.token_loss

@@ -2,7 +2,7 @@
 guidance.
 
 Such a rule has no advantage. From a response's score and guidance it decides 1 (imitate), -1 (learn
-from what is wrong) or 0 (train nothing), and the surrogate does the rest. Since no token is
+from what is wrong) or 0 (train nothing), and ``token_loss`` does the rest. Since no token is
 compared with the policy that sampled it, responses may come from anywhere. All log-probs are at
 temperature 1: imitation is of the model itself, and guidance thresholds are probabilities of the
 model itself."""

@@ -345,6 +345,16 @@ class ClipSettings(SampledSettings):
     )
 
 
+class StandardisedSettings(ClipSettings):
+    """Of rules that may divide a group's advantages by its std."""
+
+    normalize_std: bool = setting(
+        True,
+        "Divide group advantages by the unbiased std + 1e-6.",
+        also="scale_rewards norm_adv_by_std_in_grpo no_advantage_std_norm no_std_norm",
+    )
+
+
 class DualClipSettings(ClipSettings):
     """Of rules with PPO's clipped loss."""
 
@@ -362,6 +372,12 @@ class DualClipSettings(ClipSettings):
         if 0.0 < self.dual_clip <= 1.0:
             raise ValueError(f"algorithm.dual_clip is {self.dual_clip}; it must be above 1, or 0 to switch it off")
         return self
+
+
+class DiscountedSettings(DualClipSettings):
+    """Of rules that discount rewards over tokens."""
+
+    gamma: Fraction = setting(1.0, "Discount. VAPO, T-PPO: 1.", unit="factor per token")
 
 
 SYMMETRIC: Final = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0, "dynamic_sampling": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,10 @@ import pytest
 
 from pipeline.observability.comparison import compare_runs, read_runs
 from pipeline.observability.comparison_page import write_comparison
+from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.report import write_report
 from pipeline.observability.samples import SAMPLES_NAME
+from tests.pipeline.observability.rows import update_row
 from tests.pipeline.observability.test_comparison import made
 from tests.pipeline.observability.test_report import AUDIT, full_run, sample
 from tests.web.conftest import Browser
@@ -123,6 +125,17 @@ def test_all_that_the_history_has_is_drawn(browser: Browser, report: str) -> Non
                 expect(found.locator(".legend")).to_contain_text(name)
         shown = page.locator(".chart:visible h3").all_text_contents()
         assert sorted(shown) == sorted(charts)
+
+
+def test_numbers_too_large_to_draw_leave_a_gap(browser: Browser, tmp_path: Path) -> None:
+    history = History(full_run(tmp_path) / HISTORY_NAME)
+    for number, loss in ((4, 1e308), (5, -1e308), (6, 2.0)):
+        history.append(replace(update_row(number), loss=loss))
+    history.close()
+    page = opened(browser, write_report(tmp_path, title="demo", detail="", audit=None).as_uri(), "learning")
+    drawn = chart(page, "Loss").locator("path.curve").get_attribute("d") or ""
+    assert len(re.findall("[ML]", drawn)) == 4 and re.search("[^-ML. 0-9]", drawn) is None
+    assert all(len(value) < 9 for value in chart(page, "Loss").locator("text.tick").all_text_contents())
 
 
 def test_a_hostile_response_is_text_in_the_report(browser: Browser, report: str) -> None:
