@@ -25,10 +25,9 @@ scorers or weights, and while admission is paused."""
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import structlog
@@ -110,10 +109,15 @@ class _MeasuredTime:
     num_cycles: int = 0
 
     def __add__(self, other: _MeasuredTime) -> _MeasuredTime:
-        return _MeasuredTime(*map(sum, zip(astuple(self), astuple(other), strict=True)))
-
-    def __mul__(self, factor: float) -> _MeasuredTime:
-        return _MeasuredTime(*(factor * one for one in astuple(self)))
+        return _MeasuredTime(
+            self.length_s + other.length_s,
+            self.waited_s + other.waited_s,
+            self.arrived_s + other.arrived_s,
+            self.busy_s + other.busy_s,
+            self.held_up_s + other.held_up_s,
+            self.tokens + other.tokens,
+            self.num_cycles + other.num_cycles,
+        )
 
     @property
     def waited(self) -> float:
@@ -199,7 +203,9 @@ class Autoscaler:
 
     @property
     def _bounds(self) -> tuple[int, int]:
-        return self.limits.min_generators, self.limits.max_generators or sys.maxsize
+        most = self.limits.max_generators
+        assert most is not None, "a fleet without a largest number is not scaled by demand"
+        return self.limits.min_generators, most
 
     @property
     def _grow_after_s(self) -> float:
@@ -269,7 +275,15 @@ class Autoscaler:
             return waited if waited.length_s >= _DEEP * self._grow_after_s else None
         if waited.length_s < max(self._grow_after_s, _DEEP * self._computed_s):
             return None
-        return replace(waited * (1.0 + self._computed_s / waited.length_s), waited_s=waited.waited_s)
+        longer = 1.0 + self._computed_s / waited.length_s
+        return _MeasuredTime(
+            length_s=longer * waited.length_s,
+            waited_s=waited.waited_s,
+            arrived_s=longer * waited.arrived_s,
+            busy_s=longer * waited.busy_s,
+            held_up_s=longer * waited.held_up_s,
+            tokens=longer * waited.tokens,
+        )
 
     # -- decisions ---------------------------------------------------------------------------------
 
