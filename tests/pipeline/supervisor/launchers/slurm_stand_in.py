@@ -8,6 +8,7 @@ steps of a job and not to its script. A job that is killed as a whole gets SIGTE
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import getpass
 import json
@@ -30,6 +31,12 @@ SBATCH = (
     "--mem",
     "--partition",
 )
+
+
+def signalled(job: dict[str, Any], number: signal.Signals) -> None:
+    # as with scancel, a step that has just ended is no error
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(job["step_pid"], number)
 
 
 class Cluster:
@@ -122,13 +129,13 @@ class Cluster:
             self.write(number, state="CANCELLED", code="0:0")
         elif job["state"] == "RUNNING":
             if options == ["--signal=TERM"]:
-                os.kill(job["step_pid"], signal.SIGTERM)
+                signalled(job, signal.SIGTERM)
             elif options == ["--signal=KILL"] and step == "0":
-                os.kill(job["step_pid"], signal.SIGKILL)
+                signalled(job, signal.SIGKILL)
             else:
                 assert options == [], options
                 self.write(number, state="CANCELLED", code="0:15")
-                os.kill(job["step_pid"], signal.SIGTERM)
+                signalled(job, signal.SIGTERM)
         return 0
 
     def squeue(self, arguments: list[str]) -> int:
