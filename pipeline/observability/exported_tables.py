@@ -19,7 +19,7 @@ from pipeline.files.columns import arrow
 from pipeline.fleet.flow.rows import LinkRow, StateRow
 from pipeline.fleet.peers.segments import observed_files
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, UpdateRow
-from pipeline.runtime.flow_ring import MessageOutcome
+from pipeline.runtime.message_record import MessageOutcome
 from protocol.errors import ConfigError, DataError
 from protocol.ids import Role
 

@@ -31,7 +31,7 @@ from pipeline.runtime.open_messages import FlowRecorder, Inbox, Outbox
 from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS, LinkReport, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
-from pipeline.runtime.tracing import Spans
+from pipeline.runtime.tracing import TrajectorySpans
 from pipeline.runtime.worker_state import WorkerState
 from protocol.channel import Mailbox, Requester, Responder, Sender
 from protocol.ids import Incarnation, Role
@@ -88,8 +88,7 @@ class ActorContext:
         log: structlog logger; every line has role, worker, run and policy version.
         clock: The time.
         draining: Set when the main loop should end.
-        spans: OpenTelemetry spans of trajectories; does nothing unless tracing is on.
-        flow: Records messages for `headrace run trace`; does nothing without a ring.
+        flow: Records messages for `headrace run trace` and OpenTelemetry, each if it is on.
         prepared: Parts that this process made while it was a standby.
         delivered: Finished pieces of work. An error before the first is not blamed on the work.
         tasks: The actor's TaskGroup; prefer ``spawn``, which names a task and watches its end."""
@@ -107,7 +106,7 @@ class ActorContext:
         clock: Clock,
         tasks: asyncio.TaskGroup,
         log_context: dict[str, object] | None = None,
-        spans: Spans | None = None,
+        spans: TrajectorySpans | None = None,
         ring: FlowRingWriter | None = None,
         first_error: FirstError | None = None,
         prepared: PreparedParts | None = None,
@@ -122,12 +121,11 @@ class ActorContext:
         self.log = log
         self.clock = clock
         self.tasks = tasks
-        self.spans = Spans() if spans is None else spans
         self.draining = asyncio.Event()
         self.worker_state = WorkerState(who, clock)
         if version := running_version(run_dir):
             self.goes_by_code(WORKERS, version)
-        self.flow = FlowRecorder(clock, ring)
+        self.flow = FlowRecorder(clock, ring, spans)
         self.flow.watch_worker(self._flow_state)
         self.prepared = prepared or PreparedParts()
         self.finished: tuple[ExitCode, str] | None = None

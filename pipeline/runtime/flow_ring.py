@@ -29,11 +29,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 from zlib import crc32
 
-import xxhash
+import numpy as np
 
+from pipeline.runtime.message_record import MessageOutcome, MessageRecord, key_of
 from protocol.endpoints import run_tag
 from protocol.ids import Incarnation
 from protocol.private import ensure_private_folder
@@ -63,6 +64,17 @@ _SEQUENCE: Final = struct.Struct("<Q")
 _NUMBER: Final = struct.Struct("<I")
 _COMPLETION: Final = struct.Struct("<BBHIdQfffi8x")
 _STATE: Final = struct.Struct("<BBHIdQQQfi")
+SLOTS: Final = np.dtype(
+    {
+        "names": ["kind", "what", "link", "size", "time_s", "key", "waited_s", "service_s", "storing_s",
+                  "policy_version", "counts", "oldest_age_s", "state_version"],
+        "formats": ["u1", "u1", "u2", "u4", "f8", "u8", "f4", "f4", "f4", "i4", ("u8", 3), "f4", "i4"],
+        "offsets": [8, 9, 10, 12, 16, 24, 32, 36, 40, 44, 24, 48, 52],
+        "itemsize": _SLOT_BYTES,
+    }
+)  # fmt: skip
+"""Slots as columns, for readers. ``what`` is a message's outcome or a state's side; a state's ``size`` is its
+number of open messages, and its last three columns replace a message's from ``key`` on."""
 _BODY_END: Final = 56
 _COUNT_LIMIT: Final = 2**32 - 1
 _FILE_BYTES: Final = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
@@ -75,19 +87,6 @@ class SlotForm(IntEnum):
     STATE = 2
 
 
-class MessageOutcome(IntEnum):
-    """How a message left one end of a link."""
-
-    SENT = 1
-    """A link took the message."""
-    GIVEN_UP = 2
-    """No link took it in time; the ledger's overdue index will hand it out."""
-    STORED = 3
-    """The ledger has the message's result."""
-    UNSTORED = 4
-    """It was handled without a result: failed, unwanted or postponed."""
-
-
 class LinkSide(IntEnum):
     """What a state describes."""
 
@@ -97,27 +96,6 @@ class LinkSide(IntEnum):
     """counts: received, done, stored"""
     WORKER = 3
     """counts: progress, held, index of the wait in ``WaitingFor``"""
-
-
-class Completion(NamedTuple):
-    """The end of one message at one end of its link."""
-
-    at_s: float
-    """Time of the end, by the writer's monotonic clock."""
-    link: str
-    """Name from ``link_name``; empty for work without a link."""
-    outcome: MessageOutcome
-    key: int
-    """``key_of`` the chunk's name, the same at both ends."""
-    size: int
-    """Expected work in tokens."""
-    waited_s: float
-    """Wait for a link with room (at the sender), or until the work began (at the receiver)."""
-    service_s: float
-    """Duration of the work itself; 0 at the sender."""
-    storing_s: float
-    """Time from the end of the work to the ledger's answer."""
-    policy_version: int
 
 
 class LinkState(NamedTuple):
@@ -135,7 +113,6 @@ class LinkState(NamedTuple):
     policy_version: int
 
 
-FlowRecord: TypeAlias = Completion | LinkState
 _KNOWN: Final = frozenset(
     {(int(SlotForm.COMPLETION), int(outcome)) for outcome in MessageOutcome}
     | {(int(SlotForm.STATE), int(side)) for side in LinkSide}
@@ -151,31 +128,6 @@ class RingSlice:
     """Slots of 64 bytes each."""
     names: Mapping[int, str]
 
-    def records(self) -> Iterator[FlowRecord]:
-        for at in range(8, len(self.data), _SLOT_BYTES):
-            if self.data[at] == SlotForm.COMPLETION:
-                _, outcome, link, size, at_s, key, waited_s, *took_s, version = _COMPLETION.unpack_from(self.data, at)
-                name, (service_s, storing_s) = self.names.get(link, ""), took_s
-                yield Completion(
-                    at_s, name, MessageOutcome(outcome), key, size, waited_s, service_s, storing_s, version
-                )
-            else:
-                _, end, link, num_open, at_s, *counts, age_s, version = _STATE.unpack_from(self.data, at)
-                first, second, third = counts
-                name = self.names.get(link, "")
-                yield LinkState(at_s, name, LinkSide(end), (first, second, third), num_open, age_s, version)
-
-
-@dataclass(frozen=True, slots=True)
-class RingHead:
-    worker: str
-    epoch: int
-    pid: int
-    monotonic_s: float
-    """The writer's monotonic clock when it started."""
-    started_s: float
-    """Wall-clock time at the same moment, seconds since 1970, for people."""
-
 
 def flow_folder(run_dir: Path) -> Path:
     """Return the folder of a run's rings on this host, memory-backed if possible."""
@@ -183,10 +135,6 @@ def flow_folder(run_dir: Path) -> Path:
         folder = _SHARED_MEMORY / run_tag(run_dir)
         return folder.with_name(f"{folder.name}-flow")
     return run_dir / "flow"
-
-
-def key_of(name: str) -> int:
-    return xxhash.xxh3_64_intdigest(name.encode())
 
 
 class FlowRingWriter:
@@ -218,30 +166,21 @@ class FlowRingWriter:
         self._written = 0
         self._names: dict[str, int] = {}
 
-    def complete(self, done: Completion) -> None:
+    def message(self, record: MessageRecord) -> None:
+        """Write a record that has ended."""
+        link, size = self._index_of(record.link or ""), min(record.size, _COUNT_LIMIT)
         self._write(
             _COMPLETION.pack(
-                *(
-                    SlotForm.COMPLETION,
-                    done.outcome,
-                    self._index_of(done.link),
-                    min(done.size, _COUNT_LIMIT),
-                    done.at_s,
-                ),
-                *(done.key, done.waited_s, done.service_s, done.storing_s, done.policy_version),
+                *(SlotForm.COMPLETION, record.outcome, link, size, record.ended_s, key_of(record.chunk)),
+                *(*record.times_s(), record.policy_version),
             )
         )
 
     def state(self, state: LinkState) -> None:
+        link, num_open = self._index_of(state.link), min(state.num_open, _COUNT_LIMIT)
         self._write(
             _STATE.pack(
-                *(
-                    SlotForm.STATE,
-                    state.end,
-                    self._index_of(state.link),
-                    min(state.num_open, _COUNT_LIMIT),
-                    state.at_s,
-                ),
+                *(SlotForm.STATE, state.end, link, num_open, state.at_s),
                 *(*state.counts, state.oldest_age_s, state.policy_version),
             )
         )
@@ -284,20 +223,14 @@ class FlowRingReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.num_read = self.num_overwritten = self.num_damaged = 0
-        self.head: RingHead | None = None
-        """Header of the newest incarnation read so far; None before the first."""
         self._fd: int | None = None
         self._file = (0, 0)
         self._refused = (0, 0)
         self._next = 0
         self._names: dict[int, str] = {}
 
-    def read(self) -> list[FlowRecord]:
-        """Return the records since the last call, in order."""
-        return [record for slots in self.take() for record in slots.records()]
-
-    def take(self) -> list[RingSlice]:
-        """Return the complete slots since the last call, in order; faster than ``read`` for many records."""
+    def read(self) -> list[RingSlice]:
+        """Return the complete slots since the last call, in order."""
         found = list(self._rest())
         if self._is_replaced() and self._open():
             found += self._rest()
@@ -324,14 +257,13 @@ class FlowRingReader:
         except OSError:
             return False
         found = os.fstat(fd)
-        head = _head(fd, found.st_size)
-        if head is None:
+        if not _is_ring(fd, found.st_size):
             os.close(fd)
             self._refused = (found.st_dev, found.st_ino)
             self.num_damaged += 1
             return False
         self.close()
-        self._fd, self._file, self.head = fd, (found.st_dev, found.st_ino), head
+        self._fd, self._file = fd, (found.st_dev, found.st_ino)
         self._next, self._names = 0, {}
         return True
 
@@ -394,14 +326,12 @@ def _whole(slots: bytes, first: int) -> tuple[set[int], list[int]]:
     return links, whole
 
 
-def _head(fd: int, num_bytes: int) -> RingHead | None:
+def _is_ring(fd: int, num_bytes: int) -> bool:
     found = _bytes_at(fd, _HEAD_BYTES, 0)
     if len(found) < _HEAD_BYTES or num_bytes < _FILE_BYTES:
-        return None
-    magic, *layout, pid, epoch, monotonic_s, started_s, worker = _HEAD.unpack_from(found)
-    if magic != _MAGIC or tuple(layout) != (_VERSION, _SLOT_BYTES, _NAME_BYTES, MAX_NAMES, NUM_SLOTS):
-        return None
-    return RingHead(worker.rstrip(b"\0").decode(errors="replace"), epoch, pid, monotonic_s, started_s)
+        return False
+    magic, *layout = _HEAD.unpack_from(found)
+    return magic == _MAGIC and layout[:5] == [_VERSION, _SLOT_BYTES, _NAME_BYTES, MAX_NAMES, NUM_SLOTS]
 
 
 def _bytes_at(fd: int, num_bytes: int, at: int) -> bytes:

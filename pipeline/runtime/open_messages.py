@@ -6,41 +6,43 @@ messages until the ledger has their result::
     outbox   produced ──> sent, or given up
     inbox    received ──> begun ──> done ──> stored, or ended without a result
 
-So ``produced >= sent`` and ``received >= done >= stored``. Ages are by this process's monotonic clock. The
-caller limits how many messages are open, and ends every one that it took."""
+So ``produced >= sent`` and ``received >= done >= stored``. Each open message is a ``MessageRecord``, from which its
+slot in the ring and its span are made when it ends. The caller limits how many messages are open, and ends every
+one that it took."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.flow_ring import Completion, FlowRingWriter, LinkSide, LinkState, MessageOutcome, key_of
+from pipeline.runtime.flow_ring import FlowRingWriter, LinkSide, LinkState
+from pipeline.runtime.message_record import MessageOutcome, MessageRecord
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, link_name
+from pipeline.runtime.tracing import TrajectorySpans
 from protocol.channel import LinkStats
-from protocol.ids import Role
+from protocol.ids import ChunkId, Role
 from protocol.inbound import MAX_PEERS
+from protocol.trajectory import TrajectoryChunk
 
-STATES_EVERY_S = 0.1
+STATES_EVERY_S: Final = 0.1
 
 
 class FlowRecorder:
-    """Writes a worker's flow records to its ring (``pipeline.runtime.flow_ring``), if it has one.
+    """Records a worker's messages: in its flow ring (``pipeline.runtime.flow_ring``) and as spans
+    (``pipeline.runtime.tracing``), each if there is one.
 
-    Inboxes and outboxes report to it. Each message gets a completion; states are recorded every 100 ms while
-    a message is open. Used only by the main loop."""
+    States are recorded every 100 ms while a message is open. Used only by the main loop."""
 
-    def __init__(self, clock: Clock, ring: FlowRingWriter | None = None) -> None:
-        self._clock, self._ring = clock, ring
+    def __init__(self, clock: Clock, ring: FlowRingWriter | None = None, spans: TrajectorySpans | None = None) -> None:
+        self._clock, self._ring, self._spans = clock, ring, spans
         self._sources: list[Callable[[float], Sequence[LinkState]]] = []
         self._worker: Callable[[float], LinkState | None] = lambda _: None
         self._opened = asyncio.Event()
-
-    @property
-    def is_on(self) -> bool:
-        return self._ring is not None
 
     def watch(self, states: Callable[[float], Sequence[LinkState]]) -> None:
         """Record ``states(now_s)``, the ends with open messages, while there are any."""
@@ -53,9 +55,12 @@ class FlowRecorder:
         """Start recording states."""
         self._opened.set()
 
-    def complete(self, done: Completion) -> None:
-        if self._ring is not None:
-            self._ring.complete(done)
+    def ended(self, record: MessageRecord, outcome: MessageOutcome) -> str:
+        """Record a message's end; return its span's context, empty if it has none."""
+        record.outcome, record.ended_s = outcome, self._clock.monotonic()
+        if self._ring is not None and record.link is not None:
+            self._ring.message(record)
+        return "" if self._spans is None else self._spans.add(record)
 
     async def run(self) -> None:
         """Record states until cancelled."""
@@ -81,28 +86,11 @@ class FlowRecorder:
             ring.close()
 
 
-def state_of(
-    now_s: float, link: str, end: LinkSide, counts: tuple[int, int, int], since_s: Sequence[float]
-) -> LinkState | None:
-    """Return the state of one end whose open messages date from ``since_s``; None if there are none."""
-    if not since_s:
-        return None
-    return LinkState(now_s, link, end, counts, len(since_s), max(0.0, now_s - min(since_s)), -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """How flow records identify a message."""
-
-    name: str = ""
-    """Its chunk's name, the same at both ends."""
-    size: int = 0
-    """Expected work in tokens."""
-    policy_version: int = -1
-    """The newest version that sampled it."""
-
-
-_PLAIN = Parcel()
+def _state(
+    now_s: float, link: str, side: LinkSide, counts: tuple[int, int, int], ones: Sequence[MessageRecord]
+) -> LinkState:
+    """Return the state of one end with open messages, oldest first."""
+    return LinkState(now_s, link, side, counts, len(ones), max(0.0, now_s - ones[0].taken_s), -1)
 
 
 class Outbox:
@@ -112,93 +100,55 @@ class Outbox:
         self._mine, self._clock, self._flow = mine, clock, flow
         self._link = link_name(mine, role)
         self._num_produced = self._num_sent = self._num_given_up = 0
-        self._since_s: dict[int, float] = {}
+        self._open: dict[MessageRecord, None] = {}
+        """Oldest first."""
         flow.watch(self._states)
 
     def __len__(self) -> int:
-        return len(self._since_s)
+        return len(self._open)
 
-    def produced(self) -> int:
-        """Add a message; return its number."""
+    def produced(self, chunk: TrajectoryChunk | None = None) -> MessageRecord:
+        """Add a message; return its record."""
         self._num_produced += 1
-        self._since_s[self._num_produced] = self._clock.monotonic()
+        record = MessageRecord(None, self._clock.monotonic())
+        if chunk is not None:
+            record.chunk, record.size, record.policy_version = chunk.id, chunk.num_tokens, chunk.versions[-1]
+        self._open[record] = None
         self._flow.opened()
-        return self._num_produced
+        return record
 
-    def sent(self, number: int, worker: str, parcel: Parcel = _PLAIN) -> None:
+    def sent(self, record: MessageRecord, worker: str) -> None:
         """End a message that the link to ``worker`` took."""
         self._num_sent += 1
-        self._end(number, link_name(self._mine, worker), MessageOutcome.SENT, parcel)
+        self._end(record, link_name(self._mine, worker), MessageOutcome.SENT)
 
-    def given_up(self, number: int, parcel: Parcel = _PLAIN) -> None:
+    def given_up(self, record: MessageRecord) -> None:
         """End a message that no link took in time."""
         self._num_given_up += 1
-        self._end(number, self._link, MessageOutcome.GIVEN_UP, parcel)
+        self._end(record, self._link, MessageOutcome.GIVEN_UP)
 
     def report(self) -> LinkReport | None:
         """Return the role's row for the heartbeat; None before the first message."""
         if not self._num_produced:
             return None
-        oldest_s, now_s = min(self._since_s.values(), default=None), self._clock.monotonic()
+        oldest, now_s = next(iter(self._open), None), self._clock.monotonic()
         return LinkReport(
             name=self._link,
             produced=self._num_produced,
             # all links together refused these
             refused=self._num_given_up,
-            open=len(self._since_s),
-            oldest_age_s=0.0 if oldest_s is None else now_s - oldest_s,
+            open=len(self._open),
+            oldest_age_s=0.0 if oldest is None else now_s - oldest.taken_s,
         )
 
-    def _end(self, number: int, link: str, outcome: MessageOutcome, parcel: Parcel) -> None:
-        since_s = self._since_s.pop(number)
-        if self._flow.is_on:
-            now_s = self._clock.monotonic()
-            self._flow.complete(
-                Completion(
-                    *(now_s, link, outcome, key_of(parcel.name), parcel.size, now_s - since_s),
-                    *(0.0, 0.0, parcel.policy_version),
-                )
-            )
+    def _end(self, record: MessageRecord, link: str, outcome: MessageOutcome) -> None:
+        del self._open[record]
+        record.link = link
+        self._flow.ended(record, outcome)
 
     def _states(self, now_s: float) -> Sequence[LinkState]:
         counts = (self._num_produced, self._num_sent, self._num_given_up)
-        state = state_of(now_s, self._link, LinkSide.SENDER, counts, list(self._since_s.values()))
-        return () if state is None else (state,)
-
-
-@dataclass(slots=True)
-class _Counts:
-    link: str
-    received: int = 0
-    done: int = 0
-    stored: int = 0
-
-
-@dataclass(slots=True)
-class _Open:
-    """A received message that has not ended."""
-
-    counts: _Counts | None
-    """The sender's counts; None for work that came from the ledger."""
-    parcel: Parcel
-    taken_s: float
-    begun_s: float | None = None
-    done_s: float | None = None
-
-
-@dataclass(slots=True)
-class _Sums:
-    received: int = 0
-    refused: int = 0
-    gaps: int = 0
-    done: int = 0
-    stored: int = 0
-    since_s: list[float] = field(default_factory=list[float])
-
-    def add(self, other: _Sums) -> None:
-        for name in ("received", "refused", "gaps", "done", "stored"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.since_s += other.since_s
+        return [_state(now_s, self._link, LinkSide.SENDER, counts, [*self._open])] if self._open else []
 
 
 class Inbox:
@@ -206,8 +156,10 @@ class Inbox:
 
     def __init__(self, mine: str, clock: Clock, flow: FlowRecorder) -> None:
         self._mine, self._clock, self._flow = mine, clock, flow
-        self._counts: dict[str, _Counts] = {}
-        self._open: dict[Hashable, _Open] = {}
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """By link: received, done, stored."""
+        self._open: dict[ChunkId, MessageRecord] = {}
+        """Oldest first."""
         flow.watch(self._states)
 
     def __len__(self) -> int:
@@ -228,120 +180,110 @@ class Inbox:
         """Open messages whose result is on its way to the ledger."""
         return sum(one.done_s is not None for one in self._open.values())
 
-    def took(self, key: Hashable, sender: str = "", parcel: Parcel = _PLAIN) -> None:
-        """Take a message of ``sender``, or work from the ledger. A repeat of an open message counts as done."""
-        counts = self._of(sender) if sender else None
-        if counts is not None:
-            counts.received += 1
-        if key in self._open:
-            if counts is not None:
-                counts.done += 1
+    def took(
+        self,
+        chunk: ChunkId,
+        sender: str = "",
+        *,
+        size: int = 0,
+        policy_version: int = -1,
+        span: str = "",
+        facts: Mapping[str, str | int] = MappingProxyType({}),
+        trace: str = "",
+    ) -> None:
+        """Take a message of ``sender``, or work from the ledger: see ``MessageRecord``.
+
+        A repeat of an open message counts as done."""
+        link = self._link_of(sender) if sender else ""
+        self._count(link, "received")
+        if chunk in self._open:
+            self._count(link, "done")
             return
-        self._open[key] = _Open(counts, parcel, self._clock.monotonic())
+        now_s = self._clock.monotonic()
+        self._open[chunk] = MessageRecord(chunk, now_s, link, size, policy_version, span, facts, trace)
         self._flow.opened()
 
     def passed(self, sender: str) -> None:
         """Count a message that needs no work here."""
-        counts = self._of(sender)
-        counts.received += 1
-        counts.done += 1
+        self._counts[self._link_of(sender)].update(("received", "done"))
 
-    def begun(self, keys: Iterable[Hashable]) -> None:
+    def begun(self, chunks: Iterable[ChunkId]) -> None:
         """Record the beginning of work on these."""
         now_s = self._clock.monotonic()
-        for one in filter(None, map(self._open.get, keys)):
+        for one in filter(None, map(self._open.get, chunks)):
             one.begun_s = now_s if one.begun_s is None else one.begun_s
 
-    def done(self, key: Hashable) -> None:
+    def done(self, chunk: ChunkId) -> None:
         """Record that the work on it is done and the result is to be stored."""
-        one = self._open.get(key)
+        one = self._open.get(chunk)
         if one is not None and one.done_s is None:
             one.done_s = self._clock.monotonic()
-            if one.counts is not None:
-                one.counts.done += 1
+            self._count(one.link, "done")
 
-    def stored(self, key: Hashable) -> None:
+    def stored(self, chunk: ChunkId) -> None:
         """End it, since the ledger has its result."""
-        self.done(key)
-        one = self._open.pop(key, None)
-        if one is not None:
-            if one.counts is not None:
-                one.counts.stored += 1
-            self._record(one, MessageOutcome.STORED)
+        if chunk in self._open:
+            self._count(self._open[chunk].link, "stored")
+            self._end(chunk, MessageOutcome.STORED)
 
-    def ended(self, keys: Iterable[Hashable]) -> None:
+    def failed(self, chunk: ChunkId, error: str) -> None:
+        """End it without a result; ``error`` says why in its span."""
+        if chunk in self._open:
+            self._open[chunk].error = error
+            self._end(chunk, MessageOutcome.UNSTORED)
+
+    def ended(self, chunks: Iterable[ChunkId]) -> None:
         """End those that are still open, without a result."""
-        for key in keys:
-            self.done(key)
-            one = self._open.pop(key, None)
-            if one is not None:
-                self._record(one, MessageOutcome.UNSTORED)
+        for chunk in chunks:
+            if chunk in self._open:
+                self._end(chunk, MessageOutcome.UNSTORED)
 
     def reports(self, stats: Iterable[LinkStats]) -> list[LinkReport]:
         """Return a report for each main sender, across its incarnations, and one for all others."""
-        totals: dict[str, _Sums] = {}
-        for link in stats:
-            sums = totals.setdefault(link_name(link.peer.partition("#")[0], self._mine), _Sums())
-            sums.add(_Sums(link.num_messages, link.num_refused, link.num_gaps))
-        for counts in self._counts.values():
-            totals.setdefault(counts.link, _Sums()).add(_Sums(done=counts.done, stored=counts.stored))
-        for one in self._open.values():
-            if one.counts is not None:
-                totals[one.counts.link].since_s.append(one.taken_s)
+        totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for peer in stats:
+            link = link_name(peer.peer.partition("#")[0], self._mine)
+            totals[link].update(received=peer.num_messages, refused=peer.num_refused, gaps=peer.num_gaps)
+        for link, counts in self._counts.items():
+            totals[link].update(done=counts["done"], stored=counts["stored"])
         # the mailbox sums up the senders that it does not count by name
         others = link_name(OTHER_LINKS, self._mine)
-        ranked = sorted(totals.keys() - {others}, key=lambda name: (-totals[name].received, name))
-        for name in ranked[MAX_NAMED_LINKS:]:
-            totals.setdefault(others, _Sums()).add(totals.pop(name))
+        ranked = sorted(totals.keys() - {others}, key=lambda link: (-totals[link]["received"], link))
+        for link in ranked[MAX_NAMED_LINKS:]:
+            totals[others].update(totals.pop(link))
+        oldest_s = dict[str, float]()
+        for one in self._open.values():
+            if one.link:
+                link = one.link if one.link in totals else others
+                totals[link]["open"] += 1
+                oldest_s.setdefault(link, one.taken_s)
         now_s = self._clock.monotonic()
-        return [_report(name, totals[name], now_s) for name in sorted(totals)]
+        return [
+            LinkReport(name=link, oldest_age_s=now_s - oldest_s.get(link, now_s), **totals[link])
+            for link in sorted(totals)
+        ]
 
-    def _of(self, sender: str) -> _Counts:
-        name = sender.partition("#")[0]
-        if name not in self._counts and len(self._counts) >= MAX_PEERS:
-            name = OTHER_LINKS
-        counts = self._counts.get(name)
-        if counts is None:
-            counts = self._counts[name] = _Counts(link_name(name, self._mine))
-        return counts
+    def _link_of(self, sender: str) -> str:
+        link = link_name(sender.partition("#")[0], self._mine)
+        is_counted = link in self._counts or len(self._counts) < MAX_PEERS
+        return link if is_counted else link_name(OTHER_LINKS, self._mine)
 
-    def _record(self, one: _Open, outcome: MessageOutcome) -> None:
-        if not self._flow.is_on:
-            return
-        now_s = self._clock.monotonic()
-        done_s = now_s if one.done_s is None else one.done_s
-        begun_s = done_s if one.begun_s is None else one.begun_s
-        self._flow.complete(
-            Completion(
-                *(now_s, one.counts.link if one.counts else "", outcome, key_of(one.parcel.name), one.parcel.size),
-                *(begun_s - one.taken_s, done_s - begun_s, now_s - done_s, one.parcel.policy_version),
-            )
-        )
+    def _count(self, link: str | None, what: str) -> None:
+        # work of the ledger came by no link
+        if link:
+            self._counts[link][what] += 1
+
+    def _end(self, chunk: ChunkId, outcome: MessageOutcome) -> None:
+        self.done(chunk)
+        self._flow.ended(self._open.pop(chunk), outcome)
 
     def _states(self, now_s: float) -> Sequence[LinkState]:
-        ends: dict[str, tuple[_Counts, list[float]]] = {}
+        links: defaultdict[str, list[MessageRecord]] = defaultdict(list)
         for one in self._open.values():
-            counts = one.counts or _OVERDUE
-            ends.setdefault(counts.link, (counts, []))[1].append(one.taken_s)
-        told = [
-            state_of(now_s, link, LinkSide.RECEIVER, (counts.received, counts.done, counts.stored), since_s)
-            for link, (counts, since_s) in ends.items()
-        ]
-        return [state for state in told if state is not None]
-
-
-_OVERDUE = _Counts("")
-"""Counts for work that came from the ledger."""
-
-
-def _report(name: str, sums: _Sums, now_s: float) -> LinkReport:
-    return LinkReport(
-        name=name,
-        received=sums.received,
-        done=sums.done,
-        refused=sums.refused,
-        gaps=sums.gaps,
-        stored=sums.stored,
-        open=len(sums.since_s),
-        oldest_age_s=now_s - min(sums.since_s) if sums.since_s else 0.0,
-    )
+            links[one.link or ""].append(one)
+        states = list[LinkState]()
+        for link, ones in links.items():
+            counts = self._counts.get(link, Counter())
+            told = (counts["received"], counts["done"], counts["stored"])
+            states.append(_state(now_s, link, LinkSide.RECEIVER, told, ones))
+        return states

@@ -22,14 +22,13 @@ from pipeline.runtime.context import ActorContext
 from pipeline.runtime.key_mirror import may_listen
 from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
-from pipeline.runtime.open_messages import Parcel
 from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, Topic, WaitingFor, link_name
 from protocol.channel import Sender
 from protocol.codec import Encoded
 from protocol.errors import ChannelClosed, LedgerFull, LedgerUnavailable
 from protocol.ids import ChunkId, Role
 from protocol.messages import Message
-from protocol.trajectory import Field
+from protocol.trajectory import Field, TrajectoryChunk
 
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
@@ -38,7 +37,6 @@ _AGAIN_S = 1.0
 _MAX_NAMED = 4
 _MAX_SENT: Final = 4096
 """Newest chunks remembered per link: more than a mailbox and its worker hold."""
-_PLAIN = Parcel()
 _FIELDS = {Role.REWARD: Field.REWARD, Role.REFERENCE: Field.REFERENCE, Role.VALUE: Field.VALUE}
 
 
@@ -150,8 +148,7 @@ class RoleSender:
         message: Message | Encoded,
         *,
         timeout_s: float,
-        parcel: Parcel = _PLAIN,
-        chunk: ChunkId | None = None,
+        chunk: TrajectoryChunk | None = None,
         due_s: float = 0.0,
     ) -> bool:
         """Send to a link with room; return whether a link took it.
@@ -159,19 +156,18 @@ class RoleSender:
         Args:
             message: Encoded by the link, unless it is already.
             timeout_s: Longest wait for room.
-            parcel: Identifies the message in flow records.
-            chunk: The ledger's chunk in the message, if any.
+            chunk: The chunk in the message, if any.
             due_s: When the ledger hands the chunk out by itself, by the monotonic clock."""
-        number, link = self._outbox.produced(), None
+        record, link = self._outbox.produced(chunk), None
         try:
             link = await self._place(message, timeout_s)
         finally:
             if link is None:
-                self._outbox.given_up(number, parcel)
+                self._outbox.given_up(record)
             else:
-                self._outbox.sent(number, link.worker, parcel)
+                self._outbox.sent(record, link.worker)
         if link is not None and chunk is not None:
-            link.sent.append((due_s, chunk))
+            link.sent.append((due_s, chunk.id))
         return link is not None
 
     async def _place(self, message: Message | Encoded, timeout_s: float) -> _Link | None:

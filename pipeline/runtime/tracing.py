@@ -10,7 +10,7 @@ span is its child. Trace and root ids are digests of run and trajectory, so a sp
 trace, even if a generator died or the chunk came from the ledger. Spans contain names, counts and versions,
 but no text of prompts or responses.
 
-*Consumes* the beginnings and ends that an actor reports. *Produces* spans for a collector, sent over OTLP by
+*Consumes* the records of messages and windows that have ended. *Produces* spans for a collector, sent over OTLP by
 the SDK's thread, which drops those that a collector does not take in time. *Waits for* nothing except the last
 spans when the worker ends, with a deadline."""
 
@@ -22,13 +22,13 @@ import logging
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.operations import TracingSection
+from pipeline.runtime.message_record import MessageOutcome, MessageRecord
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, TrajectoryId
 
@@ -36,41 +36,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
 
-_MAX_BEGUN: Final = 65_536
-"""Pieces of work in progress in one worker; beyond this, the oldest are forgotten."""
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-01")
 """A sampled span's context: https://www.w3.org/TR/trace-context/."""
+SAMPLE: Final = "sample"
 _EXPORT_S: Final = 5.0
 _SHARES: Final = 1 << 64
-
-
-class Spans:
-    """The spans of one worker. This base class makes none: tracing is off."""
-
-    def begin(self, key: str, parent: str = "") -> None:
-        """Record the beginning of a piece of work. ``parent`` is the context that came with it; if it is
-        empty or unreadable, the trace's root is the parent."""
-
-    def end(
-        self,
-        key: str,
-        name: str,
-        trajectory: TrajectoryId,
-        *,
-        is_root: bool = False,
-        error: str = "",
-        **facts: str | int,
-    ) -> str:
-        """Make the span of a piece of work that has begun, and return its context; empty if there is none.
-
-        ``is_root`` marks the trajectory's first span. ``error`` says why the work failed."""
-        return ""
-
-    def forget(self, key: str) -> None:
-        """Forget a piece of work that will not end here."""
-
-    def close(self, timeout_s: float) -> None:
-        """Send the remaining spans, within the time limit."""
 
 
 def missing_package() -> str:
@@ -88,10 +58,12 @@ def check_tracing(settings: TracingSection) -> None:
         raise ConfigError(f"tracing.otlp needs OpenTelemetry on every host: {command}, or leave tracing.otlp out")
 
 
-def open_spans(settings: TracingSection, run: str, who: Incarnation, log: FilteringBoundLogger) -> Spans:
-    """Return a worker's spans according to ``[tracing]``. Raises ConfigError when a package is missing."""
+def open_spans(
+    settings: TracingSection, run: str, who: Incarnation, log: FilteringBoundLogger
+) -> TrajectorySpans | None:
+    """Return a worker's spans; None without ``tracing.otlp``. Raises ConfigError when a package is missing."""
     if settings.otlp is None:
-        return Spans()
+        return None
     check_tracing(settings)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -101,8 +73,8 @@ def open_spans(settings: TracingSection, run: str, who: Incarnation, log: Filter
     return TrajectorySpans(exporter, run, who, share=settings.share)
 
 
-class TrajectorySpans(Spans):
-    """Spans made with OpenTelemetry's SDK. Used by one event loop."""
+class TrajectorySpans:
+    """The spans of one worker, made with OpenTelemetry's SDK. Used by one event loop."""
 
     def __init__(self, exporter: SpanExporter, run: str, who: Incarnation, *, share: float = 1.0) -> None:
         """``share`` of the trajectories is traced, the same ones in every worker."""
@@ -131,53 +103,39 @@ class TrajectorySpans(Spans):
         self._processor = BatchSpanProcessor(exporter, export_timeout_millis=1000 * _EXPORT_S)
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("headrace")
-        self._begun: OrderedDict[str, tuple[int, str]] = OrderedDict()
 
-    def begin(self, key: str, parent: str = "") -> None:
-        self._begun[key] = time.time_ns(), parent
-        if len(self._begun) > _MAX_BEGUN:
-            self._begun.popitem(last=False)
-
-    def end(
-        self,
-        key: str,
-        name: str,
-        trajectory: TrajectoryId,
-        *,
-        is_root: bool = False,
-        error: str = "",
-        **facts: str | int,
-    ) -> str:
+    def add(self, record: MessageRecord) -> str:
+        """Make the span of a record that has ended, and return its context; empty if it has none."""
         from opentelemetry.context import Context
         from opentelemetry.trace import Status, StatusCode
 
-        began_ns, parent = self._begun.pop(key, (0, ""))
-        trace, root = root_ids(self._run, trajectory)
-        if not began_ns or trace % _SHARES >= self._limit:
+        chunk = record.chunk
+        if chunk is None or not record.span or not (record.outcome is MessageOutcome.STORED or record.error):
             return ""
-        attributes = {
-            "headrace.trajectory": str(trajectory),
-            **{f"headrace.{key}": fact for key, fact in facts.items()},
-        }
+        trace, root = root_ids(self._run, chunk.trajectory)
+        if trace % _SHARES >= self._limit:
+            return ""
+        is_root, now_ns = record.span == SAMPLE and chunk.index == 0, time.time_ns()
         self._ids.given = (trace, root) if is_root else None
         try:
             span = self._tracer.start_span(
-                name,
-                Context() if is_root else _child_of(trace, root, parent),
-                start_time=began_ns,
-                attributes=attributes,
+                record.span,
+                Context() if is_root else _child_of(trace, root, record.trace),
+                start_time=now_ns - round(1e9 * (record.ended_s - record.taken_s)),
+                attributes={
+                    "headrace.trajectory": str(chunk.trajectory),
+                    **{f"headrace.{name}": fact for name, fact in record.facts.items()},
+                },
             )
         finally:
             self._ids.given = None
-        if error:
-            span.set_status(Status(StatusCode.ERROR, error))
-        span.end()
+        if record.error:
+            span.set_status(Status(StatusCode.ERROR, record.error))
+        span.end(now_ns)
         return f"00-{trace:032x}-{span.get_span_context().span_id:016x}-01"
 
-    def forget(self, key: str) -> None:
-        self._begun.pop(key, None)
-
     def close(self, timeout_s: float) -> None:
+        """Send the remaining spans, within the time limit."""
         # the SDK's own shutdown waits for an absent collector as long as one call may take
         ending = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
         ending.start()

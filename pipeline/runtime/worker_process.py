@@ -286,7 +286,8 @@ class WorkerProcess:
             host_watch.stop()
             await asyncio.to_thread(heartbeats.stop, timeout_s=self._at_most(_HEARTBEAT_END_S))
             await self._depart(registry, who)
-            await asyncio.to_thread(spans.close, self._at_most(_SPANS_S))
+            if spans is not None:
+                await asyncio.to_thread(spans.close, self._at_most(_SPANS_S))
             transport.close()
             ctx.close()
             await ledger.aclose()

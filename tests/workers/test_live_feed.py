@@ -25,7 +25,8 @@ from pipeline.process.work import ServiceSums
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.flow_ring import Completion, FlowRingReader, FlowRingWriter, MessageOutcome, key_of
+from pipeline.runtime.flow_ring import FlowRingReader, FlowRingWriter
+from pipeline.runtime.message_record import MessageOutcome, key_of
 from pipeline.runtime.open_messages import FlowRecorder
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport
 from pipeline.runtime.registry.entries import Vitals
@@ -37,6 +38,7 @@ from protocol.errors import EngineError
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import small_config
+from tests.pipeline.runtime.ring_records import Ended, read
 from tests.small_run import small_run
 from tests.transports import zmq_transport
 from tests.workers.recording import RecordingScoring
@@ -58,7 +60,7 @@ class Told:
 
     beats: list[Heartbeat] = field(default_factory=list[Heartbeat])
     """Over its life; the last one after its end."""
-    records: list[Completion] = field(default_factory=list[Completion])
+    records: list[Ended] = field(default_factory=list[Ended])
 
     @property
     def last(self) -> Heartbeat:
@@ -148,7 +150,7 @@ async def _one_update(folder: Path, server: str) -> Fleet:
             for role, ctx in contexts.items():
                 await ctx.cancel_spawned()
                 reader = FlowRingReader(folder / "flow" / f"{ctx.who.worker}.ring")
-                told[role].records = [one for one in reader.read() if isinstance(one, Completion)]
+                told[role].records = [one for one in read(reader) if isinstance(one, Ended)]
                 assert reader.num_damaged == reader.num_overwritten == 0
                 reader.close()
     finally:
@@ -313,8 +315,8 @@ async def test_a_scorers_failures_and_unreadable_messages_are_counted(
         assert (vitals.input_depth, vitals.output_depth) == (0, 0)
         assert vitals.service["scoring"].seconds == 2.0 * num_calls
         with closing(FlowRingReader(ring.path)) as reader:
-            found = {one.key: one for one in reader.read() if isinstance(one, Completion)}
-        names = {key_of(str(chunk.id)): chunk for chunk in (first, second, third)}
+            found = {one.key: one for one in read(reader) if isinstance(one, Ended)}
+        names = {key_of(chunk.id): chunk for chunk in (first, second, third)}
         assert {key: (one.outcome, one.size) for key, one in found.items()} == {
             key: (MessageOutcome.UNSTORED if chunk is second else MessageOutcome.STORED, worker.size_of(chunk))
             for key, chunk in names.items()

@@ -22,10 +22,11 @@ from pipeline.data.end_tokens import model_ends, response_texts
 from pipeline.data.tokenizer import TextTokenizer
 from pipeline.ledger.types import ChunkWrite, WriteStatus
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.open_messages import Parcel
+from pipeline.runtime.message_record import MessageOutcome, MessageRecord
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.retry import retry_while_full
 from pipeline.runtime.role_sender import RoleSender
+from pipeline.runtime.tracing import SAMPLE
 from protocol.codec import Encoded, encode_once
 from protocol.ids import ChunkId, Role
 from protocol.trajectory import FinishReason, TrajectoryChunk
@@ -93,12 +94,10 @@ class ChunkWriter:
         ctx, writing = self._ctx, self._held.start_writing(window.trajectory)
         if window.finish_reason is FinishReason.ABORT:
             self._ctx.count("refused_tokens", window.tokens.size)
-            ctx.spans.forget(str(window.trajectory))
             await self.let_go(writing)
             return
         chunk = chunk_of(writing, window, self._tokenizer, ctx.config, worker=str(ctx.who))
         encoded = encode_once(chunk)
-        piece = str(chunk.trajectory)
         # read before the chunk is stored, so that the ledger's own deadline is not earlier
         due_s = ctx.clock.monotonic() + ctx.config.ledger.scoring_deadline_s
         outcome = await self._store(chunk, encoded)
@@ -107,14 +106,14 @@ class ChunkWriter:
             self._ctx.count("chunks" if outcome.status is WriteStatus.STORED else "duplicates")
             ctx.deliver()
             self._ctx.count("written_tokens", chunk.num_tokens)
-            versions = f"{chunk.versions[0]} to {chunk.versions[-1]}"
-            trace = ctx.spans.end(
-                piece, "sample", chunk.trajectory, is_root=writing.next_index == 0, chunk=str(chunk.id),
-                num_tokens=chunk.num_tokens, policy_versions=versions, finish_reason=str(chunk.finish_reason),
-            )  # fmt: skip
+            facts = {
+                "chunk": str(chunk.id), "num_tokens": chunk.num_tokens, "finish_reason": str(chunk.finish_reason),
+                "policy_versions": f"{chunk.versions[0]} to {chunk.versions[-1]}",
+            }  # fmt: skip
+            sampled = MessageRecord(chunk.id, writing.submitted_s, link=None, span=SAMPLE, facts=facts)
+            trace = ctx.flow.ended(sampled, MessageOutcome.STORED)
             await self._deliver(chunk, replace(encoded, trace=trace), due_s)
         else:
-            ctx.spans.forget(piece)
             self._ctx.count("refused_tokens", chunk.num_tokens)
             ctx.log.info("chunk_not_stored", chunk=str(chunk.id), status=outcome.status)
         if outcome.keeps_lease and not ctx.draining.is_set():
@@ -161,14 +160,13 @@ class ChunkWriter:
         """Send the chunk to the mailboxes that need it.
 
         Without room in time it is left to the overdue index, from ``due_s`` on."""
-        parcel = Parcel(str(chunk.id), chunk.num_tokens, chunk.versions[-1])
         for sender in self._senders:
             if sender.role is Role.REWARD and not chunk.finish_reason.is_final:
                 continue
             if sender.role is not Role.REWARD and chunk.trajectory.is_evaluation:
                 continue
             timeout_s = _DRAIN_SEND_S if self._ctx.draining.is_set() else self._ctx.config.wire.send_timeout_s
-            if not await sender.send(encoded, timeout_s=timeout_s, parcel=parcel, chunk=chunk.id, due_s=due_s):
+            if not await sender.send(encoded, timeout_s=timeout_s, chunk=chunk, due_s=due_s):
                 self._ctx.count("undelivered")
 
 

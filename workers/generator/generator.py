@@ -356,7 +356,6 @@ class Generator(Actor):
         return self._engine.policy_version >= lease.evaluation.policy_version
 
     def _submit(self, held: Held) -> None:
-        self.ctx.spans.begin(str(held.trajectory))
         self._engine.submit(self._held.submit(held.trajectory).request(self.ctx.config, self._source.responses))
 
     async def _keep_leases(self) -> None:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,8 @@ class Held:
     """Whether the last window is sampled, so that the trajectory takes no slot of the engine."""
     granted_s: float = 0.0
     """When its next window was granted, on the generator's monotonic clock."""
+    submitted_s: float = 0.0
+    """When the engine got it, likewise."""
 
     @property
     def trajectory(self) -> TrajectoryId:
@@ -162,14 +165,14 @@ class HeldTrajectories:
         held = self._held.get(trajectory)
         if held is None or held.stage is not Stage.LEASED:
             raise RuntimeError(_impossible(trajectory, held, "LEASED", "submit what is resumable"))
-        return self._move(held, Stage.SAMPLING)
+        return self._move(held, Stage.SAMPLING, submitted_s=self._monotonic())
 
     def sampled(self, window: SampledWindow) -> None:
         """SAMPLING becomes SAMPLED. Raises EngineError for a window that was not submitted."""
         held = self._held.get(window.trajectory)
         if held is None or held.stage is not Stage.SAMPLING:
             raise EngineError(_impossible(window.trajectory, held, "SAMPLING", "the engine returned it unasked"))
-        self._move(held, Stage.SAMPLED, is_ended=window.finish_reason.is_final)
+        self._move(held, Stage.SAMPLED, is_ended=held.is_ended or window.finish_reason.is_final)
 
     def start_writing(self, trajectory: TrajectoryId) -> Held:
         """Hand a sampled window's trajectory to a writer; SAMPLED becomes WRITING."""
@@ -202,8 +205,8 @@ class HeldTrajectories:
         del self._held[held.trajectory]
         return True
 
-    def _move(self, held: Held, stage: Stage, *, is_ended: bool = False) -> Held:
-        moved = self._held[held.trajectory] = replace(held, stage=stage, is_ended=held.is_ended or is_ended)
+    def _move(self, held: Held, stage: Stage, **changes: Any) -> Held:
+        moved = self._held[held.trajectory] = replace(held, stage=stage, **changes)
         return moved
 
 

@@ -1,4 +1,4 @@
-"""What happens to the units of a claim that cannot be trained on, and the flow records of their
+"""What happens to the units of a claim that cannot be trained on, and the message records of its
 chunks.
 
 A unit is bad when its arrays hold NaN or infinity, or when an optimiser step on its responses was
@@ -17,9 +17,9 @@ from pipeline.ledger.types import Claim, ClaimedUnit, DropReason, UnitLetter
 from pipeline.observability.history import RefusedRow
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.open_messages import FlowRecorder, Inbox, Parcel
+from pipeline.runtime.open_messages import FlowRecorder, Inbox
 from protocol.errors import Diverged
-from protocol.ids import ChunkId
+from protocol.ids import ChunkId, TrajectoryId
 from workers.learner.policy_update import BlamedStep, Stepped
 from workers.learner.update_row import refused_row
 
@@ -95,10 +95,7 @@ class BadData:
         ctx = self._ctx
         self._num_in_a_row += 1
         returned = await ctx.ledger.return_claim(ctx.who, claim.claim_id)
-        trajectories = [chunks[0].chunk.trajectory for unit in units for chunks in unit.trajectories]
-        for trajectory in trajectories:
-            ctx.spans.forget(str(trajectory))
-        row = refused_row(update, version, len(trajectories), stepped.results)
+        row = refused_row(update, version, sum(len(unit.trajectories) for unit in units), stepped.results)
         ctx.count("refused_steps", row.num_refused_steps)
         ctx.counters["loss"] = row.loss
         ctx.log.error(
@@ -122,16 +119,13 @@ class BadData:
         for unit in units:
             await ctx.ledger.drop(ctx.who, claim, unit.name, DropReason.NO_SIGNAL)
         await ctx.ledger.return_claim(ctx.who, claim.claim_id)
-        trajectories = {chunks[0].chunk.trajectory for unit in units for chunks in unit.trajectories}
-        for trajectory in trajectories:
-            ctx.spans.forget(str(trajectory))
         ctx.log.warning(
             "nothing_to_train",
             update=update,
             units=len(units),
             action="they are dropped, no version is published, and the next update has this number",
         )
-        return len({trajectory.group for trajectory in trajectories})
+        return len({chunks[0].chunk.trajectory.group for unit in units for chunks in unit.trajectories})
 
     def trained(self) -> None:
         self._num_in_a_row = 0
@@ -148,19 +142,22 @@ def _names_of(unit: ClaimedUnit) -> Iterable[str]:
 
 
 class ClaimedChunks:
-    """Writes the flow records of chunks that reach the learner in claims instead of a mailbox."""
+    """Records the chunks that reach the learner in claims instead of a mailbox. The first chunk of each
+    trajectory has the span of its training."""
 
     def __init__(self, worker: str, clock: Clock, flow: FlowRecorder) -> None:
         self._inbox = Inbox(worker, clock, flow)
         self._open: dict[ChunkId, str] = {}
 
-    def claimed(self, units: Sequence[ClaimedUnit], version: int) -> None:
-        """Add the units of the update that will publish ``version``."""
+    def claimed(self, units: Sequence[ClaimedUnit], update: int, version: int) -> None:
+        """Add the units of an update, which will publish ``version``."""
+        facts, spanned = {"update": update, "policy_version": version}, set[TrajectoryId]()
         for unit in units:
-            for scored in (each for chunks in unit.trajectories for each in chunks):
-                chunk = scored.chunk
+            for chunk in (scored.chunk for chunks in unit.trajectories for scored in chunks):
                 self._open[chunk.id] = unit.name
-                self._inbox.took(chunk.id, parcel=Parcel(str(chunk.id), chunk.num_tokens, version))
+                span = "" if chunk.trajectory in spanned else "train"
+                spanned.add(chunk.trajectory)
+                self._inbox.took(chunk.id, size=chunk.num_tokens, policy_version=version, span=span, facts=facts)
 
     def begun(self) -> None:
         self._inbox.begun(self._open)

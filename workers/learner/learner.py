@@ -233,11 +233,8 @@ class Learner(Actor):
         turn = self._turn
         with turn.part("prepare_s"):
             units = await self.ctx.ledger.fetch(claim)
-        self._chunks.claimed(units, self._version + 1)
-        spanned = [(unit.name, chunks[0].chunk.trajectory) for unit in units for chunks in unit.trajectories]
-        for _, trajectory in spanned:
-            self.ctx.spans.begin(str(trajectory))
         number, version = self._num_updates + 1, self._version + 1
+        self._chunks.claimed(units, number, version)
         with turn.part("record_s"):
             await self.ctx.compute(self._recorder.batch, claim, units, number, self._version, self._updates.limits)
         with turn.part("prepare_s"):
@@ -277,11 +274,6 @@ class Learner(Actor):
             with self.ctx.work.part(0.05), turn.part("publish_s"):
                 await self._publish()
         self._chunks.published(dropped)
-        for unit, trajectory in spanned:
-            if unit in dropped:
-                self.ctx.spans.forget(str(trajectory))
-            else:
-                self.ctx.spans.end(str(trajectory), "train", trajectory, update=number, policy_version=version)
         unjudged = sum(not has_verdict(chunks) for unit in units for chunks in unit.trajectories)
         row = update_row(self._num_updates, self._version, samples, stepped.results, self._version_history, unjudged)
         row = replace(row, settings_change=self._settings.number, **turn.cut())

@@ -145,8 +145,7 @@ class Reference(BatchScorer):
         """Claim final chunks that have a reward but no guidance."""
         due = await self.ctx.ledger.overdue(self.ctx.who, Field.GUIDANCE, max_chunks=room)
         for one in due:
-            self.ctx.spans.begin(str(one.chunk.id))
-            self._inbox.took(one.chunk.id, parcel=self._parcel(one.chunk))
+            self._take(one.chunk, Field.GUIDANCE)
         return due
 
     async def _extend_deadlines(self) -> None:

@@ -19,7 +19,6 @@ from pipeline.ledger.types import WriteStatus
 from pipeline.process.work import TOKENS
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.context import ActorContext, WorkInHand
-from pipeline.runtime.open_messages import Parcel
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.retry import retry_while_full
 from protocol.endpoints import mailbox_endpoint
@@ -96,7 +95,6 @@ class Scorer(Actor):
             self.ctx.count("scored" if field is self.field else "guided")
         else:
             self.ctx.count("duplicates")
-        self._end_span(chunk, field)
         self.ctx.deliver()
 
     async def fail(self, chunk: TrajectoryChunk, error: str, field: Field | None = None) -> bool:
@@ -108,7 +106,7 @@ class Scorer(Actor):
         is_dead = await self.retry_while_full(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, of, error))
         self.ctx.count("failed")
         # only the error's type, as its message may quote a response
-        self._end_span(chunk, of, error=_gist(error).partition(":")[0])
+        self._inbox.failed(chunk.id, _gist(error).partition(":")[0])
         if (log := self._log_of(error, "dead letter" if is_dead else "failed")) is not None:
             log.warning("scoring_failed", chunk=str(chunk.id), dead_letter=is_dead, error=error)
         return is_dead
@@ -132,8 +130,7 @@ class Scorer(Actor):
             timeout_s = 0.0
             chunk = delivery.message
             if isinstance(chunk, TrajectoryChunk) and self.wants(chunk):
-                self.ctx.spans.begin(str(chunk.id), delivery.trace)
-                self._inbox.took(chunk.id, delivery.sender, self._parcel(chunk))
+                self._take(chunk, self.field, delivery.sender, delivery.trace)
                 batch.append(chunk)
             else:
                 self._inbox.passed(delivery.sender)
@@ -148,8 +145,7 @@ class Scorer(Actor):
         if chunks:
             self.ctx.count("overdue", len(chunks))
         for chunk in chunks:
-            self.ctx.spans.begin(str(chunk.id))
-            self._inbox.took(chunk.id, parcel=self._parcel(chunk))
+            self._take(chunk, self.field)
         return chunks
 
     def _log_of(self, why: str, kind: str) -> FilteringBoundLogger | None:
@@ -159,12 +155,16 @@ class Scorer(Actor):
             return None
         return self.ctx.log.bind(num_not_logged=num_silent) if num_silent else self.ctx.log
 
-    def _parcel(self, chunk: TrajectoryChunk) -> Parcel:
-        return Parcel(str(chunk.id), self.size_of(chunk), chunk.versions[-1])
-
-    def _end_span(self, chunk: TrajectoryChunk, field: Field, error: str = "") -> None:
-        name = str(chunk.id)
-        self.ctx.spans.end(name, str(field), chunk.trajectory, error=error, chunk=name)
+    def _take(self, chunk: TrajectoryChunk, field: Field, sender: str = "", trace: str = "") -> None:
+        self._inbox.took(
+            chunk.id,
+            sender,
+            size=self.size_of(chunk),
+            policy_version=chunk.versions[-1],
+            span=str(field),
+            facts={"chunk": str(chunk.id)},
+            trace=trace,
+        )
 
 
 class BatchScorer(Scorer):

@@ -20,7 +20,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.runtime.flow_ring import SUFFIX, FlowRingReader, LinkSide, MessageOutcome, RingSlice, SlotForm
+from pipeline.runtime.flow_ring import SLOTS, SUFFIX, FlowRingReader, LinkSide, RingSlice, SlotForm
+from pipeline.runtime.message_record import MessageOutcome
 from pipeline.runtime.registry.contract import WaitingFor
 
 MESSAGES: Final = np.dtype(
@@ -29,7 +30,7 @@ MESSAGES: Final = np.dtype(
         ("waited_s", "f4"), ("service_s", "f4"), ("storing_s", "f4"), ("policy_version", "i4"),
     ]
 )  # fmt: skip
-"""``Completion`` as columns. ``time_s`` is when it ended; ``key`` is shared by all records of a chunk."""
+"""Messages as columns. ``time_s`` is when it ended; ``key`` is shared by all records of a chunk."""
 WAITS: Final = np.dtype([("begin_s", "f8"), ("end_s", "f8"), ("worker", "O"), ("wait", "O")])
 """``wait`` is a ``WaitingFor`` value."""
 MAX_ROWS: Final = 50_000
@@ -42,17 +43,6 @@ _KINDS: Final = tuple(WaitingFor)
 _MOST_NAMED: Final = 8
 _OUTCOMES: Final = np.array(["", *(outcome.name.lower() for outcome in MessageOutcome)], object)
 """By outcome number."""
-_SLOTS: Final = np.dtype(
-    {
-        "names": ["kind", "what", "link", "size", "time_s", "key", "waited_s", "service_s", "storing_s",
-                  "policy_version", "wait"],
-        "formats": ["u1", "u1", "u2", "u4", "f8", "u8", "f4", "f4", "f4", "i4", "u8"],
-        "offsets": [8, 9, 10, 12, 16, 24, 32, 36, 40, 44, 40],
-        "itemsize": 64,
-    }
-)  # fmt: skip
-"""Slots of ``pipeline.runtime.flow_ring``. A state slot uses ``kind``, ``what``, ``time_s`` and
-``wait`` (its last counter); the rest belongs to completions."""
 _LINKS: Final = 1 << 16
 
 
@@ -83,9 +73,9 @@ class HostRecordReader:
         ``now_s`` and ``at_s`` are the current time by the monotonic and the wall clock."""
         self._discover()
         ahead_s = at_s - now_s
-        found = [(worker, slots) for worker, ring in self._rings.items() for slots in ring.take()]
-        slots = np.frombuffer(b"".join(one.data for _, one in found), _SLOTS)
-        of = np.repeat(np.arange(len(found)), [len(one.data) // _SLOTS.itemsize for _, one in found])
+        found = [(worker, slots) for worker, ring in self._rings.items() for slots in ring.read()]
+        slots = np.frombuffer(b"".join(one.data for _, one in found), SLOTS)
+        of = np.repeat(np.arange(len(found)), [len(one.data) // SLOTS.itemsize for _, one in found])
         is_message = slots["kind"] == SlotForm.COMPLETION
         messages = _messages(slots[is_message], of[is_message], found, ahead_s)
         waits = self._waits(slots[~is_message], of[~is_message], found, ahead_s)
@@ -100,9 +90,8 @@ class HostRecordReader:
     ) -> list[tuple[object, ...]]:
         own = states["what"] == LinkSide.WORKER
         rows = list[tuple[object, ...]]()
-        for at_s, index, place in zip(
-            states["time_s"][own].tolist(), states["wait"][own].tolist(), of[own].tolist(), strict=True
-        ):
+        times_s, kinds = states["time_s"][own].tolist(), states["counts"][own, 2].tolist()
+        for at_s, index, place in zip(times_s, kinds, of[own].tolist(), strict=True):
             wait = str(_KINDS[index]) if index < len(_KINDS) else ""
             rows += self._extend(found[place][0], wait, at_s, ahead_s)
         return rows

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 from pipeline.fleet.incidents.records import Incident
 from pipeline.observability.history import UPDATE_PARTS, UpdateRow
 from pipeline.observability.timeline.trace_events import LEAST_US, Moment, Slice, TraceEventWriter, microseconds
-from pipeline.runtime.flow_ring import MessageOutcome
+from pipeline.runtime.message_record import MessageOutcome
 from protocol.ids import Role
 
 LATE_US: Final = 32_000_000
@@ -135,32 +135,41 @@ K = TypeVar("K")
 
 
 class MessageRow(NamedTuple):
-    """A row of the table ``messages``. The key fits into a float exactly."""
+    """A row of the table ``messages``; fields without a default must be there. The key fits into a float exactly."""
 
     time_s: float
     worker: str
-    link: str
     outcome: str
     key: float
-    size: float
-    waited_s: float
-    service_s: float
-    storing_s: float
-    policy_version: float
+    link: str = ""
+    size: float = 0.0
+    waited_s: float = 0.0
+    service_s: float = 0.0
+    storing_s: float = 0.0
+    policy_version: float = -1.0
+
+
+class WaitRow(NamedTuple):
+    """A row of the table ``waits``."""
+
+    worker: str
+    begin_s: float
+    end_s: float
+    wait: str = ""
+
+
+class StateLook(NamedTuple):
+    """The part of a row of the table ``states`` that is drawn."""
+
+    time_s: float
+    worker: str
+    waiting_for: str = ""
+    policy_version: float = -1.0
 
 
 _OF_UPDATE = {
     "prepare_s": "prepare", "logprob_s": "log-probs", "step_s": "steps", "record_s": "record", "publish_s": "publish",
 }  # fmt: skip
-
-
-class StateLook(NamedTuple):
-    """The part of a ``states`` row that is drawn."""
-
-    time_s: float
-    worker: str
-    waiting_for: str
-    policy_version: float
 
 
 @dataclass(slots=True)
@@ -236,9 +245,9 @@ class Drawing:
         self._updated_us = drawn.end_us
         self.report.num_updates += 1
 
-    def wait(self, worker: str, begin_s: float, end_s: float, word: str) -> None:
-        self._with_records.add(worker)
-        self._loop(worker).wait(microseconds(begin_s), microseconds(end_s), word)
+    def wait(self, row: WaitRow) -> None:
+        self._with_records.add(row.worker)
+        self._loop(row.worker).wait(microseconds(row.begin_s), microseconds(row.end_s), row.wait)
 
     def look(self, row: StateLook) -> None:
         """Add a heartbeat's word, and the version that a generator serves."""

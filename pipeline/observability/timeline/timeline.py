@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import numpy as np
 
@@ -26,27 +26,18 @@ from pipeline.files.columns import Cell, Column, read_columns
 from pipeline.fleet.incidents.records import RunIncidents
 from pipeline.fleet.peers.segments import SEGMENT_S, begin_s, observed_files
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
-from pipeline.observability.timeline.drawing import Drawing, MessageRow, StateLook, TimelineReport
+from pipeline.observability.timeline.drawing import Drawing, MessageRow, StateLook, TimelineReport, WaitRow
 from pipeline.observability.timeline.trace_events import TraceEventWriter, microseconds
 from protocol.errors import DataError
 
 _LINES_BYTES: Final = 1 << 20
-_WAITS: Final = (
-    Column("worker", Cell.TEXT), Column("begin_s", Cell.SECONDS), Column("end_s", Cell.SECONDS),
-    Column("wait", Cell.TEXT, ""),
-)  # fmt: skip
-_STATES: Final = (
-    Column("time_s", Cell.SECONDS), Column("worker", Cell.TEXT), Column("waiting_for", Cell.TEXT, ""),
-    Column("policy_version", Cell.NUMBER, -1.0),
-)  # fmt: skip
-_MESSAGES: Final = (
-    Column("time_s", Cell.SECONDS), Column("worker", Cell.TEXT), Column("link", Cell.TEXT, ""),
-    Column("outcome", Cell.TEXT), Column("key"),
-    *(Column(name, Cell.NUMBER, 0.0) for name in ("size", "waited_s", "service_s", "storing_s")),
-    Column("policy_version", Cell.NUMBER, -1.0),
-)  # fmt: skip
-_TABLES: Final = {"waits": (_WAITS, "end_s"), "states": (_STATES, "time_s"), "messages": (_MESSAGES, "time_s")}
-"""Columns of each table, and the one that orders its rows."""
+_TABLES: Final[dict[str, tuple[Any, str, Callable[[Drawing, Any], None]]]] = {
+    "waits": (WaitRow, "end_s", Drawing.wait),
+    "states": (StateLook, "time_s", Drawing.look),
+    "messages": (MessageRow, "time_s", Drawing.message),
+}
+"""Rows of each table, the column that orders them, and what draws one."""
+_MOMENTS: Final = frozenset({"time_s", "begin_s", "end_s"})
 
 
 def write_timeline(
@@ -89,7 +80,7 @@ def write_timeline(
 
 def _last_s(kind: str, files: Sequence[Path]) -> float:
     """Return the last time in the newest file of a table; 0 if none can be read."""
-    _, order_by = _TABLES[kind]
+    _, order_by, _ = _TABLES[kind]
     for file in files[-1:]:
         with suppress(DataError):
             return float(read_columns(file, [Column(order_by, Cell.SECONDS)]).numbers[order_by].max(initial=0.0))
@@ -114,28 +105,23 @@ def _updates(run_dir: Path) -> Iterator[UpdateRow | None]:
 
 
 def _draw(drawing: Drawing, kind: str, files: Sequence[Path]) -> None:
+    row_type, order_by, draw = _TABLES[kind]
     for file in files:
         try:
-            rows = _rows(file, *_TABLES[kind])
+            rows = _rows(file, row_type, order_by)
         except DataError:
             drawing.report.num_skipped += 1
             continue
         for row in rows:
-            if kind == "messages":
-                drawing.message(MessageRow(*row))
-            elif kind == "states":
-                drawing.look(StateLook(*row))
-            else:
-                worker, begin, end, word = row
-                drawing.wait(worker, begin, end, word)
+            draw(drawing, row_type(*row))
 
 
-def _rows(file: Path, columns: Sequence[Column], order_by: str) -> Iterable[tuple[Any, ...]]:
+def _rows(file: Path, row_type: Any, order_by: str) -> Iterable[tuple[Any, ...]]:
     """Return a file's rows sorted by one column. Raises DataError."""
-    table = read_columns(file, columns)
+    texts = {name for name, kind in get_type_hints(row_type).items() if kind is str}
+    kinds = dict.fromkeys(row_type._fields, Cell.NUMBER) | dict.fromkeys(texts, Cell.TEXT)
+    kinds |= dict.fromkeys(_MOMENTS & kinds.keys(), Cell.SECONDS)
+    table = read_columns(file, [Column(*one, row_type._field_defaults.get(one[0])) for one in kinds.items()])
     order = np.argsort(table.numbers[order_by], kind="stable")
-    cells = [
-        (table.texts[column.name].array() if column.kind is Cell.TEXT else table.numbers[column.name])[order].tolist()
-        for column in columns
-    ]
-    return zip(*cells, strict=True)
+    cells = (table.texts[name].array() if name in texts else table.numbers[name] for name in kinds)
+    return zip(*(cell[order].tolist() for cell in cells), strict=True)

@@ -239,7 +239,7 @@ class Sending:
 
     async def send(self, chunk: TrajectoryChunk, *, due_in_s: float = 5.0) -> None:
         due_s = self.bench.ctx.clock.monotonic() + due_in_s
-        assert await self.bench.sender.send(chunk, timeout_s=2.0, chunk=chunk.id, due_s=due_s)
+        assert await self.bench.sender.send(chunk, timeout_s=2.0, chunk=chunk, due_s=due_s)
 
     async def handed_out(self) -> list[ChunkId]:
         scorer = Incarnation(Role.REWARD, "reward-9", 1)

@@ -18,12 +18,14 @@ from structlog.testing import capture_logs
 from pipeline.algorithms.assemble import NonFiniteUnit
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.observability.history import RefusedRow
-from pipeline.runtime.flow_ring import Completion, FlowRingReader, FlowRingWriter, LinkState, MessageOutcome, key_of
+from pipeline.runtime.flow_ring import FlowRingReader, FlowRingWriter, LinkState
+from pipeline.runtime.message_record import MessageOutcome, key_of
 from pipeline.runtime.open_messages import FlowRecorder
 from protocol.errors import Diverged, StepDiffered
 from protocol.ids import TrajectoryId
 from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import LEARNER, make_chunk
+from tests.pipeline.runtime.ring_records import Ended, read
 from tests.workers.dying import BATCH, Reaper, World
 from workers.learner.claims import BadData, ClaimedChunks
 from workers.learner.policy_update import PolicyUpdate, Prepared
@@ -256,7 +258,7 @@ async def test_chunks_of_a_dropped_unit_are_not_recorded_as_trained_on(tmp_path:
         flow = FlowRecorder(clock, ring)
         chunks = ClaimedChunks("learner", clock, flow)
         for version in (1, 2):
-            chunks.claimed([unit(0), unit(1)], version)
+            chunks.claimed([unit(0), unit(1)], 10 + version, version)
             assert flow.record(ring), "states are recorded while a claim is open"
             await clock.advance(1.0)
             chunks.begun()
@@ -265,13 +267,13 @@ async def test_chunks_of_a_dropped_unit_are_not_recorded_as_trained_on(tmp_path:
             await clock.advance(0.5)
             chunks.published({"1"})
             assert not flow.record(ring)
-        records = reader.read()
-    found = [one for one in records if isinstance(one, Completion)]
+        records = read(reader)
+    found = [one for one in records if isinstance(one, Ended)]
     assert {one.num_open for one in records if isinstance(one, LinkState)} == {4}
     for version in (1, 2):
         mine = {one.key: one for one in found if one.policy_version == version}
         assert {key: one.outcome for key, one in mine.items()} == {
-            key_of(str(make_chunk(TrajectoryId("t", group, member)).id)): outcome
+            key_of(make_chunk(TrajectoryId("t", group, member)).id): outcome
             for group, outcome in ((0, MessageOutcome.STORED), (1, MessageOutcome.UNSTORED))
             for member in range(2)
         }

@@ -16,7 +16,8 @@ from pipeline.config.operations import ObserverSection
 from pipeline.fleet.incidents.records import INCIDENTS_NAME, Incident, RunIncidents
 from pipeline.fleet.peers.thresholds import Tail, Thresholds
 from pipeline.fleet.suspicions import AWAY_S, FleetSuspicions
-from pipeline.runtime.flow_ring import Completion, FlowRingWriter, MessageOutcome, flow_folder
+from pipeline.runtime.flow_ring import FlowRingWriter, flow_folder
+from pipeline.runtime.message_record import key_of
 from pipeline.runtime.registry.contract import FailureReport, Heartbeat, WaitingFor
 from pipeline.runtime.registry.entries import Vitals
 from pipeline.supervisor.leftovers import clear_leftovers
@@ -25,6 +26,7 @@ from protocol.ids import Role
 from tests.manual_clock import ManualClock
 from tests.oracle.registry import MemoryRegistry
 from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.pipeline.runtime.ring_records import Ended, chunk_id, write
 from tests.transports import zmq_transport
 from workers.observer.observer import Observer
 
@@ -256,13 +258,12 @@ async def test_messages_of_workers_of_its_host_are_kept_in_the_runs_folder(tmp_p
         ring = FlowRingWriter(flow_folder(tmp_path), site.beats["reward-0"].who)
         with closing(ring):
             for number in range(5):
-                done = Completion(site.clock.monotonic(), "g-0>reward-0", MessageOutcome.STORED, number, 7, 0, 1, 0, 2)
-                ring.complete(done)
+                write(ring, Ended(site.clock.monotonic()), number)
                 await site.pass_s(1)
         clear_leftovers(tmp_path)
     (file,) = (tmp_path / "observed").glob("messages-*.parquet")
     rows = pq.read_table(file).to_pylist()
     assert [(row["key"], row["worker"], row["time_s"]) for row in rows] == [
-        (number, "reward-0", 1e9 + number) for number in range(5)
+        (key_of(chunk_id(number)), "reward-0", 1e9 + number) for number in range(5)
     ]
     assert site.observer.ctx.counters["records_lost"] == 0

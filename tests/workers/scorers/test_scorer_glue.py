@@ -145,6 +145,7 @@ async def test_a_verifier_that_fails_on_every_response_is_logged_once_a_minute_a
 
     async with opened(tmp_path, small_config(tmp_path), Role.REWARD) as bench:
         worker = Reward(bench.ctx)
+        worker._inbox = bench.ctx.watch_mailbox(bench.ctx.transport.mailbox(f"ipc://{tmp_path}/mailbox"))
         chunk = next(chunk for chunk in bench.chunks if chunk.finish_reason.is_final)
         with structlog.testing.capture_logs() as logs:
             for number in range(1000):

@@ -11,17 +11,11 @@ import pytest
 
 from pipeline.fleet.flow import host_records
 from pipeline.fleet.flow.host_records import HostRecordReader
-from pipeline.runtime.flow_ring import (
-    MAX_NAMES,
-    NUM_SLOTS,
-    Completion,
-    FlowRingWriter,
-    LinkSide,
-    LinkState,
-    MessageOutcome,
-)
+from pipeline.runtime.flow_ring import MAX_NAMES, NUM_SLOTS, FlowRingWriter, LinkSide, LinkState
+from pipeline.runtime.message_record import MessageOutcome, key_of
 from pipeline.runtime.registry.contract import WaitingFor
 from protocol.ids import Incarnation, Role
+from tests.pipeline.runtime.ring_records import Ended, chunk_id, write
 
 WALL_S = 1e9
 """Ahead of the monotonic clock."""
@@ -62,18 +56,14 @@ def host(tmp_path: Path) -> Iterator[Host]:
         yield made
 
 
-def ended(at_s: float, key: int = 7) -> Completion:
-    return Completion(at_s, "generator-0>reward-0", MessageOutcome.STORED, key, 12, 0.5, 0.25, 0.125, 3)
-
-
 def test_a_message_is_a_row_once_by_the_wall_clock(host: Host) -> None:
     assert host.read(100.0) == {}
-    host.ring("reward-0").complete(ended(100.0, key=2**64 - 3))
-    row = (100.0 + WALL_S, "reward-0", "generator-0>reward-0", "stored", 2**64 - 3, 12.0, 0.5, 0.25, 0.125, 3)
+    write(host.ring("reward-0"), Ended(100.0))
+    row = (100.0 + WALL_S, "reward-0", "generator-0>reward-0", "stored", key_of(chunk_id(7)), 12.0, 0.5, 0.25, 0.125, 3)
     assert host.read(101.0) == {"messages": [row]}
     assert host.read(102.0) == {}
-    host.ring("reward-0", 2).complete(ended(103.0))
-    host.ring("reward-1").complete(ended(103.0))
+    write(host.ring("reward-0", 2), Ended(103.0))
+    write(host.ring("reward-1"), Ended(103.0))
     found = host.read(104.0)["messages"]
     assert [(row[0] - WALL_S, row[1]) for row in found] == [(103.0, "reward-0"), (103.0, "reward-1")]
 
@@ -85,8 +75,9 @@ def test_every_outcome_and_link_of_several_rings_is_in_its_row(host: Host) -> No
         for number in range(300):
             link = f"generator-{(number + 7 * place) % 80}>{worker}"
             outcome = MessageOutcome(1 + number % 4)
-            done = Completion(float(number), link, outcome, number**7, number, 0.5, 0.25 * number, 0.125, number - 1)
-            ring.complete(done)
+            key = key_of(chunk_id(number))
+            done = Ended(float(number), link, outcome, key, number, 0.5, 0.25 * number, 0.125, number - 1)
+            write(ring, done, number)
             ring.state(LinkState(float(number), link, LinkSide.SENDER, (1, 2, 3), 4, 5.0, 6))
             named = link if number % 80 < MAX_NAMES else ""
             expected.append((done.at_s + WALL_S, worker, named, outcome.name.lower(), *done[3:]))
@@ -127,21 +118,22 @@ def test_overwritten_records_and_those_beyond_a_reading_are_counted(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring = host.ring("reward-0")
-    ring.complete(ended(1.0))
+    write(ring, Ended(1.0))
     host.read(1.0)
     for number in range(NUM_SLOTS + 5):
-        ring.complete(ended(2.0, key=number))
+        write(ring, Ended(2.0), number)
     assert len(host.read(2.0)["messages"]) == NUM_SLOTS
     assert host.reader.num_lost == 5
     monkeypatch.setattr(host_records, "MAX_ROWS", 10)
     for number in range(25):
-        ring.complete(ended(3.0, key=number))
-    assert [row[4] for row in host.read(3.0)["messages"]] == list(range(15, 25)), "the newest"
+        write(ring, Ended(3.0), number)
+    newest = [key_of(chunk_id(number)) for number in range(15, 25)]
+    assert [row[4] for row in host.read(3.0)["messages"]] == newest
     assert host.reader.num_lost == 5 + 15
 
 
 def test_a_folder_of_another_account_is_not_read(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    host.ring("reward-0").complete(ended(1.0))
+    write(host.ring("reward-0"), Ended(1.0))
     owner = host.folder.stat().st_uid
     monkeypatch.setattr(host_records.os, "getuid", lambda: owner + 1)
     assert host.read(1.0) == {}
