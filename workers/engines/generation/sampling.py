@@ -4,9 +4,11 @@ Logits ``[rows, vocabulary]`` and one uniform number per row give tokens, and th
 the distribution that was sampled from.
 
 The uniform is the trajectory's random stream at the response position
-(``workers.engines.model.rng``). The token is the inverse of the cumulative distribution there,
-summed in float64 in vocabulary order. Kernels that differ in the last bit of a logit move a
-boundary by about 1e-7; a token changes only if the uniform falls that close to a boundary.
+(``workers.engines.model.rng``). The token is the inverse of the cumulative distribution there, in
+vocabulary order: first the block of tokens in which it falls, by the blocks' sums, then the token,
+by cumulative sums within that block alone. Sums across blocks are in float64, those of a block's
+tokens in float32, so kernels that differ in the last bit move a boundary by about 1e-7; a token
+changes only if the uniform falls that close to a boundary.
 
 The distribution has the definitions and the order of vLLM's sampler. Penalties come first: for
 repetition over prompt and response, for frequency and presence over the response. Temperature,
@@ -131,14 +133,40 @@ def sample(
         scores = scores.masked_fill(scores < least, -torch.inf)
     if distributions.top_k is not None and distributions.top_p is not None:
         scores = scores.masked_fill(~_support(scores, distributions.top_k, distributions.top_p), -torch.inf)
-    logprobs = torch.log_softmax(scores, dim=-1)
-    cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
-    # the first token whose cumulative probability exceeds the target, so never one of probability 0
-    target = (uniform * cumulative[:, -1]).unsqueeze(1)
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
+    largest = scores.amax(dim=-1, keepdim=True)
+    tokens, log_total = _draw((scores - largest).exp_(), uniform)
     if distributions.greedy is not None:
-        tokens = torch.where(distributions.greedy.unsqueeze(1), scores.argmax(dim=-1, keepdim=True), tokens)
-    return tokens.squeeze(1), logprobs.gather(1, tokens).squeeze(1)
+        tokens = torch.where(distributions.greedy, scores.argmax(dim=-1), tokens)
+    chosen = scores.gather(1, tokens[:, None]) - largest
+    return tokens, chosen.squeeze(1) - log_total
+
+
+_BLOCK = 256
+"""Tokens of a block, so that a vocabulary of 50,000 has about as many blocks as a block has tokens."""
+
+
+def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a token of each row in proportion to float32 ``weights`` [rows, vocabulary].
+
+    Returns int64 [rows] tokens, never one of weight 0, and the logarithms of the rows' sums, float32
+    [rows]."""
+    rows, vocabulary = weights.shape
+    if vocabulary % _BLOCK:
+        weights = torch.nn.functional.pad(weights, (0, _BLOCK - vocabulary % _BLOCK))
+    blocks = weights.view(rows, -1, _BLOCK)
+    sums = blocks.sum(dim=-1).double()
+    below = sums.cumsum(dim=-1)
+    target = (uniform * below[:, -1]).unsqueeze(1)
+    # the first block whose cumulative sum exceeds the target, so never one whose tokens all weigh 0
+    block = torch.searchsorted(below, target, right=True).clamp_(max=blocks.shape[1] - 1)
+    share = (1.0 - (below.gather(1, block) - target) / sums.gather(1, block)).clamp_(min=0.0)
+    within = blocks[torch.arange(rows, device=weights.device), block.squeeze(1)].cumsum(dim=-1, dtype=torch.float64)
+    total = within[:, -1:]
+    # below the block's total even after rounding, so the first token that exceeds it has a weight
+    rest = torch.minimum(share * total, torch.nextafter(total, torch.zeros_like(total)))
+    token = torch.searchsorted(within, rest, right=True) + block * _BLOCK
+    # only sums that are not numbers lead past the end; the log-prob is then none either
+    return token.squeeze(1).clamp_(max=vocabulary - 1), below[:, -1].log().float()
 
 
 def _support(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

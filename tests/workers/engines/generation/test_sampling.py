@@ -135,6 +135,60 @@ def test_a_token_of_probability_zero_is_never_drawn_even_at_the_ends_of_the_inte
     assert logprobs.tolist() == [0.0] * 4
 
 
+EDGES = st.sampled_from([2.0**-41, 0.5, 1 - 2.0**-41]) | st.floats(2.0**-40, 1 - 2.0**-40)
+
+
+@given(
+    vocabulary=st.integers(2, 1500),
+    kept=st.sampled_from([1, 2, 40, 1500]),
+    uniform=EDGES,
+    spread=st.sampled_from([0.0, 1.0, 20.0]),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_token_is_the_inverse_of_the_cumulative_distribution_over_any_number_of_blocks(
+    vocabulary: int, kept: int, uniform: float, spread: float, seed: int
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(1, vocabulary, generator=rng)
+    logits[0, torch.randperm(vocabulary, generator=rng)[kept:]] = -torch.inf
+    tokens, logprobs = sample(
+        logits, Distributions.of([GENTLE], vocabulary, CPU), torch.tensor([uniform], dtype=torch.float64)
+    )
+    exact = torch.softmax(logits[0].double(), -1)
+    token = int(tokens[0])
+    assert exact[token] > 0
+    assert abs(logprobs[0].item() - exact[token].log().item()) < 1e-5
+    above = exact[: token + 1].sum().item()
+    assert above - exact[token].item() - 1e-6 <= uniform <= above + 1e-6
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        pytest.param({0: 1.0, 300: 1.0}, id="the uniform is exactly where the first block ends"),
+        # cumulative sums step over it by more than it weighs
+        pytest.param({0: 1.0, 300: 1.3e-16, 600: 1.0}, id="a block weighs less than a sum's last bit"),
+    ],
+)
+def test_a_token_of_probability_zero_is_never_drawn_at_the_edge_of_a_block(weights: dict[int, float]) -> None:
+    logits = torch.full((1, 700), -torch.inf)
+    for token, weight in weights.items():
+        logits[0, token] = np.log(weight)
+    tokens, _ = sample(logits, Distributions.of([GENTLE], 700, CPU), torch.tensor([0.5], dtype=torch.float64))
+    assert int(tokens[0]) == 300
+
+
+@pytest.mark.parametrize("vocabulary", [3, 256, 600])
+def test_logits_that_are_not_numbers_give_a_token_of_the_vocabulary_whose_logprob_is_no_number(vocabulary: int) -> None:
+    logits = torch.zeros(2, vocabulary)
+    logits[0], logits[1, 1] = torch.nan, torch.inf
+    uniform = torch.full((2,), 0.9, dtype=torch.float64)
+    tokens, logprobs = sample(logits, Distributions.of([GENTLE] * 2, vocabulary, CPU), uniform)
+    assert ((tokens >= 0) & (tokens < vocabulary)).all()
+    assert logprobs.isnan().all()
+
+
 SETTINGS = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.5, 1.0, 1.7]),
