@@ -26,8 +26,12 @@ def own_terminals() -> tuple[int, ...]:
 
 
 @contextmanager
-def obeying(obey: Callable[[signal.Signals, tuple[int, ...]], None]) -> Generator[None]:
-    """During the block, call ``obey`` on the running loop with each stop signal and this process's terminals."""
+def obeying(
+    obey: Callable[[signal.Signals, tuple[int, ...]], None], after: Callable[[], None] | None = None
+) -> Generator[None]:
+    """During the block, call ``obey`` on the running loop with each stop signal and this process's terminals.
+
+    With ``after``, a later one calls that, so that it cannot turn a clean end into a death by signal."""
     loop = asyncio.get_running_loop()
     numbers, terminals = stop_signals(), own_terminals()
     for number in numbers:
@@ -36,7 +40,10 @@ def obeying(obey: Callable[[signal.Signals, tuple[int, ...]], None]) -> Generato
         yield
     finally:
         for number in numbers:
+            # here, because a closing loop first closes the socket that its handlers write to
             loop.remove_signal_handler(number)
+            if after is not None:
+                signal.signal(number, lambda *_: after())
 
 
 def leave_terminals(terminals: tuple[int, ...]) -> None:

@@ -46,7 +46,7 @@ from pipeline.runtime.liveness import heartbeat_every_s
 from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.prepared import PreparedParts
-from pipeline.runtime.process_setup import limit_threads, stop_signals, threads_of
+from pipeline.runtime.process_setup import limit_threads, obeying, threads_of
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
@@ -179,6 +179,7 @@ class WorkerProcess:
         self._prepared = prepared
         self._worker_log = log
         self._stacks = stacks
+        self._has_late_signal = False
         self._log: FilteringBoundLogger = log.logger
         self._clock = clock
         settings = config.supervisor
@@ -214,6 +215,7 @@ class WorkerProcess:
             and self.delivered > 0
             and self._worked_s > self._config.supervisor.restart_window_s
             and not (self.is_computing or self._lifecycle.is_draining or self._config.fleet.standby)
+            and not self._has_late_signal
         )
 
     @property
@@ -221,20 +223,13 @@ class WorkerProcess:
         return self._context is not None and self._context.is_computing
 
     async def run(self) -> ExitCode:
-        loop = asyncio.get_running_loop()
-        for number in stop_signals():
-            loop.add_signal_handler(number, self._on_signal, number)
-        # blocked by an earlier incarnation in this process
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._watch(tasks, "stop-watch", self._watch_stop())
-                tasks.create_task(self._live(tasks), name="life")
-        except BaseExceptionGroup as group:
-            return self._explain(group)
-        finally:
-            # a late signal must not turn a clean end into a death by signal
-            signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+        with obeying(self._on_signal, self._on_late_signal):
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    self._watch(tasks, "stop-watch", self._watch_stop())
+                    tasks.create_task(self._live(tasks), name="life")
+            except BaseExceptionGroup as group:
+                return self._explain(group)
         counters = dict(self._context.counters) if self._context else {}
         self._log.info("worker_ended", reason=self._lifecycle.reason, code=self._lifecycle.code.name, counters=counters)
         return self._lifecycle.code
@@ -406,7 +401,10 @@ class WorkerProcess:
 
     # -- stopping ----------------------------------------------------------------------------------
 
-    def _on_signal(self, number: signal.Signals) -> None:
+    def _on_late_signal(self) -> None:
+        self._has_late_signal = True
+
+    def _on_signal(self, number: signal.Signals, _terminals: tuple[int, ...]) -> None:
         if number is signal.SIGHUP and self._lifecycle.num_signals:
             # shell and kernel both send it when a terminal closes, so it is not a second request
             return

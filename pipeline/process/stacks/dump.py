@@ -46,6 +46,8 @@ _MANY = 1 << 16
 """One answer serves up to this many pending requests."""
 _MOMENT_S = 0.03
 _MOST_LOOKS = 10
+_END_S = 2.0
+"""How long the end waits for an answer that is being written."""
 _MAX_TASKS = 200
 _MAX_DEPTH = 100
 _AWAITABLE: tuple[tuple[type[Any], str, str], ...] = (
@@ -95,6 +97,7 @@ class StackDump:
         self._lock = threading.Lock()
         self._is_closed = False
         self._requests: int | None = None
+        self._thread: threading.Thread | None = None
         # a file system without pipes leaves the signal
         with suppress(OSError, ConfigError):
             pipe = request_pipe(run_dir, worker)
@@ -103,13 +106,13 @@ class StackDump:
             os.mkfifo(pipe, 0o600)
             # read and write: with a writer of its own the pipe never reports end of file
             self._requests = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
-            threading.Thread(target=self._answer, args=(self._requests,), name="stacks", daemon=True).start()
+            self._thread = threading.Thread(target=self._answer, args=(self._requests,), name="stacks", daemon=True)
+            self._thread.start()
 
     def _answer(self, requests: int) -> None:
         while os.read(requests, _MANY) and not self._is_closed:
             with suppress(OSError, ValueError), self._lock:
                 self._write([*_threads(), *_tail(self._loop)])
-        os.close(requests)
 
     def _write(self, lines: Iterable[str]) -> None:
         """Append lines; first truncate a file that is too long."""
@@ -152,8 +155,12 @@ class StackDump:
         """Stop answering, and ignore the signal from now on. The pipe stays: it may already belong
         to a successor of the same name."""
         self._is_closed = True
-        if self._requests is not None:
+        if self._requests is not None and self._thread is not None:
             os.write(self._requests, b".")
+            self._thread.join(_END_S)
+            # the number may be another file's as soon as it is closed, so only once nobody reads from it
+            if not self._thread.is_alive():
+                os.close(self._requests)
         if SIGNAL is not None:
             faulthandler.unregister(SIGNAL)
         self._file.close()

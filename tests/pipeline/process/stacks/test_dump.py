@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -328,3 +328,24 @@ def test_the_least_wait_of_a_reader_is_longer_than_a_heartbeat():
     from pipeline.runtime.liveness import HEARTBEAT_EVERY_S
 
     assert request.ANSWER_S > 2 * HEARTBEAT_EVERY_S
+
+
+def test_the_end_waits_for_an_answer_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dump, begun, may_go_on = StackDump(tmp_path, "w-0"), threading.Event(), threading.Event()
+    write = dump._write
+
+    def write_slowly(lines: Iterable[str]) -> None:
+        begun.set()
+        assert may_go_on.wait(PATIENT_S)
+        write(lines)
+
+    monkeypatch.setattr(dump, "_write", write_slowly)
+    request.send_request(request_pipe(tmp_path, "w-0"))
+    assert begun.wait(PATIENT_S)
+    ending = threading.Thread(target=dump.close)
+    ending.start()
+    ending.join(0.1)
+    assert ending.is_alive(), "the pipe is being read, and its number would be free for another file"
+    may_go_on.set()
+    ending.join(PATIENT_S)
+    assert END in stack_file(tmp_path, "w-0").read_text()
