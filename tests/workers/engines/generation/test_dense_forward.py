@@ -12,6 +12,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from tests.workers.engines.tiny import VOCABULARY, tiny_model
+from workers.engines.generation.local import dense, forward
 from workers.engines.generation.local.dense import is_dense
 from workers.engines.generation.local.forward import SlotForward
 from workers.engines.model.weights_file import PublishedWeights
@@ -51,6 +52,15 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 DYNAMIC: dict[str, Any] = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
 LENGTHS = (1, 2, 9, 33, 70)
 NUM_STEPS = 4
+
+
+@pytest.fixture(autouse=True, params=["plain matrices", "packed matrices", "prefill apart"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the same numbers are computed."""
+    least = 0 if request.param == "packed matrices" else 1 << 40
+    monkeypatch.setattr(dense, "LEAST_PACKED", {torch.float32: least, torch.bfloat16: least})
+    if request.param == "prefill apart":
+        monkeypatch.setattr(forward, "JOINED_TOKENS", 0)
 
 
 def make(part: str, *, tied: bool = True, seed: int = 0) -> PreTrainedModel:

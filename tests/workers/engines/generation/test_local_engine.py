@@ -52,7 +52,7 @@ class TestLocalEngineByTransformers(LocalContract):
 
     @pytest.fixture(autouse=True)
     def every_model_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dense, "MOST_WEIGHTS", 0)
+        monkeypatch.setattr(dense, "MOST_WEIGHTS", {"cpu": 0, "other": 0})
 
 
 class TestLocalEngine(LocalContract):
@@ -235,7 +235,7 @@ def test_loaded_weights_are_served_and_silently_kept_ones_are_named(
     monkeypatch: pytest.MonkeyPatch, is_dense: bool
 ) -> None:
     if not is_dense:
-        monkeypatch.setattr(dense, "MOST_WEIGHTS", 0)
+        monkeypatch.setattr(dense, "MOST_WEIGHTS", {"cpu": 0, "other": 0})
     model = tiny_model(seed=1)
     engine = LocalEngine(model, num_slots=2, stop_token_ids=(1,))
     first, second = published(tiny_model(seed=2)), published(tiny_model(seed=3))
@@ -250,7 +250,11 @@ def test_loaded_weights_are_served_and_silently_kept_ones_are_named(
     assert len(engine.unserved(second)) > 0
 
 
-def test_copies_of_the_dense_forward_that_are_not_made_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("least_packed", [0, 1 << 40])
+def test_copies_of_the_dense_forward_that_are_not_made_again_are_found(
+    monkeypatch: pytest.MonkeyPatch, least_packed: int
+) -> None:
+    monkeypatch.setattr(dense, "LEAST_PACKED", {torch.float32: least_packed})
     engine = LocalEngine(tiny_model(seed=1), num_slots=2, stop_token_ids=(1,))
     engine.load_weights(published(tiny_model(seed=2)), 0)
     take, new = dense.DenseForward.take_weights, published(tiny_model(seed=3))

@@ -167,34 +167,39 @@ class LocalEngine(TorchWeights):
         return finished
 
     def _admit(self) -> None:
-        if self._must_recompute:
-            self._must_recompute = False
-            self._prefill(self._slots.live())
+        stale = self._slots.live() if self._must_recompute else []
+        self._must_recompute = False
+        entered = self._take_waiting()
+        # after all rows have their places
+        self._prefill([*stale, *entered])
+
+    def _take_waiting(self) -> list[Occupant]:
+        """Give waiting requests free slots, if it is time; return those to be prefilled."""
         free = self.num_slots - self._slots.num_live
         if not self._waiting or free == 0:
             self._steps_held = 0
-            return
+            return []
         together = min(len(self._waiting), -(-self.num_slots // ADMIT_SHARE))
         if self._slots.num_live and free < together and self._steps_held < ADMIT_PATIENCE:
             self._steps_held += 1
-            return
+            return []
         self._steps_held = 0
         # retained rows first: they cost nothing, and so none of them is evicted for a new request
-        entered: list[Occupant] = []
+        revived_rows: list[Occupant] = []
         for request in [r for r in self._waiting if self._slots.find(r.trajectory) is not None][:free]:
             revived = self._slots.revive(request, _context_of(request))
             if revived is not None:
                 self._waiting.remove(request)
-                entered.append(revived)
+                revived_rows.append(revived)
         fresh: list[Occupant] = []
         while self._waiting and self._slots.num_live < self.num_slots:
             request = self._waiting.popleft()
             fresh.append(self._slots.admit(request, _context_of(request)))
-        for occupant in entered + fresh:
+        for occupant in revived_rows + fresh:
             occupant.versions = [(occupant.start, self.policy_version)]
             self._waiting_names.remove(occupant.trajectory)
-        self._prefill(fresh)
         self._distributions = None
+        return fresh
 
     def _prefill(self, occupants: list[Occupant]) -> None:
         rows = [occupant.row for occupant in occupants]

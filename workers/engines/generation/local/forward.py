@@ -19,7 +19,13 @@ from pipeline.preflight.engines import KNOWN
 from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.generation.local.cache import SLOT_ATTENTION, DecodeStep, PrefillStep, SlotCache, hide
-from workers.engines.generation.local.dense import DenseForward, is_dense, replace_weights, unserved_weights
+from workers.engines.generation.local.dense import (
+    DenseForward,
+    Prefill,
+    is_dense,
+    replace_weights,
+    unserved_weights,
+)
 from workers.engines.generation.local.lone import LoneForward
 from workers.engines.model.attention import PackedLayout
 from workers.engines.model.layers import count_layers
@@ -104,6 +110,9 @@ def _run(forward: SlotForward | LoneForward, sequences: list[np.ndarray]) -> tor
 
 PREFILL_TOKENS = 8192
 """Tokens of one prefill forward; a longer context goes alone."""
+JOINED_TOKENS = 1024
+"""A prefill of at most this many tokens goes through the layers with the next decode step, since
+reading the weights takes as long as computing with them."""
 
 
 class SlotForward:
@@ -115,6 +124,8 @@ class SlotForward:
         self.device = model.device
         self._columns = torch.arange(0, device=self.device)
         self._dense = DenseForward(model) if is_dense(model) else None
+        self._joined: Prefill | None = None
+        """Contexts that the next decode step stores."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
         replace_weights(self.model, tensors)
@@ -126,7 +137,10 @@ class SlotForward:
         return found if self._dense is None or self._dense.is_current() else [*found, "(copies of the dense forward)"]
 
     def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
-        """Fill rows with all but the last token of int32 contexts; return the tokens computed."""
+        """Fill rows with all but the last token of int32 contexts; return the tokens computed.
+
+        A decode step of these rows must follow before any row is moved: it may do the computation."""
+        self._store_joined()
         wanted: dict[bytes, tuple[np.ndarray, list[int]]] = {}
         for context, row in zip(contexts, rows, strict=True):
             if context.size > 1:
@@ -154,33 +168,45 @@ class SlotForward:
         positions = np.concatenate([np.arange(size) for _, size, _ in stored])
         target = np.repeat([row for _, _, row in stored], [size for _, size, _ in stored])
         layout = PackedLayout.of(lengths, self.device)
-        self.cache.step = PrefillStep(self._put(source), self._put(target), self._put(positions))
         tokens = self._put(np.concatenate([head for head, _ in batch]).astype(np.int64))
-        with work.part(int(lengths.sum()) / total):
-            self._fill(tokens, layout)
-        return int(lengths.sum())
+        num_tokens = int(lengths.sum())
+        step = PrefillStep(self._put(source), self._put(target), self._put(positions))
+        prefill = Prefill(tokens, layout, step)
+        if self._dense is not None and num_tokens == total <= JOINED_TOKENS:
+            self._joined = prefill
+            return num_tokens
+        with work.part(num_tokens / total):
+            self._fill(prefill)
+        return num_tokens
 
-    def _fill(self, tokens: torch.Tensor, layout: PackedLayout) -> None:
+    def _store_joined(self) -> None:
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            self._fill(joined)
+
+    def _fill(self, prefill: Prefill) -> None:
         if self._dense is not None:
-            self._dense.prefill(tokens, self.cache, layout)
-        else:
-            # only the base model, as a prefill needs no logits
-            backbone(self.model)(
-                input_ids=tokens[None],
-                position_ids=layout.position_ids[None],
-                past_key_values=self.cache,
-                use_cache=True,
-                packed_layout=layout,
-            )
+            self._dense.prefill(prefill, self.cache)
+            return
+        self.cache.step = prefill.step
+        # only the base model, as a prefill needs no logits
+        backbone(self.model)(
+            input_ids=prefill.tokens[None],
+            position_ids=prefill.layout.position_ids[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            packed_layout=prefill.layout,
+        )
 
     def decode(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Feed int64 [n] tokens at ``positions`` of n rows; return logits [n, vocabulary]."""
         longest = int(positions.max()) + 1
         self.cache.reserve(positions.size, longest)
         step = self._decode_step(positions, longest)
-        self.cache.step = step
         if self._dense is not None:
-            return self._dense.decode(self._put(tokens), self.cache, step)
+            joined, self._joined = self._joined, None
+            return self._dense.decode(self._put(tokens), self.cache, step, joined)
+        self.cache.step = step
         output = self.model(
             input_ids=self._put(tokens)[:, None],
             position_ids=step.positions[:, None],
