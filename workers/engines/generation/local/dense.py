@@ -124,7 +124,8 @@ class DenseForward:
     @torch.inference_mode()
     def is_current(self) -> bool:
         """Refresh the copies; return whether they already matched the model's weights."""
-        return all([_is_refreshed_equal(part) for part in self._parts])
+        refreshed = [_is_refreshed_equal(part) for part in self._parts]
+        return all(refreshed)
 
     def prefill(self, prefill: Prefill, cache: SlotCache) -> None:
         self._run(cache, prefill, None, None)
