@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 from pipeline.config.schema import RunConfig
 from protocol.ids import Role
@@ -34,6 +35,11 @@ def obeying(
     With ``after``, a later one calls that, so that it cannot turn a clean end into a death by signal."""
     loop = asyncio.get_running_loop()
     numbers, terminals = stop_signals(), own_terminals()
+
+    def heard(_number: int, _frame: FrameType | None) -> None:
+        if after is not None:
+            after()
+
     for number in numbers:
         loop.add_signal_handler(number, obey, number, terminals)
     try:
@@ -43,7 +49,7 @@ def obeying(
             # here, because a closing loop first closes the socket that its handlers write to
             loop.remove_signal_handler(number)
             if after is not None:
-                signal.signal(number, lambda *_: after())
+                signal.signal(number, heard)
 
 
 def leave_terminals(terminals: tuple[int, ...]) -> None:
