@@ -21,7 +21,7 @@ from prometheus_client.core import Metric
 from ops.docs.whole_fleet import whole_collector
 from pipeline.cli import headrace
 from pipeline.config.catalogue import BUILT_IN, declare
-from pipeline.config.describe import Setting, in_toml, purpose, sections, settings
+from pipeline.config.describe import Setting, about, in_toml, purpose, sections, settings, whys_unread
 from pipeline.config.learning import all_settings, settings_of
 from pipeline.ledger.types import DropReason
 from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow, ValueRow
@@ -51,7 +51,7 @@ def settings_pages() -> dict[str, str]:
     pages: dict[str, list[str]] = {}
     for name, model in sections():
         lines = pages.setdefault(name.partition(".")[0], [])
-        lines += [f"{'##' if lines else '#'} [{name}]", "", plain(purpose(model)), ""]
+        lines += [f"{'##' if lines else '#'} [{name}]", "", plain(about(name, model)), ""]
         for setting in held.get(name, []):
             level = "###" if "." in name else "##"
             lines += [f"{level} {setting.key}", "", plain(setting.description), "", _facts(setting), ""]
@@ -66,6 +66,8 @@ def _facts(setting: Setting) -> str:
     facts.append(f"default: {_value(setting.default)}")
     by_value = _by_value(setting.presets).items()
     facts += [f"with {', '.join(map(code, names))}: {value}" for value, names in by_value]
+    if setting.read_if:
+        facts.append(plain(f"not always read: {whys_unread(setting.read_if)}"))
     return f"{{.facts}}\n{'; '.join(facts)}"
 
 

@@ -25,7 +25,7 @@ from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.terms.advantage import discounted_sums, terminal_rewards
 from pipeline.algorithms.terms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
 from pipeline.algorithms.terms.guidance import UNGUIDED, guided_columns, is_right
-from pipeline.config.base import Fraction, setting
+from pipeline.config.base import Fraction, ReadIf, setting
 from pipeline.config.learning import Aggregation, DiscountedSettings
 from pipeline.ledger.types import ClaimedUnit
 from protocol.trajectory import Field, GuidanceScore, RewardScore
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from pipeline.algorithms.terms.clip import TokenLoss
     from pipeline.algorithms.terms.loss_terms import LossTerms
     from pipeline.config.schema import RunConfig
+
+
+_FIXED = ReadIf(
+    lambda run: run.algorithm.adaptive_lambda_alpha == 0.0, "lambda adapts to the length, by adaptive_lambda_alpha"
+)
+_ADAPTS = ReadIf(
+    lambda run: run.algorithm.adaptive_lambda_alpha > 0.0, "adaptive_lambda_alpha is 0, so lambda does not adapt"
+)
+_WHITENS = ReadIf(lambda run: run.algorithm.whiten, "algorithm.whiten is off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +80,22 @@ class CriticRule(Rule):
 
     class Settings(DiscountedSettings):
         gae_lambda: Fraction = setting(
-            0.95, "Lambda of the policy, if it does not adapt to the length.", unit="factor", also="lam lambd"
+            0.95,
+            "Lambda of the policy, if it does not adapt to the length.",
+            unit="factor",
+            also="lam lambd",
+            read_if=_FIXED,
         )
         adaptive_lambda_alpha: float = setting(
             0.0, "lambda = 1 - 1 / (alpha l), clamped. 0: off. VAPO section 4.2: 0.05.", ge=0.0, unit="1 / token"
         )
         adaptive_lambda_floor: Fraction = setting(
-            0.0, "Smallest adaptive lambda. T-PPO's port: 0.95. VAPO: 0, our choice.", unit="factor"
+            0.0, "Smallest adaptive lambda. T-PPO's port: 0.95. VAPO: 0, our choice.", unit="factor", read_if=_ADAPTS
         )
         whiten: bool = setting(True, "Whiten critic advantages over the valid tokens of the whole batch.")
-        whiten_min_std: float = setting(1e-3, "Below this std only the mean is subtracted.", ge=0.0, unit="advantage")
+        whiten_min_std: float = setting(
+            1e-3, "Below this std only the mean is subtracted.", ge=0.0, unit="advantage", read_if=_WHITENS
+        )
         advantage_clamp: float = setting(
             0.0,
             "Bound of |A| after whitening. 0: off. T-PPO's port: 10. VAPO, PPO: none.",

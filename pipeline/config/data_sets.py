@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
-from pipeline.config.base import Positive, Section, StopStrings, setting
+from pipeline.config.base import Positive, ReadIf, Section, StopStrings, setting
 from pipeline.files.urls import check_url, is_url
 
 SHAPING: Final = {
@@ -58,6 +58,9 @@ DataPath = Annotated[Path | str, PlainValidator(_data_path)]
 """A file or a glob pattern (Path), or a file on the hub or in an object store (str)."""
 
 
+RECORDED: Final = ReadIf(lambda run: run.data.responses, "data.responses is empty")
+
+
 class ColumnsSection(Section):
     """Names of the files' columns, if they are not recognised. A dot reaches into a nested table,
     as in reward_model.ground_truth."""
@@ -90,15 +93,20 @@ class ColumnsSection(Section):
         "Column of data.responses with the response. Default: response, completion or output.",
         min_length=1,
         also="response_key output_key",
+        read_if=RECORDED,
     )
     verdict: str | None = setting(
         None,
         "Column of data.responses with the verdict: true or false, 1 or 0, right or wrong. Default: verdict, correct, "
         "is_correct or accuracy.",
         min_length=1,
+        read_if=RECORDED,
     )
     judgment: str | None = setting(
-        None, "Column of data.responses that says in words what is wrong. Default: judgment.", min_length=1
+        None,
+        "Column of data.responses that says in words what is wrong. Default: judgment.",
+        min_length=1,
+        read_if=RECORDED,
     )
 
 
@@ -175,6 +183,10 @@ _SHARED: Final = tuple(
 """Settings of ``[evaluation]`` that a set may override."""
 
 
+_NOT_MEANWHILE = "evaluation.every_updates is 0, so the run does not evaluate while it trains"
+_MEANWHILE = ReadIf(lambda run: run.evaluation.every_updates > 0, _NOT_MEANWHILE)
+
+
 class EvaluationSection(Section):
     """Periodic evaluation by the generators, queued separately from training work."""
 
@@ -243,6 +255,7 @@ class EvaluationSection(Section):
         None,
         "Set that patience and keep_best use. Default: data.evaluation, else the first of the sets.",
         also="metric_for_best_model",
+        read_if=_MEANWHILE,
     )
     patience: int = setting(
         0,
@@ -251,11 +264,13 @@ class EvaluationSection(Section):
         unit="evaluations",
         live="how many evaluations without improvement end the run",
         also="early_stopping_patience",
+        read_if=_MEANWHILE,
     )
     keep_best: bool = setting(
         False,
         "Write a checkpoint at each evaluation, and keep the one with the best result on main.",
         also="load_best_model_at_end",
+        read_if=_MEANWHILE,
     )
 
     def of_set(self, one: EvaluationSetSection) -> EvaluationSection:

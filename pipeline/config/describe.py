@@ -6,7 +6,7 @@ from __future__ import annotations
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from functools import cache
@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config.base import fact
+from pipeline.config.base import ReadIf, conditions, fact
 from pipeline.config.catalogue import BUILT_IN
 from pipeline.config.learning import AlgorithmSection, all_settings, settings_of
 from pipeline.config.other_names import OTHERWISE
@@ -76,6 +76,8 @@ class Setting:
     may not change in a running run."""
     also: tuple[str, ...]
     """Its names in other systems."""
+    read_if: tuple[ReadIf, ...]
+    """What must hold so that a run reads it, if it reads the section."""
     description: str
 
     @property
@@ -105,6 +107,8 @@ class Setting:
             shown[-1] += f" ({', '.join(f'{name}: {in_toml(value)}' for name, value in self.presets.items())})"
         if algorithm is None and self.rules:
             shown.append(f"only {', '.join(self.rules)}")
+        if self.read_if:
+            shown.append(f"not always read: {whys_unread(self.read_if)}")
         return "; ".join(shown)
 
 
@@ -203,7 +207,7 @@ def explained(config: RunConfig, sources: Mapping[str, str] | None = None) -> st
         # an absent section, such as reward.model, is commented out
         off = "# " if held is None else ""
         title = f"[[{section}]]" if isinstance(_value(values, section), list) else f"[{section}]"
-        lines += [f"{off}{title}", *comment(purpose(model))]
+        lines += [f"{off}{title}", *comment(about(section, model))]
         for setting in by_section.get(section, []):
             if not setting.is_in(config.algorithm.name):
                 continue
@@ -252,7 +256,23 @@ def _setting(key: str, info: FieldInfo) -> Setting:
     description = info.description or ""
     only = () if len(rules) == len(having) else rules
     live, also = fact(info, "live"), tuple(fact(info, "also").split())
-    return Setting(key, _kind(info.annotation), _limits(info), unit, default, presets, only, live, also, description)
+    kind, limits, read_if = _kind(info.annotation), _limits(info), conditions(info)
+    return Setting(key, kind, limits, unit, default, presets, only, live, also, read_if, description)
+
+
+def section_conditions(section: str) -> list[tuple[ReadIf, ...]]:
+    """Return what must hold so that a run reads a section, for each section around it and itself."""
+    model, found = RunConfig, list[tuple[ReadIf, ...]]()
+    for part in section.removesuffix(".NAME").split("."):
+        info = model.model_fields[part]
+        found.append(conditions(info))
+        model = section_model(info) or table_model(info) or named_model(info) or model
+    return found
+
+
+def whys_unread(read_if: Sequence[ReadIf]) -> str:
+    """Return in words when a run does not read a setting or section."""
+    return "; ".join(one.otherwise.format(algorithm="the algorithm") for one in read_if)
 
 
 def is_number(info: FieldInfo) -> bool:
@@ -297,6 +317,12 @@ def purpose(model: type[BaseModel]) -> str:
     return " ".join((model.__doc__ or "").split())
 
 
+def about(section: str, model: type[BaseModel]) -> str:
+    """Return a section's purpose, and when a run does not read it."""
+    read_if = section_conditions(section)[-1]
+    return f"{purpose(model)} Not always read: {whys_unread(read_if)}." if read_if else purpose(model)
+
+
 def comment(text: str) -> list[str]:
     """Wrap a text into lines of a TOML comment."""
     return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
@@ -325,7 +351,7 @@ def commented(values: Mapping[str, Any], reasons: Mapping[str, str], *, algorith
     for section, model in sections():
         there = [key for key in known if key in given and given[key].section == section]
         if there:
-            lines += [*([""] if lines else []), f"[{section}]", *comment(purpose(model))]
+            lines += [*([""] if lines else []), f"[{section}]", *comment(about(section, model))]
         for key in there:
             setting = given[key]
             lines += ["", *comment(setting.description), *comment(setting.facts(algorithm))]

@@ -24,9 +24,36 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.config.base import Fraction, Positive, Recompute, Section, setting
+from pipeline.config.base import Fraction, Positive, ReadIf, Recompute, Section, section, setting
 from pipeline.config.catalogue import BUILT_IN, TrainingBackendName, rule_class
 from pipeline.config.import_path import is_import_path, search_also
+
+
+def _has_several_ratios(run: Any) -> bool:
+    algorithm: SampledSettings = run.algorithm
+    has_proximal = algorithm.importance is not Importance.BYPASS and algorithm.proximal is Proximal.RECOMPUTE
+    return algorithm.num_minibatches > 1 or not has_proximal
+
+
+UNREFERENCED: Final = "no reference log-probs are computed: kl_coefficient is 0 and reference.always is off"
+_REFERENCED = ReadIf(lambda run: run.needs_reference, UNREFERENCED)
+_CAPPED = ReadIf(lambda run: run.algorithm.importance in ("tis", "icepop"), "only importance tis and icepop have a cap")
+_ICEPOP = ReadIf(lambda run: run.algorithm.importance == "icepop", "only importance icepop has a floor")
+_WEIGHTED = ReadIf(
+    lambda run: run.algorithm.importance not in ("none", "bypass"), "importance none and bypass have no weights"
+)
+_REJECTS = ReadIf(lambda run: run.algorithm.rejection != "none", "algorithm.rejection is none")
+_ALL_ONE = "an update is one optimiser step, so all ratios are 1; raise num_minibatches"
+_SEVERAL_RATIOS = ReadIf(_has_several_ratios, _ALL_ONE)
+_CRITIC_ZERO = ReadIf(lambda run: run.value.backend == "deepspeed", "value.backend is not deepspeed")
+_ZERO = ReadIf(lambda run: run.learner.backend == "deepspeed", "learner.backend is not deepspeed")
+_ADAPTS = ReadIf(lambda run: run.learner.lora.rank > 0, "learner.lora.rank is 0")
+_DECAYS = ReadIf(lambda run: run.learner.schedule != "constant", "learner.schedule is constant")
+_DECAY_LENGTH = "only schedule warmup-stable-decay has a decay of separate length"
+_HAS_DECAY = ReadIf(lambda run: run.learner.schedule == "warmup-stable-decay", _DECAY_LENGTH)
+_ADAM = ReadIf(lambda run: run.learner.optimizer != "adafactor", "adafactor uses neither")
+_COMPILES = ReadIf(lambda run: run.learner.backend == "torch", "only backend torch compiles layers")
+_SAMPLED = ReadIf(lambda run: not run.data.responses, "data.responses have no log-probs of a generator to check")
 
 
 class Aggregation(StrEnum):
@@ -171,6 +198,7 @@ class AlgorithmSection(Section):
         "Estimator of that KL. k1+ and k3+ have the gradient of k2. The gradient of k1 is zero on average, so it is refused. "
         "Formulas: algorithms README.",
         also="kl_loss_type kl_penalty",
+        read_if=_REFERENCED,
     )
     entropy_coefficient: float = setting(
         0.0,
@@ -242,15 +270,17 @@ class SampledSettings(AlgorithmSection):
         unit="ratio",
         also="tis_imp_ratio_cap vllm_importance_sampling_cap vllm_importance_sampling_clip_max "
         "vllm_is_truncated_threshold rollout_is_threshold is_correction_threshold",
+        read_if=_CAPPED,
     )
     importance_floor: float = setting(
-        0.5, "Lower bound of IcePop.", ge=0.0, unit="ratio", also="vllm_importance_sampling_clip_min"
+        0.5, "Lower bound of IcePop.", ge=0.0, unit="ratio", also="vllm_importance_sampling_clip_min", read_if=_ICEPOP
     )
     importance_level: ImportanceLevel = setting(
         ImportanceLevel.TOKEN,
         "token: each token has its own importance weight. Otherwise a response's tokens share one: the product "
         "(sequence) or geometric mean of their ratios. A product saturates over several policy versions.",
         also="rollout_is vllm_importance_sampling_mode",
+        read_if=_WEIGHTED,
     )
     importance_normalize: bool = setting(
         False,
@@ -264,7 +294,9 @@ class SampledSettings(AlgorithmSection):
         also="rollout_rs",
     )
     rejection_level: RejectionLevel = setting(
-        RejectionLevel.TOKEN, "Reject single tokens, or whole responses by their sum, mean or largest value."
+        RejectionLevel.TOKEN,
+        "Reject single tokens, or whole responses by their sum, mean or largest value.",
+        read_if=_REJECTS,
     )
     rejection_upper: float | None = setting(
         None,
@@ -272,9 +304,10 @@ class SampledSettings(AlgorithmSection):
         gt=0.0,
         unit="ratio, or nats of k2 and k3",
         also="rollout_rs_threshold",
+        read_if=_REJECTS,
     )
     rejection_lower: float | None = setting(
-        None, "Smallest value kept, of ratio and k1. Default: no lower bound.", gt=0.0, unit="ratio"
+        None, "Smallest value kept, of ratio and k1. Default: no lower bound.", gt=0.0, unit="ratio", read_if=_REJECTS
     )
     guidance: Literal["none", "mix"] = setting(
         "none",
@@ -334,6 +367,7 @@ class ClipSettings(SampledSettings):
         unit="ratio below 1",
         live="the next update's lower clip bound",
         also="epsilon clip_ratio clip_ratio_low eps_clip eps_clip_low_high",
+        read_if=_SEVERAL_RATIOS,
     )
     clip_high: float = setting(
         0.28,
@@ -342,6 +376,7 @@ class ClipSettings(SampledSettings):
         unit="ratio above 1",
         live="the next update's upper clip bound",
         also="epsilon_high clip_ratio_high eps_clip_low_high",
+        read_if=_SEVERAL_RATIOS,
     )
 
 
@@ -365,6 +400,7 @@ class DualClipSettings(ClipSettings):
         unit="ratio",
         live="the next update's dual clip",
         also="clip_ratio_c",
+        read_if=_SEVERAL_RATIOS,
     )
 
     @model_validator(mode="after")
@@ -450,7 +486,7 @@ class ValueSection(Section):
 
     backend: TrainingBackendName = setting("torch", "As learner.backend.")
     ranks: Positive = setting(1, "As learner.ranks.", unit="processes")
-    deepspeed: DeepSpeedSection = DeepSpeedSection()
+    deepspeed: DeepSpeedSection = section(DeepSpeedSection(), read_if=_CRITIC_ZERO)
     path: Path | None = setting(
         None,
         "Folder of a backbone or a pretrained value model. Default: the start policy's layers under a head of "
@@ -523,10 +559,15 @@ class LoraSection(Section):
 
     rank: int = setting(0, "0: no adapter; the whole policy is trained.", ge=0, unit="columns", also="lora_r lora_rank")
     alpha: float = setting(
-        32.0, "The adapter's output is scaled by alpha / rank.", gt=0.0, unit="factor", also="lora_alpha"
+        32.0,
+        "The adapter's output is scaled by alpha / rank.",
+        gt=0.0,
+        unit="factor",
+        also="lora_alpha",
+        read_if=_ADAPTS,
     )
     target_modules: tuple[str, ...] = setting(
-        (), "Last parts of layer names, such as q_proj. Empty: all linear layers of the blocks."
+        (), "Last parts of layer names, such as q_proj. Empty: all linear layers of the blocks.", read_if=_ADAPTS
     )
 
 
@@ -544,7 +585,7 @@ class LearnerSection(Section):
         unit="processes",
         also="n_gpus_per_node num_gpus_per_node num_train_gpus",
     )
-    deepspeed: DeepSpeedSection = DeepSpeedSection()
+    deepspeed: DeepSpeedSection = section(DeepSpeedSection(), read_if=_ZERO)
     lora: LoraSection = LoraSection()
     optimizer: Literal["adamw-fused", "adamw", "adamw-8bit", "adafactor", "muon"] = setting(
         "adamw-fused",
@@ -569,16 +610,22 @@ class LearnerSection(Section):
         10, "Linear warm-up. DAPO: 20 rollout steps.", ge=0, also="lr_warmup_steps num_warmup_steps"
     )
     schedule_updates: Positive | None = setting(
-        None, "Length of a decaying schedule, warm-up included. Default: run.num_updates.", also="lr_decay_steps"
+        None,
+        "Length of a decaying schedule, warm-up included. Default: run.num_updates.",
+        also="lr_decay_steps",
+        read_if=_DECAYS,
     )
     decay_updates: Positive | None = setting(
-        None, "Length of the decay of warmup-stable-decay, at the schedule's end. Default: a tenth of the schedule."
+        None,
+        "Length of the decay of warmup-stable-decay, at the schedule's end. Default: a tenth of the schedule.",
+        read_if=(_DECAYS, _HAS_DECAY),
     )
     final_rate_share: Fraction = setting(
         0.0,
         "Final learning rate of a decaying schedule, as a share of the learning rate.",
         unit="share of the learning rate",
         also="min_lr_ratio min_lr_rate",
+        read_if=_DECAYS,
     )
     weight_decay: float = setting(
         0.1, "Decoupled weight decay, for matrices only.", ge=0.0, unit="factor of the learning rate", also="l2"
@@ -588,10 +635,15 @@ class LearnerSection(Section):
     )
     freeze: tuple[str, ...] = setting((), "Patterns of parameter names that are not trained, such as model.layers.0.*.")
     betas: tuple[float, float] = setting(
-        (0.9, 0.999), "Betas of AdamW.", unit="factors", also="adam_betas adam_beta1 adam_beta2"
+        (0.9, 0.999), "Betas of AdamW.", unit="factors", also="adam_betas adam_beta1 adam_beta2", read_if=_ADAM
     )
     adam_eps: float = setting(
-        1e-8, "Epsilon of AdamW.", gt=0.0, unit="added to a root of squared gradients", also="adam_epsilon"
+        1e-8,
+        "Epsilon of AdamW.",
+        gt=0.0,
+        unit="added to a root of squared gradients",
+        also="adam_epsilon",
+        read_if=_ADAM,
     )
     max_grad_norm: float = setting(
         1.0, "Gradients are scaled down to this norm.", gt=0.0, unit="L2 norm", also="max_norm grad_clip clip_grad"
@@ -610,6 +662,7 @@ class LearnerSection(Section):
         "that does not compile is computed eagerly, and the learner's log says why. Compiled graphs are kept in "
         "$XDG_CACHE_HOME/headrace/compiled.",
         also="torch_compile use_torch_compile",
+        read_if=_COMPILES,
     )
     threads: Positive = setting(1, "Torch threads on a CPU.", unit="threads")
     logprob_check_share: Fraction = setting(
@@ -617,6 +670,7 @@ class LearnerSection(Section):
         "Share of trained chunks whose log-probs the learner computes a second time, to check the generators. Costs about "
         "a third of this share of an update's time. The observer names a generator that differs from its peers. 0: off.",
         unit="share of chunks",
+        read_if=_SAMPLED,
     )
     max_bad_steps: Positive = setting(
         3,

@@ -10,7 +10,12 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, StringConstraints
 
-from pipeline.config.base import Positive, Section, setting
+from pipeline.config.base import Positive, ReadIf, Section, setting
+
+_WANDB = ReadIf(lambda run: run.sinks.wandb, "sinks.wandb is not set")
+_MLFLOW = ReadIf(lambda run: run.sinks.mlflow, "sinks.mlflow is not set")
+_TRACES = ReadIf(lambda run: run.tracing.otlp, "tracing.otlp is not set")
+
 
 SCALING_ROLES: Final = ("generator", "reward", "reference")
 
@@ -258,13 +263,16 @@ class SinksSection(Section):
     wandb_mode: Literal["online", "offline"] | None = setting(
         None,
         "offline: write to the run's folder sinks/wandb, for `wandb sync`. Default: WANDB_MODE, else online.",
+        read_if=_WANDB,
     )
     mlflow: Annotated[str, AfterValidator(_tracking)] | None = setting(
         None,
         "MLflow's tracking URI: http://HOST:PORT, https://HOST or sqlite:///FILE; needs `pip install 'headrace[mlflow]'`. "
         "Credentials come only from the environment, such as MLFLOW_TRACKING_TOKEN. Default: none.",
     )
-    mlflow_experiment: str = setting("headrace", "Experiment of the run; created if missing.", min_length=1)
+    mlflow_experiment: str = setting(
+        "headrace", "Experiment of the run; created if missing.", min_length=1, read_if=_MLFLOW
+    )
     finish_s: float = setting(30.0, "How long the run waits at its end for a sink to accept the last points.", gt=0.0)
 
 
@@ -293,7 +301,9 @@ class TracingSection(Section):
         "URL of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; needs `pip install 'headrace[otel]'`. "
         "Every worker sends to it. Default: no traces.",
     )
-    share: float = setting(1.0, "Share of trajectories that are traced.", gt=0.0, le=1.0, unit="share of trajectories")
+    share: float = setting(
+        1.0, "Share of trajectories that are traced.", gt=0.0, le=1.0, unit="share of trajectories", read_if=_TRACES
+    )
 
 
 REWARDS: Final = "code.rewards"

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pipeline.config.base import Fraction, Positive, Section, setting
+from pipeline.config.base import Fraction, Positive, ReadIf, Section, setting
 from pipeline.config.import_path import is_import_path
 
 TAKEN_PARTS = frozenset({"correct", "model", "overlong"})
@@ -154,6 +154,11 @@ def _known_judgments(name: str) -> str:
     return name
 
 
+_LEARNS = ReadIf(lambda run: not run.mixes_guidance, "algorithm.guidance mix only scales advantages")
+_SHARES = ReadIf(lambda run: run.algorithm.name != "nlft-first", "nlft-first flags one token of a response")
+_CLUSTERS = ReadIf(lambda run: run.guidance.clusters, "guidance.clusters is off")
+
+
 class GuidanceSection(Section):
     """Guidance per token: what is right and what is wrong in each response. The rules nlft and
     nlft-first use it, and algorithm.guidance; see pipeline/algorithms/README.md."""
@@ -179,7 +184,9 @@ class GuidanceSection(Section):
         unit="probability",
     )
     standard_power: float = setting(0.6, "Below tau the weight is (p / tau) to this power.", ge=0.0, unit="exponent")
-    cluster_power: float = setting(0.3, "The same within a cluster around tokens above tau.", ge=0.0, unit="exponent")
+    cluster_power: float = setting(
+        0.3, "The same within a cluster around tokens above tau.", ge=0.0, unit="exponent", read_if=_CLUSTERS
+    )
     bonus_power: float = setting(
         5.0, "Above tau the weight is 1 + ((p - tau) / (1 - tau)) to this power.", ge=0.0, unit="exponent"
     )
@@ -196,21 +203,30 @@ class GuidanceSection(Section):
         0.06,
         "If a larger share of a wrong response is flagged, only its flagged tokens are trained on.",
         unit="share of the response's tokens",
+        read_if=(_LEARNS, _SHARES),
     )
     unflagged_power: float = setting(
         0.5,
         "Other tokens of a wrong response are weighted by their standard probability to this power.",
         ge=0.0,
         unit="exponent",
+        read_if=_LEARNS,
     )
-    loss_scale: float = setting(10.0, "The whole loss is multiplied by this.", gt=0.0, unit="factor of the loss")
+    loss_scale: float = setting(
+        10.0, "The whole loss is multiplied by this.", gt=0.0, unit="factor of the loss", read_if=_LEARNS
+    )
     nll_coefficient: float = setting(
-        1.0, "Weight of an additional plain imitation loss on right responses.", ge=0.0, unit="loss per nat"
+        1.0,
+        "Weight of an additional plain imitation loss on right responses.",
+        ge=0.0,
+        unit="loss per nat",
+        read_if=_LEARNS,
     )
     clusters: bool = setting(
         False,
         "Spread the effect of salient tokens to neighbours with similar hidden states: tokens above tau raise the "
         "weights around them, and in nlft flagged tokens spare those around them.",
+        read_if=_LEARNS,
     )
     cluster_distance: float = setting(
         0.4,
@@ -218,7 +234,10 @@ class GuidanceSection(Section):
         ge=0.0,
         le=2.0,
         unit="1 - cosine",
+        read_if=_CLUSTERS,
     )
     dissimilar_clusters: bool = setting(
-        False, "Grow clusters over neighbours that are farther away than cluster_distance, as the public code does."
+        False,
+        "Grow clusters over neighbours that are farther away than cluster_distance, as the public code does.",
+        read_if=_CLUSTERS,
     )

@@ -6,13 +6,26 @@ settings."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import field_validator, model_validator
 
-from pipeline.config.base import NotNegative, Positive, Section, StopStrings, StoreUrl, setting
+from pipeline.config.base import NotNegative, Positive, ReadIf, Section, StopStrings, StoreUrl, section, setting
 from pipeline.config.catalogue import GenerationEngineName
 from pipeline.config.import_path import is_import_path
+
+
+def _has_own_engine(run: Any) -> bool:
+    return any(one.has_own_engine for one in (run.generation, run.learner, run.reference, run.value))
+
+
+_NO_SAMPLES = "data.responses are read, and there is no evaluation, so nothing is sampled"
+SAMPLES: Final = ReadIf(lambda run: run.has_sampling, _NO_SAMPLES)
+_VLLM = ReadIf(lambda run: run.generation.engine == "vllm", "generation.engine is not vllm")
+_OWN_ENGINE = ReadIf(_has_own_engine, "no engine is named by its import path")
+_TCP = ReadIf(lambda run: run.wire.transport == "tcp", "wire.transport is ipc")
+_FIXED_NUMBER = "fleet.max_generators is not set, so the number of generators stays"
+_SCALES = ReadIf(lambda run: run.fleet.max_generators is not None, _FIXED_NUMBER)
 
 
 class RunSection(Section):
@@ -77,7 +90,7 @@ class GenerationSection(Section):
     engine: GenerationEngineName = setting(
         "local", "local, vllm, or package.module:function of your own, see [engines].", also="use_vllm"
     )
-    vllm: VllmSection = VllmSection()
+    vllm: VllmSection = section(VllmSection(), read_if=(SAMPLES, _VLLM))
     num_slots: Positive = setting(
         64, "Sequences decoded at once by one generator.", unit="sequences", also="max_num_seqs"
     )
@@ -124,9 +137,11 @@ class GenerationSection(Section):
     swap: Literal["token", "window"] = setting(
         "token", "New weights are loaded between two tokens, or between two windows."
     )
-    kv_policy: Literal["keep", "recompute"] = setting("keep", "What happens to the KV cache at a weight swap.")
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type of the engine.")
-    device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
+    kv_policy: Literal["keep", "recompute"] = setting(
+        "keep", "What happens to the KV cache at a weight swap.", read_if=SAMPLES
+    )
+    dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type of the engine.", read_if=SAMPLES)
+    device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.", read_if=SAMPLES)
     threads: Positive = setting(1, "Torch threads on a CPU.", unit="threads")
     steps_per_turn: Positive = setting(
         8, "Decode steps between two checks of mailboxes, weights and leases.", unit="decode steps"
@@ -143,7 +158,9 @@ class EnginesSection(Section):
     implements the Protocol in that kind's ``seam.py`` in ``workers/engines``."""
 
     settings: dict[str, Any] = setting(
-        {}, "Settings that your engines read from config.engines.settings; Headrace reads none of them."
+        {},
+        "Settings that your engines read from config.engines.settings; Headrace reads none of them.",
+        read_if=_OWN_ENGINE,
     )
 
 
@@ -248,16 +265,18 @@ class WireSection(Section):
     """Links between processes, and their limits."""
 
     transport: Literal["ipc", "tcp"] = setting("ipc", "ipc on one host; tcp with CURVE keys across hosts.")
-    host: str = setting("127.0.0.1", "Address that mailboxes bind to when the transport is tcp.")
+    host: str = setting("127.0.0.1", "Address that mailboxes bind to when the transport is tcp.", read_if=_TCP)
     advertise_host: str | None = setting(
         None,
         "Name or address given to other hosts when the transport is tcp. Default: wire.host; if that is a wildcard, this "
         "host's name, or its address if the name resolves to loopback. HEADRACE_ADVERTISE_HOST sets it for one host.",
+        read_if=_TCP,
     )
     ports: str | None = setting(
         None,
         "Ports to listen on, FIRST-LAST, when the transport is tcp: for firewalls. Default: any free port.",
         pattern=r"^[1-9]\d{0,4}(-[1-9]\d{0,4})?$",
+        read_if=_TCP,
     )
     high_water_mark: Positive = setting(
         16, "Most messages queued at each end of a link; this bounds memory by back-pressure.", unit="messages"
@@ -428,9 +447,15 @@ class FleetSection(Section):
         "number is fixed. `headrace scale generator=N` sets it by hand, until `generator=auto`.",
         unit="processes",
     )
-    min_generators: int = setting(1, "Fewest generators, if their number follows demand.", ge=0, unit="processes")
-    grow_after_s: float = setting(30.0, "How long the learner waits for units before generators are added.", gt=0.0)
-    shrink_after_s: float = setting(300.0, "How long generators are idle before some are drained.", gt=0.0)
+    min_generators: int = setting(
+        1, "Fewest generators, if their number follows demand.", ge=0, unit="processes", read_if=_SCALES
+    )
+    grow_after_s: float = setting(
+        30.0, "How long the learner waits for units before generators are added.", gt=0.0, read_if=_SCALES
+    )
+    shrink_after_s: float = setting(
+        300.0, "How long generators are idle before some are drained.", gt=0.0, read_if=_SCALES
+    )
     reward: int = setting(
         1, "Processes that score finished responses. 0: they join from other hosts.", ge=0, unit="processes"
     )

@@ -13,7 +13,7 @@ from pydantic import Field as Default
 from pydantic import model_validator
 
 from pipeline.config import learning, runtime, training
-from pipeline.config.base import Section
+from pipeline.config.base import ReadIf, Section, section
 from pipeline.config.catalogue import Declaration, declare, rule_class
 from pipeline.config.cross_checks import check_limits, check_punishment, check_recorded, check_sampling
 from pipeline.config.data_sets import EvaluationSection
@@ -47,6 +47,11 @@ DEEPSPEED_OURS = frozenset(
 step is."""
 
 
+_CRITIC = ReadIf(lambda run: run.has_critic, "{algorithm} has no critic")
+_GUIDED = ReadIf(lambda run: run.needs_guidance, "{algorithm} reads no guidance, and algorithm.guidance is none")
+_EVALUATES = ReadIf(lambda run: run.has_evaluation, "data.evaluation and evaluation.sets are empty")
+
+
 class RunConfig(Section):
     run: runtime.RunSection = runtime.RunSection()
     model: training.ModelSection
@@ -55,14 +60,14 @@ class RunConfig(Section):
     staleness: training.StalenessSection = training.StalenessSection()
     generation: runtime.GenerationSection = runtime.GenerationSection()
     reward: training.RewardSection = training.RewardSection()
-    reference: training.ReferenceSection = training.ReferenceSection()
-    value: learning.ValueSection = learning.ValueSection()
-    guidance: GuidanceSection = GuidanceSection()
+    reference: training.ReferenceSection = section(training.ReferenceSection(), read_if=training.REFERENCED)
+    value: learning.ValueSection = section(learning.ValueSection(), read_if=_CRITIC)
+    guidance: GuidanceSection = section(GuidanceSection(), read_if=_GUIDED)
     learner: learning.LearnerSection = learning.LearnerSection()
     checkpoint: runtime.CheckpointSection = runtime.CheckpointSection()
     replay: runtime.ReplaySection = runtime.ReplaySection()
     samples: runtime.SamplesSection = runtime.SamplesSection()
-    evaluation: EvaluationSection = EvaluationSection()
+    evaluation: EvaluationSection = section(EvaluationSection(), read_if=_EVALUATES)
     sinks: SinksSection = SinksSection()
     tracing: TracingSection = TracingSection()
     observer: ObserverSection = ObserverSection()
@@ -325,23 +330,23 @@ class RunConfig(Section):
             ("learner", learner, self.model.device, in_a_step),
             ("value", value, value.device, value.batch_trajectories),
         )
-        for name, section, device, num_sequences in sections:
-            if section.ranks > 1 and section.backend not in RANKED_BACKENDS:
+        for name, held, device, num_sequences in sections:
+            if held.ranks > 1 and held.backend not in RANKED_BACKENDS:
                 raise ValueError(
-                    f"{name}.ranks is {section.ranks}, but {name}.backend {section.backend} is one process; set "
+                    f"{name}.ranks is {held.ranks}, but {name}.backend {held.backend} is one process; set "
                     f"{name}.backend to {' or '.join(RANKED_BACKENDS)}, or {name}.ranks to 1"
                 )
-            if section.ranks > num_sequences:
+            if held.ranks > num_sequences:
                 raise ValueError(
-                    f"{name}.ranks is {section.ranks}, but an optimiser step has {num_sequences} responses. Every rank needs "
+                    f"{name}.ranks is {held.ranks}, but an optimiser step has {num_sequences} responses. Every rank needs "
                     f"at least one whole response: lower {name}.ranks, or raise the responses of a step"
                 )
-            if section.ranks > 1 and ":" in device:
+            if held.ranks > 1 and ":" in device:
                 raise ValueError(
-                    f"{name}.ranks is {section.ranks}, but its device is {device}, one GPU; set it to auto or cuda: "
+                    f"{name}.ranks is {held.ranks}, but its device is {device}, one GPU; set it to auto or cuda: "
                     f"rank N uses GPU N"
                 )
-            zero = section.deepspeed
+            zero = held.deepspeed
             if zero.offload_param and zero.stage < 3:
                 raise ValueError(
                     f"{name}.deepspeed.offload_param is set, but stage is {zero.stage} and only stage 3 shares weights; "

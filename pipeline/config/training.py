@@ -6,15 +6,21 @@ across settings."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import model_validator
 
-from pipeline.config.base import Positive, Recompute, Section, required, setting
+from pipeline.config.base import Positive, ReadIf, Recompute, Section, required, section, setting
 from pipeline.config.catalogue import ScoringBackendName
-from pipeline.config.data_sets import ChatVariables, ColumnsSection, DataPath, DataSetSection
+from pipeline.config.data_sets import RECORDED, ChatVariables, ColumnsSection, DataPath, DataSetSection
 from pipeline.config.import_path import is_import_path
+from pipeline.config.learning import UNREFERENCED
 from pipeline.config.rewards import EndpointSection, PartName, RewardFunctionSection
+from pipeline.config.runtime import SAMPLES
+
+REFERENCED: Final = ReadIf(lambda run: run.has_reference, UNREFERENCED)
+_SOFT = ReadIf(lambda run: "soft" in run.reward.overlong, "reward.overlong is not soft")
+_VLLM = ReadIf(lambda run: run.reference.backend == "vllm", "reference.backend is not vllm")
 
 
 class ModelSection(Section):
@@ -31,7 +37,7 @@ class ModelSection(Section):
     )
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
     reference_path: Path | None = setting(
-        None, "Folder of the frozen reference policy. Default: the start policy.", also="ref_model"
+        None, "Folder of the frozen reference policy. Default: the start policy.", also="ref_model", read_if=REFERENCED
     )
     gradient_checkpointing: Recompute = setting(
         "auto",
@@ -57,7 +63,9 @@ class DataSection(Section):
         "instead of sampling. pipeline/data/README.md.",
     )
     response_verifier: str = setting(
-        "recorded", "Verifier of data.responses. recorded: each line's verdict. Another one judges the responses again."
+        "recorded",
+        "Verifier of data.responses. recorded: each line's verdict. Another one judges the responses again.",
+        read_if=RECORDED,
     )
     columns: ColumnsSection = ColumnsSection()
     evaluation: tuple[DataPath, ...] = setting(
@@ -70,6 +78,7 @@ class DataSection(Section):
         "arithmetic",
         "Verifier of data lines that name none.",
         also="compute_score reward_fn reward_funcs reward_manager",
+        read_if=SAMPLES,
     )
     max_prompt_tokens: Positive = setting(
         2048, "Longer prompts are reported and skipped.", also="max_prompt_length prompt_length prompt_max_len"
@@ -199,13 +208,14 @@ class RewardSection(Section):
         "DAPO section 3.4.",
         also="overlong_buffer mask_truncated_completions",
     )
-    overlong_cache_tokens: int = setting(0, "L_cache of DAPO eq. 13.", ge=0, also="overlong_buffer_len")
+    overlong_cache_tokens: int = setting(0, "L_cache of DAPO eq. 13.", ge=0, also="overlong_buffer_len", read_if=_SOFT)
     overlong_factor: float = setting(
         1.0,
         "Largest penalty of an over-long response.",
         ge=0.0,
         unit="reward",
         also="penalty_factor overlong_penalty_factor",
+        read_if=_SOFT,
     )
     correct: float = setting(1.0, "Reward of a correct answer.", unit="reward")
     wrong: float = setting(-1.0, "Reward of a wrong answer.", unit="reward")
@@ -271,7 +281,7 @@ class ReferenceSection(Section):
         "torch",
         "torch; vllm: prompt log-probs of vLLM, in its own environment; or package.module:function of your own.",
     )
-    vllm: ReferenceVllmSection = ReferenceVllmSection()
+    vllm: ReferenceVllmSection = section(ReferenceVllmSection(), read_if=_VLLM)
     always: bool = setting(False, "Compute them for the KL metric even if no loss needs them.")
     micro_batch_tokens: Positive = setting(
         8192, "Tokens of one forward pass.", also="log_prob_micro_batch_size_per_gpu"

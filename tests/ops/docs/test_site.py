@@ -31,6 +31,7 @@ def test_every_setting_is_shown_with_its_default_unit_and_effect() -> None:
         assert generated.plain(setting.description) in shown, setting.key
         assert in_toml(setting.default).replace("|", "\\|") in shown, setting.key
         assert setting.unit is None or f"unit: {generated.plain(setting.unit)}" in shown, setting.key
+        assert all(generated.plain(one.otherwise) in shown for one in setting.read_if), setting.key
 
 
 def commands(group: click.Group, words: str) -> list[tuple[str, click.Command]]:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.config.describe import (
     Absent,
+    commented,
     explained,
     is_number,
     meant_by,
@@ -88,9 +89,20 @@ def test_a_setting_says_its_kind_its_bounds_its_unit_and_its_default(key: str, f
     assert setting.facts().startswith(facts)
 
 
+def test_a_setting_and_a_section_say_when_they_are_not_read(run_file: Path) -> None:
+    (setting,) = [setting for setting in ALL if setting.key == "learner.lora.alpha"]
+    assert setting.facts().endswith("; not always read: learner.lora.rank is 0")
+    config = load_config([run_file], [])
+    written = commented({"learner.lora.alpha": 8.0, "value.threads": 2}, {}, algorithm="dapo")
+    for text in (explained(config), written):
+        words = " ".join(text.replace("\n# ", " ").split())
+        assert "not always read: learner.lora.rank is 0 alpha = " in words
+        assert "(ppo, vapo, tppo). Not always read: the algorithm has no critic." in words
+
+
 def test_the_default_shown_is_that_of_the_runs_own_algorithm(run_file: Path) -> None:
     shown = explained(load_config([run_file], ["algorithm.name=gspo", "algorithm.clip_high=0.5"]))
-    assert "default: 0.0004\nclip_high = 0.5" in shown
+    assert re.search(r"default: 0\.0004;[^=]*\nclip_high = 0\.5", shown)
 
 
 def test_the_explained_configuration_names_the_source_of_what_was_set(run_file: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 from pipeline.algorithms import build
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.catalogue import BUILT_IN
+from pipeline.config.describe import settings
 from pipeline.config.learning import ClipSettings, settings_of
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.config.schema import RunConfig
-from pipeline.config.unread import given_keys, in_words, unread
+from pipeline.config.unread import given_keys, in_words, unread, why_unread
 from pipeline.ledger.types import Unit
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
 from tests.pipeline.config.test_describe import MINIMAL
@@ -82,6 +83,38 @@ def run_file(tmp_path: Path) -> Path:
 )
 def test_what_is_given_and_not_read_is_named(run_file: Path, overrides: list[str], keys: set[str]) -> None:
     assert unread(load_config([run_file], overrides)).keys() == keys
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["value.deepspeed.stage=1"], "dapo has no critic"),
+        (["value.deepspeed.stage=1", "algorithm.name=ppo"], "value.backend is not deepspeed"),
+        (["learner.decay_updates=5"], "learner.schedule is constant"),
+        (
+            ["learner.decay_updates=5", "learner.schedule=linear"],
+            "only schedule warmup-stable-decay has a decay of separate length",
+        ),
+        (["guidance.cluster_power=0.2"], "dapo reads no guidance, and algorithm.guidance is none"),
+        (["generation.vllm.pause=wait"], "generation.engine is not vllm"),
+        (
+            [*RECORDED, "generation.vllm.pause=wait"],
+            "data.responses are read, and there is no evaluation, so nothing is sampled",
+        ),
+    ],
+)
+def test_the_reason_is_that_of_the_outermost_section_which_is_not_read(
+    run_file: Path, overrides: list[str], why: str
+) -> None:
+    assert list(unread(load_config([run_file], overrides)).values()) == [why]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_setting_of_a_rule_can_be_asked_whether_it_is_read(run_file: Path, name: str) -> None:
+    config = load_config([run_file], [f"algorithm.name={name}"])
+    whys = {one.key: why_unread(config, one) for one in settings() if one.is_in(name)}
+    assert whys["model.path"] == "" and whys["tracing.share"] == "tracing.otlp is not set"
+    assert bool(whys["value.gae_lambda"]) is not config.has_critic
 
 
 def test_what_a_name_brings_does_not_count_as_given(run_file: Path) -> None:
