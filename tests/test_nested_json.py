@@ -16,7 +16,6 @@ from pipeline.data.end_tokens import _read as read_generation_config
 from pipeline.data.files import BadRow, read_rows
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.files.object_store import ObjectStore
-from pipeline.fleet.incidents import records
 from pipeline.ledger.address import LEDGER_FILE, read_address
 from pipeline.ledger.redis.client import connect
 from pipeline.observability.settings_changes import read_changes
@@ -93,10 +92,6 @@ def test_a_nested_line_of_data_is_a_bad_row_and_the_next_is_read(tmp_path: Path)
     path.write_bytes(NESTED + b'\n{"prompt": "a"}\n')
     bad, good = read_rows(path)
     assert isinstance(bad, BadRow) and not isinstance(good, BadRow)
-
-
-def test_a_nested_record_of_an_incident_is_left_out() -> None:
-    assert records.decode(NESTED) is None
 
 
 def test_a_nested_entry_of_a_joined_host_is_refused(tmp_path: Path) -> None:

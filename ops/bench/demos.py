@@ -21,7 +21,7 @@ from ops.bench.table import provenance
 from ops.demo import task as demo_task
 from ops.ending import exit_code
 from pipeline.config.load import read_resolved
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, run_history
 from pipeline.process.progress_bar import tracked
 
 BARS: Final = {"demo": 0.90, "tppo": 0.85, "vapo": 0.85, "ppo": 0.85}
@@ -73,7 +73,7 @@ class DemoFigures:
 
 def read_figures(demo: str, seed: int, run_dir: Path) -> DemoFigures:
     """Read a finished run. Raises DataError if its folder has none."""
-    rows = list(read_history(run_dir / HISTORY_NAME))
+    rows = list(run_history(run_dir / HISTORY_NAME).read_strictly())
     updates = [row for row in rows if isinstance(row, UpdateRow)]
     evaluations = [row for row in rows if isinstance(row, EvaluationRow)]
     config = read_resolved(run_dir)
@@ -102,7 +102,7 @@ def is_finished(run_dir: Path) -> bool:
     if not (run_dir / HISTORY_NAME).is_file():
         return False
     wanted = read_resolved(run_dir).run.num_updates
-    rows = list(read_history(run_dir / HISTORY_NAME))
+    rows = list(run_history(run_dir / HISTORY_NAME).read_strictly())
     ended = [row for row in rows if isinstance(row, UpdateRow) and row.update == wanted]
     return any(
         isinstance(row, EvaluationRow) and row.policy_version >= end.policy_version for end in ended for row in rows

@@ -26,7 +26,7 @@ from rich.segment import Segment
 
 from pipeline.cli.top import life
 from pipeline.config import RESOLVED_NAME
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, read_history
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, run_history
 from pipeline.operator.overview import RunOverview
 from pipeline.operator.top.app import TopApp
 from pipeline.operator.top.feed import RunFeed
@@ -238,7 +238,9 @@ text{{fill:var(--soft)}}.g{{stroke:var(--grid)}}.e{{text-anchor:end}}.m{{text-an
 def main() -> None:
     recorder = Recorder(Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}")
     asyncio.run(recorder.record())
-    evaluations = [row for row in read_history(recorder.run_dir / HISTORY_NAME) if isinstance(row, EvaluationRow)]
+    evaluations = [
+        row for row in run_history(recorder.run_dir / HISTORY_NAME).read_strictly() if isinstance(row, EvaluationRow)
+    ]
     pictures = {"demo.svg": film(paced(recorder.frames, recorder.killed_at_s)), "accuracy.svg": curve(evaluations)}
     for name, picture in pictures.items():
         print(f"{PICTURES / name}: {(PICTURES / name).write_text(picture, encoding='utf-8') // 1000} kB")

@@ -22,7 +22,7 @@ from ops.emulated.journal import read_journal
 from ops.emulated.settings import emulation_of
 from pipeline.config.load import read_resolved
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.fleet.incidents.records import INCIDENTS_NAME, OLD_INCIDENTS_NAME, decode
+from pipeline.fleet.incidents.records import incident_records
 from pipeline.fleet.repair.levels import RepairLevel, StepOutcome
 from pipeline.fleet.repair.records import read_repairs, read_steps
 from pipeline.training.checkpoints import read_checkpoint
@@ -123,9 +123,8 @@ def repairs(run_dir: Path) -> Iterator[Repaired]:
 
 def blames(run_dir: Path) -> Iterator[Blamed]:
     """Find the components that incidents are about."""
-    paths = [path for name in (OLD_INCIDENTS_NAME, INCIDENTS_NAME) if (path := run_dir / name).is_file()]
-    for line in (line for path in paths for line in path.read_bytes().splitlines()):
-        if (record := decode(line)) is not None and record.is_finding:
+    for record in incident_records(run_dir).read()[0]:
+        if record.is_finding:
             yield Blamed(record.component, record.sentence, record.at_s)
 
 

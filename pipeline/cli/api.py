@@ -102,19 +102,14 @@ class Run:
         """Return the rows of one kind as columns of equal length, oldest first. Names and units are
         those of ``history.jsonl``; an objective's metric is a column ``metrics.NAME``. Damaged
         lines are skipped, and a warning says how many."""
-        from pipeline.observability.history import (
-            HISTORY_NAME,
-            VALUE_HISTORY_NAME,
-            columns,
-            read_for_view,
-            skipped_words,
-        )
+        from pipeline.files.records import skipped_words
+        from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, columns, run_history
 
-        name = VALUE_HISTORY_NAME if kind == "value" else HISTORY_NAME
-        read = read_for_view(self.folder / name)
-        if read.num_skipped:
-            warnings.warn(skipped_words(read.num_skipped, str(self.folder / name)), stacklevel=2)
-        return columns(read.rows, kind)
+        path = self.folder / (VALUE_HISTORY_NAME if kind == "value" else HISTORY_NAME)
+        rows, num_skipped = run_history(path).read()
+        if num_skipped:
+            warnings.warn(skipped_words(num_skipped, str(path)), stacklevel=2)
+        return columns(rows, kind)
 
     def samples(self, *, last: int = 1, update: int | None = None) -> list[ResponseSample]:
         """Return samples of the ``last`` newest updates, like ``headrace samples``; with

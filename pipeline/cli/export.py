@@ -241,7 +241,7 @@ def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
     Raises ConfigError if ``out`` exists or no checkpoint has ``version``, DataError if there is no
     checkpoint or it is damaged."""
     from pipeline.config.load import read_resolved
-    from pipeline.observability.history import HISTORY_NAME, read_for_view
+    from pipeline.observability.history import HISTORY_NAME, run_history
     from pipeline.process.progress_bar import progress
     from pipeline.training.checkpoints import CHECKPOINTS, list_checkpoints, read_checkpoint
 
@@ -276,7 +276,7 @@ def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
             return target
 
         shutil.copytree(model, partial, copy_function=copied)
-    card = model_card(config, read_for_view(run_dir / HISTORY_NAME).rows, chosen.version)
+    card = model_card(config, run_history(run_dir / HISTORY_NAME).read()[0], chosen.version)
     (partial / CARD_NAME).write_text(card, encoding="utf-8")
     # The target is absent or an empty folder.
     return partial.rename(out)

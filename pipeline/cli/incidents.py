@@ -94,12 +94,15 @@ def _listed(run_dir: Path, is_open: bool, last: int) -> Picture:
 
 
 def _lines(run_dir: Path, found: Sequence[Incident], num_known: int, num_skipped: int) -> Iterator[str]:
+    from pipeline.files.records import skipped_words
+    from pipeline.fleet.incidents.records import INCIDENTS_NAME
+
     if found:
         yield from aligned([_HEAD, *map(_cells, found)])
     else:
         yield f"{printable_line(str(run_dir))} has {'no' if not num_known else 'no open'} incident"
     if num_skipped:
-        yield f"{num_skipped} damaged lines were skipped"
+        yield skipped_words(num_skipped, INCIDENTS_NAME)
 
 
 def _cells(one: Incident) -> tuple[str, ...]:

@@ -38,7 +38,8 @@ async def status(at: Attached) -> Picture:
 
 def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
     from pipeline.config.resolved import wanted_updates
-    from pipeline.observability.history import HISTORY_NAME, HistoryTail, skipped_words
+    from pipeline.files.records import skipped_words
+    from pipeline.observability.history import HISTORY_NAME, HistoryTail
     from pipeline.observability.progress import RunProgress
     from pipeline.observability.tables import durability_line, fleet_table, groups_line, roles_line, tokens_line
 

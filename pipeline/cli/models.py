@@ -133,7 +133,7 @@ def pretraining_config(config: RunConfig) -> RunConfig:
 def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
     """Copy the value model of a run's newest checkpoint to ``out``, and return its figures. The
     folder appears whole or not at all. Raises DataError if the run has no value checkpoint."""
-    from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
+    from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, run_history
     from pipeline.training.checkpoints import VALUE_CHECKPOINTS
 
     checkpoints = sorted((run_dir / VALUE_CHECKPOINTS).glob("[0-9]*.version-*"), key=lambda path: int(path.stem))
@@ -142,8 +142,8 @@ def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
     newest = checkpoints[-1]
     state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
     last = state["explained_variances"]
-    history = [row for row in read_history(run_dir / VALUE_HISTORY_NAME) if isinstance(row, ValueRow)]
-    rows = [row for row in history if row.step <= state["num_steps"]]
+    history = run_history(run_dir / VALUE_HISTORY_NAME).read_strictly()
+    rows = [row for row in history if isinstance(row, ValueRow) and row.step <= state["num_steps"]]
     figures: dict[str, Any] = {
         "num_steps": state["num_steps"],
         "value_version": state["value_version"],

@@ -62,13 +62,15 @@ def _picture(folder: Path) -> Picture:
 
 
 def _lines(found: Sequence[ListedRun]) -> Iterator[str]:
+    from pipeline.files.records import skipped_words
+
     yield from aligned([_HEAD, *map(_cells, found)])
     for row in found:
         name = printable_line(row.run.name)
         if row.detail and row.state in ("died", "unreadable", "failed"):
             yield f"{name}: {printable_line(row.detail)}"
         if row.num_skipped:
-            yield f"{name}: {row.num_skipped} damaged lines of its records were skipped"
+            yield f"{name}: {skipped_words(row.num_skipped, 'its records')}"
 
 
 def _cells(row: ListedRun) -> tuple[str, ...]:

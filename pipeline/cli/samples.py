@@ -53,9 +53,9 @@ def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> N
 def newest_samples(run_dir: Path, *, last: int, update: int | None) -> list[ResponseSample]:
     """Return the samples of the ``last`` newest updates that have any; with ``update``, of that
     update or the nearest earlier one with samples."""
-    from pipeline.observability.samples import SAMPLES_NAME, read_samples
+    from pipeline.observability.samples import response_samples
 
-    kept = [s for s in read_samples(run_dir / SAMPLES_NAME) if update is None or s.update <= update]
+    kept = [s for s in response_samples(run_dir).read()[0] if update is None or s.update <= update]
     updates = sorted({sample.update for sample in kept})[-(last if update is None else 1) :]
     return [sample for sample in kept if sample.update in updates]
 
@@ -115,9 +115,9 @@ def _parsed(words: tuple[str, ...]) -> TrajectoryId:
 
 
 def _sample(at: Attached, name: str) -> ResponseSample | None:
-    from pipeline.observability.samples import SAMPLES_NAME, read_samples
+    from pipeline.observability.samples import response_samples
 
-    found = [one for one in read_samples(at.run_dir / SAMPLES_NAME) if one.trajectory == name]
+    found = [one for one in response_samples(at.run_dir).read()[0] if one.trajectory == name]
     return found[-1] if found else None
 
 

@@ -138,11 +138,11 @@ def _lines(change: SettingsChange, found: list[TakenChange], timeout_s: float) -
 
 
 def _show(run_dir: Path, as_json: bool) -> None:
-    from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view
+    from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
     from pipeline.observability.settings_changes import change_words, effect_words, effects, read_changes
 
     changes = read_changes(run_dir)
-    rows = read_for_view(run_dir / HISTORY_NAME).rows
+    rows = run_history(run_dir / HISTORY_NAME).read()[0]
     found = effects(changes, [row for row in rows if isinstance(row, UpdateRow)])
     if as_json:
         echo_json(found)

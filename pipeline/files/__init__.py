@@ -1,5 +1,4 @@
-"""Private files (mode 0600) and folders (mode 0700), files of bounded length, and a reader of files
-that other processes append to.
+"""Private files (mode 0600) and folders (mode 0700), and files of bounded length.
 
 Addresses with passwords, sockets and keys are private."""
 
@@ -26,13 +25,17 @@ def keep_private() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file of mode 0600 atomically: a reader sees the old content or the new."""
+def write_private(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """Write a file of mode 0600 atomically: a reader sees the old content or the new. ``sync``: so does one
+    after a power cut."""
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(descriptor)
     partial.replace(path)
 
 
@@ -72,34 +75,3 @@ def tail(path: Path, begin: int = 0) -> str:
 
 def last_lines(path: Path) -> str:
     return "\n".join(tail(path).splitlines()[-NUM_LINES:])
-
-
-class GrowingFile:
-    """Reads a file that others append to, each whole line once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = 0
-        self._offset = 0
-        self.num_replaced = 0
-        """How often the file was replaced, truncated or removed; its next lines are a new file's."""
-
-    def read(self, max_bytes: int | None = None) -> list[bytes]:
-        """Return the new whole lines without their line ends; none if the file is missing.
-
-        ``max_bytes``: read about this much; None reads everything. Raises OSError."""
-        try:
-            with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._offset:
-                    self.num_replaced += self._inode != 0
-                    self._inode, self._offset = found.st_ino, 0
-                file.seek(self._offset)
-                new = file.read() if max_bytes is None else file.read(max_bytes) + file.readline()
-        except FileNotFoundError:
-            self.num_replaced += self._inode != 0
-            self._inode, self._offset = 0, 0
-            return []
-        lines = new.split(b"\n")
-        self._offset += len(new) - len(lines.pop())
-        return lines

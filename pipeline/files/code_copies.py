@@ -31,6 +31,7 @@ SHARED_PLACES: Final = (
     "pipeline/runtime/flow_ring.py",
     "pipeline/weights",
     "pipeline/process",
+    "pipeline/files/records.py",
     "pipeline/observability/history.py",
 )
 """Folders and files of Headrace that processes on one run must agree on."""

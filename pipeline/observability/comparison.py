@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pipeline.files.records import skipped_words
 from pipeline.observability.estimates import Estimate, difference_of, mean_of, overlap, paired_difference
 from pipeline.observability.fleet_history import RoleUse
 from pipeline.observability.history import EvaluationRow
@@ -21,7 +22,7 @@ from pipeline.observability.prompt_accuracies import (
     EVALUATIONS_NAME,
     PromptAccuracies,
     newest_of,
-    read_accuracies,
+    prompt_accuracies,
 )
 from pipeline.observability.report_data import RunRecords, read_records
 
@@ -113,13 +114,13 @@ class RunFigures:
         if self.curve and all(point.prompts is None for point in self.curve):
             yield "no accuracy per prompt is recorded, so its differences cannot be paired"
         for name, number in self.records.skipped.items():
-            yield f"{number} damaged lines of {name} skipped"
+            yield skipped_words(number, name)
 
 
 def read_run(folder: Path, name: str) -> RunFigures:
     """Read a run's folder; ``name`` is what it is called in the comparison."""
     records = read_records(folder)
-    prompts, num_skipped = read_accuracies(folder)
+    prompts, num_skipped = prompt_accuracies(folder).read()
     if num_skipped:
         records = replace(records, skipped={**records.skipped, EVALUATIONS_NAME: num_skipped})
     times = list(accumulate(row.seconds for row in records.updates))

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.files import GrowingFile
 from pipeline.fleet.repair.records import read_repair_sums
 from pipeline.observability.effective_time import EffectiveTime, effective_time
-from pipeline.observability.fleet_history import FleetRow, RoleUse, read_fleet_history, role_uses
-from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
+from pipeline.observability.fleet_history import FleetRow, RoleUse, fleet_history, role_uses
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
 from pipeline.observability.start_record import RunStart, read_starts, up_spans
 from protocol.ids import Role
 
@@ -29,28 +28,19 @@ class EffectiveTimeReader:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._history = GrowingFile(run_dir / HISTORY_NAME)
-        self._num_replaced = 0
+        # a learner that resumed has taken back updates
+        self._history = run_history(run_dir / HISTORY_NAME).tail(self._clear)
         self._clear()
 
     def read(self) -> EffectiveTime | None:
         """Return the ratios so far; None before a few updates. Damaged lines are skipped. Raises
         OSError."""
-        lines = self._history.read()
-        # a learner that resumed has taken back updates
-        if self._history.num_replaced != self._num_replaced:
-            self._num_replaced = self._history.num_replaced
-            self._clear()
-        for line in lines:
-            try:
-                row = row_of(line)
-            except (ValueError, TypeError, KeyError):
-                continue
+        for row in self._history:
             if isinstance(row, UpdateRow):
                 self._at_s.append(row.at_s)
                 self._num_response_tokens += row.num_response_tokens
                 self._num_trained_tokens += row.num_trained_tokens
-        fleet, _ = read_fleet_history(self._run_dir)
+        fleet, _ = fleet_history(self._run_dir).read()
         starts, _ = read_starts(self._run_dir)
         lost_s = read_repair_sums(self._run_dir)
         return run_effective_time(

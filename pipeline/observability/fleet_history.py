@@ -3,19 +3,21 @@
 A row is made from heartbeats and totals that the supervisor reads anyway. By role, it has the share of
 time spent on each kind of wait and the tokens; for the ledger, its drops and queues.
 
-The file is bounded: above its limit, pairs of neighbouring rows are merged. Old rows become coarser than
-new ones, and even a run of days keeps its whole history."""
+It is a file of records (``pipeline.files.records``) and bounded: above its limit, pairs of neighbouring
+rows are merged. Old rows become coarser than new ones, and even a run of days keeps its whole history."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from pipeline.files import write_private
+import msgspec
+from msgspec.structs import replace
+
+from pipeline.files.records import RecordFile, Schema
 from pipeline.fleet.state import Worker
 from pipeline.fleet.status import ROLE_ORDER
 from pipeline.ledger.types import QueueStat, Totals
@@ -45,8 +47,7 @@ _TOKENS: Final = {
 """The heartbeat counter that measures each role's work."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoleTime:
+class RoleTime(msgspec.Struct, frozen=True):
     """A role's workers during one interval."""
 
     workers: float
@@ -59,22 +60,25 @@ class RoleTime:
     """Resident memory of all of them, at the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetRow:
+class FleetRow(msgspec.Struct, frozen=True):
     """One interval of a fleet. The ledger's numbers are totals since the run began."""
 
     at_s: float
     """End of the interval, in seconds since 1970."""
     span_s: float
-    roles: dict[str, RoleTime] = field(default_factory=dict[str, RoleTime])
+    roles: dict[str, RoleTime] = {}
     num_groups_admitted: int = 0
-    num_groups_dropped: dict[str, int] = field(default_factory=dict[str, int])
+    num_groups_dropped: dict[str, int] = {}
     num_tokens_generated: int = 0
     num_tokens_trained: int = 0
     num_ready_units: int = 0
     num_running: int = 0
-    queues: dict[str, int] = field(default_factory=dict[str, int])
+    queues: dict[str, int] = {}
     """Depth of each queue at the end."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.at_s) and self.span_s > 0.0):
+            raise ValueError(f"an interval ends at {self.at_s} s after {self.span_s} s; expected a length above 0")
 
     def followed_by(self, later: FleetRow) -> FleetRow:
         """Merge this interval with the one after it."""
@@ -182,22 +186,6 @@ class FleetMeter:
         )
 
 
-class FleetHistoryFile:
-    """Appends rows, and thins the file if it exceeds its limit."""
-
-    def __init__(self, run_dir: Path, *, max_bytes: int = _MAX_BYTES) -> None:
-        self._path = run_dir / FLEET_HISTORY_NAME
-        self._max_bytes = max_bytes
-
-    def append(self, row: FleetRow) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(_line(row))
-            size = file.tell()
-        if size > self._max_bytes:
-            rows, _ = read_fleet_history(self._path.parent)
-            write_private(self._path, "".join(map(_line, thinned(rows))).encode())
-
-
 def thinned(rows: Sequence[FleetRow]) -> Iterator[FleetRow]:
     """Merge the rows in pairs of neighbours. Rows with a gap between them, in which nothing ran, are not
     merged."""
@@ -215,38 +203,11 @@ def thinned(rows: Sequence[FleetRow]) -> Iterator[FleetRow]:
         yield held
 
 
-def read_fleet_history(run_dir: Path) -> tuple[list[FleetRow], int]:
-    """Return the rows, oldest first, and the number of damaged lines; empty if there is no file."""
-    try:
-        data = (run_dir / FLEET_HISTORY_NAME).read_bytes()
-    except FileNotFoundError:
-        return [], 0
-    rows, num_skipped = list[FleetRow](), 0
-    for line in data.split(b"\n")[:-1]:
-        try:
-            rows.append(fleet_row(line))
-        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-            num_skipped += 1
-    return rows, num_skipped
+_SCHEMA: Final[Schema[FleetRow]] = Schema(FleetRow)
 
 
-def fleet_row(line: bytes) -> FleetRow:
-    """Parse a line. Raises ValueError, TypeError, KeyError or AttributeError if it is damaged."""
-    values: dict[str, Any] = json.loads(line)
-    roles = {str(role): _known(RoleTime, span) for role, span in values.pop("roles").items()}
-    row: FleetRow = _known(FleetRow, values | {"roles": roles})
-    if not (math.isfinite(row.at_s) and row.span_s > 0.0):
-        raise ValueError("an interval has no end or no length")
-    return row
-
-
-def _known(kind: Any, values: dict[str, Any]) -> Any:
-    names = {each.name for each in fields(kind)}
-    return kind(**{name: value for name, value in values.items() if name in names})
-
-
-def _line(row: FleetRow) -> str:
-    return json.dumps(asdict(row)) + "\n"
+def fleet_history(run_dir: Path, *, max_bytes: int = _MAX_BYTES) -> RecordFile[FleetRow]:
+    return RecordFile(run_dir / FLEET_HISTORY_NAME, _SCHEMA, max_bytes=max_bytes, compact=thinned)
 
 
 IN_WORDS: dict[str, str] = {

@@ -1,32 +1,24 @@
 """A run's history: ``<run_dir>/history.jsonl``, and ``value-history.jsonl`` for the value model.
 
-Each file has one JSON object per line and one writer: the learner or the value worker. A row is written
-whole and flushed; readers skip a last line cut short by a crash. A writer that resumes from a checkpoint
-first drops the rows after it, so that no update appears twice. JSON cannot express numbers that are not
-finite, so the strings ``NaN``, ``Infinity`` and ``-Infinity`` stand for them.
-
-``read_history`` refuses damaged lines, because a resuming writer must not lose rows. Views and reports
-skip and count them (``HistoryTail``, ``read_for_view``)."""
+They are files of records (``pipeline.files.records``), written by the learner and the value worker. A
+writer that resumes from a checkpoint first drops the rows after it, so that no update appears twice."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final
 
-from pipeline.files import GrowingFile
-from protocol.errors import ConfigError, DataError
+import msgspec
+
+from pipeline.files.records import RecordFile, Schema
+from protocol.errors import ConfigError
 
 HISTORY_NAME = "history.jsonl"
 VALUE_HISTORY_NAME = "value-history.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(msgspec.Struct, frozen=True):
     """Counts in bins of equal width from ``low`` to ``high``."""
 
     low: float
@@ -34,8 +26,7 @@ class Histogram:
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateRow:
+class UpdateRow(msgspec.Struct, frozen=True, tag_field="kind", tag="update"):
     """One update of the policy."""
 
     update: int
@@ -69,12 +60,12 @@ class UpdateRow:
     """Log-probs of the proximal policy, and of the chunks that are checked."""
     step_s: float
     publish_s: float
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = {}
     """The objective's metrics: means over the optimiser steps; names ending in ``_max`` or ``_min`` are
     the extreme of any step (in old rows they may be means, too)."""
-    reward_parts: dict[str, float] = field(default_factory=dict)
+    reward_parts: dict[str, float] = {}
     """Mean of each part of the reward over the batch; they add up to ``reward``."""
-    histograms: dict[str, Histogram] = field(default_factory=dict)
+    histograms: dict[str, Histogram] = {}
     """``length`` of finished responses in tokens, ``advantage`` and ``staleness`` of trained tokens.
     Empty in rows of older versions."""
     settings_change: int = 0
@@ -118,8 +109,7 @@ def compute_share(updates: Iterable[UpdateRow]) -> float | None:
     return sums[0] / sums[1] if sums and sums[1] else None
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedRow:
+class RefusedRow(msgspec.Struct, frozen=True, tag_field="kind", tag="refused"):
     """An update of which no step was applied. It made no version, and its number is used again."""
 
     update: int
@@ -134,8 +124,7 @@ class RefusedRow:
     grad_norm: float
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationRow:
+class EvaluationRow(msgspec.Struct, frozen=True, tag_field="kind", tag="evaluation"):
     number: int
     policy_version: int
     """The version that was to be evaluated."""
@@ -167,8 +156,7 @@ class EvaluationRow:
         return self.set or "held-out"
 
 
-@dataclass(frozen=True, slots=True)
-class ValueRow:
+class ValueRow(msgspec.Struct, frozen=True, tag_field="kind", tag="value"):
     """One optimiser step of the value model, on finished responses it has not seen before."""
 
     step: int
@@ -199,58 +187,43 @@ _KINDS: dict[str, type[Row]] = {
     "evaluation": EvaluationRow,
     "value": ValueRow,
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+_SCHEMA: Final[Schema[Row]] = Schema(Row)
 
 
-class History:
+def run_history(path: Path) -> RecordFile[Row]:
+    """Return a history by the path of its file."""
+    return RecordFile(path, _SCHEMA)
+
+
+def resume_history(path: Path, *, last_version: int) -> RecordFile[Row]:
+    """Return a history for its writer, without an unfinished line and the rows after ``last_version`` (for
+    value rows, a step). Raises DataError for a damaged line before the last."""
+    history = run_history(path)
+    history.resume(lambda row: (row.step if isinstance(row, ValueRow) else row.policy_version) <= last_version)
+    return history
+
+
+class HistoryTail:
+    """Keeps all rows of a history as it grows, for views."""
+
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._new = run_history(path).tail(self._forget)
+        self.rows: list[Row] = []
+        """All rows so far; starts over when a resuming learner replaces the file."""
 
-    @classmethod
-    def resume(cls, path: Path, *, last_version: int) -> Self:
-        """Open for appending, dropping an unfinished line and all rows after ``last_version`` (for value
-        rows, a step). Raises DataError for a damaged line before the last."""
-        if path.exists():
-            rows = [row for row in read_history(path) if _place(row) <= last_version]
-            partial = path.with_suffix(".partial")
-            with partial.open("w", encoding="utf-8") as file:
-                file.writelines(_line(row) for row in rows)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        return cls(path)
+    def read(self) -> list[Row]:
+        """Read new rows, and return all rows."""
+        # extended in one go, since the first new row may replace the list
+        new = list(self._new)
+        self.rows += new
+        return self.rows
 
-    def append(self, row: Row) -> None:
-        """Write one row and flush it."""
-        self._file.write(_line(row))
-        self._file.flush()
+    @property
+    def num_skipped(self) -> int:
+        return self._new.num_skipped
 
-    def sync(self) -> None:
-        """Sync to disk, before a checkpoint that relies on the rows."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def read_history(path: Path) -> Iterator[Row]:
-    """Yield every complete row of a known kind, oldest first; unknown fields are ignored. Raises DataError,
-    with the line number, for a damaged line before the last."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        damaged: DataError | None = None
-        for number, line in enumerate(file, start=1):
-            if damaged is not None:
-                raise damaged
-            try:
-                row = _row(line)
-            except (ValueError, RecursionError, TypeError, KeyError) as error:
-                damaged = DataError(f"{path}:{number}: not a row of a run's history: {error}; remove the line")
-                continue
-            if row is not None:
-                yield row
+    def _forget(self) -> None:
+        self.rows = []
 
 
 def columns(rows: Iterable[Row], kind: str) -> dict[str, list[Any]]:
@@ -260,114 +233,15 @@ def columns(rows: Iterable[Row], kind: str) -> dict[str, list[Any]]:
     if kind not in _KINDS:
         raise ConfigError(f"no rows of kind {kind!r}; expected {', '.join(_KINDS)}")
     found = [_flat(row) for row in rows if isinstance(row, _KINDS[kind])]
-    plain = [f.name for f in fields(_KINDS[kind]) if f.name not in ("metrics", "histograms")]
+    plain = [name for name in _KINDS[kind].__struct_fields__ if name not in ("metrics", "histograms")]
     names = dict.fromkeys([*plain, *(name for row in found for name in row)])
     return {name: [row.get(name) for row in found] for name in names}
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    values = asdict(row)
+    values = msgspec.structs.asdict(row)
     metrics: dict[str, float] = values.pop("metrics", {})
     values.pop("histograms", None)
     if isinstance(row, UpdateRow):
         values |= {"seconds": row.seconds, "compute_s": row.compute_s}
     return values | {f"metrics.{name}": value for name, value in metrics.items()}
-
-
-class HistoryTail:
-    """Reads new rows as the file grows, for views."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path)
-        self._num_replaced = 0
-        self.rows: list[Row] = []
-        """All complete rows so far; starts over when a resuming learner replaces the file."""
-        self.num_skipped = 0
-        """Damaged lines so far, not counting those of a replaced file."""
-
-    def read(self) -> list[Row]:
-        """Read new rows, and return all rows."""
-        lines = self._file.read()
-        if self._file.num_replaced != self._num_replaced:
-            self._num_replaced, self.rows, self.num_skipped = self._file.num_replaced, [], 0
-        for line in lines:
-            try:
-                row = row_of(line)
-            except (ValueError, RecursionError, TypeError, KeyError):
-                self.num_skipped += 1
-            else:
-                self.rows += [] if row is None else [row]
-        return self.rows
-
-
-def row_of(line: bytes) -> Row | None:
-    """Parse a complete line without its newline; None for an unknown kind. Raises ValueError, TypeError
-    or KeyError if it is damaged."""
-    return _row(line.decode("utf-8", errors="replace") + "\n")
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryReading:
-    rows: Sequence[Row]
-    num_skipped: int
-    """Damaged lines, which were skipped."""
-
-
-def read_for_view(path: Path) -> HistoryReading:
-    """Return every complete row of a known kind, oldest first, and the number of damaged lines."""
-    tail = HistoryTail(path)
-    return HistoryReading(tail.read(), tail.num_skipped)
-
-
-def skipped_words(num_skipped: int, name: str) -> str:
-    """Return a sentence about skipped damaged lines of a file; empty if there are none."""
-    if not num_skipped:
-        return ""
-    lines = "line" if num_skipped == 1 else "lines"
-    return f"{num_skipped} damaged {lines} of {name} skipped; the figures lack them"
-
-
-def _row(line: str) -> Row | None:
-    """Parse a line; None for an unknown kind."""
-    if not line.endswith("\n"):
-        raise ValueError("the line is cut short")
-    values: dict[str, Any] = json.loads(line)
-    kind = _KINDS.get(values.pop("kind"))
-    if kind is None:
-        return None
-    known = {f.name for f in fields(kind)}
-    if histograms := values.get("histograms"):
-        values["histograms"] = {
-            name: Histogram(float(one["low"]), float(one["high"]), tuple(map(int, one["counts"])))
-            for name, one in histograms.items()
-        }
-    numbers = _NUMBERS[kind]
-    found: dict[str, Any] = {
-        name: _NOT_FINITE.get(value, value) if name in numbers else value for name, value in values.items()
-    }
-    for name in _TABLES & found.keys():
-        found[name] = {part: _NOT_FINITE.get(value, value) for part, value in found[name].items()}
-    return kind(**{name: value for name, value in found.items() if name in known})
-
-
-_NOT_FINITE: Mapping[Any, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_NUMBERS = {kind: {one.name for one in fields(kind) if one.type == "float"} for kind in _NAMES}
-_TABLES = {"metrics", "reward_parts"}
-
-
-def _line(row: Row) -> str:
-    values = {"kind": _NAMES[type(row)], **asdict(row)}
-    return json.dumps(_plain(values), allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    """Replace numbers that are not finite by strings."""
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
-def _place(row: Row) -> int:
-    return row.step if isinstance(row, ValueRow) else row.policy_version

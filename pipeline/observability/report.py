@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pipeline.ledger.types import Audit
 from pipeline.observability.page.document import document, run_address, write_whole
 from pipeline.observability.page.figures import MAX_ROWS, balance_figures, evenly, history_figures, shown_samples
@@ -151,7 +153,7 @@ def _figures(records: RunRecords, missing: list[str]) -> dict[str, Any]:
         "roles": [asdict(use) for use in records.uses],
         "num_incidents": records.num_incidents,
         "settings_changes": effect_figures(records.effects),
-        "start": asdict(records.starts[-1].start) if records.starts else None,
+        "start": msgspec.structs.asdict(records.starts[-1].start) if records.starts else None,
         "num_starts": len(records.starts),
         "num_skipped_lines": sum(records.skipped.values()),
         "missing": missing,

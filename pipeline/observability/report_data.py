@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.public import public_tree
+from pipeline.files.records import skipped_words
 from pipeline.fleet.repair.records import (
     REPAIRS_NAME,
     RepairRow,
@@ -22,18 +23,17 @@ from pipeline.fleet.repair.records import (
 )
 from pipeline.observability.effective_reader import run_effective_time
 from pipeline.observability.effective_time import EffectiveTime
-from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetRow, RoleUse, read_fleet_history, role_uses
+from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetRow, RoleUse, fleet_history, role_uses
 from pipeline.observability.history import (
     HISTORY_NAME,
     VALUE_HISTORY_NAME,
     EvaluationRow,
     UpdateRow,
     ValueRow,
-    read_for_view,
-    skipped_words,
+    run_history,
 )
 from pipeline.observability.incidents import IncidentReader, IncidentRow
-from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, read_samples
+from pipeline.observability.samples import ResponseSample, response_samples
 from pipeline.observability.settings_changes import Effect, change_words, effect_words, read_effects
 from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts
 
@@ -76,7 +76,7 @@ class RunRecords:
     has_log: bool
     samples: list[ResponseSample]
     skipped: Mapping[str, int]
-    """Number of damaged lines, for each file that has any."""
+    """Number of skipped lines, for each file that has any."""
 
     @property
     def main_evaluations(self) -> list[EvaluationRow]:
@@ -195,16 +195,16 @@ class RunRecords:
 def read_records(run_dir: Path) -> RunRecords:
     """Read a run's records. Raises only for a folder that this user may not read."""
     skipped: dict[str, int] = {}
-    history, values = read_for_view(run_dir / HISTORY_NAME), read_for_view(run_dir / VALUE_HISTORY_NAME)
-    fleet, skipped[FLEET_HISTORY_NAME] = read_fleet_history(run_dir)
+    history, skipped[HISTORY_NAME] = run_history(run_dir / HISTORY_NAME).read()
+    values, skipped[VALUE_HISTORY_NAME] = run_history(run_dir / VALUE_HISTORY_NAME).read()
+    fleet, skipped[FLEET_HISTORY_NAME] = fleet_history(run_dir).read()
     starts, skipped[STARTS_NAME] = read_starts(run_dir)
     repairs, skipped[REPAIRS_NAME] = read_repairs(run_dir)
-    skipped[HISTORY_NAME], skipped[VALUE_HISTORY_NAME] = history.num_skipped, values.num_skipped
     return RunRecords(
         settings=_settings(run_dir),
-        updates=[row for row in history.rows if isinstance(row, UpdateRow)],
-        evaluations=[row for row in history.rows if isinstance(row, EvaluationRow)],
-        value_rows=[row for row in values.rows if isinstance(row, ValueRow)],
+        updates=[row for row in history if isinstance(row, UpdateRow)],
+        evaluations=[row for row in history if isinstance(row, EvaluationRow)],
+        value_rows=[row for row in values if isinstance(row, ValueRow)],
         fleet=fleet,
         starts=starts,
         incidents=IncidentReader(run_dir, max_incidents=_MOST_INCIDENTS).read(),
@@ -212,7 +212,7 @@ def read_records(run_dir: Path) -> RunRecords:
         repair_sums=read_repair_sums(run_dir),
         effects=read_effects(run_dir),
         has_log=(run_dir / "logs" / "supervisor.jsonl").is_file(),
-        samples=list(read_samples(run_dir / SAMPLES_NAME)),
+        samples=response_samples(run_dir).read()[0],
         skipped={name: number for name, number in sorted(skipped.items()) if number},
     )
 

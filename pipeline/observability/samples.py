@@ -1,4 +1,4 @@
-"""Responses for people to read, from updates all over a run: ``samples.jsonl``, one JSON object per line.
+"""Responses for people to read, from updates all over a run: the records of ``samples.jsonl``.
 
 The file is bounded. At twice ``samples.keep_updates`` updates, the newest are kept, and older ones at
 even distances. Long texts lose their middle. Only the owner can read the file. A failed write is logged
@@ -6,18 +6,17 @@ once and loses those samples; training continues."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
+import msgspec
 import numpy as np
 import structlog
+from msgspec.structs import replace
 
-from pipeline.files import write_private
+from pipeline.files.records import RecordFile, Schema
 from pipeline.ledger.types import ScoredChunk
 from protocol.trajectory import Field, FinishReason, RewardScore
 
@@ -39,8 +38,7 @@ _CHARS_PER_TOKEN = 4
 _DIGITS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDetail:
+class TokenDetail(msgspec.Struct, frozen=True):
     """A response token by token: all of it, or its beginning and end."""
 
     ids: tuple[int, ...]
@@ -53,24 +51,8 @@ class TokenDetail:
     cuts: tuple[tuple[int, int], ...] = ()
     """Pairs of an index and the number of tokens left out before it."""
 
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> TokenDetail:
-        """Convert decoded JSON. Raises KeyError, TypeError, ValueError."""
 
-        def pairs(name: str) -> tuple[tuple[int, int], ...]:
-            return tuple((int(first), int(second)) for first, second in values[name])
-
-        return cls(
-            tuple(map(int, values["ids"])),
-            tuple(map(float, values["logprobs"])),
-            pairs("segments"),
-            tuple(map(float, values["advantages"])),
-            pairs("cuts"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseSample:
+class ResponseSample(msgspec.Struct, frozen=True):
     """One response of an update."""
 
     update: int
@@ -89,7 +71,7 @@ class ResponseSample:
     reward: float
     accuracy: float
     """Raw correctness, from 0 to 1."""
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = {}
     """The parts that add up to the reward."""
     masked: bool = False
     """Over-long, and therefore without loss."""
@@ -121,17 +103,24 @@ class ResponseSample:
         return ", ".join(words)
 
 
+_SCHEMA: Final[Schema[ResponseSample]] = Schema(ResponseSample)
+
+
+def response_samples(run_dir: Path) -> RecordFile[ResponseSample]:
+    return RecordFile(run_dir / SAMPLES_NAME, _SCHEMA)
+
+
 class Samples:
     """Keeps responses of updates. Blocks."""
 
     def __init__(self, settings: SamplesSection, run_dir: Path, last_version: int) -> None:
         """Open the file, dropping the samples after ``last_version``, the resumed checkpoint's version."""
         self._settings = settings
-        self._path = run_dir / SAMPLES_NAME
+        self._file = response_samples(run_dir)
         self._has_failed = False
         self._updates: list[int] = []
-        if settings.per_update and self._path.exists():
-            self._try_to(self._write, [s for s in read_samples(self._path) if s.policy_version <= last_version])
+        if settings.per_update and self._file.path.exists():
+            self._try_to(lambda: self._rewrite(lambda sample: sample.policy_version <= last_version))
 
     def keep(
         self,
@@ -150,7 +139,7 @@ class Samples:
         kinds = dict.fromkeys(one.kind for one in shown)
         for kind in kinds:
             some = [one for one in shown if one.kind == kind][: self._settings.per_update]
-            self._try_to(self._append, [_shown(one, update, policy_version, self._settings.max_chars) for one in some])
+            self._append([_shown(one, update, policy_version, self._settings.max_chars) for one in some])
         found = _choose(_finished(units, update), self._settings.per_update)
         if found:
             most = self._settings.max_chars
@@ -159,48 +148,32 @@ class Samples:
                 replace(_sample(chunks, update, policy_version, most), tokens=_tokens(chunks, by_name, most))
                 for chunks in found
             ]
-            self._try_to(self._append, kept)
+            self._append(kept)
 
     def _append(self, samples: list[ResponseSample]) -> None:
+        self._try_to(lambda: self._append_bounded(samples))
+
+    def _append_bounded(self, samples: list[ResponseSample]) -> None:
         if len(self._updates) + 1 >= 2 * self._settings.keep_updates:
             kept = kept_updates(self._updates, self._settings.keep_updates)
-            self._write([sample for sample in read_samples(self._path) if sample.update in kept])
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_lines(samples))
+            self._rewrite(lambda sample: sample.update in kept)
+        self._file.append(*samples)
         if samples[0].update not in self._updates[-1:]:
             self._updates.append(samples[0].update)
 
-    def _write(self, samples: list[ResponseSample]) -> None:
-        write_private(self._path, _lines(samples))
-        self._updates = sorted({sample.update for sample in samples})
+    def _rewrite(self, keeps: Callable[[ResponseSample], bool]) -> None:
+        kept = list(filter(keeps, self._file.read()[0]))
+        self._file.rewrite(kept)
+        self._updates = sorted({sample.update for sample in kept})
 
-    def _try_to(self, write: Any, samples: list[ResponseSample]) -> None:
+    def _try_to(self, write: Callable[[], None]) -> None:
         try:
-            write(samples)
+            write()
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:
                 _log.warning("samples_not_written", reason=str(error), action="make room; training goes on")
             self._has_failed = True
-
-
-def read_samples(path: Path) -> Iterator[ResponseSample]:
-    """Yield complete samples, oldest first. Damaged lines and unknown fields are ignored."""
-    if not path.exists():
-        return
-    known = {f.name for f in fields(ResponseSample)}
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                values: dict[str, Any] = json.loads(line)
-                first, last = values.pop("versions")
-                tokens = values.pop("tokens", None)
-                given = {name: value for name, value in values.items() if name in known}
-                read = None if tokens is None else TokenDetail.of(tokens)
-                yield ResponseSample(**given, versions=(int(first), int(last)), tokens=read)
-            except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-                continue
 
 
 def kept_updates(updates: Sequence[int], number: int) -> set[int]:
@@ -319,7 +292,3 @@ def _cut(text: str, most: int) -> str:
         return text
     head = most // 3
     return f"{text[:head]}\n[... {len(text) - most:,} characters ...]\n{text[len(text) - (most - head) :]}"
-
-
-def _lines(samples: Iterable[ResponseSample]) -> bytes:
-    return "".join(json.dumps(asdict(sample)) + "\n" for sample in samples).encode("ascii")

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pipeline.config import CHANGES_NAME
-from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
 from pipeline.runtime.registry.settings_change import SettingsChange
 from protocol.errors import DataError
 
@@ -79,7 +79,7 @@ def read_effects(run_dir: Path) -> list[Effect]:
         changes = read_changes(run_dir)
     except DataError:
         return []
-    rows = read_for_view(run_dir / HISTORY_NAME).rows if changes else ()
+    rows = run_history(run_dir / HISTORY_NAME).read()[0] if changes else ()
     return effects(changes, [row for row in rows if isinstance(row, UpdateRow)])
 
 

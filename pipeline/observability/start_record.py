@@ -1,4 +1,4 @@
-"""A run's starts and ends: ``<run_dir>/starts.jsonl``, one JSON object per line.
+"""A run's starts and ends: the records of ``<run_dir>/starts.jsonl``.
 
 The supervisor appends a row when it starts the fleet and another when the run ends. A start without an
 end is still running, or its supervisor was killed. The row of a start records what results depend on and
@@ -8,7 +8,6 @@ Training does not need it: if the file cannot be written, that is logged and the
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -16,20 +15,22 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-from pipeline.files import write_private
+import msgspec
+
 from pipeline.files.code_copies import shared_digests
+from pipeline.files.records import RecordFile, Schema
 from pipeline.observability.effective_time import UpSpan
 from pipeline.runtime.machine import this_machine
 
 STARTS_NAME = "starts.jsonl"
 _ROOT = Path(__file__).parents[2]
-_KEPT = 400
-"""Maximum rows kept, two per start."""
+_MAX_BYTES = 2 << 20
+"""Some hundreds of starts; in a longer file, the newest half is kept."""
 _GIT_S = 2.0
 _DRIVER = Path("/proc/driver/nvidia")
 _CPU = Path("/proc/cpuinfo")
@@ -48,8 +49,7 @@ _TOOLS = frozenset(
 """Packages of the extra ``dev`` that no run imports."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartRow:
+class StartRow(msgspec.Struct, frozen=True, tag_field="kind", tag="start"):
     """One start of a run's supervisor. Unknown values are empty."""
 
     at_s: float
@@ -68,19 +68,18 @@ class StartRow:
     num_cores: int = 0
     memory_bytes: int = 0
     """Cores and memory within this user's limits."""
-    gpus: Sequence[str] = ()
+    gpus: Sequence[str] = []
     driver: str = ""
     """Version of NVIDIA's kernel driver."""
     server: str = ""
     """Program of an embedded ledger, or ``external``."""
-    shared_code: dict[str, str] = field(default_factory=dict[str, str])
+    shared_code: dict[str, str] = {}
     """Digests of the code that the run's processes share, by path."""
-    packages: dict[str, str] = field(default_factory=dict[str, str])
+    packages: dict[str, str] = {}
     """Installed version by distribution."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndRow:
+class EndRow(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     """The end of a start."""
 
     at_s: float
@@ -89,8 +88,7 @@ class EndRow:
     detail: str = ""
 
 
-_KINDS: dict[str, type[StartRow | EndRow]] = {"start": StartRow, "end": EndRow}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+_SCHEMA: Final[Schema[StartRow | EndRow]] = Schema(StartRow | EndRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +99,20 @@ class RunStart:
     end: EndRow | None
 
 
-def add_row(run_dir: Path, row: StartRow | EndRow) -> None:
-    """Append a row atomically; if there are very many rows, the last are kept. Raises OSError."""
+def start_records(run_dir: Path, *, max_bytes: int = _MAX_BYTES) -> RecordFile[StartRow | EndRow]:
     path = run_dir / STARTS_NAME
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    line = json.dumps({"kind": _NAMES[type(row)], **asdict(row)}).encode()
-    write_private(path, b"".join(each + b"\n" for each in [*lines[-_KEPT + 1 :], line]))
+    return RecordFile(path, _SCHEMA, max_bytes=max_bytes, compact=lambda rows: rows[len(rows) // 2 :])
 
 
 def read_starts(run_dir: Path) -> tuple[list[RunStart], int]:
-    """Return a run's starts, oldest first, and the number of damaged lines; empty if there is no file."""
-    starts, num_skipped = list[RunStart](), 0
-    with suppress(FileNotFoundError):
-        for line in (run_dir / STARTS_NAME).read_bytes().splitlines():
-            try:
-                values: dict[str, Any] = json.loads(line)
-                kind = _KINDS[values.pop("kind")]
-                known = {each.name for each in fields(kind)}
-                row = kind(**{name: value for name, value in values.items() if name in known})
-                float(row.at_s)
-            except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-                num_skipped += 1
-                continue
-            if isinstance(row, StartRow):
-                starts.append(RunStart(row, None))
-            elif starts:
-                starts[-1] = RunStart(starts[-1].start, row)
+    """Return a run's starts, oldest first, and the number of skipped lines; empty if there is no file."""
+    rows, num_skipped = start_records(run_dir).read()
+    starts = list[RunStart]()
+    for row in rows:
+        if isinstance(row, StartRow):
+            starts.append(RunStart(row, None))
+        elif starts:
+            starts[-1] = RunStart(starts[-1].start, row)
     return starts, num_skipped
 
 

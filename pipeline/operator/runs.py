@@ -1,12 +1,11 @@
 """All runs of a folder, one row each: state, updates, accuracy, start time and duration.
 
 Only a few files of each run are read, so hundreds of runs take a moment. Listing again reads only what
-is new in each history, and of that parses few lines: the first, evaluations, and the last update. No
-server is needed: the state comes from the supervisor's lock, its pulse and ``starts.jsonl``."""
+is new in each history. No server is needed: the state comes from the supervisor's lock, its pulse and
+``starts.jsonl``."""
 
 from __future__ import annotations
 
-import json
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -16,18 +15,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from pipeline.config import RESOLVED_NAME
-from pipeline.files import GrowingFile
+from pipeline.files.records import RecordFile, Schema
 from pipeline.observability.history import HISTORY_NAME
 from pipeline.observability.start_record import RunStart, read_starts
 from pipeline.supervisor.pulse import NAME as PULSE_NAME
 from pipeline.supervisor.pulse import trouble
 from pipeline.supervisor.run_folder import LOCK_NAME, supervisor_pid
 from protocol.errors import ConfigError
-
-_EVALUATION: Final = b'{"kind": "evaluation"'
-_UPDATE: Final = b'{"kind": "update"'
-_PIECE_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,82 +40,48 @@ class RunCourse:
     num_skipped: int
 
 
+class _CourseRow(msgspec.Struct, frozen=True):
+    """The few fields that a course needs of a row, of any kind."""
+
+    kind: str
+    at_s: float
+    update: int = 0
+    accuracy: float = 0.0
+    is_main: bool = True
+
+
+_SCHEMA: Final[Schema[_CourseRow]] = Schema(_CourseRow)
+
+
 class CourseReader:
     """Reads one history incrementally; starts over if the file was replaced or cut short."""
 
     def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path)
-        self._num_replaced = 0
+        self._rows = RecordFile(path, _SCHEMA).tail(self._forget)
         self._forget()
 
     def read(self) -> RunCourse:
         """Read what is new and return the totals so far. Raises OSError."""
-        while lines := self._file.read(_PIECE_BYTES):
-            self._restart()
-            self._add_lines(lines)
-        self._restart()
-        last = self._last_update
-        times = [*self._times, *(float(row["at_s"]) for row in (self._first, last) if row is not None)]
+        for row in self._rows:
+            self._first_s = row.at_s if self._first_s is None else min(self._first_s, row.at_s)
+            self._last_s = row.at_s if self._last_s is None else max(self._last_s, row.at_s)
+            if row.kind == "update":
+                self._num_updates = row.update
+            elif row.kind == "evaluation" and row.is_main:
+                self._accuracies.append(row.accuracy)
         return RunCourse(
             accuracies=tuple(self._accuracies),
-            num_updates=0 if last is None else int(last.get("update", 0)),
-            first_s=min(times, default=None),
-            last_s=max(times, default=None),
-            num_skipped=self._num_damaged + self._num_damaged_after,
+            num_updates=self._num_updates,
+            first_s=self._first_s,
+            last_s=self._last_s,
+            num_skipped=self._rows.num_skipped,
         )
 
     def _forget(self) -> None:
-        self._has_begun = False
-        self._first: dict[str, Any] | None = None
-        self._last_update: dict[str, Any] | None = None
-        self._accuracies: list[float] = []
-        self._times: list[float] = []
-        """Times of the earliest and the latest evaluation."""
-        self._num_damaged = 0
-        """Damaged evaluations."""
-        self._num_damaged_after = 0
-        """Damaged updates after the last good one."""
-
-    def _restart(self) -> None:
-        """Start over if the file was replaced."""
-        if self._file.num_replaced != self._num_replaced:
-            self._num_replaced = self._file.num_replaced
-            self._forget()
-
-    def _add_lines(self, lines: list[bytes]) -> None:
-        if not self._has_begun:
-            self._has_begun, self._first = True, _row(lines[0])
-        for line in lines:
-            if line.startswith(_EVALUATION):
-                self._add_evaluation(_row(line))
-        num_damaged = 0
-        for line in reversed(lines):
-            if not line.startswith(_UPDATE):
-                continue
-            if (row := _row(line)) is not None:
-                self._last_update, self._num_damaged_after = row, 0
-                break
-            num_damaged += 1
-        self._num_damaged_after += num_damaged
-
-    def _add_evaluation(self, row: dict[str, Any] | None) -> None:
-        if row is None:
-            self._num_damaged += 1
-            return
-        times = [*self._times, float(row["at_s"])]
-        self._times = [min(times), max(times)]
-        if row.get("is_main", True):
-            self._accuracies.append(float(row["accuracy"]))
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """Parse a line; None if it is damaged."""
-    try:
-        row = json.loads(line)
-        _ = float(row["at_s"]), float(row.get("accuracy", 0.0))
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return None
-    return row
+        self._accuracies = list[float]()
+        self._num_updates = 0
+        self._first_s: float | None = None
+        self._last_s: float | None = None
 
 
 _MOST_NAMED = 8
@@ -171,7 +134,7 @@ class ListedRun:
     """Total time of all starts, without the pauses between them."""
     num_starts: int = 0
     num_skipped: int = 0
-    """Damaged lines in the history and in ``starts.jsonl``."""
+    """Lines of the history and of ``starts.jsonl`` that are damaged or of a newer release."""
 
 
 class KeptFiles:

@@ -364,9 +364,9 @@ async def _num_updates(at: Attached, overrides: Sequence[str]) -> int:
     depends on it, because reading a long history takes seconds."""
     if not any(text.strip().startswith("run.num_updates") for text in overrides):
         return 0
-    from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view
+    from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
 
-    rows = read_for_view(at.run_dir / HISTORY_NAME).rows
+    rows = run_history(at.run_dir / HISTORY_NAME).read()[0]
     made = max((row.update for row in rows if isinstance(row, UpdateRow)), default=0)
     beats = await workers_of(at, Role.LEARNER)
     return max([made, *(int(beat.counters.get("updates", 0)) for beat in beats)])

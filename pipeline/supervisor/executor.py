@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from pipeline.fleet.repair.levels import StepOutcome
-from pipeline.fleet.repair.records import RepairRow, StepRow, add_repair, add_steps
+from pipeline.fleet.repair.records import RepairRow, StepRow, repair_records
 from pipeline.runtime.registry.contract import Registry
 from pipeline.supervisor.fleet_plan import Intervention, Verb
 from pipeline.supervisor.processes import Processes
@@ -73,10 +73,7 @@ class Executor:
         depend on it: a failure is logged."""
         rows, self._rows = [*self._rows, *steps], []
         try:
-            if rows:
-                await asyncio.to_thread(add_steps, self._run_dir, rows)
-            for row in repairs:
-                await asyncio.to_thread(add_repair, self._run_dir, row)
+            await asyncio.to_thread(repair_records(self._run_dir).append, *rows, *repairs)
         except OSError as error:
             log.warning("repairs_not_written", reason=str(error))
 

@@ -24,7 +24,7 @@ from pipeline.ledger.server.probe import ServerWatch
 from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.effective_reader import EffectiveTimeReader
 from pipeline.observability.effective_time import EffectiveTime
-from pipeline.observability.fleet_history import FleetHistoryFile, FleetMeter
+from pipeline.observability.fleet_history import FleetMeter, fleet_history
 from pipeline.runtime.registry.contract import Registry, RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
 from protocol.errors import LedgerDiskFailed, LedgerError, LedgerUnavailable
@@ -45,7 +45,7 @@ class FleetRecorder:
     def __init__(self, run_dir: Path, now_s: float, *, clock: Callable[[], float] = time.time) -> None:
         """``now_s``: monotonic; ``clock``: wall clock."""
         self._meter = FleetMeter(now_s)
-        self._history = FleetHistoryFile(run_dir)
+        self._history = fleet_history(run_dir)
         self._clock = clock
         self._is_refused = False
         self._effective_time = EffectiveTimeReader(run_dir)

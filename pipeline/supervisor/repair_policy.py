@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from pipeline.config.schema import RunConfig
@@ -233,7 +234,7 @@ class RepairPolicy:
     # -- the record --------------------------------------------------------------------------------
 
     async def record(self) -> None:
-        steps = [replace(step, at_s=time.time()) for step in self._escalation.taken_steps()]
+        steps = [msgspec.structs.replace(step, at_s=time.time()) for step in self._escalation.taken_steps()]
         for step in steps:
             _tell(step)
         await self._fleet.executor.record(steps)

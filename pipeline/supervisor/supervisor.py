@@ -36,7 +36,7 @@ from pipeline.ledger.server.binary import log_choice
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, read_ledger_url
 from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.report import write_report
-from pipeline.observability.start_record import EndRow, StartRow, add_row, own_start
+from pipeline.observability.start_record import EndRow, StartRow, own_start, start_records
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Registry, RunState, RunStatus
@@ -283,7 +283,7 @@ class Supervisor:
     def _record(self, row: Callable[[], StartRow | EndRow]) -> None:
         """Append to the start record. The run does not depend on it: a failure is logged."""
         try:
-            add_row(self._run_dir, row())
+            start_records(self._run_dir).append(row())
         except (OSError, ValueError) as error:
             log.warning("start_not_recorded", reason=str(error))
 

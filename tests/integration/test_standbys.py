@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.fleet.repair.records import RepairRow, read_repairs, read_steps
-from pipeline.observability.history import UpdateRow, read_history
+from pipeline.observability.history import UpdateRow, run_history
 from pipeline.process.records import read_reports
 from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 
@@ -73,7 +73,7 @@ def test_a_standby_does_the_work_of_a_killed_generator_and_of_a_killed_learner(t
         run.command("down", str(run.run_dir))
         assert run.finish() == 0, run.output.read_text()
         assert run.audit()["balances"] is True
-        rows = read_history(run.run_dir / "history.jsonl")
+        rows = run_history(run.run_dir / "history.jsonl").read_strictly()
         updates = [row.update for row in rows if isinstance(row, UpdateRow)]
         repeated = len(updates) - len(set(updates))
         assert sorted(set(updates)) == list(range(1, max(updates) + 1)) and repeated <= 1

@@ -15,7 +15,7 @@ import pytest
 from ops.hosts.namespaces import Host, SpaceRefused, host_network
 from ops.hosts.switch import CUT, WHOLE, Cable
 from pipeline.ledger.token import read_token
-from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
 from protocol.ids import Role
 from tests.integration.spread_run import ROOT, SpreadRun
 
@@ -58,7 +58,7 @@ def begin(run: SpreadRun) -> Any:
 
 def updates(run: SpreadRun) -> int:
     path = run.run_dir / HISTORY_NAME
-    return sum(isinstance(row, UpdateRow) for row in read_history(path)) if path.exists() else 0
+    return sum(isinstance(row, UpdateRow) for row in run_history(path).read_strictly()) if path.exists() else 0
 
 
 def goes_on(run: SpreadRun, what: str, more: int = 3, limit_s: float = 60.0) -> None:

@@ -11,16 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.config.load import write_resolved
-from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow
-from pipeline.observability.history import HISTORY_NAME, History, Row
+from pipeline.observability.fleet_history import FleetRow, fleet_history
+from pipeline.observability.history import HISTORY_NAME, Row, resume_history, run_history
 from pipeline.observability.sinks.pump import read_record
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.supervisor.sink_runner import SinkRunner
@@ -46,17 +46,16 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def append(run_dir: Path, *rows: Row, after: int | None = None) -> None:
     path = run_dir / HISTORY_NAME
-    history = History(path) if after is None else History.resume(path, last_version=after)
+    history = run_history(path) if after is None else resume_history(path, last_version=after)
     for row in rows:
         history.append(row)
-    history.close()
 
 
 async def supervised(run_dir: Path, *overrides: str, has_failed: bool = False) -> float:
     """Let one supervisor's sinks write what is there; return how long the end took."""
     config = op_config(run_dir.parents[1], *overrides)
     write_resolved(config, run_dir)
-    FleetHistoryFile(run_dir).append(FleetRow(time.time(), 5.0, num_groups_admitted=7))
+    fleet_history(run_dir).append(FleetRow(time.time(), 5.0, num_groups_admitted=7))
     sinks = SinkRunner(config, run_dir)
     sinks.poll(time.monotonic())
     began = time.monotonic()

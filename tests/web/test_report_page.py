@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.observability.comparison import compare_runs, read_runs
 from pipeline.observability.comparison_page import write_comparison
-from pipeline.observability.history import HISTORY_NAME, History
+from pipeline.observability.history import HISTORY_NAME, run_history
 from pipeline.observability.report import write_report
-from pipeline.observability.samples import SAMPLES_NAME
+from pipeline.observability.samples import response_samples
 from tests.pipeline.observability.rows import update_row
 from tests.pipeline.observability.test_comparison import made
 from tests.pipeline.observability.test_report import AUDIT, full_run, sample
@@ -69,7 +68,7 @@ def report(tmp_path: Path) -> str:
     """The address of the report of a run that has everything, a hostile response too."""
     folder = full_run(tmp_path)
     rows = [sample(2, HOSTILE, prompt=HOSTILE, answer=HOSTILE), sample(1, "it is 5", accuracy=0.0, reward=-1.0)]
-    (folder / SAMPLES_NAME).write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    response_samples(folder).rewrite(rows)
     return write_report(folder, title="demo", detail=f"finished: {HOSTILE}", audit=AUDIT).as_uri()
 
 
@@ -128,10 +127,9 @@ def test_all_that_the_history_has_is_drawn(browser: Browser, report: str) -> Non
 
 
 def test_numbers_too_large_to_draw_leave_a_gap(browser: Browser, tmp_path: Path) -> None:
-    history = History(full_run(tmp_path) / HISTORY_NAME)
+    history = run_history(full_run(tmp_path) / HISTORY_NAME)
     for number, loss in ((4, 1e308), (5, -1e308), (6, 2.0)):
         history.append(replace(update_row(number), loss=loss))
-    history.close()
     page = opened(browser, write_report(tmp_path, title="demo", detail="", audit=None).as_uri(), "learning")
     drawn = chart(page, "Loss").locator("path.curve").get_attribute("d") or ""
     assert len(re.findall("[ML]", drawn)) == 4 and re.search("[^-ML. 0-9]", drawn) is None
@@ -161,7 +159,7 @@ def test_an_empty_or_torn_run_folder_has_a_page_that_says_what_is_missing(browse
     url = write_report(tmp_path, title="demo", detail="failed", audit=None).as_uri()
     page = opened(browser, url, "overview")
     missing = panel(page, "Not on this page")
-    for words in ("no update is done", "damaged line of history.jsonl", "fleet-history.jsonl", "Samples"):
+    for words in ("no update is done", "line of history.jsonl skipped, damaged", "fleet-history.jsonl", "Samples"):
         expect(missing).to_contain_text(words)
     for tab in TABS:
         go(page, tab)

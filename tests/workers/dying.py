@@ -32,7 +32,7 @@ from pipeline.config.runtime import CheckpointSection, ReplaySection, RunSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import HeldOutSource
 from pipeline.ledger.types import LedgerSpec
-from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow, ValueRow, read_history
+from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow, ValueRow, run_history
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.training.live_states import BufferPages, LiveState, StateLoan
@@ -374,7 +374,7 @@ class World:
             if context is not None:
                 context.end_threads()
                 context.close()
-            for part in ("_folder", "_history", "_publisher"):
+            for part in ("_folder", "_publisher"):
                 if hasattr(learner, part):
                     getattr(learner, part).close()
 
@@ -390,7 +390,7 @@ class World:
     def history(self) -> list[UpdateRow | RefusedRow | EvaluationRow]:
         """Return the rows that a learner writes; one of a value worker is a failure."""
         rows: list[UpdateRow | RefusedRow | EvaluationRow] = []
-        for row in read_history(self.folder / "history.jsonl"):
+        for row in run_history(self.folder / "history.jsonl").read_strictly():
             assert not isinstance(row, ValueRow)
             rows.append(row)
         return rows

@@ -20,7 +20,7 @@ from structlog.typing import FilteringBoundLogger
 import workers.scorers.reference
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
-from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
 from pipeline.process.work import ServiceSums
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.clock import RealClock
@@ -161,7 +161,7 @@ async def _one_update(folder: Path, server: str) -> Fleet:
             await ctx.ledger.aclose()
             await ctx.registry.aclose()
         clear_leftovers(run_dir)
-    rows = [row for row in read_history(run_dir / HISTORY_NAME) if isinstance(row, UpdateRow)]
+    rows = [row for row in run_history(run_dir / HISTORY_NAME).read_strictly() if isinstance(row, UpdateRow)]
     return Fleet(told, rows)
 
 

@@ -12,7 +12,7 @@ from pipeline.data.source import HeldOutSource
 from pipeline.ledger.types import EvaluationRequest, EvaluationState
 from pipeline.observability.estimates import average, pass_at
 from pipeline.observability.history import EvaluationRow
-from pipeline.observability.prompt_accuracies import PromptAccuracies, add_accuracies, of_prompts
+from pipeline.observability.prompt_accuracies import PromptAccuracies, of_prompts, prompt_accuracies
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
 
@@ -175,7 +175,7 @@ class Evaluations:
         digest = held_out[0].digest if held_out is not None else ""
         row = PromptAccuracies(pending.number, pending.policy_version, request.set, digest, found)
         try:
-            add_accuracies(self._ctx.run_dir, row)
+            prompt_accuracies(self._ctx.run_dir).append(row)
         except OSError as error:
             if not self._is_refused:
                 self._ctx.log.warning("prompt_accuracies_not_written", reason=str(error))

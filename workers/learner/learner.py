@@ -23,19 +23,21 @@ Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from pipeline.algorithms.assemble import has_verdict
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.files.records import RecordFile
 from pipeline.ledger.types import Claim, ClaimRefused, ClaimWait, Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.estimates import BestEvaluation
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow, read_history
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, Row, UpdateRow, resume_history
 from pipeline.observability.samples import Samples
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor, ActorContext
@@ -86,7 +88,7 @@ class Learner(Actor):
         self._check: LogprobCheck
         self._recorder: UpdateRecorder
         self._publisher: WeightPublisher
-        self._history: History
+        self._history: RecordFile[Row]
         self._samples: Samples
         self._version_history: VersionHistory
         self._evaluations: Evaluations
@@ -134,13 +136,12 @@ class Learner(Actor):
             # before weights are published, so that no group starts that no update would claim
             await self.ctx.ledger.close_admission(self.ctx.who)
         self._version_history = self._recorder.history = VersionHistory(await self.ctx.ledger.restarts())
-        history = self.ctx.run_dir / HISTORY_NAME
-        self._history = History.resume(history, last_version=resumed)
+        self._history = resume_history(self.ctx.run_dir / HISTORY_NAME, last_version=resumed)
         self._samples = await self.ctx.compute(Samples, config.samples, self.ctx.run_dir, resumed)
         self._evaluations = Evaluations(
             self.ctx, self._record, sets=source.evaluation_sets, next_number=int(state.get("next_evaluation", 0))
         )
-        rows = [row for row in read_history(history) if isinstance(row, EvaluationRow | UpdateRow)]
+        rows = [row for row in self._history.read_strictly() if isinstance(row, EvaluationRow | UpdateRow)]
         self._settings.resume(rows)
         evaluated = [row for row in rows if isinstance(row, EvaluationRow)]
         self._best = BestEvaluation(evaluated)
@@ -206,7 +207,6 @@ class Learner(Actor):
 
     async def teardown(self) -> None:
         self._backend.close()
-        self._history.close()
         self._folder.close()
         self._recorder.close()
         self._publisher.close()

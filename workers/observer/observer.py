@@ -24,7 +24,7 @@ from typing import ClassVar, Final
 
 from pipeline.fleet.flow.host_records import HostRecordReader
 from pipeline.fleet.incidents.book import IncidentBook
-from pipeline.fleet.incidents.records import IncidentFile, IncidentRecord, IncidentStep, RunIncidents
+from pipeline.fleet.incidents.records import IncidentRecord, IncidentStep, RunIncidents, incident_records
 from pipeline.fleet.limits import limits_of
 from pipeline.fleet.peers.segments import SegmentWriter
 from pipeline.fleet.peers.thresholds import read_thresholds
@@ -53,7 +53,7 @@ class Observer(Actor):
         )
         self._limits = limits_of(config)
         self._book = IncidentBook()
-        self._file = IncidentFile(ctx.run_dir)
+        self._file = incident_records(ctx.run_dir)
         self._segments = SegmentWriter(ctx.run_dir, keep_bytes=ctx.config.observer.keep_mb << 20)
         self._records = HostRecordReader(flow_folder(ctx.run_dir))
         self._is_refused = False
@@ -130,10 +130,9 @@ class Observer(Actor):
                     kind=record.kind,
                     found=record.sentence,
                 )
-        still_open = self._book.open
-        self.ctx.counters["incidents_open"] = len(still_open)
+        self.ctx.counters["incidents_open"] = len(self._book.open)
         if records:
-            await self._stored(lambda: self._file.append(records, still_open), "incidents_not_written")
+            await self._stored(lambda: self._file.append(*records), "incidents_not_written")
         self._stands.examine(one.component for one in records if one.is_finding and one.kind in HANGS)
 
     async def _add_stands(self, component: str, lines: tuple[str, ...]) -> None:

@@ -33,7 +33,7 @@ import numpy as np
 
 from pipeline.config.shares import gathered_ranks
 from pipeline.ledger.types import FinishedTrajectory
-from pipeline.observability.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
+from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, resume_history, run_history
 from pipeline.preflight.model_folder import loading
 from pipeline.runtime.actor import ActorContext
 from pipeline.training.checkpoints import VALUE_CHECKPOINTS, CheckpointFolder, list_checkpoints
@@ -134,7 +134,7 @@ class Value(BatchScorer):
         self._stepped_at_s = self.ctx.clock.monotonic()
         self._num_bad_steps = 0
         self._checkpointed_step = self._num_steps if begun.is_on_disk else -1
-        self._history = History.resume(self._history_path, last_version=self._num_steps)
+        self._history = resume_history(self._history_path, last_version=self._num_steps)
         self._tell()
         self.ctx.log.info(
             "value_ready",
@@ -166,7 +166,6 @@ class Value(BatchScorer):
 
     async def teardown(self) -> None:
         self._engine.close()
-        self._history.close()
         self._folder.close()
         await super().teardown()
 
@@ -339,7 +338,9 @@ class Value(BatchScorer):
 
         Steps after the checkpoint may be lost in a crash while values that they computed are in the
         ledger, so numbering continues after the highest of those."""
-        told = [row.value_version for row in read_history(self._history_path) if isinstance(row, ValueRow)]
+        told = [
+            row.value_version for row in run_history(self._history_path).read_strictly() if isinstance(row, ValueRow)
+        ]
         latest = max(told, default=0)
         return latest + 1 if latest > checkpointed else checkpointed
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ops.bench.fleet_run import train
 from ops.bench.gpu.form import ROOT, Form, Found, run_config
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_for_view
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, run_history
 from pipeline.observability.report_data import read_records
 from protocol.errors import DataError
 
@@ -144,7 +144,7 @@ def _measured(
 
 
 def _rows(run_dir: Path) -> list[object]:
-    return list(read_for_view(run_dir / HISTORY_NAME).rows)
+    return list(run_history(run_dir / HISTORY_NAME).read()[0])
 
 
 def _first_window_s(run_dir: Path) -> float | None:

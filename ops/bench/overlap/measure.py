@@ -21,7 +21,7 @@ from ops.emulated.build import length_law
 from ops.emulated.settings import emulation_of
 from pipeline.config.load import load_config, resolve_paths
 from pipeline.ledger.types import Unit
-from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
 from protocol.ids import TrajectoryId
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def run_fleet(overrides: Sequence[str], name: str, work: Path, *, seed: int, num
 
 
 def _read(scenario: Scenario, config: RunConfig) -> Measured:
-    rows = [row for row in read_history(config.run_dir / HISTORY_NAME) if isinstance(row, UpdateRow)]
+    rows = [row for row in run_history(config.run_dir / HISTORY_NAME).read_strictly() if isinstance(row, UpdateRow)]
     first = rows[0]
     whole_s = rows[-1].at_s - (first.at_s - first.seconds)
     steady = rows[WARMUP_UPDATES:]

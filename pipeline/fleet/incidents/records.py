@@ -1,18 +1,16 @@
-"""Incidents and their records: one JSON object per line in ``<run_dir>/incidents.jsonl``.
+"""Incidents and their records in ``<run_dir>/incidents.jsonl`` (``pipeline.files.records``).
 
 An incident concerns one component: a worker, a link ``sender>receiver``, or the ledger. Its records
 carry its number and are only ever appended: it opens, grows and ends, and may reopen under the same
 number soon after. ``fold`` turns records into incidents.
 
-One writer appends whole lines and flushes them. A full file is renamed to ``incidents.1.jsonl``,
-replacing an older one, and the new file begins with the open incidents. Readers skip damaged lines
-and count them."""
+The file is bounded: a full one keeps the open incidents and the newest half of the others. Earlier
+releases renamed it to ``incidents.1.jsonl`` instead, which is read first."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from pipeline.files import GrowingFile
+from pipeline.files.records import RecordFile, Schema
 
 MAX_WORDS_CHARS: Final = 400
 """Maximum length of a sentence, in characters."""
@@ -84,12 +82,13 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     causes: tuple[FoundCause, ...] = ()
     """Best first, at most ``MAX_CAUSES``."""
 
+    def __post_init__(self) -> None:
+        if self.number <= 0 or not self.component or not math.isfinite(self.at_s + self.since_s):
+            raise ValueError("an incident has no number, no component or no time")
+
     @property
     def is_finding(self) -> bool:
         return self.step in (IncidentStep.OPENED, IncidentStep.GREW)
-
-
-_DECODER = msgspec.json.Decoder(IncidentRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +127,6 @@ class Incident:
         """The newest stack report about its worker and role; empty if there is none."""
         stood = (record.evidence for record in reversed(self.records) if record.step is IncidentStep.STOOD)
         return next(stood, ())
-
-
-def encode(record: IncidentRecord) -> bytes:
-    """Encode a record as a line, including the newline."""
-    return msgspec.json.encode(record) + b"\n"
-
-
-def decode(line: bytes) -> IncidentRecord | None:
-    """Decode a line; None if it is damaged."""
-    try:
-        record = _DECODER.decode(line)
-    except (ValueError, RecursionError):
-        return None
-    is_whole = record.number > 0 and bool(record.component)
-    return record if is_whole and math.isfinite(record.at_s) and math.isfinite(record.since_s) else None
 
 
 def fold(incident: Incident | None, record: IncidentRecord) -> Incident:
@@ -185,75 +169,47 @@ def _findings_so_far(incident: Incident, record: IncidentRecord) -> tuple[bool, 
 
 INCIDENTS_NAME: Final = "incidents.jsonl"
 OLD_INCIDENTS_NAME: Final = "incidents.1.jsonl"
-MAX_FILE_BYTES: Final = 8 << 20
+MAX_FILE_BYTES: Final = 16 << 20
 _MAX_KNOWN: Final = 10_000
-_READ_BYTES: Final = 1 << 20
+_SCHEMA: Final[Schema[IncidentRecord]] = Schema(IncidentRecord)
 
 
-class IncidentFile:
-    """Appends records. Only the process that writes a run's incidents has one."""
-
-    def __init__(self, run_dir: Path, *, max_bytes: int = MAX_FILE_BYTES) -> None:
-        self._path = run_dir / INCIDENTS_NAME
-        self._max_bytes = max_bytes
-
-    def append(self, records: Sequence[IncidentRecord], still_open: Iterable[Incident] = ()) -> None:
-        """Append records. If the file is full, the next one begins with the records of
-        ``still_open``. Raises OSError."""
-        if not records:
-            return
-        lines = b"".join(map(encode, records))
-        if self._size() + len(lines) > self._max_bytes:
-            kept = (record for incident in still_open for record in incident.records if record not in records)
-            lines = b"".join(map(encode, kept)) + lines
-            if self._path.exists():
-                self._path.replace(self._path.with_name(OLD_INCIDENTS_NAME))
-        with self._path.open("ab") as file:
-            if _is_torn(self._path):
-                file.write(b"\n")
-            file.write(lines)
-
-    def _size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except FileNotFoundError:
-            return 0
+def incident_records(
+    run_dir: Path, name: str = INCIDENTS_NAME, *, max_bytes: int = MAX_FILE_BYTES
+) -> RecordFile[IncidentRecord]:
+    return RecordFile(run_dir / name, _SCHEMA, max_bytes=max_bytes, compact=_newest)
 
 
-def _is_torn(path: Path) -> bool:
-    """Return whether a crash left the last line unfinished."""
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
+def _newest(records: Iterable[IncidentRecord]) -> list[IncidentRecord]:
+    """Return the kept records of the open incidents and of the newest half of the others."""
+    found: dict[int, Incident] = {}
+    for record in records:
+        found[record.number] = fold(found.get(record.number), record)
+    ended = [number for number, incident in found.items() if not incident.is_open]
+    for number in ended[: len(ended) // 2]:
+        del found[number]
+    return [record for incident in found.values() for record in incident.records]
 
 
 class RunIncidents:
     """Reads a run's incidents as the file grows, in bounded memory."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._old = GrowingFile(run_dir / OLD_INCIDENTS_NAME)
-        self._new = GrowingFile(run_dir / INCIDENTS_NAME)
+        self._tails = [incident_records(run_dir, name).tail() for name in (OLD_INCIDENTS_NAME, INCIDENTS_NAME)]
         self._found: dict[int, Incident] = {}
-        self.num_skipped = 0
+
+    @property
+    def num_skipped(self) -> int:
+        return sum(tail.num_skipped for tail in self._tails)
 
     def read(self) -> tuple[Incident, ...]:
         """Return the newest 10,000 known incidents, oldest first. Raises OSError."""
-        for file in (self._old, self._new):
-            while lines := file.read(_READ_BYTES):
-                for line in lines:
-                    self._add_line(line)
+        for tail in self._tails:
+            for record in tail:
+                incident = self._found.get(record.number)
+                # A replaced file is read again.
+                if incident is None or (record not in incident.records and record.at_s >= incident.records[-1].at_s):
+                    self._found[record.number] = fold(incident, record)
         while len(self._found) > _MAX_KNOWN:
             del self._found[next(iter(self._found))]
         return tuple(self._found.values())
-
-    def _add_line(self, line: bytes) -> None:
-        record = decode(line)
-        if record is None:
-            self.num_skipped += bool(line)
-            return
-        incident = self._found.get(record.number)
-        # A renamed file is read again, and a new one begins with open incidents.
-        if incident is None or (record not in incident.records and record.at_s >= incident.records[-1].at_s):
-            self._found[record.number] = fold(incident, record)

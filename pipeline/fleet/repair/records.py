@@ -1,33 +1,29 @@
-"""Repairs of workers and the steps taken: ``<run_dir>/repairs.jsonl``, written by the supervisor.
+"""Repairs of workers and the steps taken: the records of ``<run_dir>/repairs.jsonl``, written by the
+supervisor.
 
 A repair covers the time from a worker's last progress to its successor's first; its parts add up to the
-whole. A step is one decision about a repair, in words. Lines are appended; ``kind`` is "step" for steps
-and absent for repairs. The file is bounded: if there are very many lines, the newest are kept, and a first
-line of kind "sums" then holds the total times of the dropped repairs, so that totals never fall."""
+whole. A step is one decision about a repair, in words. The file is bounded: a full one keeps its newest
+half, and its first record then holds the total times of the dropped repairs, so that totals never fall."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Final
 
 import msgspec
 
-from pipeline.files import write_private
+from pipeline.files.records import RecordFile, Schema
 
 REPAIRS_NAME = "repairs.jsonl"
 _MAX_BYTES = 1 << 20
-_Row = TypeVar("_Row")
-_STEP = "step"
-_SUMS = "sums"
 PARTS = ("detect_s", "localise_s", "replace_s", "reload_s", "repeat_s")
 """The parts of a repair, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class RepairRow:
+class RepairRow(msgspec.Struct, frozen=True, tag_field="kind", tag="repair"):
     at_s: float
     """End of the repair, in seconds since 1970."""
     worker: str
@@ -62,8 +58,7 @@ class RepairRow:
         return f"after {self.whole_s:.1f} s: " + ", ".join(f"{part} {took_s:.1f} s" for part, took_s in parts if took_s)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(msgspec.Struct, frozen=True, tag_field="kind", tag="step"):
     at_s: float
     case: int
     """Number shared by the steps of one case; 0 for an incident that makes no case."""
@@ -74,6 +69,16 @@ class StepRow:
     sentence: str
     limit_s: float | None = None
     """Seconds until its deadline; None if it has none."""
+
+
+class RepairSums(msgspec.Struct, frozen=True, tag_field="kind", tag="sums"):
+    """Seconds of each part, over all repairs that are no longer in the file."""
+
+    detect_s: float = 0.0
+    localise_s: float = 0.0
+    replace_s: float = 0.0
+    reload_s: float = 0.0
+    repeat_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +104,9 @@ def parts_in_words(sums: Mapping[str, float]) -> str:
     return ", ".join(f"{part} {100 * share:.0f} %" for part, share in shares if share >= 0.005) or "no time"
 
 
-def part_sums(rows: Iterable[Any]) -> dict[str, float]:
-    """Return the total seconds of each part, of rows that have the parts; empty if there are none."""
-    own = list(rows)
+def part_sums(rows: Iterable[RepairRow | StepRow | RepairSums]) -> dict[str, float]:
+    """Return the total seconds of each part of the repairs among ``rows``; empty if there are none."""
+    own = [row for row in rows if not isinstance(row, StepRow)]
     return {part: float(sum(getattr(row, part) for row in own)) for part in PARTS} if own else {}
 
 
@@ -115,83 +120,30 @@ def role_repairs(rows: Sequence[RepairRow]) -> list[RoleRepairs]:
     return found
 
 
-def add_repair(run_dir: Path, row: RepairRow) -> None:
-    """Append a repair. Raises OSError."""
-    _append(run_dir, [row])
+# earlier releases gave repairs no kind
+_SCHEMA: Final[Schema[RepairRow | StepRow | RepairSums]] = Schema(RepairRow | StepRow | RepairSums, untagged="repair")
 
 
-def add_steps(run_dir: Path, rows: Sequence[StepRow]) -> None:
-    """Append steps. Raises OSError."""
-    _append(run_dir, [{"kind": _STEP} | msgspec.to_builtins(row) for row in rows])
+def repair_records(run_dir: Path, *, max_bytes: int = _MAX_BYTES) -> RecordFile[RepairRow | StepRow | RepairSums]:
+    return RecordFile(run_dir / REPAIRS_NAME, _SCHEMA, max_bytes=max_bytes, compact=_newest)
 
 
-def _append(run_dir: Path, rows: Sequence[Any]) -> None:
-    path = run_dir / REPAIRS_NAME
-    lines = msgspec.json.Encoder().encode_lines(rows)
-    size = path.stat().st_size if path.exists() else 0
-    if size + len(lines) <= _MAX_BYTES:
-        with path.open("ab") as file:
-            file.write(lines)
-        return
-    present = path.read_bytes()
-    kept = present[len(present) // 2 :].partition(b"\n")[2]
-    dropped = present[: len(present) - len(kept)].splitlines()
-    sums = {"kind": _SUMS} | part_sums(row for row in map(_totals, dropped) if row is not None)
-    write_private(path, msgspec.json.encode(sums) + b"\n" + kept + lines)
+def _newest(rows: list[RepairRow | StepRow | RepairSums]) -> list[RepairRow | StepRow | RepairSums]:
+    half = len(rows) // 2
+    return [RepairSums(**part_sums(rows[:half])), *rows[half:]]
 
 
 def read_repairs(run_dir: Path) -> tuple[list[RepairRow], int]:
-    """Return a run's repairs, oldest first, and the number of damaged lines; empty if there is no file."""
-    rows = [_decoded(RepairRow, line) for line in _lines(run_dir) if _kind(line) not in (_STEP, _SUMS)]
-    return [row for row in rows if row is not None], sum(row is None for row in rows)
+    """Return a run's repairs, oldest first, and the number of skipped lines; empty if there is no file."""
+    rows, num_skipped = repair_records(run_dir).read()
+    return [row for row in rows if isinstance(row, RepairRow)], num_skipped
 
 
 def read_repair_sums(run_dir: Path) -> dict[str, float]:
     """Return the seconds of each part over all repairs of a run; empty if there are none."""
-    return part_sums(row for row in map(_totals, _lines(run_dir)) if row is not None)
+    return part_sums(repair_records(run_dir).read()[0])
 
 
 def read_steps(run_dir: Path) -> list[StepRow]:
     """Return a run's repair steps, oldest first; damaged lines are skipped."""
-    rows = (_decoded(StepRow, line) for line in _lines(run_dir) if _kind(line) == _STEP)
-    return [row for row in rows if row is not None]
-
-
-def _lines(run_dir: Path) -> Iterator[bytes]:
-    try:
-        yield from (run_dir / REPAIRS_NAME).read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-
-
-class _Sums(msgspec.Struct):
-    kind: str = ""
-    detect_s: float = 0.0
-    localise_s: float = 0.0
-    replace_s: float = 0.0
-    reload_s: float = 0.0
-    repeat_s: float = 0.0
-
-
-def _kind(line: bytes) -> str:
-    found = _decoded(_Sums, line)
-    return "" if found is None else found.kind
-
-
-def _totals(line: bytes) -> RepairRow | _Sums | None:
-    """Return a repair, or the sums of dropped ones."""
-    match _kind(line):
-        case "step":
-            return None
-        case "sums":
-            return _decoded(_Sums, line)
-        case _:
-            return _decoded(RepairRow, line)
-
-
-def _decoded(kind: type[_Row], line: bytes) -> _Row | None:
-    """Decode a line; None if it is damaged."""
-    try:
-        return msgspec.json.decode(line, type=kind)
-    except (ValueError, RecursionError):
-        return None
+    return [row for row in repair_records(run_dir).read()[0] if isinstance(row, StepRow)]

@@ -32,7 +32,7 @@ from pipeline.observability.history import (
     columns,
 )
 from pipeline.observability.log_lines import LEVELS, LogReader
-from pipeline.observability.samples import SAMPLES_NAME, TRAINED, ResponseSample, TokenDetail, read_samples
+from pipeline.observability.samples import SAMPLES_NAME, TRAINED, ResponseSample, TokenDetail, response_samples
 from protocol.errors import ConfigError, DataError
 from protocol.printable import printable, printable_line
 
@@ -96,7 +96,7 @@ def history_figures(
     for row in evenly(evaluations, most):
         place = places.get(row.policy_version, 0)
         when = {"update": updates[place - 1].update if place else 0, "tokens": tokens[place], "time_s": time_s[place]}
-        rows.append({**asdict(row), "set_name": printable_line(row.set_name), **when})
+        rows.append({**msgspec.structs.asdict(row), "set_name": printable_line(row.set_name), **when})
     return {
         "num_updates": len(updates),
         "updates": columns((updates[place - 1] for place in shown), "update")
@@ -137,7 +137,7 @@ def history_stamp(run_dir: Path) -> list[int]:
 
 def sample_figures(run_dir: Path, *, last: int, before: int | None = None) -> dict[str, Any]:
     """Return the samples of the ``last`` newest updates, newest first; only updates below ``before``."""
-    found = [row for row in read_samples(run_dir / SAMPLES_NAME) if before is None or row.update < before]
+    found = [row for row in response_samples(run_dir).read()[0] if before is None or row.update < before]
     updates = sorted({row.update for row in found})
     kept = set(updates[-last:])
     return {
@@ -199,7 +199,7 @@ def _sample(row: ResponseSample, text: TokenText) -> dict[str, Any]:
         except DataError as error:
             missing = printable_line(str(error))
     shown = {"parts": parts, "verdict": row.verdict, "facts": printable_line(row.facts)}
-    return {**asdict(row), **texts, **names, **shown, "tokens": tokens, "tokens_missing": missing}
+    return {**msgspec.structs.asdict(row), **texts, **names, **shown, "tokens": tokens, "tokens_missing": missing}
 
 
 def _token_figures(tokens: TokenDetail, text: TokenText) -> dict[str, Any]:

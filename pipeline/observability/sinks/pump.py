@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from pipeline.files import GrowingFile, write_private
-from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, fleet_row
-from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, row_of
+from pipeline.files import write_private
+from pipeline.observability.fleet_history import fleet_history
+from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, run_history
 from pipeline.observability.sinks.points import MAIN, Axis, Point, RowNames, fleet_point
 from pipeline.observability.sinks.seam import Sink, SinkFailed, VoidingSink
 
@@ -90,7 +91,7 @@ def forget_trouble(run_dir: Path, sink: str) -> None:
 
 _FIRST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 300.0
-_READ_BYTES: Final = 1 << 20
+_MAX_READ: Final = 500
 _MAX_REASON: Final = 500
 
 
@@ -100,30 +101,19 @@ class HistoryPoints:
     def __init__(self, run_dir: Path, origin_s: float) -> None:
         """``origin_s``: time of the fleet's first row; 0 if unknown yet."""
         self.origin_s = origin_s
-        self._files = tuple(GrowingFile(run_dir / name) for name in (HISTORY_NAME, VALUE_HISTORY_NAME))
-        self._names = tuple(RowNames() for _ in self._files)
-        self._num_replaced = [0] * len(self._files)
-        self._fleet = GrowingFile(run_dir / FLEET_HISTORY_NAME)
+        self._histories = [
+            (names, run_history(run_dir / name).tail(names.clear))
+            for name, names in ((HISTORY_NAME, RowNames()), (VALUE_HISTORY_NAME, RowNames()))
+        ]
+        self._fleet = fleet_history(run_dir).tail()
 
     def read(self) -> list[Point]:
-        """Return about a megabyte's points from each file. A history that was replaced is read from its
-        start. Raises OSError."""
-        points: list[Point] = []
-        for number, (file, names) in enumerate(zip(self._files, self._names, strict=True)):
-            lines = file.read(_READ_BYTES)
-            if file.num_replaced != self._num_replaced[number]:
-                self._num_replaced[number] = file.num_replaced
-                names.clear()
-            for line in lines:
-                # Damaged lines are skipped; the views count them.
-                with suppress(ValueError, TypeError, KeyError):
-                    row = row_of(line)
-                    points += [] if row is None else [names.point(row)]
-        for line in self._fleet.read(_READ_BYTES):
-            with suppress(ValueError, TypeError, KeyError, AttributeError):
-                of_fleet = fleet_row(line)
-                self.origin_s = self.origin_s or of_fleet.at_s
-                points.append(fleet_point(of_fleet, self.origin_s))
+        """Return the next points of each file, at most some hundreds. A history that was replaced is read
+        from its start. Raises OSError."""
+        points = [names.point(row) for names, rows in self._histories for row in islice(rows, _MAX_READ)]
+        for row in islice(self._fleet, _MAX_READ):
+            self.origin_s = self.origin_s or row.at_s
+            points.append(fleet_point(row, self.origin_s))
         return points
 
 

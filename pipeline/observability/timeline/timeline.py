@@ -14,23 +14,21 @@ files are skipped and counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 import numpy as np
 
-from pipeline.files import GrowingFile
 from pipeline.files.columns import Cell, Column, read_columns
 from pipeline.fleet.incidents.records import RunIncidents
 from pipeline.fleet.peers.segments import SEGMENT_S, begin_s, observed_files
-from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
 from pipeline.observability.timeline.drawing import Drawing, MessageRow, StateLook, TimelineReport, WaitRow
 from pipeline.observability.timeline.trace_events import TraceEventWriter, microseconds
 from protocol.errors import DataError
 
-_LINES_BYTES: Final = 1 << 20
 _TABLES: Final[dict[str, tuple[Any, str, Callable[[Drawing, Any], None]]]] = {
     "waits": (WaitRow, "end_s", Drawing.wait),
     "states": (StateLook, "time_s", Drawing.look),
@@ -54,8 +52,7 @@ def write_timeline(
     Raises DataError: the run has recorded nothing. Raises OSError."""
     files = {kind: observed_files(run_dir, kind) for kind in _TABLES}
     begins = sorted({begin_s(file) for found in files.values() for file in found})
-    updates = list(_updates(run_dir))
-    rows = [row for row in updates if row is not None]
+    rows, num_skipped = _updates(run_dir)
     if not begins and not rows:
         raise DataError(
             f"{run_dir} has recorded nothing yet: no update, and no file in its folder observed; the observer writes "
@@ -65,7 +62,7 @@ def write_timeline(
     from_s = end_s - last_s if last_s is not None else 0.0
     with TraceEventWriter.at(out) as events:
         drawing = Drawing(events, from_us=microseconds(from_s))
-        drawing.report.num_skipped = len(updates) - len(rows)
+        drawing.report.num_skipped = num_skipped
         for row in rows:
             drawing.update(row)
         for number, at_s in enumerate(begins, 1):
@@ -87,21 +84,17 @@ def _last_s(kind: str, files: Sequence[Path]) -> float:
     return 0.0
 
 
-def _updates(run_dir: Path) -> Iterator[UpdateRow | None]:
-    """Yield the updates, oldest first, and None for each damaged line."""
-    history = GrowingFile(run_dir / HISTORY_NAME)
-    while lines := history.read(_LINES_BYTES):
-        for line in lines:
-            try:
-                row = row_of(line)
-            except (ValueError, TypeError, KeyError):
-                yield None
-            else:
-                if isinstance(row, UpdateRow):
-                    # not drawn, so free the memory
-                    row.histograms.clear()
-                    row.metrics.clear()
-                    yield row
+def _updates(run_dir: Path) -> tuple[list[UpdateRow], int]:
+    """Return the updates, oldest first, and the number of skipped lines."""
+    history = run_history(run_dir / HISTORY_NAME).tail()
+    found = list[UpdateRow]()
+    for row in history:
+        if isinstance(row, UpdateRow):
+            # not drawn, so free the memory
+            row.histograms.clear()
+            row.metrics.clear()
+            found.append(row)
+    return found, history.num_skipped
 
 
 def _draw(drawing: Drawing, kind: str, files: Sequence[Path]) -> None:

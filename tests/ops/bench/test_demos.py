@@ -8,7 +8,7 @@ import pytest
 
 from ops.bench.demos import as_markdown, is_finished, read_figures
 from pipeline.config.load import load_config, resolve_paths, write_resolved
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, run_history
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,7 +18,7 @@ def run_of(folder: Path, *, accuracies: dict[int, float], clipped: float) -> Pat
     version."""
     folder.mkdir()
     write_resolved(resolve_paths(load_config([ROOT / "configs" / "demo.toml"], ["run.num_updates=3"])), folder)
-    history = History(folder / HISTORY_NAME)
+    history = run_history(folder / HISTORY_NAME)
     for version in range(4):
         if version:
             metrics = {"clip_fraction": clipped, "policy_ratio_max": 1.0 + clipped, "entropy": 0.1}
@@ -34,7 +34,6 @@ def run_of(folder: Path, *, accuracies: dict[int, float], clipped: float) -> Pat
             history.append(
                 EvaluationRow(version, version, float(version), 256, 0, accuracies[version], 16.0, version, version)
             )
-    history.close()
     return folder
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +54,7 @@ def trial(role: str = "learner", **values: float | str) -> Trial:
 
 def repair(worker: str = "learner", **values: float) -> RepairRow:
     row = RepairRow(BEGAN_S + 14.0, worker, worker, "killed", 0.6, 0.2, 1.0, 2.0)
-    return replace(row, **values)
+    return msgspec.structs.replace(row, **values)
 
 
 def test_the_times_of_a_repair_count_from_the_onset_and_not_from_the_last_progress() -> None:

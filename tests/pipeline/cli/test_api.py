@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from ops.demo import task
 from pipeline.cli import headrace
 from pipeline.cli.api import Run, score
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, run_history
 from pipeline.observability.samples import SAMPLES_NAME
 from pipeline.operator.attached import Attached
 from protocol.errors import ConfigError, DeadlineExceeded
@@ -49,10 +49,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return
 
     folder = stopped_run(tmp_path_factory.mktemp("api"), nothing)
-    history = History(folder / HISTORY_NAME)
+    history = run_history(folder / HISTORY_NAME)
     for row in (update(1), EvaluationRow(1, 1, 1.0, 8, 0, 0.25, 3.0, 0, 1), update(2, entropy=0.1)):
         history.append(row)
-    history.close()
     (folder / SAMPLES_NAME).write_text(json.dumps(SAMPLE) + "\n")
     return folder
 

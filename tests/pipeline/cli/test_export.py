@@ -18,7 +18,7 @@ from pipeline.cli import headrace
 from pipeline.cli.api import Run
 from pipeline.cli.export import export_model, push_model
 from pipeline.config.load import resolve_paths, write_resolved
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, run_history
 from pipeline.supervisor.run_folder import prepare_run_dir
 from pipeline.training.checkpoints import CheckpointFolder
 from protocol.errors import HeadraceError
@@ -39,11 +39,10 @@ def run_dir(tmp_path: Path) -> Path:
     config = resolve_paths(op_config(tmp_path, "algorithm.clip_high=0.3"))
     folder = prepare_run_dir(config, resume=False)
     write_resolved(config, folder)
-    history = History(folder / HISTORY_NAME)
+    history = run_history(folder / HISTORY_NAME)
     rows = [update(1), EvaluationRow(1, 1, 1.0, 8, 0, 0.25, 3.0, 0, 1), update(2), update(3)]
     for row in rows:
         history.append(row)
-    history.close()
     checkpoints = CheckpointFolder(folder / "checkpoints", owner="learner#1", keep=2)
     checkpoints.take_over()
     for version in (1, 3):

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.config import RESOLVED_NAME
 from pipeline.fleet.incidents.book import IncidentBook, Suspicion
-from pipeline.fleet.incidents.records import FoundCause, IncidentFile, RunIncidents
-from pipeline.fleet.repair.records import RepairRow, add_repair
+from pipeline.fleet.incidents.records import FoundCause, RunIncidents, incident_records
+from pipeline.fleet.repair.records import RepairRow, repair_records
 
 
 @pytest.fixture
@@ -20,16 +20,16 @@ def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "one"
     (folder / "logs").mkdir(parents=True)
     (folder / RESOLVED_NAME).write_text("")
-    book, file = IncidentBook(), IncidentFile(folder)
+    book, file = IncidentBook(), incident_records(folder)
     cause = FoundCause(component="reward-0", kind="hung", confidence=0.9, evidence=("3 chunks wait, none is judged",))
     first = Suspicion(
         "reward-0", "hung", 1e9, "holds 3 chunks\x1b[2J for 9 s, 8 s are allowed", "reward", causes=(cause,)
     )
-    file.append(book.update(1e9 + 9.0, [first]))
+    file.append(*book.update(1e9 + 9.0, [first]))
     file.append(
-        book.add_stacks("reward-0", ("reward-0 stands in compute\x1b: judge (rules.py:3)", "reward-1 stands in main"))
+        *book.add_stacks("reward-0", ("reward-0 stands in compute\x1b: judge (rules.py:3)", "reward-1 stands in main"))
     )
-    file.append(book.update(1e9 + 60.0, [Suspicion("generator-1", "slow", 1e9 + 50.0, "takes 4 times as long")]))
+    file.append(*book.update(1e9 + 60.0, [Suspicion("generator-1", "slow", 1e9 + 50.0, "takes 4 times as long")]))
     log = {"event": "worker_replaced", "at": "2001-09-09T01:46:55Z", "level": "error", "worker": "reward-0"}
     (folder / "logs" / "supervisor.jsonl").write_text(
         json.dumps(log | {"reason": "stuck for 12 s", "stands": ["reward-0 stands in main: spin"]}) + "\n"
@@ -54,7 +54,7 @@ def test_the_list_has_a_line_an_incident_with_its_cause(run_dir: Path) -> None:
 
 def test_an_open_incident_that_is_not_found_now_is_called_quiet(run_dir: Path) -> None:
     book = IncidentBook(RunIncidents(run_dir).read(), 1e9 + 60.0)
-    IncidentFile(run_dir).append(book.update(1e9 + 63.0, []))
+    incident_records(run_dir).append(*book.update(1e9 + 63.0, []))
     assert command("list", str(run_dir), "--open")[1].splitlines()[1].split()[1:2] == ["quiet"]
     assert "open, but quiet at the moment" in command("show", "2", str(run_dir))[1]
 
@@ -70,7 +70,7 @@ def test_one_incident_is_shown_with_evidence_and_what_the_supervisor_did(run_dir
 
 def test_one_incident_is_shown_with_the_repairs_in_its_time_by_their_parts(run_dir: Path) -> None:
     for at_s, worker in ((1e9 + 18.0, "reward-0"), (1e9 + 18.0, "reward-1"), (1e9 + 9000.0, "reward-0")):
-        add_repair(run_dir, RepairRow(at_s, worker, "reward", "stuck", 12.0, 1.0, 2.5, 0.0, localise_s=0.5))
+        repair_records(run_dir).append(RepairRow(at_s, worker, "reward", "stuck", 12.0, 1.0, 2.5, 0.0, localise_s=0.5))
     code, shown = command("show", "1", str(run_dir))
     assert code == 0
     (line,) = [line for line in shown.splitlines() if "works again" in line]

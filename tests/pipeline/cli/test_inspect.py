@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +24,7 @@ import msgspec
 import pytest
 import redis
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from pipeline.cli import headrace
 from pipeline.config import CHANGES_NAME
@@ -32,7 +32,7 @@ from pipeline.fleet.why.silence import silence, whereabouts
 from pipeline.ledger.address import read_address, write_address
 from pipeline.ledger.server import copy as server_copy
 from pipeline.ledger.server.embedded import EmbeddedServer, server_runs
-from pipeline.observability.start_record import StartRow, add_row
+from pipeline.observability.start_record import StartRow, start_records
 from pipeline.operator.attached import Attached, attach
 from pipeline.process.records import identify
 from pipeline.runtime.registry.contract import RunState, RunStatus
@@ -119,7 +119,7 @@ def test_a_look_at_a_run_without_a_server_leaves_its_folder_as_it_was(run_dir: P
 def test_status_has_the_effective_time_of_a_run_with_updates(run_dir: Path, place: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
     shutil.copytree(run_dir, other)
-    add_row(other, StartRow(at_s=0.0))
+    start_records(other).append(StartRow(at_s=0.0))
     write_history(other, *[replace(update_row(n), at_s=10.0 * n) for n in range(1, 11)])
     done = invoke("status", other)
     assert done.exception is None

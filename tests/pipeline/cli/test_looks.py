@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from pipeline.cli.top import life
 from pipeline.ledger.inspection import DropsView, EndedRow, ResponseTally
 from pipeline.ledger.server.embedded import open_ledger
 from pipeline.ledger.types import Claim
-from pipeline.observability.samples import ResponseSample
+from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, response_samples
 from pipeline.observability.tables import drops_lines, drops_table
 from pipeline.operator.attached import Attached, look_at
 from pipeline.runtime.registry.contract import RunState, RunStatus
@@ -168,14 +167,13 @@ def test_a_kept_sample_has_the_text_of_a_life_and_acts_on_no_terminal(run_dir: P
         reward=1.0,
         accuracy=1.0,
     )
-    path = run_dir / "samples.jsonl"
-    path.write_text(json.dumps(asdict(sample)) + "\n")
+    response_samples(run_dir).append(sample)
     try:
         text = _text("ledger", "trajectory", "t.3.0", "--run", str(run_dir))
         assert "response <script>\\x1b[2J" in text
         assert _json("ledger", "trajectory", "t.3.0", "--run", str(run_dir))["sample"]["prompt"] == "1+1="
     finally:
-        path.unlink()
+        (run_dir / SAMPLES_NAME).unlink()
 
 
 def test_an_unknown_trajectory_is_answered_with_what_exists(run_dir: Path) -> None:

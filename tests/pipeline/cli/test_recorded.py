@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
@@ -18,10 +19,10 @@ from pipeline.cli import headrace
 from pipeline.config import RESOLVED_NAME
 from pipeline.fleet.flow.host_records import MESSAGES
 from pipeline.fleet.flow.rows import StateRow
-from pipeline.fleet.incidents.records import IncidentFile, IncidentRecord, IncidentStep
+from pipeline.fleet.incidents.records import IncidentRecord, IncidentStep, incident_records
 from pipeline.fleet.peers.frame import Frame
 from pipeline.fleet.peers.segments import SegmentWriter
-from pipeline.observability.history import HISTORY_NAME, History
+from pipeline.observability.history import HISTORY_NAME, run_history
 from tests.pipeline.fleet.flow.made_fleet import BREAKS_S, MadeFleet, blamed
 from tests.pipeline.fleet.peers.fleets import LEVELS, findings, fleet
 from tests.pipeline.observability.rows import update_row
@@ -79,12 +80,13 @@ def record(run_dir: Path, made: MadeFleet, silent: str = "") -> None:
         if second % PIECE_S == PIECE_S - 1:
             writer.take()()
     writer.take()()
-    history = History(run_dir / HISTORY_NAME)
+    history = run_history(run_dir / HISTORY_NAME)
     for update in (1, 2):
         history.append(
-            replace(update_row(update), at_s=BEGAN_S + 30.0 * update, step_s=2.0, logprob_s=1.0, publish_s=0.5)
+            msgspec.structs.replace(
+                update_row(update), at_s=BEGAN_S + 30.0 * update, step_s=2.0, logprob_s=1.0, publish_s=0.5
+            )
         )
-    history.close()
 
 
 def broken() -> MadeFleet:
@@ -213,12 +215,12 @@ def test_an_open_incident_that_is_newer_than_the_recorded_metrics_is_a_finding(r
         number=2, step=IncidentStep.OPENED, at_s=BEGAN_S + UNTIL_S + 60, since_s=BEGAN_S + UNTIL_S + 55, role="reward",
         component="reward-0", kind="hung", sentence="it stands", score=2.0,
     )  # fmt: skip
-    file = IncidentFile(run_dir)
-    file.append([old, new])
+    file = incident_records(run_dir)
+    file.append(old, new)
     last = found("fleet", "watch", run_dir)["findings"]
     assert names(last) == [("generator-3", "slow", "service_ratio"), ("reward-0", "hung", "")]
     assert last[-1]["sentence"] == "it stands" and last[-1]["score"] == 2.0
-    file.append([IncidentRecord(number=2, step=IncidentStep.ENDED, at_s=BEGAN_S + 300, component="reward-0")])
+    file.append(IncidentRecord(number=2, step=IncidentStep.ENDED, at_s=BEGAN_S + 300, component="reward-0"))
     assert names(found("fleet", "watch", run_dir)["findings"]) == [("generator-3", "slow", "service_ratio")]
 
 

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
+from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, response_samples
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """A run without a server, whose learner has made nine updates."""
     (tmp_path / "config.toml").touch()
-    with (tmp_path / SAMPLES_NAME).open("w") as file:
-        for update in range(1, 10):
-            for reward in (-1.0, 1.0):
-                sample = ResponseSample(
-                    update=update,
-                    policy_version=update + 2,
-                    trajectory=f"t.{update}.0",
-                    prompt="What is 2+2?\nShort, please.",
-                    answer="4",
-                    verifier="math",
-                    response=f"response {update}",
-                    num_tokens=1234,
-                    finish_reason="length",
-                    versions=(update, update + 1),
-                    reward=reward,
-                    accuracy=float(reward > 0),
-                    masked=True,
-                )
-                file.write(json.dumps(asdict(sample)) + "\n")
+    for update in range(1, 10):
+        for reward in (-1.0, 1.0):
+            sample = ResponseSample(
+                update=update,
+                policy_version=update + 2,
+                trajectory=f"t.{update}.0",
+                prompt="What is 2+2?\nShort, please.",
+                answer="4",
+                verifier="math",
+                response=f"response {update}",
+                num_tokens=1234,
+                finish_reason="length",
+                versions=(update, update + 1),
+                reward=reward,
+                accuracy=float(reward > 0),
+                masked=True,
+            )
+            response_samples(tmp_path).append(sample)
     return tmp_path
 
 

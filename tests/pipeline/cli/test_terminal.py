@@ -4,9 +4,7 @@ direction of text."""
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -27,7 +25,7 @@ from pipeline.fleet.why.types import Cause, Chain, Explanation, Outlook, Snapsho
 from pipeline.ledger.types import DeadLetter, QueueStat
 from pipeline.observability.live_view import Notices, last_picture
 from pipeline.observability.progress import RunProgress
-from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
+from pipeline.observability.samples import ResponseSample, response_samples
 from pipeline.observability.tables import fleet_table, queue_table
 from pipeline.runtime.log import open_log
 from pipeline.runtime.registry.contract import LinkReport, RunState, RunStatus
@@ -123,7 +121,7 @@ def of_samples(folder: Path, _: pytest.MonkeyPatch) -> str:
         parts={HOSTILE: 1.0, "b": 0.0},
     )
     (folder / "config.toml").touch()
-    (folder / SAMPLES_NAME).write_text(json.dumps(asdict(sample)) + "\n")
+    response_samples(folder).append(sample)
     shown = [CliRunner().invoke(headrace, ["samples", str(folder), *more]).output for more in ([], ["--json"])]
     return click.unstyle("".join(shown))
 

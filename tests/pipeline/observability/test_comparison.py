@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tomli_w
+from msgspec.structs import replace
 
 from pipeline.observability.comparison import Comparison, compare_runs, read_runs
 from pipeline.observability.comparison_page import write_comparison
-from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
-from pipeline.observability.history import HISTORY_NAME, History
-from pipeline.observability.prompt_accuracies import PromptAccuracies, add_accuracies
+from pipeline.observability.fleet_history import FleetRow, RoleTime, fleet_history
+from pipeline.observability.history import HISTORY_NAME, run_history
+from pipeline.observability.prompt_accuracies import PromptAccuracies, prompt_accuracies
 from tests.pipeline.observability.rows import answers_of, evaluation_row, update_row
 
 SPREAD = 0.03
@@ -43,17 +43,16 @@ def made(
     for name, section in (sections or {}).items():
         settings[name] = settings.get(name, {}) | section
     (folder / "config.toml").write_text(tomli_w.dumps(settings))
-    history = History(folder / HISTORY_NAME)
+    history = run_history(folder / HISTORY_NAME)
     for number, (update, accuracy) in enumerate(accuracies.items()):
         row = evaluation_row(number, update, accuracy)
         if has_interval:
             row = replace(row, low=accuracy - SPREAD, high=accuracy + SPREAD)
         history.append(row)
         if prompts is not None and update in prompts:
-            add_accuracies(folder, PromptAccuracies(number, update, "", digest, prompts[update]))
+            prompt_accuracies(folder).append(PromptAccuracies(number, update, "", digest, prompts[update]))
     for update in range(1, max(accuracies, default=0) + 1):
         history.append(replace(update_row(update), step_s=step_s))
-    history.close()
     return folder
 
 
@@ -265,15 +264,15 @@ def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
             file.write(b"\x00 torn\n")
     found = compared(run, made(tmp_path / "b", {5: 0.6}))
     assert [note for note in found.notes if "damaged" in note] == [
-        "a: 1 damaged lines of history.jsonl skipped",
-        "a: 1 damaged lines of evaluations.jsonl skipped",
+        "a: 1 line of history.jsonl skipped, damaged or of a newer release; the figures lack them",
+        "a: 1 line of evaluations.jsonl skipped, damaged or of a newer release; the figures lack them",
     ]
     assert found.bases[0].points[0] is not None
 
 
 def test_an_evaluation_made_again_after_a_resume_counts_once_with_its_own_prompts(tmp_path: Path) -> None:
     run = made(tmp_path / "a", {5: 0.5}, prompts={5: [0.0, 0.0]})
-    add_accuracies(run, PromptAccuracies(0, 5, "", "same", [1.0, 0.0]))
+    prompt_accuracies(run).append(PromptAccuracies(0, 5, "", "same", [1.0, 0.0]))
     point = compared(run, made(tmp_path / "b", {5: 0.6})).runs[0].curve[0]
     assert point.prompts is not None
     assert point.prompts.accuracies == [1.0, 0.0]
@@ -287,7 +286,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def _fleet(run: Path, compute: float) -> None:
     roles = {"generator": RoleTime(2.0, {"compute": compute, "credit": 1 - compute}, tokens=5000)}
     dropped = {"no_signal": 25}
-    FleetHistoryFile(run).append(FleetRow(1005.0, 5.0, roles, num_groups_admitted=100, num_groups_dropped=dropped))
+    fleet_history(run).append(FleetRow(1005.0, 5.0, roles, num_groups_admitted=100, num_groups_dropped=dropped))
 
 
 def test_the_page_has_curves_settings_throughput_and_drops(tmp_path: Path) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.observability.effective_reader import EffectiveTimeReader, device_share
-from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
-from pipeline.observability.history import HISTORY_NAME, UpdateRow
-from pipeline.observability.start_record import StartRow, add_row
+from pipeline.observability.fleet_history import FleetRow, RoleTime, fleet_history
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
+from pipeline.observability.start_record import StartRow, start_records
 from tests.pipeline.observability.rows import update_row
 
 GENERATORS = RoleTime(3.0, {"compute": 0.8, "credit": 0.2}, tokens=1000)
@@ -24,8 +23,7 @@ def fleet(**roles: RoleTime) -> list[FleetRow]:
 
 
 def write_history(folder: Path, *rows: UpdateRow) -> None:
-    lines = [json.dumps({"kind": "update", **asdict(row)}) for row in rows]
-    (folder / HISTORY_NAME).write_text("".join(f"{line}\n" for line in lines))
+    run_history(folder / HISTORY_NAME).rewrite(rows)
 
 
 def test_computing_whose_tokens_were_trained_on_is_productive() -> None:
@@ -54,8 +52,8 @@ def test_time_of_a_worker_that_is_being_started_again_counts_as_lost() -> None:
 
 
 def test_a_reader_takes_new_updates_and_forgets_those_that_were_taken_back(tmp_path: Path) -> None:
-    add_row(tmp_path, StartRow(at_s=0.0))
-    history = FleetHistoryFile(tmp_path)
+    start_records(tmp_path).append(StartRow(at_s=0.0))
+    history = fleet_history(tmp_path)
     reader = EffectiveTimeReader(tmp_path)
     assert reader.read() is None
     rows = [replace(update_row(n), at_s=10.0 * n, num_trained_tokens=40, num_response_tokens=100) for n in range(1, 11)]
@@ -81,7 +79,7 @@ def test_a_reader_takes_new_updates_and_forgets_those_that_were_taken_back(tmp_p
 
 
 def test_a_damaged_line_costs_its_update_alone(tmp_path: Path) -> None:
-    add_row(tmp_path, StartRow(at_s=0.0))
+    start_records(tmp_path).append(StartRow(at_s=0.0))
     write_history(tmp_path, *[replace(update_row(n), at_s=10.0 * n) for n in range(1, 5)])
     with (tmp_path / HISTORY_NAME).open("a") as file:
         file.write('{"kind": "update", "at_s": \n')

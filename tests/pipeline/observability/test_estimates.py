@@ -52,7 +52,7 @@ def test_about_95_in_a_hundred_intervals_hold_the_true_share(k: int, spread: flo
 
 
 def test_the_best_evaluation_is_the_first_of_the_highest_of_the_main_set() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     best = BestEvaluation()
     assert (best.row, best.num_since) == (None, 0)

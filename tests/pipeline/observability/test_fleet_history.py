@@ -10,11 +10,10 @@ from pipeline.fleet.state import Worker
 from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.fleet_history import (
     FLEET_HISTORY_NAME,
-    FleetHistoryFile,
     FleetMeter,
     FleetRow,
     RoleTime,
-    read_fleet_history,
+    fleet_history,
     thinned,
 )
 from pipeline.runtime.registry.contract import WaitingFor
@@ -128,27 +127,12 @@ def test_rows_around_a_time_in_which_nothing_ran_stay_apart() -> None:
 
 
 def test_a_run_of_days_keeps_its_whole_course_within_the_limit(tmp_path: Path) -> None:
-    history = FleetHistoryFile(tmp_path, max_bytes=20_000)
+    history = fleet_history(tmp_path, max_bytes=20_000)
     for number in range(1, 1001):
         history.append(_row(number))
         assert (tmp_path / FLEET_HISTORY_NAME).stat().st_size <= 20_000
-    rows, num_skipped = read_fleet_history(tmp_path)
+    rows, num_skipped = fleet_history(tmp_path).read()
     assert num_skipped == 0
     assert sum(row.span_s for row in rows) == pytest.approx(5000.0)
     assert sum(row.roles["learner"].tokens for row in rows) == 100_000
     assert rows[0].span_s > rows[-1].span_s == 5.0
-
-
-@pytest.mark.parametrize("damage", [b"\x00\n", b"{}\n", b'{"at_s": 1, "span_s": 0, "roles": {}}\n', b"[1]\n"])
-def test_a_damaged_line_is_skipped_and_counted(tmp_path: Path, damage: bytes) -> None:
-    history = FleetHistoryFile(tmp_path)
-    history.append(_row(1))
-    with (tmp_path / FLEET_HISTORY_NAME).open("ab") as file:
-        file.write(damage)
-    history.append(_row(2))
-    rows, num_skipped = read_fleet_history(tmp_path)
-    assert ([row.at_s for row in rows], num_skipped) == ([5.0, 10.0], 1)
-
-
-def test_a_run_of_an_earlier_version_has_no_rows(tmp_path: Path) -> None:
-    assert read_fleet_history(tmp_path) == ([], 0)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pipeline.fleet.incidents.book import IncidentBook, Suspicion
-from pipeline.fleet.incidents.records import IncidentFile
+from pipeline.fleet.incidents.records import incident_records
 from pipeline.observability.incidents import IncidentReader
 
 
@@ -62,16 +62,16 @@ def test_what_a_worker_names_cannot_act_on_the_terminal(tmp_path: Path) -> None:
 
 
 def test_a_finding_of_a_hung_worker_has_where_it_stands(tmp_path: Path) -> None:
-    book, file = IncidentBook(), IncidentFile(tmp_path)
-    file.append(book.update(1e9, [Suspicion("reward-0", "hung", 1e9, "its loop stands", "reward")]))
-    file.append(book.add_stacks("reward-0", ("reward-0 stands in main: spin (odd.py:3)", "reward-1 moves")))
+    book, file = IncidentBook(), incident_records(tmp_path)
+    file.append(*book.update(1e9, [Suspicion("reward-0", "hung", 1e9, "its loop stands", "reward")]))
+    file.append(*book.add_stacks("reward-0", ("reward-0 stands in main: spin (odd.py:3)", "reward-1 moves")))
     (row,) = IncidentReader(tmp_path).read()
     assert row.words == "incident 1: its loop stands; reward-0 stands in main: spin (odd.py:3)"
 
 
 def test_the_words_of_a_finding_leave_out_the_worker_that_stands_beside_them(tmp_path: Path) -> None:
-    IncidentFile(tmp_path).append(
-        IncidentBook().update(1e9, [Suspicion("reward-0", "slow", 1e9, "reward-0 takes 1.7 times as long", "reward")])
+    incident_records(tmp_path).append(
+        *IncidentBook().update(1e9, [Suspicion("reward-0", "slow", 1e9, "reward-0 takes 1.7 times as long", "reward")])
     )
     (row,) = IncidentReader(tmp_path).read()
     assert (row.worker, row.words) == ("reward-0", "incident 1: takes 1.7 times as long")

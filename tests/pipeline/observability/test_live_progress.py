@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from pipeline.fleet.status import RunSnapshot
-from pipeline.observability.history import HISTORY_NAME, History, UpdateRow
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, run_history
 from pipeline.observability.live_view import PlainView, _bar, last_picture
 from pipeline.observability.progress import RunProgress
 from pipeline.runtime.registry.contract import RunState, RunStatus
@@ -86,11 +86,10 @@ def test_updates_and_versions_are_told_apart_when_they_differ() -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_both_views_show_all_of_it(tmp_path: Path, width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    history = History(tmp_path / HISTORY_NAME)
+    history = run_history(tmp_path / HISTORY_NAME)
     rows = [replace(row, metrics={"reference_kl": 0.031}, policy_version=row.update + 1) for row in _updates(3)]
     for row in rows:
         history.append(row)
-    history.close()
     snapshot, config = RunSnapshot(RunStatus(RunState.RUNNING), BEATS[:1], TOTALS), op_config(tmp_path)
     console = Console(file=io.StringIO(), width=width, height=30)
     console.print(last_picture("op", RunProgress.of(rows, 4), snapshot, "0:00"))

@@ -14,7 +14,7 @@ from pipeline.fleet.limits import Limits
 from pipeline.fleet.state import Worker, read_once
 from pipeline.fleet.status import QueueRow, RunSnapshot, role_rows, worker_rows
 from pipeline.ledger.types import Audit, Balance, Totals
-from pipeline.observability.history import HISTORY_NAME, History, HistoryTail
+from pipeline.observability.history import HISTORY_NAME, HistoryTail, run_history
 from pipeline.observability.live_view import Notices, PlainView, last_picture
 from pipeline.observability.progress import RunProgress, sparkline
 from pipeline.observability.tables import audit_table, fleet_table, groups_line, queue_table, roles_line, work_done
@@ -54,11 +54,10 @@ def _text(renderable: object, width: int, height: int = 24) -> str:
 
 
 def _picture(tmp_path: Path, snapshot: RunSnapshot, width: int, notices: Sequence[str] = ()) -> str:
-    history = History(tmp_path / HISTORY_NAME)
+    history = run_history(tmp_path / HISTORY_NAME)
     for row in (evaluation_row(0, 0, 0.25), update_row(1, accuracy=0.0), update_row(2, accuracy=1.0)):
         history.append(row)
     history.append(evaluation_row(1, 2, 0.5))
-    history.close()
     progress = RunProgress.of(HistoryTail(tmp_path / HISTORY_NAME).read(), 4)
     return _text(last_picture("op", progress, snapshot, "2:10", notices), width)
 

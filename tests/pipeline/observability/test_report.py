@@ -7,25 +7,25 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pipeline.config import CHANGES_NAME
 from pipeline.fleet.incidents.book import IncidentBook, Suspicion
-from pipeline.fleet.incidents.records import IncidentFile, RunIncidents
-from pipeline.fleet.repair.records import RepairRow, add_repair
+from pipeline.fleet.incidents.records import RunIncidents, incident_records
+from pipeline.fleet.repair.records import RepairRow, repair_records
 from pipeline.ledger.types import Audit, Balance
 from pipeline.observability.comparison import read_run
-from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
-from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row
+from pipeline.observability.fleet_history import FleetRow, RoleTime, fleet_history
+from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, Row, run_history
 from pipeline.observability.report import write_report
 from pipeline.observability.report_data import read_records
-from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
-from pipeline.observability.start_record import EndRow, StartRow, add_row
+from pipeline.observability.samples import ResponseSample, response_samples
+from pipeline.observability.start_record import EndRow, StartRow, start_records
 from pipeline.observability.summary import summarize
 from pipeline.runtime.registry.settings_change import after
 from tests.pipeline.observability.rows import answers_of, evaluation_row, update_row, value_row
@@ -38,10 +38,8 @@ AUDIT = Audit(
 
 
 def _run(folder: Path, *rows: Row) -> Path:
-    history = History(folder / HISTORY_NAME)
-    for row in rows:
-        history.append(row)
-    history.close()
+    folder.mkdir(exist_ok=True)
+    run_history(folder / HISTORY_NAME).append(*rows)
     return folder
 
 
@@ -145,7 +143,7 @@ def test_a_run_of_very_many_updates_has_a_bounded_page_that_says_so(tmp_path: Pa
 
 
 def _write_fleet(folder: Path) -> None:
-    history = FleetHistoryFile(folder)
+    history = fleet_history(folder)
     for number, count in ((1, 2.0), (2, 3.0)):
         roles = {
             "generator": RoleTime(count, {"compute": 0.6, "credit": 0.4}, tokens=1000, rss_bytes=10**9),
@@ -157,14 +155,14 @@ def _write_fleet(folder: Path) -> None:
 
 def _write_starts(folder: Path) -> None:
     first = StartRow(at_s=0.0, seed=7, commit="a" * 40, cpu="EPYC", num_cores=2, packages={"torch": "2.12.0+cpu"})
-    add_row(folder, first)
-    add_row(folder, EndRow(at_s=120.0, state="stopping", detail="<i>drained"))
-    add_row(folder, replace(first, at_s=600.0, packages={"torch": "2.13.0+cpu", "numpy": "2.4.1"}))
-    add_row(folder, EndRow(at_s=900.0, state="finished"))
+    start_records(folder).append(first)
+    start_records(folder).append(EndRow(at_s=120.0, state="stopping", detail="<i>drained"))
+    start_records(folder).append(replace(first, at_s=600.0, packages={"torch": "2.13.0+cpu", "numpy": "2.4.1"}))
+    start_records(folder).append(EndRow(at_s=900.0, state="finished"))
 
 
 def _write_repairs(folder: Path) -> None:
-    add_repair(folder, RepairRow(1000.0, "reward-1", "reward", "<b>killed", 1.0, 2.0, 3.0, 4.0))
+    repair_records(folder).append(RepairRow(1000.0, "reward-1", "reward", "<b>killed", 1.0, 2.0, 3.0, 4.0))
 
 
 def _write_log(folder: Path) -> None:
@@ -187,10 +185,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def full_run(folder: Path) -> Path:
     """Make a run that has everything."""
-    history = History(folder / VALUE_HISTORY_NAME)
+    history = run_history(folder / VALUE_HISTORY_NAME)
     for step in (1, 2):
         history.append(value_row(step))
-    history.close()
     _write_samples(folder, sample(1, "it is 5", accuracy=0.0, reward=-1.0), sample(9, "it is 4"))
     _write_fleet(folder)
     _write_starts(folder)
@@ -290,7 +287,7 @@ def test_the_page_counts_the_incidents_that_the_list_has_and_no_line_of_the_log(
     _log_of(tmp_path, ("reward-0", "worker_exited"), ("supervisor", "ledger_slow"))
     book = IncidentBook()
     suspected = [Suspicion(worker, "hung", 1e9, "its loop stands", "reward") for worker in ("reward-0", "reward-1")]
-    IncidentFile(tmp_path).append(book.update(1e9, suspected))
+    incident_records(tmp_path).append(*book.update(1e9, suspected))
     records = read_records(tmp_path)
     assert records.num_incidents == len(RunIncidents(tmp_path).read()) == 2
     assert len(records.incident_rows()) == 4
@@ -339,7 +336,7 @@ def test_the_page_of_an_empty_run_names_what_is_missing_and_why(tmp_path: Path) 
 def test_the_page_of_half_a_run_has_how_far_it_is(tmp_path: Path) -> None:
     settings = '[run]\nnum_updates = 50\nseed = 3\n[data]\nevaluation = ["held.jsonl"]\n[algorithm]\nname = "vapo"\n'
     (tmp_path / "config.toml").write_text(settings)
-    add_row(tmp_path, StartRow(at_s=1.0))
+    start_records(tmp_path).append(StartRow(at_s=1.0))
     page = _page(_run(tmp_path, update_row(1), update_row(2)))
     missing = " ".join(page["record"]["missing"])
     for words in ("2 of 50 updates are done", "no evaluation is finished", "no value step is done", "none is recorded"):
@@ -354,7 +351,7 @@ def test_damaged_lines_are_left_out_and_counted_on_the_page(tmp_path: Path) -> N
             file.write(b"\x00 torn\n\xff\n")
     _run(tmp_path, update_row(2))
     page = _page(tmp_path)
-    assert " ".join(page["record"]["missing"]).count("2 damaged lines of ") == 4
+    assert " ".join(page["record"]["missing"]).count("skipped, damaged or of a newer release") == 4
     figures = json.loads((tmp_path / "report.json").read_text())
     assert (figures["num_updates"], figures["num_skipped_lines"]) == (2, 8)
 
@@ -373,7 +370,7 @@ def sample(update: int, response: str, **fields: object) -> ResponseSample:
 
 
 def _write_samples(folder: Path, *samples: ResponseSample) -> None:
-    (folder / SAMPLES_NAME).write_text("".join(json.dumps(asdict(sample)) + "\n" for sample in samples))
+    response_samples(folder).append(*samples)
 
 
 def test_the_page_shows_samples_with_reward_and_verdict(page: dict[str, Any]) -> None:
@@ -418,7 +415,7 @@ def test_text_from_a_run_is_escaped_and_an_imbalance_is_said(tmp_path: Path) -> 
 
 
 def test_the_report_has_the_share_of_time_that_became_updates(tmp_path: Path) -> None:
-    add_row(tmp_path, StartRow(at_s=0.0))
+    start_records(tmp_path).append(StartRow(at_s=0.0))
     rows = [replace(update_row(n), at_s=10.0 * n) for n in range(1, 11)]
     _write_fleet(tmp_path)
     page = _page(_run(tmp_path, *rows))

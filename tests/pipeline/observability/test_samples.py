@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import json
 import stat
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.runtime import SamplesSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, ShownResponse
-from pipeline.observability.samples import SAMPLES_NAME, Samples, kept_updates, read_samples, spread
+from pipeline.observability.samples import SAMPLES_NAME, Samples, kept_updates, response_samples, spread
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk
 
@@ -51,12 +51,12 @@ def _kept(folder: Path, **settings: int) -> Samples:
 
 
 def _read(folder: Path) -> list[int]:
-    return [sample.update for sample in read_samples(folder / SAMPLES_NAME)]
+    return [sample.update for sample in response_samples(folder).read()[0]]
 
 
 def test_the_worst_and_the_best_of_one_group_are_kept_with_prompt_reward_and_verdict(tmp_path: Path) -> None:
     _kept(tmp_path).keep([_group(7, 0.5, -1.0, 1.0, 0.0)], 1, 1)
-    worst, best = read_samples(tmp_path / SAMPLES_NAME)
+    worst, best = response_samples(tmp_path).read()[0]
     assert (worst.reward, worst.verdict, worst.response) == (-1.0, "wrong", "response 7.1")
     assert (best.reward, best.verdict, best.response) == (1.0, "right", "response 7.2")
     assert (best.prompt, best.answer, best.trajectory) == ("2+2=", "4", "t.7.2")
@@ -70,14 +70,14 @@ def test_the_group_is_another_from_update_to_update(tmp_path: Path) -> None:
     samples = _kept(tmp_path)
     for update in range(1, 9):
         samples.keep([_group(number, 1.0, -1.0) for number in range(8)], update, update)
-    assert len({sample.trajectory.split(".")[1] for sample in read_samples(tmp_path / SAMPLES_NAME)}) > 4
+    assert len({sample.trajectory.split(".")[1] for sample in response_samples(tmp_path).read()[0]}) > 4
 
 
 def test_units_of_one_response_are_kept_and_unfinished_windows_are_not(tmp_path: Path) -> None:
     alone = [ClaimedUnit(f"t.{n}.0", (_response(n, 0, float(n)),)) for n in range(4)]
     window = ClaimedUnit("t.9.0.0", (_response(9, 0, 1.0)[:1],))
     _kept(tmp_path, per_update=3).keep([window, *alone, window], 1, 1)
-    kept = list(read_samples(tmp_path / SAMPLES_NAME))
+    kept = list(response_samples(tmp_path).read()[0])
     assert len(kept) == 3
     assert all(sample.response for sample in kept)
 
@@ -112,7 +112,7 @@ def test_a_long_response_loses_its_middle_and_keeps_its_answer(tmp_path: Path) -
     text = "begin " + "x" * 10_000 + " The answer is 4."
     unit = ClaimedUnit("1", (_response(1, 0, 1.0, text, prompt="p" * 5_000),))
     _kept(tmp_path, max_chars=300).keep([unit], 1, 1)
-    (sample,) = read_samples(tmp_path / SAMPLES_NAME)
+    (sample,) = response_samples(tmp_path).read()[0]
     assert sample.response.startswith("begin x")
     assert sample.response.endswith(" The answer is 4.")
     assert "[... 9,723 characters ...]" in sample.response
@@ -128,7 +128,7 @@ def test_the_file_is_its_owners_alone_and_plain_ascii(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.read_bytes().isascii()
         assert b"\x1b" not in path.read_bytes()
-    assert list(read_samples(path))[-1].response == "\x1b[2J\x9b31m 四"
+    assert response_samples(tmp_path).read()[0][-1].response == "\x1b[2J\x9b31m 四"
 
 
 def test_a_learner_that_resumes_drops_what_came_after_its_checkpoint_and_goes_on(tmp_path: Path) -> None:
@@ -139,17 +139,6 @@ def test_a_learner_that_resumes_drops_what_came_after_its_checkpoint_and_goes_on
     assert _read(tmp_path) == [1, 2, 3]
     again.keep([_group(1, 1.0)], 4, 6)
     assert _read(tmp_path) == [1, 2, 3, 4]
-
-
-def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
-    samples = _kept(tmp_path)
-    samples.keep([_group(1, 1.0)], 1, 1)
-    path = tmp_path / SAMPLES_NAME
-    whole = path.read_text()
-    path.write_text(
-        '{"versions": [1, 2], "cat": 1}\n[]\n' + whole.replace('"update"', '"later_field": 3, "update"') + whole[:40]
-    )
-    assert _read(tmp_path) == [1]
 
 
 def test_a_disk_that_refuses_stops_nothing(tmp_path: Path) -> None:
@@ -163,7 +152,7 @@ def test_a_disk_that_refuses_stops_nothing(tmp_path: Path) -> None:
 def test_a_few_updates_are_shown_of_many_the_first_and_the_last_among_them(tmp_path: Path) -> None:
     samples = _kept(tmp_path)
     samples.keep([_group(1, 1.0, 0.0)], 1, 1)
-    one = next(read_samples(tmp_path / SAMPLES_NAME))
+    one = response_samples(tmp_path).read()[0][0]
     many = [replace(one, update=update) for update in range(1, 41) for _ in range(2)]
     assert [sample.update for sample in spread(many, 4)] == [1, 1, 14, 14, 27, 27, 40, 40]
     assert spread(many[:4], 4) == many[:4]
@@ -185,7 +174,7 @@ def _trained(name: str, *advantages: float) -> TrainingSample:
 def test_tokens_are_kept_with_version_log_prob_and_advantage(tmp_path: Path) -> None:
     trained = [_trained("t.7.0", -1.0, -1.0, -1.0, -1.0, -1.0, -1.0), _trained("t.7.1", 0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
     _kept(tmp_path).keep([_group(7, -1.0, 1.0)], 1, 1, trained)
-    worst, best = read_samples(tmp_path / SAMPLES_NAME)
+    worst, best = response_samples(tmp_path).read()[0]
     assert worst.tokens is not None
     assert best.tokens is not None
     assert worst.tokens.ids == (0,) * 6
@@ -199,7 +188,7 @@ def test_tokens_are_kept_with_version_log_prob_and_advantage(tmp_path: Path) -> 
 
 def test_of_a_long_response_the_middle_tokens_are_left_out_and_counted(tmp_path: Path) -> None:
     _kept(tmp_path, max_chars=16).keep([_group(7, 1.0)], 1, 1, [_trained("t.7.0", 0.0, 0.1, 0.2, 0.3, 0.4, 0.5)])
-    (sample,) = read_samples(tmp_path / SAMPLES_NAME)
+    (sample,) = response_samples(tmp_path).read()[0]
     assert sample.tokens is not None
     assert sample.tokens.advantages == (0.0, 0.3, 0.4, 0.5)
     assert sample.tokens.segments == ((3, 1), (4, 3))
@@ -209,7 +198,7 @@ def test_of_a_long_response_the_middle_tokens_are_left_out_and_counted(tmp_path:
 def test_of_windows_that_are_units_the_last_ones_tokens_are_kept(tmp_path: Path) -> None:
     window = ClaimedUnit("t.7.0.1", (_response(7, 0, 1.0)[1:],))
     _kept(tmp_path).keep([window], 1, 1, [_trained("t.7.0.1", 1.0, 2.0, 3.0)])
-    (sample,) = read_samples(tmp_path / SAMPLES_NAME)
+    (sample,) = response_samples(tmp_path).read()[0]
     assert sample.tokens is not None
     assert (sample.tokens.segments, sample.tokens.advantages) == (((4, 3),), (1.0, 2.0, 3.0))
     assert sample.tokens.cuts == ((0, 3),)
@@ -222,7 +211,7 @@ def test_samples_of_earlier_versions_have_no_tokens_and_are_read(tmp_path: Path)
     assert values["tokens"]["advantages"] == []
     del values["tokens"]
     path.write_text(json.dumps(values) + "\n" + json.dumps(values | {"tokens": {"ids": "x"}}) + "\n")
-    assert [sample.tokens for sample in read_samples(path)] == [None]
+    assert [sample.tokens for sample in response_samples(tmp_path).read()[0]] == [None]
 
 
 def test_responses_that_none_trains_on_are_kept_with_why_beside_those_of_the_update(tmp_path: Path) -> None:
@@ -235,10 +224,10 @@ def test_responses_that_none_trains_on_are_kept_with_why_beside_those_of_the_upd
     others = [shown("evaluation", 1), *(shown("no_signal", n) for n in range(5))]
     kept = _kept(tmp_path, per_update=2)
     kept.keep([_group(7, 0.5, -1.0)], 1, 1, (), others)
-    found = [(sample.kind, sample.response) for sample in read_samples(tmp_path / SAMPLES_NAME)]
+    found = [(sample.kind, sample.response) for sample in response_samples(tmp_path).read()[0]]
     assert found[:3] == [("evaluation", "evaluation 1"), ("no_signal", "no_signal 0"), ("no_signal", "no_signal 1")]
     assert [kind for kind, _ in found[3:]] == ["trained", "trained"]
-    of_evaluation, dropped, _, trained, _ = read_samples(tmp_path / SAMPLES_NAME)
+    of_evaluation, dropped, _, trained, _ = response_samples(tmp_path).read()[0]
     assert "of an evaluation" in of_evaluation.facts and "dropped: no_signal" in dropped.facts
     assert "evaluation" not in trained.facts and "dropped" not in trained.facts
     assert kept._updates == [1], "one update, whatever is kept of it"

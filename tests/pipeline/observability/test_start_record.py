@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from msgspec.structs import replace
 
 from pipeline.files.code_copies import shared_digests
 from pipeline.observability import start_record
-from pipeline.observability.start_record import EndRow, StartRow, add_row, commit_of, in_words, own_start, read_starts
+from pipeline.observability.start_record import (
+    EndRow,
+    StartRow,
+    commit_of,
+    in_words,
+    own_start,
+    read_starts,
+    start_records,
+)
 
 
 def test_starts_come_back_with_their_ends(tmp_path: Path) -> None:
-    add_row(tmp_path, StartRow(at_s=1.0, seed=3, packages={"torch": "2.13.0+cpu"}))
-    add_row(tmp_path, EndRow(at_s=5.0, state="stopping", detail="stopped"))
-    add_row(tmp_path, StartRow(at_s=9.0, seed=3))
+    start_records(tmp_path).append(StartRow(at_s=1.0, seed=3, packages={"torch": "2.13.0+cpu"}))
+    start_records(tmp_path).append(EndRow(at_s=5.0, state="stopping", detail="stopped"))
+    start_records(tmp_path).append(StartRow(at_s=9.0, seed=3))
     starts, num_skipped = read_starts(tmp_path)
     assert num_skipped == 0
     assert [(each.start.at_s, each.end and each.end.at_s) for each in starts] == [(1.0, 5.0), (9.0, None)]
     assert starts[0].start.packages == {"torch": "2.13.0+cpu"}
 
 
-@pytest.mark.parametrize(
-    "damage", [b"\x00\xff\n", b'{"kind": "start"}\n', b"[]\n", b'{"kind": "start", "at_s": "x"}\n']
-)
-def test_a_damaged_line_is_skipped_and_counted(tmp_path: Path, damage: bytes) -> None:
-    add_row(tmp_path, StartRow(at_s=1.0))
-    with (tmp_path / start_record.STARTS_NAME).open("ab") as file:
-        file.write(damage)
-    add_row(tmp_path, EndRow(at_s=2.0, state="finished"))
-    starts, num_skipped = read_starts(tmp_path)
-    assert [each.end and each.end.at_s for each in starts] == [2.0]
-    assert num_skipped == 1
-
-
-def test_of_very_many_starts_the_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_record, "_KEPT", 4)
-    for number in range(9):
-        add_row(tmp_path, StartRow(at_s=float(number)))
-    assert [each.start.at_s for each in read_starts(tmp_path)[0]] == [5.0, 6.0, 7.0, 8.0]
-
-
-def test_a_run_of_an_earlier_version_has_no_starts(tmp_path: Path) -> None:
-    assert read_starts(tmp_path) == ([], 0)
+def test_of_very_many_starts_the_last_are_kept(tmp_path: Path) -> None:
+    for number in range(99):
+        start_records(tmp_path, max_bytes=2_000).append(StartRow(at_s=float(number)))
+    kept = [each.start.at_s for each in read_starts(tmp_path)[0]]
+    assert kept == [float(number) for number in range(99 - len(kept), 99)]
+    assert 2 < len(kept) < 12
 
 
 def test_a_start_has_the_versions_that_results_depend_on() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.cli.common import echo_json
-from pipeline.observability.history import HISTORY_NAME, History
+from pipeline.observability.history import HISTORY_NAME, resume_history, run_history
 from pipeline.operator.overview import MAX_UPDATES, RunOverview
 from pipeline.operator.rates import QueueOverview
 from pipeline.runtime.registry.contract import LinkReport, RunState, RunStatus, WaitingFor
@@ -221,7 +221,7 @@ async def test_progress_keeps_the_newest_updates_and_the_first_evaluation(
     tmp_path: Path,
 ) -> None:
     run = await small_run(tmp_path)
-    history = History(run.run_dir / HISTORY_NAME)
+    history = run_history(run.run_dir / HISTORY_NAME)
     history.append(evaluation_row(0, 0, 0.25))
     for update in range(1, 1001):
         history.append(update_row(update, accuracy=0.5))
@@ -233,10 +233,8 @@ async def test_progress_keeps_the_newest_updates_and_the_first_evaluation(
     assert picture.progress.held_out == (0.25, 0.75)
     assert (picture.versions.staleness_mean, picture.versions.staleness_max) == (0.5, 1)
     # A learner that went back to version 900 writes the history anew.
-    history.close()
-    history = History.resume(run.run_dir / HISTORY_NAME, last_version=900)
+    history = resume_history(run.run_dir / HISTORY_NAME, last_version=900)
     history.append(update_row(901, accuracy=1.0))
-    history.close()
     picture = await reader.read()
     assert picture.progress.num_updates == 901
     assert picture.progress.held_out == (0.25,)

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.config.load import write_resolved
 from pipeline.files.code_copies import shared_digests
-from pipeline.observability.start_record import StartRow, add_row
+from pipeline.observability.start_record import StartRow, start_records
 from pipeline.operator import updating
 from pipeline.operator.attached import Attached
 from pipeline.runtime.registry.contract import Fleet, Heartbeat
@@ -291,7 +291,7 @@ def other_headrace(folder: Path, module: str = "", end: str = "") -> Path:
 
 async def test_another_headrace_is_taken_once_the_workers_of_all_roles_run_it(judged: SmallRun, tmp_path: Path) -> None:
     write_resolved(judged.config, judged.run_dir)
-    add_row(judged.run_dir, StartRow(at_s=1.0, shared_code=shared_digests()))
+    start_records(judged.run_dir).append(StartRow(at_s=1.0, shared_code=shared_digests()))
     await judged.registry.set_fleet(Fleet({Role.REWARD: 1, Role.LEARNER: 1}))
     change = await updating.update_code(at(judged), other_headrace(tmp_path / "new", "workers/preparation.py", "\n"))
     (key,) = change.sets
@@ -321,7 +321,7 @@ async def test_another_headrace_that_cannot_be_imported_is_refused(
     judged: SmallRun, tmp_path: Path, module: str, end: str, complaint: str
 ) -> None:
     write_resolved(judged.config, judged.run_dir)
-    add_row(judged.run_dir, StartRow(at_s=1.0, shared_code=shared_digests()))
+    start_records(judged.run_dir).append(StartRow(at_s=1.0, shared_code=shared_digests()))
     with pytest.raises(ConfigError, match=complaint):
         await updating.update_code(at(judged), other_headrace(tmp_path / "new", module, end))
     assert await judged.registry.settings_changes() == []
@@ -333,7 +333,7 @@ async def test_another_headrace_is_refused_where_the_shared_code_differs_from_th
     source = other_headrace(tmp_path / "new", "pipeline/ledger/contract.py", "\n")
     with pytest.raises(ConfigError, match="was started by a Headrace that did not record its shared code"):
         await updating.update_code(at(judged), source)
-    add_row(judged.run_dir, StartRow(at_s=1.0, shared_code=shared_digests()))
+    start_records(judged.run_dir).append(StartRow(at_s=1.0, shared_code=shared_digests()))
     with pytest.raises(ConfigError, match="differs in pipeline/ledger from the code the run was started with"):
         await updating.update_code(at(judged), source)
     assert await judged.registry.settings_changes() == []

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pipeline.config.operations import REWARDS, WORKERS
 from pipeline.files.code_copies import CODE_FOLDER, keep_code
 from pipeline.fleet.limits import limits_of
 from pipeline.fleet.state import Worker, read_once
-from pipeline.observability.history import HISTORY_NAME, History
+from pipeline.observability.history import HISTORY_NAME, run_history
 from pipeline.observability.settings_changes import read_changes
 from pipeline.process.exit_codes import ExitCode, LastError
 from pipeline.runtime.registry.contract import WaitingFor
@@ -337,10 +337,9 @@ async def test_the_limit_of_a_replacement_is_that_of_a_restart_and_begins_with_e
 async def test_time_counts_against_a_version_only_while_nothing_else_holds_the_run_up(desk: Desk, reason: str) -> None:
     made_s = time.time()
     rows = [replace(update_row(number), at_s=made_s - 60.0 + number) for number in range(60)]
-    history = History(desk.run_dir / HISTORY_NAME)
+    history = run_history(desk.run_dir / HISTORY_NAME)
     for one in rows:
         history.append(one)
-    history.close()
     await desk.all_new(desk.new, 0.0)
     waits = {"start": WaitingFor.STARTING, "endpoint": WaitingFor.ENDPOINT, "disk": WaitingFor.DISK}
     if reason in waits or reason == "compile":
@@ -523,7 +522,7 @@ async def test_a_start_whose_headrace_shares_other_code_than_the_version_is_refu
     for package in PACKAGES:
         (tmp_path / "new" / package).mkdir(parents=True)
         (tmp_path / "new" / package / "__init__.py").write_text("")
-    with pytest.raises(ConfigError, match="differs from this Headrace in pipeline/ledger"):
+    with pytest.raises(ConfigError, match=r"differs from this Headrace in pipeline/files/records\.py"):
         await desk.keeper.begin(keep_code(tmp_path / "new", desk.run_dir, PACKAGES))
     assert desk.processes.codes == []
 

@@ -6,11 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.fleet.state import overdue_ages
 from pipeline.fleet.status import RunSnapshot
@@ -18,7 +18,7 @@ from pipeline.ledger.inspection import queue_stat
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.types import Totals
 from pipeline.observability.effective_time import EffectiveTime
-from pipeline.observability.start_record import StartRow, add_row
+from pipeline.observability.start_record import StartRow, start_records
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.monitor import FleetRecorder, Monitor
@@ -73,7 +73,7 @@ async def test_a_new_state_is_shown_at_once_and_else_one_picture_an_interval() -
 
 async def test_the_metrics_have_the_effective_time_of_the_runs_folder_every_half_minute(tmp_path: Path) -> None:
     write_history(tmp_path, *[replace(update_row(n), at_s=10.0 * n) for n in range(1, 11)])
-    add_row(tmp_path, StartRow(at_s=0.0))
+    start_records(tmp_path).append(StartRow(at_s=0.0))
     metrics = Shown()
     around = Monitor(
         MemoryRegistry(), cast("Any", Counted()), None, cast("Any", metrics), None, 1.0, 1.0, server_patience_s=1.0,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pipeline.fleet.incidents.book import IncidentBook, Suspicion
-from pipeline.fleet.incidents.records import IncidentFile, IncidentRecord, IncidentStep
+from pipeline.fleet.incidents.records import IncidentRecord, IncidentStep, incident_records
 from pipeline.fleet.limits import Limits
 from pipeline.fleet.repair.records import StepRow, read_repairs, read_steps
 from pipeline.fleet.state import Worker, read_once
@@ -97,7 +97,7 @@ def test_an_incident_restarts_its_worker_only_where_the_policy_says_so(
                 number=7, step=IncidentStep.OPENED, at_s=time.time() + 60.0, component="generator-1", kind="hung",
                 sentence="no progress for 9 s",
             )  # fmt: skip
-            IncidentFile(run.run_dir).append([record])
+            incident_records(run.run_dir).append(record)
         is_done = is_restarted and bool(read_repairs(run.run_dir)[0])
         if first and (is_done or (not is_restarted and steps(run, "restart", "advised"))):
             assert {name: pid for name, pid in pids.items() if name != "generator-1"}.items() <= first.items()
@@ -119,7 +119,7 @@ def test_a_fault_that_passes_is_left_alone_under_act_though_its_incident_is_open
         tmp_path, "fleet.generator=2", "observer.enabled=true", "recovery.policy=act", "recovery.tolerate_s=4",
         generator="busy",
     )  # fmt: skip
-    book, file = IncidentBook(), IncidentFile(run.run_dir)
+    book, file = IncidentBook(), incident_records(run.run_dir)
     first: dict[str, int] = {}
     begun_s: list[float] = []
 
@@ -132,7 +132,7 @@ def test_a_fault_that_passes_is_left_alone_under_act_though_its_incident_is_open
             return
         now_s = time.time()
         is_found = now_s - begun_s[0] < 1.0
-        file.append(book.update(now_s, [Suspicion("generator-1", "hung", now_s, "no progress")] if is_found else []))
+        file.append(*book.update(now_s, [Suspicion("generator-1", "hung", now_s, "no progress")] if is_found else []))
         if now_s - begun_s[0] > 8.0:
             assert book.open, "it ends only when all was calm for long"
             assert pids == first
@@ -188,12 +188,12 @@ async def test_a_worker_that_waits_for_work_again_is_repaired(
 
 async def test_the_time_for_which_an_incident_was_found_counts_when_it_is_found_again(tmp_path: Path) -> None:
     desk, book = Desk(tmp_path, "recovery.policy=act"), IncidentBook()
-    file, begun_s = IncidentFile(desk.run_dir), time.time() + 1.0
+    file, begun_s = incident_records(desk.run_dir), time.time() + 1.0
     observer = beat("observer")
     for second in range(14):
         is_found = second <= 8 or second >= 12
         suspicions = [Suspicion("generator-1", "hung", begun_s, "no progress")] if is_found else []
-        file.append(book.update(begun_s + second, suspicions))
+        file.append(*book.update(begun_s + second, suspicions))
         steps = await desk.look(100.0 + second, beat("generator-0"), beat("generator-1"), observer)
         assert ("restart", "begun") not in steps
     # eight seconds and two, of ten
@@ -203,7 +203,7 @@ async def test_the_time_for_which_an_incident_was_found_counts_when_it_is_found_
 async def test_without_its_observer_an_incident_restarts_no_worker(tmp_path: Path) -> None:
     desk = Desk(tmp_path, "recovery.policy=act")
     found = [Suspicion("generator-1", "hung", time.time(), "no progress")]
-    IncidentFile(desk.run_dir).append(IncidentBook().update(time.time() + 1.0, found))
+    incident_records(desk.run_dir).append(*IncidentBook().update(time.time() + 1.0, found))
     generators = beat("generator-0"), beat("generator-1")
     await desk.look(99.0, *generators, beat("observer"))
     assert ("tolerate", "begun") in await desk.look(100.0, *generators, beat("observer"))
@@ -259,7 +259,7 @@ class JoinedDesk(Desk):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "recovery.policy=act")
         self.writer = self.registry.writer()
-        self.file = IncidentFile(self.run_dir)
+        self.file = incident_records(self.run_dir)
 
     async def start(self, name: str, host: str, *gpus: str) -> None:
         who = await self.registry.register(Role.GENERATOR, name)
@@ -278,7 +278,7 @@ class JoinedDesk(Desk):
         """Open an incident that stays open."""
         step, at_s = IncidentStep.OPENED, time.time() + 60.0
         one = IncidentRecord(number=number, step=step, at_s=at_s, component=name, kind=kind, sentence="seen")
-        self.file.append([one])
+        self.file.append(one)
 
     async def pass_to(self, now: float) -> list[tuple[str, str, str]]:
         """Look with the registry's heartbeats, and the observer's; return the steps so far."""

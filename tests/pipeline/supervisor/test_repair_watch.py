@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from msgspec.structs import replace
 
 from pipeline.fleet.repair.records import (
     REPAIRS_NAME,
     RepairRow,
     StepRow,
-    add_repair,
-    add_steps,
     read_repair_sums,
     read_repairs,
     read_steps,
+    repair_records,
     role_repairs,
 )
 from pipeline.fleet.state import Worker
@@ -106,11 +104,10 @@ def row(number: int, *, role: str = "reward", **parts: float) -> RepairRow:
     return RepairRow(float(number), f"{role}-{number}", role, "killed", **times)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_file_keeps_the_newest_and_skips_what_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipeline.fleet.repair.records._MAX_BYTES", 2_000)
+def test_the_file_keeps_the_newest_and_skips_what_is_damaged(tmp_path: Path):
     assert (read_repairs(tmp_path), read_repair_sums(tmp_path)) == (([], 0), {})
     for number in range(100):
-        add_repair(tmp_path, row(number))
+        repair_records(tmp_path, max_bytes=2_000).append(row(number))
         assert (tmp_path / REPAIRS_NAME).stat().st_size <= 2_000
     rows, num_skipped = read_repairs(tmp_path)
     assert num_skipped == 0
@@ -125,15 +122,15 @@ def test_the_file_keeps_the_newest_and_skips_what_is_damaged(tmp_path: Path, mon
 
 def test_steps_and_repairs_share_a_file_and_each_reader_takes_its_own(tmp_path: Path):
     step = StepRow(5.0, 3, "generator-1", "generator", "evict", "begun", "4 losses in a row", None)
-    add_repair(tmp_path, row(1))
-    add_steps(tmp_path, [step, replace(step, rung="replay", limit_s=60.0)])
-    add_repair(tmp_path, row(2))
+    repair_records(tmp_path).append(row(1))
+    repair_records(tmp_path).append(step, replace(step, rung="replay", limit_s=60.0))
+    repair_records(tmp_path).append(row(2))
     with (tmp_path / REPAIRS_NAME).open("ab") as file:
         file.write(b'{"kind": "step", "case": "x"}\n{"kind": "step", "at_s": 1}\n{"at_s": "x"}\nnonsense\n')
-    assert read_repairs(tmp_path) == ([row(1), row(2)], 2)
+    assert read_repairs(tmp_path) == ([row(1), row(2)], 4)
     assert read_steps(tmp_path) == [step, replace(step, rung="replay", limit_s=60.0)]
     inode = (tmp_path / REPAIRS_NAME).stat().st_ino
-    add_steps(tmp_path, [step])
+    repair_records(tmp_path).append(step)
     assert (tmp_path / REPAIRS_NAME).stat().st_ino == inode, "it is appended to, not written anew"
 
 

@@ -15,8 +15,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from pipeline.config.load import write_resolved
-from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow
-from pipeline.observability.history import HISTORY_NAME, History
+from pipeline.observability.fleet_history import FleetRow, fleet_history
+from pipeline.observability.history import HISTORY_NAME, run_history
 from pipeline.observability.sinks.pump import read_record
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.exit_codes import ExitCode
@@ -108,10 +108,9 @@ def sinking_of(run_dir: Path, *overrides: str) -> SinkRunner:
 
 
 def append(run_dir: Path, *updates: int) -> None:
-    history = History(run_dir / HISTORY_NAME)
+    history = run_history(run_dir / HISTORY_NAME)
     for update in updates:
         history.append(update_row(update))
-    history.close()
 
 
 def names_in(folder: Path) -> list[str]:
@@ -140,7 +139,7 @@ async def test_a_run_has_tensorboards_files_by_default_the_last_row_too(run_dir:
     sinks = sinking_of(run_dir)
     sinks.poll(0.0)
     append(run_dir, 1, 2)
-    FleetHistoryFile(run_dir).append(FleetRow(1000.0, 5.0, num_groups_admitted=7))
+    fleet_history(run_dir).append(FleetRow(1000.0, 5.0, num_groups_admitted=7))
     await finished(sinks)
     assert set(standing(run_dir / "tensorboard")["train/reward"]) == {1, 2}
     assert standing(run_dir / "tensorboard" / "fleet")["fleet/groups_admitted"] == {0: 7.0}
@@ -163,7 +162,7 @@ async def test_rows_reach_a_sink_by_a_process_of_its_own(
     sinks = sinking_of(run_dir, *WANDB)
     append(run_dir, 1)
     sinks.poll(0.0)
-    FleetHistoryFile(run_dir).append(FleetRow(1000.0, 5.0, num_groups_admitted=7))
+    fleet_history(run_dir).append(FleetRow(1000.0, 5.0, num_groups_admitted=7))
     until(sinks, lambda: len(client.called("log")) == 2)
     append(run_dir, 2)
     await finished(sinks)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from pipeline.fleet.status import RunSnapshot
 from pipeline.ledger.address import read_address
-from pipeline.observability.fleet_history import read_fleet_history
+from pipeline.observability.fleet_history import fleet_history
 from pipeline.observability.start_record import STARTS_NAME, read_starts
 from pipeline.operator.runs import list_runs
 from pipeline.process.exit_codes import ExitCode
@@ -70,7 +70,7 @@ def test_one_signal_drains_everything_and_leaves_no_process(tmp_path: Path) -> N
     assert (started.end.state, started.end.detail + "; not all is copied") == ("stopping", outcome.status.detail)
     (listed,) = list_runs(run.run_dir)
     assert listed.state == "stopped"
-    spans, _ = read_fleet_history(run.run_dir)
+    spans, _ = fleet_history(run.run_dir).read()
     assert {"learner", "generator", "reward"} <= set(spans[-1].roles), "a short run has a row, too"
 
 

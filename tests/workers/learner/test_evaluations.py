@@ -18,7 +18,7 @@ from pipeline.config.data_sets import EvaluationSection
 from pipeline.data.source import HeldOutSource
 from pipeline.ledger.types import EvaluationRequest
 from pipeline.observability.history import EvaluationRow
-from pipeline.observability.prompt_accuracies import EVALUATIONS_NAME, read_accuracies
+from pipeline.observability.prompt_accuracies import EVALUATIONS_NAME, prompt_accuracies
 from pipeline.runtime.context import ActorContext
 from protocol.ids import Role
 from protocol.trajectory import Field
@@ -99,7 +99,7 @@ async def test_a_complete_evaluation_becomes_one_row(tmp_path: Path) -> None:
         assert (row.oldest_version, row.newest_version, row.num_failed) == (3, 3, 0)
         await bench.evaluations.collect()
         assert bench.collected() == [], "told once"
-        ((kept,), _) = read_accuracies(tmp_path)
+        ((kept,), _) = prompt_accuracies(tmp_path).read()
         assert (kept.number, kept.policy_version, kept.digest) == (0, 3, "of the prompts")
         assert sorted(each or 0.0 for each in kept.accuracies) == [0.0, 1.0, 1.0, 1.0]
 
@@ -116,7 +116,7 @@ async def test_a_response_that_could_not_be_scored_is_told_and_never_counts_as_w
         await bench.evaluations.collect()
         (row,) = bench.collected()
         assert (row.num_responses, row.num_failed, row.accuracy, row.pass_at_k) == (3, 1, 1.0, 1.0)
-        ((kept,), _) = read_accuracies(tmp_path)
+        ((kept,), _) = prompt_accuracies(tmp_path).read()
         assert [*kept.accuracies] == [1.0, 1.0]
 
 

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from pipeline.observability.history import EvaluationRow
-from pipeline.observability.samples import SAMPLES_NAME, read_samples
+from pipeline.observability.samples import response_samples
 from pipeline.runtime.registry.contract import RunState
 from pipeline.training.checkpoints import CheckpointFolder, list_checkpoints
 from protocol.errors import ConfigError, StorageFailed
@@ -44,7 +44,7 @@ async def check(world: World, reaper: Reaper) -> None:
     assert [row.update for row in rows] == list(range(1, NUM_UPDATES + 1))
     versions = [row.policy_version for row in rows]
     assert versions == sorted(set(versions))
-    kept = {(sample.update, sample.policy_version) for sample in read_samples(world.folder / SAMPLES_NAME)}
+    kept = {(sample.update, sample.policy_version) for sample in response_samples(world.folder).read()[0]}
     assert kept == {(row.update, row.policy_version) for row in rows}, "every update has samples, of that update alone"
     assert max(row.staleness_max for row in rows) <= world.eta
     totals = await world.ledger.totals()
@@ -208,7 +208,7 @@ async def test_a_run_without_updates_evaluates_its_start_model_and_samples_no_tr
     world = World(tmp_path, monkeypatch, num_updates=0, num_evaluation_prompts=2)
     assert await world.live(Reaper(None))
     assert [(type(row).__name__, row.policy_version) for row in world.history()] == [("EvaluationRow", 0)]
-    assert [sample.kind for sample in read_samples(world.folder / SAMPLES_NAME)] == ["evaluation", "evaluation"]
+    assert [sample.kind for sample in response_samples(world.folder).read()[0]] == ["evaluation", "evaluation"]
     assert (await world.ledger.audit()).groups.admitted == 0
     status = await world.registry.run_status()
     assert status is not None and status.state is RunState.FINISHED

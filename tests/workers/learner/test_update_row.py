@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.observability.history import HISTORY_NAME, Histogram, History, columns, read_history
+from pipeline.observability.history import HISTORY_NAME, Histogram, columns, run_history
 from tests.pipeline.observability.rows import update_row
 from workers.learner.update_row import histogram
 
@@ -57,12 +57,11 @@ def test_numbers_as_far_apart_as_can_be_are_counted(kind: type[np.floating[Any]]
 
 
 def test_a_history_keeps_histograms_and_columns_leave_them_out(tmp_path) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     row = replace(update_row(1), histograms={"length": Histogram(1.0, 3.0, (4, 5))})
-    history = History(tmp_path / HISTORY_NAME)
+    history = run_history(tmp_path / HISTORY_NAME)
     history.append(row)
-    history.close()
-    found = list(read_history(tmp_path / HISTORY_NAME))
+    found = list(run_history(tmp_path / HISTORY_NAME).read_strictly())
     assert found == [row]
     assert "histograms" not in columns(found, "update")

@@ -110,7 +110,7 @@ async def live(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, reaper: Reaper) ->
         if context is not None:
             context.end_threads()
             context.close()
-        for name in ("_folder", "_history", "_mailbox"):
+        for name in ("_folder", "_mailbox"):
             if hasattr(worker, name):
                 getattr(worker, name).close()
 

@@ -22,7 +22,7 @@ import workers.scorers.value
 from pipeline.config.learning import ValueSection, algorithm_settings
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Unit, WriteStatus
-from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
+from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, run_history
 from pipeline.runtime.context import ActorContext
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from pipeline.training.live_states import LiveState
@@ -190,7 +190,9 @@ class Fleet:
             inbox.arrived.append(await inbox.mailbox.receive(timeout_s=5.0))
 
     def rows(self) -> list[ValueRow]:
-        return [row for row in read_history(self.folder / VALUE_HISTORY_NAME) if isinstance(row, ValueRow)]
+        return [
+            row for row in run_history(self.folder / VALUE_HISTORY_NAME).read_strictly() if isinstance(row, ValueRow)
+        ]
 
 
 @pytest.fixture

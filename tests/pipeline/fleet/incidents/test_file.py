@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.fleet.incidents.book import IncidentBook, Suspicion
-from pipeline.fleet.incidents.records import INCIDENTS_NAME, OLD_INCIDENTS_NAME, IncidentFile, RunIncidents
+from pipeline.fleet.incidents.records import INCIDENTS_NAME, RunIncidents, incident_records
 
 
 def suspicion(component: str) -> Suspicion:
@@ -13,43 +13,34 @@ def suspicion(component: str) -> Suspicion:
 
 
 def test_what_was_appended_is_read_once_and_later_records_change_it(tmp_path: Path) -> None:
-    book, file, reader = IncidentBook(), IncidentFile(tmp_path), RunIncidents(tmp_path)
+    book, file, reader = IncidentBook(), incident_records(tmp_path), RunIncidents(tmp_path)
     assert reader.read() == ()
-    file.append(book.update(10.0, [suspicion("reward-0")]))
+    file.append(*book.update(10.0, [suspicion("reward-0")]))
     assert [(one.component, one.is_open) for one in reader.read()] == [("reward-0", True)]
-    file.append(book.update(60.0, []))
+    file.append(*book.update(60.0, []))
     (only,) = reader.read()
     assert (only.is_open, only.ended_s, only.records[0].evidence) == (False, 10.0, ("a", "b"))
 
 
-def test_a_torn_or_damaged_line_is_skipped_and_counted(tmp_path: Path) -> None:
-    book, file = IncidentBook(), IncidentFile(tmp_path)
-    file.append(book.update(10.0, [suspicion("reward-0")]))
-    with (tmp_path / INCIDENTS_NAME).open("ab") as raw:
-        raw.write(b'{"number": "one"}\nnot json\n{"number": 7, "ste')
-    file.append(book.update(11.0, [suspicion("reward-0"), suspicion("reward-1")]))
-    reader = RunIncidents(tmp_path)
-    assert [one.component for one in reader.read()] == ["reward-0", "reward-1"]
-    assert reader.num_skipped == 3
-
-
-def test_a_full_file_gives_way_to_a_new_one_that_still_has_what_is_open(tmp_path: Path) -> None:
-    book, file, early = IncidentBook(), IncidentFile(tmp_path, max_bytes=2000), RunIncidents(tmp_path)
-    file.append(book.update(1.0, [suspicion("learner")]), book.open)
+def test_a_full_file_keeps_what_is_open_and_the_newest_of_what_has_ended(tmp_path: Path) -> None:
+    book, file, early = IncidentBook(), incident_records(tmp_path, max_bytes=4000), RunIncidents(tmp_path)
+    file.append(*book.update(1.0, [suspicion("learner")]))
     for number in range(30):
-        now_s = 2.0 + number
-        file.append(book.update(now_s, [suspicion("learner"), suspicion(f"reward-{number}")]), book.open)
+        for later_s in (0.0, 45.0):
+            found = [suspicion("learner"), *([suspicion(f"reward-{number}")] if not later_s else [])]
+            file.append(*book.update(2.0 + 90.0 * number + later_s, found))
         early.read()
-    assert (tmp_path / INCIDENTS_NAME).stat().st_size < 8000
-    assert (tmp_path / OLD_INCIDENTS_NAME).exists()
-    late = RunIncidents(tmp_path).read()
-    assert {one.component for one in late} == {"learner", *(f"reward-{number}" for number in range(30))}
-    assert {one.number for one in early.read()} == set(range(1, 32))
-    assert [one.records for one in late if one.number == 1] == [one.records for one in early.read() if one.number == 1]
+        assert (tmp_path / INCIDENTS_NAME).stat().st_size <= 4000
+    learner, *ended = RunIncidents(tmp_path).read()
+    assert (learner.component, learner.is_open) == ("learner", True)
+    assert [one.component for one in ended] == [f"reward-{number}" for number in range(30 - len(ended), 30)]
+    assert 3 < len(ended) < 20
+    assert [one.number for one in early.read()] == list(range(1, 32)), "a reader from the start knows them all"
+    assert early.read()[0].records == learner.records
 
 
 def test_the_end_of_an_incident_is_kept_when_its_file_gives_way(tmp_path: Path) -> None:
-    book, file = IncidentBook(), IncidentFile(tmp_path, max_bytes=200)
-    file.append(book.update(1.0, [suspicion("learner")]), book.open)
-    file.append(book.update(50.0, []), book.open)
+    book, file = IncidentBook(), incident_records(tmp_path, max_bytes=200)
+    file.append(*book.update(1.0, [suspicion("learner")]))
+    file.append(*book.update(50.0, []))
     assert [one.is_open for one in RunIncidents(tmp_path).read()] == [False]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pipeline.config.operations import RecoverySection
 from pipeline.fleet.repair.budgets import past_repairs
 from pipeline.fleet.repair.escalation import Escalation, IncidentSign
 from pipeline.fleet.repair.levels import Member, RepairLevel, StepOutcome
-from pipeline.fleet.repair.records import StepRow, add_steps, read_steps
+from pipeline.fleet.repair.records import StepRow, read_steps, repair_records
 from protocol.ids import Role
 
 WALL_S = 1_700_000_000.0
@@ -45,7 +45,7 @@ class Host:
         """Return the orders, and write the steps as the supervisor does."""
         orders = self.escalation.tick(now_s, FLEET)
         rows = [replace(one, at_s=WALL_S + now_s) for one in self.escalation.taken_steps()]
-        add_steps(self._run_dir, rows)
+        repair_records(self._run_dir).append(*rows)
         return [(order.level, order.worker) for order in orders]
 
     def flap(self, now_s: float, worker: str = "generator-1") -> list[tuple[RepairLevel, str]]:

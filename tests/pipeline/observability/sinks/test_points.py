@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from msgspec.structs import fields, replace
 
 from pipeline.observability.fleet_history import FleetRow, RoleTime
 from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetHistoryFile, FleetRow, RoleTime
-from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row, ValueRow
+from pipeline.files.records import RecordFile
+from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetRow, RoleTime, fleet_history
+from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, Row, ValueRow, resume_history, run_history
 from pipeline.observability.sinks import pump as pump_module
 from pipeline.observability.sinks.points import Point
 from pipeline.observability.sinks.pump import Pump, read_record, record_path
@@ -59,19 +60,18 @@ class Rows:
     def append(self, *rows: Row | FleetRow) -> None:
         for row in rows:
             if isinstance(row, FleetRow):
-                FleetHistoryFile(self._path.parent, max_bytes=self.max_fleet_bytes).append(row)
+                fleet_history(self._path.parent, max_bytes=self.max_fleet_bytes).append(row)
                 continue
-            self._write(History(self._values if isinstance(row, ValueRow) else self._path), row)
+            self._write(run_history(self._values if isinstance(row, ValueRow) else self._path), row)
 
     def go_back(self, last_version: int, *rows: Row) -> None:
         """The learner restarts from a checkpoint, and goes on."""
-        self._write(History.resume(self._path, last_version=last_version), *rows)
+        self._write(resume_history(self._path, last_version=last_version), *rows)
 
     @staticmethod
-    def _write(history: History, *rows: Row) -> None:
+    def _write(history: RecordFile[Row], *rows: Row) -> None:
         for row in rows:
             history.append(row)
-        history.close()
 
 
 def fleet_row_of(at_s: float, num_tokens: int) -> FleetRow:
@@ -236,7 +236,7 @@ def test_rows_of_the_fleet_are_not_repeated_when_its_history_is_thinned(tmp_path
 def test_a_long_history_is_read_in_pieces_and_damaged_lines_are_left_out(
     tmp_path: Path, history: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pump_module, "_READ_BYTES", 1_000)
+    monkeypatch.setattr(pump_module, "_MAX_READ", 3)
     history.append(*(update_row(n) for n in range(1, 20)))
     with (tmp_path / HISTORY_NAME).open("ab") as file:
         file.write(b"{not a row\n[1]\n" + b'{"kind": "update"}\n')

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pipeline.fleet.flow.host_records import MESSAGES, WAITS
-from pipeline.fleet.incidents.records import IncidentFile, IncidentRecord, IncidentStep
+from pipeline.fleet.incidents.records import IncidentRecord, IncidentStep, incident_records
 from pipeline.fleet.peers.frame import Frame
 from pipeline.fleet.peers.segments import SegmentWriter
-from pipeline.observability.history import HISTORY_NAME, History
+from pipeline.observability.history import HISTORY_NAME, run_history
 from pipeline.observability.timeline import drawing
 from pipeline.observability.timeline.drawing import MAX_LANES
 from pipeline.observability.timeline.timeline import write_timeline
@@ -62,14 +61,13 @@ class Recorded:
         self.segments.take()()
 
     def updates(self, number: int) -> None:
-        history = History(self.run_dir / HISTORY_NAME)
+        history = run_history(self.run_dir / HISTORY_NAME)
         for update in range(1, number + 1):
             made = replace(
                 update_row(update), update=update, policy_version=update, at_s=BEGAN_S + 10 * update, wait_s=9.0,
                 logprob_s=0.2, step_s=0.5, publish_s=0.2, grad_norm=math.nan if update == 2 else 1.0,
             )  # fmt: skip
             history.append(made)
-        history.close()
 
     def drawn(self, **options: Any) -> TraceFile:
         self.report = write_timeline(self.run_dir, self.run_dir / "out.json", **options)
@@ -191,13 +189,13 @@ def test_a_damaged_file_and_a_damaged_line_are_left_out_and_counted(two_minutes:
 
 
 def test_incidents_are_slices_with_their_sentence(two_minutes: Recorded) -> None:
-    file = IncidentFile(two_minutes.run_dir)
+    file = incident_records(two_minutes.run_dir)
     opened = IncidentRecord(
         number=1, step=IncidentStep.OPENED, at_s=BEGAN_S + 20, since_s=BEGAN_S + 12, component="reward-0", kind="hung",
         sentence="it stands",
     )  # fmt: skip
-    file.append([opened, IncidentRecord(number=1, step=IncidentStep.ENDED, at_s=BEGAN_S + 40, component="reward-0")])
-    file.append([msgspec.structs.replace(opened, number=2, component="generator-1", kind="slow")])
+    file.append(opened, IncidentRecord(number=1, step=IncidentStep.ENDED, at_s=BEGAN_S + 40, component="reward-0"))
+    file.append(replace(opened, number=2, component="generator-1", kind="slow"))
     slow, hung = two_minutes.drawn().of("incidents")
     assert (hung["name"], hung["args"]["sentence"], hung["dur"]) == ("reward-0: hung", "it stands", 28_000_000)
     assert slow["ts"] + slow["dur"] == pytest.approx((BEGAN_S + 120) * 1e6), (

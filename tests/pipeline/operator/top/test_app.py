@@ -10,7 +10,7 @@ import pytest
 from textual.geometry import Region
 
 from pipeline.ledger.admin import StoredChunk
-from pipeline.observability.history import HISTORY_NAME, History
+from pipeline.observability.history import HISTORY_NAME, run_history
 from pipeline.operator.top.format import TableRow, plain_line
 from pipeline.operator.top.screens import LiveTable
 from pipeline.runtime.registry.contract import LinkReport, RunState, RunStatus, WaitingFor
@@ -30,11 +30,10 @@ async def busy_run(folder: Path, *, num_generators: int = 2, **changes: object) 
     fleet = {Role.LEARNER: 1, Role.GENERATOR: num_generators, Role.REWARD: 1, Role.REFERENCE: 1}
     run = await small_run(folder, fleet=fleet, **changes)
     await beats(run, num_generators=num_generators)
-    history = History(run.run_dir / HISTORY_NAME)
+    history = run_history(run.run_dir / HISTORY_NAME)
     for row in (evaluation_row(0, 0, 0.25), update_row(1, accuracy=0.25), update_row(2, accuracy=0.75)):
         history.append(row)
     history.append(evaluation_row(1, 2, 0.5))
-    history.close()
     log(run.run_dir, line("worker_exited", 1, level="warning", worker="reward-0", meaning="killed by SIGKILL"))
     log(run.run_dir, line("worker_started", 3, worker="reward-0", pid=3))
     return run

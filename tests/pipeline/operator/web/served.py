@@ -8,13 +8,15 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from pipeline.ledger.server.embedded import read_ledger_url
-from pipeline.observability.history import HISTORY_NAME, Histogram, History
-from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, TokenDetail
+from pipeline.observability.history import HISTORY_NAME, Histogram, run_history
+from pipeline.observability.samples import ResponseSample, TokenDetail, response_samples
 from pipeline.operator.attached import Attached, attach
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
@@ -111,17 +113,16 @@ def beat(run: ServedRun, who: Incarnation, waiting_for: WaitingFor, **counters: 
 
 def write_files(run_dir: Path, *, num_updates: int = 3) -> None:
     """Write a history, and two samples of each update, one of them hostile."""
-    history = History(run_dir / HISTORY_NAME)
+    history = run_history(run_dir / HISTORY_NAME)
     history.append(evaluation_row(0, 0, 0.25))
     for update in range(1, num_updates + 1):
         row = update_row(update, accuracy=0.25 * (update % 4))
         history.append(replace(row, histograms={"length": Histogram(1.0, 4.0, (5, 3, 1))}))
     history.append(evaluation_row(1, num_updates, 0.75))
-    history.close()
-    with (run_dir / SAMPLES_NAME).open("w") as file:
-        for update in range(1, num_updates + 1):
-            for number, text in enumerate(("2=2", HOSTILE)):
-                file.write(json.dumps(asdict(sample(update, number, text))) + "\n")
+    for update in range(1, num_updates + 1):
+        response_samples(run_dir).append(
+            *(sample(update, number, text) for number, text in enumerate(("2=2", HOSTILE)))
+        )
 
 
 def sample(update: int, number: int, text: str) -> ResponseSample:

@@ -7,17 +7,18 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
 from pipeline.observability import log_lines
 from pipeline.observability.history import HISTORY_NAME
 from pipeline.observability.page import STATIC, figures
-from pipeline.observability.samples import SAMPLES_NAME
+from pipeline.observability.samples import SAMPLES_NAME, response_samples
 from pipeline.operator.attached import attach
 from pipeline.operator.web import app, views
 from pipeline.operator.web.app import ServedRuns, build_app
@@ -170,8 +171,8 @@ def test_a_response_of_a_dropped_group_says_why_it_has_no_tokens(tmp_path: Path)
     run = tmp_path / "op"
     run.mkdir()
     (run / "config.toml").touch()
-    dropped = replace(sample(1, 0, "2=2"), tokens=None, kind="no_signal")
-    (run / SAMPLES_NAME).write_text(json.dumps(asdict(dropped)) + "\n")
+    dropped = msgspec.structs.replace(sample(1, 0, "2=2"), tokens=None, kind="no_signal")
+    response_samples(run).append(dropped)
     with client_of(tmp_path) as client:
         (row,) = read(client, "/api/runs/op/samples?last=1")["samples"]
     assert (row["kind"], row["tokens"]) == ("no_signal", None)
