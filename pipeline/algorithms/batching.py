@@ -17,8 +17,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
+from pipeline.algorithms.prefixes import SharedPrefixes
+
 _CPU_TOKENS, _CUDA_TOKENS = 1 << 10, 1 << 14
 """Default token budget of a micro-batch."""
+READ_AGAIN = 8
+"""Attention may copy the keys and values of this many tokens for each token of a budget."""
 ROW_METRICS = (
     "proximal_perplexity", "proximal_log_perplexity", "behavior_perplexity", "behavior_log_perplexity",
     "log_perplexity_gap", "log_perplexity_gap_abs", "perplexity_ratio", "sequence_chi2",
@@ -192,47 +196,79 @@ def tokens_at_once(micro_batch_tokens: int | Literal["auto"], *, on_cpu: bool) -
     return _CPU_TOKENS if on_cpu else _CUDA_TOKENS
 
 
-def plan_micro_batches(lengths: Sequence[int], max_tokens: int, prompts: Sequence[bytes] = ()) -> list[list[int]]:
-    """Group whole samples into micro-batches of at most ``max_tokens`` tokens.
+def plan_micro_batches(prefixes: SharedPrefixes, max_tokens: int) -> list[list[int]]:
+    """Group whole samples into micro-batches of at most ``max_tokens`` tokens, of which common
+    prefixes count once.
 
-    Best-fit decreasing: the longest samples first, each into the fullest micro-batch that still has
-    room (at most 11/9 of the optimum, plus one). A sample above the budget gets a micro-batch to
-    itself, since it cannot be cut. With ``prompts``, one per sample, adjacent samples with the same
-    prompt stay together as far as the budget allows. Deterministic; each index occurs once,
-    ascending within a micro-batch, and micro-batches are ordered by their first index. Raises
-    ValueError for a budget below 1."""
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens is {max_tokens}; expected at least 1: raise the token budget of a micro-batch")
-    pieces = _neighbours(lengths, max_tokens, prompts) if prompts else [[index] for index in range(len(lengths))]
-    sizes = [sum(lengths[index] for index in piece) for piece in pieces]
+    Samples that share a prefix stay together as far as the budget allows (:func:`cut_trees`).
+    Best-fit decreasing: the largest trees first, each into the fullest micro-batch that still has
+    room (at most 11/9 of the optimum, plus one). A tree above the budget gets a micro-batch to
+    itself. Deterministic; each index occurs once, ascending within a micro-batch, and micro-batches
+    are ordered by their first index. Raises ValueError for a budget below 1."""
+    trees = cut_trees(prefixes, max_tokens)
     batches: list[list[int]] = []
     # (tokens still free, micro-batch), ascending
     rooms: list[tuple[int, int]] = []
-    for place in sorted(range(len(pieces)), key=lambda i: (-sizes[i], i)):
-        size = sizes[place]
-        fitting = bisect_left(rooms, (size, -1))
+    for place in sorted(range(len(trees)), key=lambda i: (-trees[i].size, i)):
+        tree = trees[place]
+        fitting = bisect_left(rooms, (tree.size, -1))
         if fitting < len(rooms):
             room, batch = rooms.pop(fitting)
         else:
             room, batch = max_tokens, len(batches)
             batches.append([])
-        batches[batch] += pieces[place]
-        if room > size:
-            insort(rooms, (room - size, batch))
+        batches[batch] += tree.members
+        if room > tree.size:
+            insort(rooms, (room - tree.size, batch))
     return sorted(sorted(batch) for batch in batches)
 
 
-def _neighbours(lengths: Sequence[int], max_tokens: int, prompts: Sequence[bytes]) -> list[list[int]]:
-    """Split samples, in order, where the prompt changes or ``max_tokens`` would be exceeded."""
-    pieces: list[list[int]] = []
-    size = 0
-    for index, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
-        if not pieces or prompt != prompts[index - 1] or size + length > max_tokens:
-            pieces.append([])
-            size = 0
-        pieces[-1].append(index)
-        size += length
-    return pieces
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Samples that are computed together because they share a prefix, or one sample."""
+
+    members: list[int]
+    size: int
+    """Its share of a budget of tokens."""
+
+
+def cut_trees(prefixes: SharedPrefixes, max_tokens: int) -> list[Tree]:
+    """Split samples into trees of at most ``max_tokens`` tokens so that the fewest tokens are
+    computed again: a prefix is computed once in each tree that has it.
+
+    A tree counts its tokens, or if that is more, an eighth of all its samples' tokens: attention
+    copies keys and values of a whole sequence. A sample above the budget cannot be cut, and a tree
+    may be a quarter of the budget larger than its longest sample, so that a long prompt is not
+    computed for each answer alone. Raises ValueError for a budget below 1."""
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}; expected at least 1: raise the token budget of a micro-batch")
+    lengths, shared = prefixes.lengths[prefixes.order].tolist(), prefixes.shared.tolist()
+    # for the samples before each place: the fewest tokens that cuts repeat, and their last tree as (begin, size)
+    best = [(0, 0, 0)]
+    for last, length in enumerate(lengths):
+        chosen = (best[last][0] + shared[last], last, length)
+        tokens = read = longest = length
+        for begin in range(last - 1, -1, -1):
+            common = shared[begin + 1]
+            if not common:
+                break
+            tokens += lengths[begin] - common
+            # one that the next sample only extends is read as a part of that
+            read += lengths[begin] if common < lengths[begin] else 0
+            longest = max(longest, lengths[begin])
+            size = max(tokens, read // READ_AGAIN)
+            if size > max(max_tokens, longest + max_tokens // 4):
+                break
+            if best[begin][0] + shared[begin] < chosen[0]:
+                chosen = (best[begin][0] + shared[begin], begin, size)
+        best.append(chosen)
+    trees: list[Tree] = []
+    end = len(lengths)
+    while end:
+        _, begin, size = best[end]
+        trees.append(Tree(prefixes.order[begin:end].tolist(), size))
+        end = begin
+    return trees[::-1]
 
 
 def plan_padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -252,18 +288,21 @@ def plan_padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[in
     return batches
 
 
-def plan_ranks(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
+def plan_ranks(prefixes: SharedPrefixes, num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
     """Share samples among ranks by :func:`balance`, and split each share by
     :func:`plan_micro_batches`.
 
-    Ranks compute in lockstep, so all get the same number of micro-batches; some may be empty. Each
-    rank's fullest comes first, so that micro-batches of the same step have about the same size.
+    Samples that share a prefix go to one rank together, in trees of at most a quarter of a rank's
+    share. Ranks compute in lockstep, so all get the same number of micro-batches; some may be empty.
+    Each rank's fullest comes first, so that micro-batches of the same step have about the same size.
     Raises ValueError for ``num_ranks`` or ``max_tokens`` below 1."""
     plans: list[list[list[int]]] = []
-    for share in balance(lengths, num_ranks):
-        plan = plan_micro_batches([lengths[index] for index in share], max_tokens)
-        batches = [[share[place] for place in batch] for batch in plan]
-        plans.append(sorted(batches, key=lambda batch: (-sum(lengths[index] for index in batch), batch)))
+    quarter = max(1, prefixes.num_tokens // (4 * max(1, num_ranks)))
+    trees = cut_trees(prefixes, min(max_tokens, quarter))
+    for share in balance([tree.size for tree in trees], num_ranks):
+        own = sorted(index for place in share for index in trees[place].members)
+        plan = [[own[place] for place in batch] for batch in plan_micro_batches(prefixes.take(own), max_tokens)]
+        plans.append(sorted(plan, key=lambda batch: (-prefixes.take(batch).num_tokens, batch)))
     num_rounds = max(len(plan) for plan in plans)
     return [plan + [[]] * (num_rounds - len(plan)) for plan in plans]
 

@@ -650,7 +650,8 @@ class LearnerSection(Section):
     )
     micro_batch_tokens: Literal["auto"] | Positive = setting(
         "auto",
-        "Tokens (prompt and response) of one forward and backward pass. A longer response gets its own pass. "
+        "Tokens (prompt and response) of one forward and backward pass. Those that responses have in common at their "
+        "beginning count once. A longer response gets its own pass. "
         "Activations are most of a step's memory: 3.4 MB a token for a model of 0.5 B weights, half of it in bfloat16. auto: "
         "1024 on a CPU, what fits on a GPU. A learner of one process whose GPU is full halves it and repeats the step.",
         also="micro_train_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu "

@@ -15,6 +15,7 @@ from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.gspo import Gspo
 from pipeline.algorithms.loss import imitation_loss, policy_loss
+from pipeline.algorithms.prefixes import SharedPrefixes
 from pipeline.algorithms.terms.kl import kl_estimate
 from pipeline.config.learning import (
     Aggregation,
@@ -45,7 +46,7 @@ def test_cutting_a_batch_into_micro_batches_changes_neither_loss_nor_gradient(
     samples = random_samples(seed)
     policy = Policy.near(samples, seed)
     whole_loss, whole = train(objective, samples, policy, [list(range(len(samples)))])
-    plan = plan_micro_batches([sample.tokens.size for sample in samples], max_tokens)
+    plan = plan_micro_batches(SharedPrefixes.none([sample.tokens.size for sample in samples]), max_tokens)
     cut_loss, cut = train(objective, samples, policy, plan)
     assert cut_loss == pytest.approx(whole_loss, rel=1e-12, abs=1e-13)
     for name, gradient in whole.items():
@@ -305,7 +306,7 @@ def test_imitation_is_the_mean_nll_of_its_own_tokens_however_a_batch_is_cut(seed
     policy = Policy.near(samples, seed)
     objective = make_rule(positive_nll_coefficient=0.3)
     weights = objective.imitation_weights(samples)
-    plan = plan_micro_batches([sample.tokens.size for sample in samples], max_tokens)
+    plan = plan_micro_batches(SharedPrefixes.none([sample.tokens.size for sample in samples]), max_tokens)
     total = torch.zeros((), dtype=torch.float64)
     for indices in plan:
         for i in indices:

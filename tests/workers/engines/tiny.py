@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def tiny_model(
     architecture: str = "qwen3", dtype: torch.dtype = torch.float32, *, seed: int = 0, **changes: Any
 ) -> PreTrainedModel:
     """Make a model of hidden size 64 with 4 query and 2 key heads of 32, weights large enough that
-    tokens matter."""
+    tokens matter. One in float64 computes its norms in float64 too."""
     make_config, make_model = ARCHITECTURES[architecture]
     settings: dict[str, Any] = {
         "hidden_size": 64,
@@ -54,7 +55,21 @@ def tiny_model(
     model = make_model(make_config(**(settings | changes)))
     # in place; transformers' own method loses the type
     torch.nn.Module.to(model, dtype)
+    return exact_norms(model) if dtype == torch.float64 else model
+
+
+def exact_norms(model: PreTrainedModel) -> PreTrainedModel:
+    """Make a float64 model compute its norms in float64 too; return the model.
+
+    Transformers' own round to float32, forward and backward: sums in another order would differ."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = partial(_norm, module)
     return model
+
+
+def _norm(module: Any, states: torch.Tensor) -> torch.Tensor:
+    return module.weight * states * torch.rsqrt(states.square().mean(-1, keepdim=True) + module.variance_epsilon)
 
 
 def tiny_tokenizer() -> TextTokenizer:
@@ -69,13 +84,21 @@ def tiny_tokenizer() -> TextTokenizer:
     return TextTokenizer(tokenizer, {}, None, "")
 
 
-def ragged(rng: np.random.Generator, num: int, longest: int = 90) -> list[tuple[np.ndarray, int]]:
-    """Make sequences with a heavy tail of lengths, and how many tokens of each are the response."""
+def ragged(
+    rng: np.random.Generator, num: int, longest: int = 90, *, share: bool = True
+) -> list[tuple[np.ndarray, int]]:
+    """Make sequences with a heavy tail of lengths, and how many tokens of each are the response.
+
+    If they ``share`` tokens, of every three one begins like an earlier one, and one continues one."""
     made: list[tuple[np.ndarray, int]] = []
-    for _ in range(num):
-        prompt = int(rng.integers(1, 8))
-        response = int(np.clip(rng.lognormal(2.2, 1.0), 1, longest - prompt))
-        made.append((rng.integers(2, VOCABULARY, size=prompt + response).astype(np.int32), response))
+    for number in range(num):
+        prompt = rng.integers(2, VOCABULARY, int(rng.integers(1, 8)))
+        if share and number % 3:
+            earlier = made[int(rng.integers(len(made)))][0][: longest // 2]
+            prompt = earlier if number % 3 == 2 else earlier[: int(rng.integers(1, earlier.size + 1))]
+        size = int(np.clip(rng.lognormal(2.2, 1.0), 1, longest - prompt.size))
+        response = rng.integers(2, VOCABULARY, size)
+        made.append((np.concatenate([prompt, response]).astype(np.int32), size))
     return made
 
 

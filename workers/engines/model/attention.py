@@ -1,13 +1,14 @@
 """Attention over packed sequences: many sequences in one row of tokens, none of which sees another.
 
 Queries, keys and values are a row ``[1, heads, N, head dim]``; a :class:`PackedLayout` says where
-each sequence is. Sequences with a common prefix may share its tokens in the row.
+each sequence is. Sequences with a common prefix share its tokens in the row.
 
 The function is registered with transformers under :data:`PACKED_ATTENTION`, and a model with this
 attention calls it in every layer. No mask is registered under the name, so transformers makes none:
 the layout alone decides which tokens see each other. On CUDA in half precision the row goes to a
 variable-length kernel as it is. Elsewhere sequences of similar length are padded into small
-buckets, inside attention only; all other layers work on the N tokens.
+buckets, inside attention only; all other layers work on the N tokens. Queries of a shared prefix
+are in one bucket, its keys and values in the bucket of each sequence that has it.
 
 Soft caps and attention sinks are computed in the buckets. A sink is one more key, whose score is a
 parameter of the head and whose value is 0 (gpt-oss)."""
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -36,16 +37,38 @@ BUCKET_FILL = 0.75
 BUCKET_SLACK = 16
 """A sequence at most this many tokens shorter than the longest stays in its bucket anyway."""
 
+LITTLE_SHARED = 0.125
+"""A sequence that shares no more than this attends whole, which needs no mask."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sequences of similar length that are padded to the longest and attend in one call."""
+    """Sequences of similar length that are padded to the longest and attend in one call.
+
+    Only the last tokens of a sequence have queries if another one has those of its first tokens."""
 
     gather: torch.Tensor
     """int64 [num_sequences * length]: index into the row of each padded token; padding repeats the
     last token."""
     num_sequences: int
     length: int
+    queries: torch.Tensor
+    """int64 [num_sequences * num_queries]: index into the row of each query; padded like tokens."""
+    num_queries: int
+    places: torch.Tensor | None
+    """int64 [1 or num_sequences, num_queries]: place of each query in its sequence; None if every
+    token has one."""
+    masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """Return [1 or num_sequences, 1, num_queries, length], to be added to scores."""
+        if (window, dtype) not in self.masks:
+            keys = torch.arange(self.length, device=self.gather.device)
+            distance = (keys[None] if self.places is None else self.places)[..., None] - keys
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=keys.device).masked_fill_(hidden, -torch.inf)
+            self.masks[window, dtype] = mask[:, None]
+        return self.masks[window, dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +86,7 @@ class PackedLayout:
     max_length: int
     buckets: tuple[Bucket, ...]
     scatter: torch.Tensor
-    """int64 [N]: index of each token in the concatenated padded buckets."""
+    """int64 [N]: index of each token in the concatenated queries of all buckets."""
 
     @classmethod
     def of(
@@ -84,28 +107,15 @@ class PackedLayout:
                 f"sequences of lengths {sizes.tolist()} cannot share {common.tolist()} tokens, each with the one before; "
                 "expected at most the shorter length"
             )
-        places = lay(sizes, common)
-        ends = np.cumsum(sizes - common)
-        scatter = np.empty(int(ends[-1]), dtype=np.int64)
-        buckets: list[Bucket] = []
-        offset = 0
-        for members in _group_by_length(sizes):
-            length = int(sizes[members[0]])
-            gather = np.empty((len(members), length), np.int64)
-            for row, member in enumerate(members):
-                size = int(sizes[member])
-                gather[row, :size], gather[row, size:] = places[member], places[member][-1]
-                first = offset + row * length
-                scatter[places[member]] = np.arange(first, first + size)
-            buckets.append(Bucket(torch.from_numpy(gather.ravel()).to(device), len(members), length))
-            offset += len(members) * length
+        num_tokens = int((sizes - common).sum())
+        buckets, scatter = _make_buckets(lay(sizes, common), common, num_tokens, device)
         positions = np.concatenate([np.arange(alike, size) for alike, size in zip(common, sizes, strict=True)])
-        cumulative = None if common.any() else np.concatenate([[0], ends]).astype(np.int32)
+        cumulative = None if common.any() else np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
         return cls(
             position_ids=torch.from_numpy(positions).to(device),
             cumulative_lengths=None if cumulative is None else torch.from_numpy(cumulative).to(device),
             max_length=int(sizes.max()),
-            buckets=tuple(buckets),
+            buckets=buckets,
             scatter=torch.from_numpy(scatter).to(device),
         )
 
@@ -123,6 +133,65 @@ def lay(sizes: np.ndarray, shared: np.ndarray) -> list[np.ndarray]:
         before = places[-1][:alike] if alike else np.empty(0, np.int64)
         places.append(np.concatenate([before, np.arange(end - size + alike, end)]))
     return places
+
+
+def _make_buckets(
+    places: list[np.ndarray], shared: np.ndarray, num_tokens: int, device: torch.device
+) -> tuple[tuple[Bucket, ...], np.ndarray]:
+    """Return the buckets for sequences at these ``places`` of a row, and the layout's scatter."""
+    paths, begins = _paths(places, shared)
+    sizes = np.array([path.size for path in paths])
+    starts = np.where(begins <= LITTLE_SHARED * sizes, 0, begins)
+    scatter = np.empty(num_tokens, np.int64)
+    buckets: list[Bucket] = []
+    offset = 0
+    for members in _group(sizes, starts):
+        length, num_queries = int(sizes[members].max()), int((sizes - starts)[members].max())
+        gather = np.stack([_padded(paths[member], length) for member in members])
+        queries = np.stack([_padded(paths[member][starts[member] :], num_queries) for member in members])
+        for row, member in zip(queries, members, strict=True):
+            size = int(sizes[member] - starts[member])
+            scatter[row[:size]] = np.arange(offset, offset + size)
+            offset += num_queries
+        where = None
+        if (begun := starts[members]).any():
+            alike = begun[:1] if (begun == begun[0]).all() else begun
+            # padding stays within the sequence: a query that sees no key would have no number
+            where = np.minimum(alike[:, None] + np.arange(num_queries), length - 1)
+        buckets.append(
+            Bucket(
+                torch.from_numpy(gather.ravel()).to(device),
+                len(members),
+                length,
+                torch.from_numpy(queries.ravel()).to(device),
+                num_queries,
+                None if where is None else torch.from_numpy(where).to(device),
+            )
+        )
+    return tuple(buckets), scatter
+
+
+def _paths(places: list[np.ndarray], shared: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the places of sequences, without those that are the beginning of another, and where in
+    each the tokens begin that none before it has."""
+    paths: list[np.ndarray] = []
+    begins: list[int] = []
+    common = 0
+    for place, alike in zip(places, shared.tolist(), strict=True):
+        common = min(common, alike)
+        if alike == place.size:
+            continue
+        if paths and common == paths[-1].size:
+            paths[-1] = place
+        else:
+            paths.append(place)
+            begins.append(alike)
+        common = place.size
+    return paths, np.array(begins)
+
+
+def _padded(values: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([values, np.full(size - values.size, values[-1])])
 
 
 def packed_attention(
@@ -183,18 +252,19 @@ def _attend_buckets(
     outputs: list[torch.Tensor] = []
     is_plain = softcap is None and sinks is None
     for bucket in layout.buckets:
-        shape = (bucket.num_sequences, bucket.length)
-        q, k, v = (
-            tensor.index_select(0, bucket.gather).unflatten(0, shape).transpose(1, 2) for tensor in (query, key, value)
+        q = query.index_select(0, bucket.queries).unflatten(0, (bucket.num_sequences, bucket.num_queries))
+        k, v = (
+            tensor.index_select(0, bucket.gather).unflatten(0, (bucket.num_sequences, bucket.length))
+            for tensor in (key, value)
         )
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         # Padding is on the right, so a causal mask is enough to hide it from every real token.
-        if is_plain and window is None:
+        if is_plain and window is None and bucket.places is None:
             attended = scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
             )
         else:
-            mask = _window_mask(bucket.length, window or bucket.length, query.device)
-            attended = attend(q, k, v, mask, scaling, softcap, sinks)
+            attended = attend(q, k, v, bucket.mask(window, q.dtype), scaling, softcap, sinks)
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, layout.scatter)
 
@@ -296,11 +366,15 @@ def _varlen_kernel() -> Any | None:
     return varlen_attn if {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys() else None
 
 
-def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
-    # query i sees keys i - window + 1 .. i
-    place = torch.arange(length, device=device)
-    distance = place[:, None] - place[None, :]
-    return (distance >= 0) & (distance < window)
+def _group(sizes: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
+    """Group sequences that attend in one call: whole ones apart from others, with padding of both
+    keys and queries bounded."""
+    groups: list[np.ndarray] = []
+    for kind in (np.flatnonzero(starts == 0), np.flatnonzero(starts)):
+        for alike in _group_by_length(sizes[kind]):
+            members = kind[alike]
+            groups += [members[part] for part in _group_by_length((sizes - starts)[members])]
+    return groups
 
 
 def _group_by_length(sizes: np.ndarray) -> list[list[int]]:

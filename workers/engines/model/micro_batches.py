@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 import torch
 
-from pipeline.algorithms.batching import tokens_at_once
+from pipeline.algorithms.batching import plan_micro_batches, tokens_at_once
+from pipeline.algorithms.prefixes import SharedPrefixes
 from pipeline.preflight.device_memory import LearningPlan, device_need, learning_plan, share_card, workers_by_card
 from pipeline.preflight.memory_needs import shape_of
 from protocol.errors import EngineError
@@ -37,28 +38,27 @@ class MicroBatches:
 
     def run(
         self,
-        plan: Callable[[int], Plan],
-        lengths: Sequence[int],
+        prefixes: SharedPrefixes,
         compute: Callable[[Plan], Result],
         clear: Callable[[], None] = lambda: None,
     ) -> Result:
-        """Compute the micro-batches that ``plan`` makes of a budget.
+        """Compute the samples of these ``prefixes`` in micro-batches of the budget.
 
         If the device has no memory for one, halve the budget for good, or recompute all layers'
-        activations once each micro-batch is a single sample; ``clear`` what was computed, and
-        compute all of them again: so every sample counts once, and the result is that of the
-        smaller budget. Raises EngineError when nothing is left to save."""
+        activations once no micro-batch has more tokens than one of its samples; ``clear`` what was
+        computed, and compute all of them again: so every sample counts once, and the result is that
+        of the smaller budget. Raises EngineError when nothing is left to save."""
         while True:
-            planned = plan(self.tokens)
+            planned = plan_micro_batches(prefixes, self.tokens)
             try:
                 return compute(planned)
             except torch.OutOfMemoryError as error:
                 # the error's frames hold the tensors of the pass: nothing of it is kept
                 reason = str(error).partition("\n")[0]
             clear()
-            largest = max(planned, key=lambda micro: sum(lengths[index] for index in micro))
-            size = sum(lengths[index] for index in largest)
-            if all(len(micro) <= 1 for micro in planned):
+            sizes = [prefixes.take(micro).num_tokens for micro in planned]
+            size = max(sizes)
+            if all(size <= prefixes.lengths[micro].max() for micro, size in zip(planned, sizes, strict=True)):
                 if not recompute_layers(self._model):
                     raise EngineError(
                         f"no device memory for a micro-batch of one sample of {size} tokens: {reason}; {self._advice}"

@@ -2,9 +2,10 @@
 without padding.
 
 All sequences are laid end to end in one row ``[1, N]`` whose position ids restart with each
-sequence (``workers.engines.model.attention`` keeps them apart). A prefix that a sequence shares
-with the previous one, such as the prompt of a group, is in the row once, except on CUDA, whose
-kernel needs whole sequences. Logits are computed only where a response token is predicted, a few
+sequence (``workers.engines.model.attention`` keeps them apart). A prefix that several sequences
+share, such as the prompt of a group, is in the row once (``pipeline.algorithms.prefixes``), except
+on CUDA, whose kernel needs whole sequences; the state of its last token then predicts the next token
+of each. Logits are computed only where a response token is predicted, a few
 rows at a time (``workers.engines.model.head``), so they take at most ``HEAD_BYTES`` of memory,
 whatever the batch."""
 
@@ -13,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
+import structlog
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.algorithms.batching import PackedBatch
+from pipeline.algorithms.prefixes import SharedPrefixes
 from pipeline.preflight.engines import KNOWN
 from protocol.errors import EngineError
 from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout, lay
@@ -75,6 +77,8 @@ def memory_errors(micro_batch_tokens: int, advice: str) -> Iterator[None]:
         ) from error
 
 
+_log = structlog.get_logger(__name__)
+
 _Scores: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 _PACKING = "headrace_packing"
 
@@ -103,19 +107,17 @@ class PackedTokens:
                 f"sequence {first} of {lengths.size} has {lengths[first]} tokens of which {scored[first]} are to be scored; "
                 "at least one token must precede them: start prompts with a token"
             )
-        shared = np.zeros_like(lengths)
-        if device.type != "cuda":
-            shared[1:] = [_num_alike(one, other) for one, other in pairwise(sequences)]
-        row = np.concatenate([sequence[n:] for sequence, n in zip(sequences, shared, strict=True)]).astype(np.int64)
+        prefixes = find_prefixes(sequences, device)
+        order, shared = prefixes.order.tolist(), prefixes.shared
+        row = np.concatenate([sequences[index][alike:] for index, alike in zip(order, shared, strict=True)])
+        places = dict(zip(order, lay(lengths[prefixes.order], shared), strict=True))
         # for each scored token, the index of the one before
-        places = np.concatenate(
-            [place[-n - 1 : -1] for place, n in zip(lay(lengths, shared), scored, strict=True)], dtype=np.int64
-        )
+        before = np.concatenate([places[index][-n - 1 : -1] for index, n in enumerate(scored)], dtype=np.int64)
         targets = np.concatenate([sequence[sequence.size - n :] for sequence, n in zip(sequences, scored, strict=True)])
         return cls(
-            tokens=torch.from_numpy(row).to(device),
-            layout=PackedLayout.of(lengths, device, shared),
-            positions=torch.from_numpy(places).to(device),
+            tokens=torch.from_numpy(row.astype(np.int64)).to(device),
+            layout=PackedLayout.of(lengths[prefixes.order], device, shared),
+            positions=torch.from_numpy(before).to(device),
             targets=torch.from_numpy(targets.astype(np.int64)).to(device),
         )
 
@@ -125,10 +127,11 @@ class PackedTokens:
         return cls.of(np.split(batch.tokens, batch.cumulative_lengths[1:-1]), num_scored, device)
 
 
-def _num_alike(one: np.ndarray, other: np.ndarray) -> int:
-    size = min(one.size, other.size)
-    differ = np.flatnonzero(one[:size] != other[:size])
-    return int(differ[0]) if differ.size else size
+def find_prefixes(sequences: Sequence[np.ndarray], device: torch.device) -> SharedPrefixes:
+    """Return the prefixes that a packed row on ``device`` holds once."""
+    if device.type == "cuda":
+        return SharedPrefixes.none([sequence.size for sequence in sequences])
+    return SharedPrefixes.of(sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +160,14 @@ class Packing:
 def prepare_packed(model: PreTrainedModel) -> PreTrainedModel:
     """Make ``model`` compute rows of sequences, packed where that is correct, and count its layers.
 
-    A model of an unknown type is tried first (``workers.engines.model.trial``). If packed attention
-    gives other results, sequences of similar length are computed in padded batches. Raises
-    EngineError when padding changes the results too."""
-    setattr(model, _PACKING, _find_packing(model))
+    A model of an unknown type is tried first (``workers.engines.model.trial``), with a shared prefix
+    too. If packed attention gives other results, sequences of similar length are computed in padded
+    batches, each with its whole prefix, and a line of the log says why. Raises EngineError when
+    padding changes the results too."""
+    packing = _find_packing(model)
+    setattr(model, _PACKING, packing)
+    if packing.unpacked_because:
+        _log.warning("sequences_padded", model=type(model).__name__, reason=packing.unpacked_because)
     return count_layers(model)
 
 
@@ -179,22 +186,34 @@ def packing_of(model: PreTrainedModel) -> Packing:
     return getattr(model, _PACKING)
 
 
+def planned_prefixes(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> SharedPrefixes:
+    """Return the prefixes that ``model`` computes once: none in padded batches."""
+    if shares_prefixes(model):
+        return find_prefixes(sequences, model.device)
+    return SharedPrefixes.none([sequence.size for sequence in sequences])
+
+
+def shares_prefixes(model: PreTrainedModel) -> bool:
+    return model.device.type != "cuda" and not packing_of(model).unpacked_because
+
+
 def _find_packing(model: PreTrainedModel) -> Packing:
     if model.config.model_type in KNOWN and unlike_attention(model) is None:
         model.set_attn_implementation(PACKED_ATTENTION)
         return Packing()
     attend_eagerly(model)
-    truth = trial(lambda: plain_hidden(model))
+    first, second = trial_tokens(model)
+    sequences = [first, second, np.concatenate([first[: first.size // 2], second])]
+    truth = trial(lambda: plain_hidden(model, sequences))
     is_head_last = truth.is_meta or _is_head_last(model)
-    sequences = trial_tokens(model)
-    batch = PackedTokens.of(sequences, [1] * len(sequences), model.device)
-    reason = try_attention(model, PACKED_ATTENTION, lambda: _hidden_packed(model, batch), truth)
+    batch = PackedTokens.of(sequences, [tokens.size - 1 for tokens in sequences], model.device)
+    reason = try_attention(model, PACKED_ATTENTION, lambda: _hidden_packed(model, batch)[batch.positions], truth)
     if not reason:
         return Packing(is_head_last=is_head_last)
     attend_eagerly(model)
     if truth.is_meta:
         return Packing(unpacked_because=reason)
-    if wrong := difference(trial(lambda: _hidden_padded(model, batch)), truth):
+    if wrong := difference(trial(lambda: _hidden_padded(model, batch)[batch.positions]), truth):
         raise EngineError(
             f"{type(model).__name__} is not causal: a token's outputs depend on later tokens ({wrong}); choose a "
             "decoder-only language model (Qwen2, Qwen3 and Llama are)"
@@ -373,11 +392,14 @@ def _hidden_padded(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
 def _each_bucket(batch: PackedTokens, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Compute each bucket's int64 [sequences, length] tokens; return the results in row order, [N,
     ...]. Padding is on the right, where no token of a causal model sees it."""
-    layout = batch.layout
     made: list[torch.Tensor] = []
-    for bucket in layout.buckets:
+    for bucket in batch.layout.buckets:
         tokens = batch.tokens.index_select(0, bucket.gather).unflatten(0, (bucket.num_sequences, bucket.length))
         made.append(compute(tokens).flatten(0, 1))
         # some models have no layers with progress marks
         count_part(made[-1], 0.0)
-    return torch.cat(made).index_select(0, layout.scatter)
+    # of a token and its padding the first has the token's place; assigned last, it stays
+    gathered = torch.cat([bucket.gather for bucket in batch.layout.buckets]).cpu().numpy()
+    first = np.empty(batch.tokens.numel(), np.int64)
+    first[gathered[::-1]] = np.arange(gathered.size)[::-1]
+    return torch.cat(made).index_select(0, torch.from_numpy(first).to(batch.tokens.device))

@@ -10,7 +10,7 @@ called once per layer, with a window in each layer that has one, and nothing els
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -56,13 +56,13 @@ def backbone(model: PreTrainedModel) -> torch.nn.Module:
 
 
 @torch.no_grad()
-def plain_hidden(model: PreTrainedModel) -> torch.Tensor:
-    """Return the last hidden states [N, hidden] of the trial's sequences, each computed alone;
-    empty on ``meta``."""
+def plain_hidden(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> torch.Tensor:
+    """Return the last hidden states [M, hidden] that predict a token of ``sequences``, each computed
+    alone; empty on ``meta``."""
     if model.device.type == "meta":
         return torch.empty(0, device="meta")
-    rows = [torch.from_numpy(tokens)[None].to(model.device) for tokens in trial_tokens(model)]
-    return torch.cat([backbone(model)(input_ids=row, use_cache=False)[0][0] for row in rows])
+    rows = [torch.from_numpy(tokens)[None].to(model.device) for tokens in sequences]
+    return torch.cat([backbone(model)(input_ids=row, use_cache=False)[0][0, :-1] for row in rows])
 
 
 def difference(found: torch.Tensor, truth: torch.Tensor) -> str | None:

@@ -18,7 +18,7 @@ from pipeline.process import work
 from protocol.errors import ConfigError, EngineError
 from protocol.trajectory import Prompt
 from workers.engines.model.loading import load_model, load_reward_model, resolve_device, resolve_dtype
-from workers.engines.model.packed import PackedTokens, prepare_packed, score_packed, share_of_plan
+from workers.engines.model.packed import PackedTokens, planned_prefixes, prepare_packed, score_packed, share_of_plan
 from workers.engines.scoring.seam import ScoringRequest, check_requests
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class TorchScoring:
         check_requests(requests, vocabulary)
         results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(requests)
         lengths = [int(request.tokens.size) for request in requests]
-        plan = plan_micro_batches(lengths, self._micro_batch_tokens)
+        prefixes = planned_prefixes(self._model, [request.tokens for request in requests])
+        plan = plan_micro_batches(prefixes, self._micro_batch_tokens)
         for micro in plan:
             with work.part(share_of_plan(plan, micro, lengths)):
                 num_scored = [requests[index].num_scored for index in micro]

@@ -45,7 +45,7 @@ class ForwardSettings:
     temperature: float
     """Sampling temperature; log-probs are the sampler's."""
     micro_batch_tokens: int
-    """Prompt and response tokens per forward pass; a longer sample gets a pass to itself."""
+    """Prompt and response tokens per forward pass, shared ones once; a longer sample gets a pass to itself."""
     autocast: torch.dtype | None = None
     """Compute type where it is safe; None for the type of the weights."""
     head_bytes: int = HEAD_BYTES

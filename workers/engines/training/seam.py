@@ -47,7 +47,7 @@ class StepResult:
     """Means over the loss mask of the whole batch (clip_fraction, approx_kl, entropy, ...); maxima
     and minima where the name ends in ``_max`` or ``_min``."""
     num_tokens: int
-    """Prompt and response tokens that went through the model."""
+    """Prompt and response tokens of the samples, each counted whole."""
     counts: MetricCounts = MetricCounts()
     """Set by the update that took the step (``workers.learner.policy_update``)."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.learning import rate_phases
 from pipeline.preflight.packages import check_lora
 from pipeline.process import work
@@ -39,7 +39,7 @@ from workers.engines.model.optimizer import (
     embedding_names,
     freeze,
 )
-from workers.engines.model.packed import Plan, memory_errors, prepare_packed
+from workers.engines.model.packed import Plan, memory_errors, planned_prefixes, prepare_packed, shares_prefixes
 from workers.engines.training.policy_gradient import (
     ForwardSettings,
     PackedPolicy,
@@ -111,6 +111,7 @@ class TorchTraining(TorchPublishing):
     def environment(self) -> dict[str, str]:
         is_compiled = self.compiled is not None and not self.compiled.eager_because
         form = {"layers": "compiled"} if is_compiled else {}
+        form |= {"prefixes": "shared"} if shares_prefixes(self._model) else {}
         return super().environment() | form | {"micro_batch_tokens": str(self._micro_batches.tokens)}
 
     @property
@@ -176,10 +177,7 @@ class TorchTraining(TorchPublishing):
     def close(self) -> None: ...
 
     def _run(self, samples: Sequence[TrainingSample], compute: Callable[[Plan], Result]) -> Result:
-        lengths = [int(sample.tokens.size) for sample in samples]
-        # on CUDA a prompt is computed with each of its responses
-        shares = self._model.device.type != "cuda"
-        prompts = [sample.tokens[: sample.prompt_length].tobytes() for sample in samples] if shares else ()
+        prefixes = planned_prefixes(self._model, [sample.tokens for sample in samples])
 
         def compute_all(plan: Plan) -> Result:
             # autocast drops the low-precision weights with its outermost context: this one, which is off, keeps them
@@ -187,9 +185,7 @@ class TorchTraining(TorchPublishing):
             with torch.autocast(self._model.device.type, enabled=False):
                 return compute(plan)
 
-        return self._micro_batches.run(
-            lambda tokens: plan_micro_batches(lengths, tokens, prompts), lengths, compute_all, self._optimizer.clear
-        )
+        return self._micro_batches.run(prefixes, compute_all, self._optimizer.clear)
 
 
 def build_training(config: RunConfig, model_path: Path) -> TorchTraining:

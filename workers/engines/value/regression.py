@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ValueSettings:
     micro_batch_tokens: int
-    """Prompt and response tokens of one forward pass; a longer sequence gets a pass to itself."""
+    """Prompt and response tokens of one forward pass, shared ones once; a longer sequence gets one to itself."""
     gamma: float = 1.0
     gae_lambda: float = 1.0
     """For the targets; 1 is Monte-Carlo."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pipeline.algorithms.batching import plan_micro_batches
 from pipeline.algorithms.critic_rule import CriticRule
 from pipeline.process import work
 from workers.engines.model.checkpoint_files import (
@@ -28,7 +27,7 @@ from workers.engines.model.live_state import StateCopier, put_back_state
 from workers.engines.model.loading import load_value_model, resolve_device
 from workers.engines.model.micro_batches import MicroBatches, Result, learning_plan_on
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
-from workers.engines.model.packed import Plan, memory_errors, prepare_packed
+from workers.engines.model.packed import Plan, memory_errors, planned_prefixes, prepare_packed
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.regression import (
     PackedValue,
@@ -123,10 +122,8 @@ class TorchValue:
     def close(self) -> None: ...
 
     def _run(self, sequences: Sequence[ScoringRequest | ValueSample], compute: Callable[[Plan], Result]) -> Result:
-        lengths = [int(sequence.tokens.size) for sequence in sequences]
-        return self._micro_batches.run(
-            lambda tokens: plan_micro_batches(lengths, tokens), lengths, compute, self._optimizer.clear
-        )
+        prefixes = planned_prefixes(self._model, [sequence.tokens for sequence in sequences])
+        return self._micro_batches.run(prefixes, compute, self._optimizer.clear)
 
 
 def build_value(config: RunConfig, model_path: Path) -> TorchValue:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.algorithms.prefixes import SharedPrefixes
 from pipeline.preflight.device_memory import device_need
 from pipeline.preflight.memory_needs import shape_of
 from tests.pipeline.op_config import op_config
@@ -85,7 +86,7 @@ def test_what_recomputing_saves_is_what_is_planned(tmp_path: Path, monkeypatch: 
     shape = shape_of(tiny_model("qwen2", **WIDE).config.to_dict(), 1)
     assert shape is not None
     need = device_need(op_config(tmp_path, f"model.dtype={dtype}"), shape)
-    tokens = sum(sample.tokens.size for sample in make_samples(16))
+    tokens = SharedPrefixes.of([sample.tokens for sample in make_samples(16)]).num_tokens
     kept = [kept_bytes(training(recomputed, autocast=autocast), monkeypatch) for recomputed in (0, 1, 3)]
     for recomputed, less in ((1, kept[1]), (3, kept[2])):
         planned = tokens * (need.per_token() - need.per_token(recomputed))

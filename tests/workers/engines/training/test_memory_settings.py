@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.algorithms.batching import PackedBatch, TrainingSample
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.schema import RunConfig
 from tests.pipeline.op_config import op_config
 from tests.rules import make_rule
@@ -22,17 +22,22 @@ from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model
 from tests.workers.engines.value.test_ranked_value import samples
 from workers.engines.build import build_training_backend, build_value_engine
+from workers.engines.model.loading import load_value_model
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.model.packed import PackedTokens
 from workers.engines.model.weights_file import view_weights
 from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.scoring.torch import TorchScoring
 from workers.engines.training.policy_gradient import ForwardSettings
 from workers.engines.training.seam import StepResult, TrainingBackend
 from workers.engines.training.torch import TorchTraining
-from workers.engines.value.seam import ValueStepResult
+from workers.engines.value.regression import ValueSettings
+from workers.engines.value.seam import ValueSample, ValueStepResult
+from workers.engines.value.torch import TorchValue
 
 BACKENDS = ["torch", "fsdp2", "deepspeed"]
 RATE = 1e-5
+CPU = torch.device("cpu")
 
 
 def config_of(folder: Path, *overrides: str, dtype: torch.dtype = torch.float32) -> RunConfig:
@@ -127,27 +132,79 @@ def test_bf16_compute_has_fp32_masters_and_state_in_which_small_steps_add_up(
     assert {str(sent[name].dtype) for name in sent} == {f"torch.{published}"}
 
 
-def test_a_step_on_whole_groups_computes_each_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> int:
+    """Return how many tokens went through models while ``act`` ran."""
+    sizes: list[int] = []
+    of = PackedTokens.of
+
+    def count(*args: Any) -> PackedTokens:
+        packed = of(*args)
+        sizes.append(packed.tokens.numel())
+        return packed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedTokens, "of", count)
+        act()
+    return sum(sizes)
+
+
+def grouped(num_groups: int = 3) -> list[TrainingSample]:
+    """Make groups, with a prompt of 30 tokens each, in no order."""
     rng = np.random.default_rng(0)
-    samples = list[TrainingSample]()
-    # lengths that best fit would mix, a budget of one group
-    for group in range(3):
+    made = list[TrainingSample]()
+    for number in range(num_groups):
         prompt = rng.integers(2, VOCABULARY, 30, dtype=np.int32)
         for member, sample in enumerate(make_samples(num=4)):
             response = rng.integers(2, VOCABULARY, sample.response_length, dtype=np.int32)
             tokens = np.concatenate([prompt, response])
-            samples.append(replace(sample, name=f"t.{group}.{member}", tokens=tokens, prompt_length=30))
-    budget = max(sum(sample.tokens.size for sample in samples[at : at + 4]) for at in (0, 4, 8))
-    computed: list[int] = []
-    pack = PackedTokens.from_batch
+            made.append(replace(sample, name=f"t.{number}.{member}", tokens=tokens, prompt_length=30))
+    return [made[at] for at in rng.permutation(len(made))]
 
-    def counted(batch: PackedBatch, device: torch.device) -> PackedTokens:
-        packed = pack(batch, device)
-        computed.append(packed.tokens.numel())
-        return packed
 
-    monkeypatch.setattr(PackedTokens, "from_batch", counted)
-    backend = TorchTraining(tiny_model(), ForwardSettings(1.0, budget), OptimizerSettings(1e-4))
-    assert backend.step(samples, make_rule()).applied
+def test_a_step_computes_each_groups_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = grouped()
     responses = sum(sample.response_length for sample in samples)
-    assert sum(computed) <= 3 * 30 + responses
+    # one group a micro-batch
+    backend = TorchTraining(tiny_model(), ForwardSettings(1.0, 30 + responses // 3), OptimizerSettings(1e-4))
+    assert counted(monkeypatch, lambda: backend.step(samples, make_rule())) <= 3 * 30 + responses
+    assert counted(monkeypatch, lambda: backend.response_logprobs(samples)) <= 3 * 30 + responses
+    assert backend.environment()["prefixes"] == "shared", "the update log says how numbers were made"
+
+
+def test_windows_of_a_response_take_the_tokens_of_one_pass_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    samples, num_tokens = list[TrainingSample](), 0
+    for number, base in enumerate(make_samples(3)):
+        whole = rng.integers(2, VOCABULARY, 20 + 64, dtype=np.int32)
+        num_tokens += whole.size
+        for window in range(8):
+            row = np.resize(base.behavior_logprobs, 8)
+            samples.append(
+                TrainingSample(
+                    name=f"t.{number}.0.{window}",
+                    tokens=whole[: 20 + 8 * (window + 1)],
+                    prompt_length=20 + 8 * window,
+                    loss_mask=np.ones(8, np.bool_),
+                    advantages=row,
+                    behavior_logprobs=row,
+                    versions=np.zeros(8, np.int32),
+                )
+            )
+    backend = TorchTraining(tiny_model(), ForwardSettings(1.0, 100), OptimizerSettings(1e-4))
+    assert counted(monkeypatch, lambda: backend.step(samples, make_rule())) == num_tokens
+
+
+def test_reference_and_value_workers_compute_a_prompt_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [ScoringRequest(sample.tokens, sample.response_length) for sample in grouped(1)]
+    wanted = 30 + sum(request.num_scored for request in asked)
+    reference = TorchScoring(tiny_model(), temperature=1.0, micro_batch_tokens=wanted)
+    assert counted(monkeypatch, lambda: reference.logprobs(asked)) == wanted
+    tiny_model().save_pretrained(tmp_path / "m")
+    model = load_value_model(tmp_path / "m", torch.float32, CPU)
+    engine = TorchValue(model, ValueSettings(micro_batch_tokens=wanted), OptimizerSettings(1e-4))
+    assert counted(monkeypatch, lambda: engine.values(asked)) == wanted
+    responses = [
+        ValueSample(f"t.0.{n}", one.tokens, 30, np.zeros(one.num_scored, np.float32), 1.0)
+        for n, one in enumerate(asked)
+    ]
+    assert counted(monkeypatch, lambda: engine.step(responses)) == wanted

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.nlft import Nlft
+from pipeline.algorithms.prefixes import SharedPrefixes
 from pipeline.config.learning import Importance, KLEstimator
 from tests.rules import make_rule
 from tests.workers.engines.tiny import make_samples, tiny_model
@@ -129,9 +130,8 @@ def test_weights_that_are_cast_once_make_the_same_update() -> None:
     before = {name: tensor.clone() for name, tensor in training.tensors()}
     training.step(samples, make_rule())
     policy = PackedPolicy(prepare_packed(tiny_model()), forward)
-    lengths = [int(sample.tokens.size) for sample in samples]
-    prompts = [sample.tokens[: sample.prompt_length].tobytes() for sample in samples]
-    accumulate_gradient(policy, samples, make_rule(), plan_micro_batches(lengths, 60, prompts), torch.device("cpu"))
+    plan = plan_micro_batches(SharedPrefixes.of([sample.tokens for sample in samples]), 60)
+    accumulate_gradient(policy, samples, make_rule(), plan, torch.device("cpu"))
     for name, tensor in training.tensors():
         gradient = policy.model.get_parameter(name).grad
         assert gradient is not None and gradient.dtype == torch.float32

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from pipeline.algorithms.base import Rule
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.gspo import Gspo
+from pipeline.algorithms.prefixes import SharedPrefixes
 from pipeline.config.learning import Aggregation, Importance, ImportanceLevel, Rejection, RejectionLevel
 from pipeline.process.work import Meter, listening
 from pipeline.training import live_states
@@ -329,7 +330,7 @@ def test_a_step_tells_of_every_layer_of_every_micro_batch_forward_and_backward(m
     backend = make(tiny_model(), Settings(micro_batch_tokens=64))
     with listening(told), told.task("update"):
         backend.step(samples, make_rule())
-    plan = plan_micro_batches([sample.tokens.size for sample in samples], 64)
+    plan = plan_micro_batches(SharedPrefixes.of([sample.tokens for sample in samples]), 64)
     # of two ranks; one that is alone has all of them
     mine = len(plan) // 2
     assert len(told.shares) >= 2 * 2 * mine, "two layers, forward and backward"

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from pipeline.config.learning import ValueSection
 from pipeline.training.live_states import StateLoan
 from protocol.errors import DataError, EngineError
-from tests.workers.engines.tiny import VOCABULARY, ragged, tiny_model
+from tests.workers.engines.tiny import VOCABULARY, exact_norms, ragged, tiny_model
 from tests.workers.engines.training.through_memory import ThroughMemory, during
 from workers.engines.model.loading import load_value_model, value_head
 from workers.engines.model.optimizer import OptimizerSettings
@@ -42,6 +42,8 @@ def value_model(start: Path, dtype: torch.dtype = torch.float32, *, seed: int | 
     """The value model that starts there; with a seed its head is drawn, so that values differ from
     0."""
     model = load_value_model(start, dtype, CPU)
+    if dtype == torch.float64:
+        exact_norms(model)
     if seed is not None:
         torch.manual_seed(seed)
         torch.nn.init.normal_(value_head(model).weight, std=0.3)
@@ -55,11 +57,11 @@ def engine_of(
     return TorchValue(model, ValueSettings(micro_batch_tokens=micro_batch_tokens, gamma=gamma), optimizer)
 
 
-def samples_of(num: int = 12, seed: int = 0) -> list[ValueSample]:
+def samples_of(num: int = 12, seed: int = 0, *, share: bool = True) -> list[ValueSample]:
     """Responses whose prompt decides their reward: +1 if its first token is in the upper half."""
     rng = np.random.default_rng(seed)
     made: list[ValueSample] = []
-    for number, (tokens, response) in enumerate(ragged(rng, num, longest=40)):
+    for number, (tokens, response) in enumerate(ragged(rng, num, longest=40, share=share)):
         reward = 1.0 if tokens[0] >= VOCABULARY // 2 else -1.0
         made.append(
             ValueSample(f"t.{number}.0", tokens, tokens.size - response, np.zeros(response, np.float32), reward)
@@ -220,7 +222,7 @@ def test_the_value_model_learns_which_prompts_end_well(start: Path) -> None:
     results = []
     for step in range(45):
         # never the same response twice, so that the critic explains and does not remember
-        samples = samples_of(24, seed=100 + step)
+        samples = samples_of(24, seed=100 + step, share=False)
         values = engine.values([ScoringRequest(s.tokens, s.response_length) for s in samples])
         results.append(engine.step([replace(s, old_values=v) for s, v in zip(samples, values, strict=True)]))
     # it begins as a constant

@@ -19,7 +19,7 @@ from pipeline.training.snapshots import KeptState
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from workers.engines.model.optimizer import GRADIENT
-from workers.engines.model.packed import memory_errors
+from workers.engines.model.packed import find_prefixes, memory_errors
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.training.policy_gradient import (
     BatchSums,
@@ -87,8 +87,8 @@ class RankedBackend:
         return float(self._group.size) if self._shards.averages_gradients else 1.0
 
     def _plan(self, sequences: Sequence[TrainingSample | ScoringRequest | ValueSample]) -> list[list[int]]:
-        lengths = [int(sequence.tokens.size) for sequence in sequences]
-        return plan_ranks(lengths, self._group.size, self._max_tokens)[self._group.rank]
+        prefixes = find_prefixes([sequence.tokens for sequence in sequences], self._group.device)
+        return plan_ranks(prefixes, self._group.size, self._max_tokens)[self._group.rank]
 
     def _bring_together(self, lengths: Sequence[int], own: Mapping[int, np.ndarray]) -> list[np.ndarray]:
         """Return float32 [length] for each sequence; this rank has only its ``own``, by index."""
