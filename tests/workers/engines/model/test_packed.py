@@ -126,16 +126,18 @@ def test_attention_in_a_tree_is_that_of_each_sequence_alone(
     torch.manual_seed(seed)
     if "s_aux" in options:
         options = options | {"s_aux": torch.randn(4, dtype=torch.float64, requires_grad=True)}
-    row = [torch.randn(1, heads, layout.num_tokens, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    query, key, value = row = [
+        torch.randn(1, heads, layout.num_tokens, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    ]
     factors = torch.randn(1, layout.num_tokens, 4, 8, dtype=torch.float64)
-    found, _ = packed_attention(None, *row, None, packed_layout=layout, **options)
+    found, _ = packed_attention(None, query, key, value, None, packed_layout=layout, **options)
     places = [torch.from_numpy(place) for place in lay(np.array(sizes), np.array(shared))]
     alone: list[torch.Tensor] = []
     for place, alike in zip(places, shared, strict=True):
         assert layout.position_ids[place].tolist() == list(range(place.numel()))
         whole = PackedLayout.of([place.numel()], CPU)
-        tokens = (one.index_select(2, place) for one in row)
-        alone.append(packed_attention(None, *tokens, None, packed_layout=whole, **options)[0][:, alike:])
+        q, k, v = (one.index_select(2, place) for one in row)
+        alone.append(packed_attention(None, q, k, v, None, packed_layout=whole, **options)[0][:, alike:])
     # no other sequence has the new tokens of each
     expected = torch.cat(alone, 1)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
