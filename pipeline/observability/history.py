@@ -181,11 +181,8 @@ class ValueRow(msgspec.Struct, frozen=True, tag_field="kind", tag="value"):
 
 
 Row = UpdateRow | RefusedRow | EvaluationRow | ValueRow
-_KINDS: dict[str, type[Row]] = {
-    "update": UpdateRow,
-    "refused": RefusedRow,
-    "evaluation": EvaluationRow,
-    "value": ValueRow,
+_KINDS: Final[dict[str, type[Row]]] = {
+    str(kind.__struct_config__.tag): kind for kind in (UpdateRow, RefusedRow, EvaluationRow, ValueRow)
 }
 _SCHEMA: Final[Schema[Row]] = Schema(Row)
 

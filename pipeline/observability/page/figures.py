@@ -12,7 +12,7 @@ from __future__ import annotations
 import tomllib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -53,27 +53,21 @@ _LOGS_BYTES: Final = 4 << 20
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Tails:
-    updates: HistoryTail
-    values: HistoryTail
-
-
 class HistoryFigures:
     """Reads histories as they grow. Not safe for concurrent calls."""
 
     def __init__(self) -> None:
-        self._tails: OrderedDict[Path, _Tails] = OrderedDict()
+        self._tails: OrderedDict[Path, tuple[HistoryTail, HistoryTail]] = OrderedDict()
 
     def read(self, run_dir: Path) -> dict[str, Any]:
         """Return a run's curves: columns of updates and value steps, and evaluations."""
         tails = self._tails.pop(run_dir, None)
         if tails is None:
-            tails = _Tails(HistoryTail(run_dir / HISTORY_NAME), HistoryTail(run_dir / VALUE_HISTORY_NAME))
+            tails = HistoryTail(run_dir / HISTORY_NAME), HistoryTail(run_dir / VALUE_HISTORY_NAME)
         self._tails[run_dir] = tails
         while len(self._tails) > _MAX_TAILS:
             self._tails.popitem(last=False)
-        rows, steps = tails.updates.read(), tails.values.read()
+        rows, steps = (tail.read() for tail in tails)
         updates = [row for row in rows if isinstance(row, UpdateRow)]
         evaluations = [row for row in rows if isinstance(row, EvaluationRow)]
         return history_figures(updates, evaluations, [row for row in steps if isinstance(row, ValueRow)])

@@ -41,14 +41,10 @@ _UPDATE: Final[Mapping[str, str]] = {
     "settings_change": "train/settings_change",
     **{part: f"time/{part}" for part in UPDATE_PARTS},
 }
-_EVALUATION: Final = (
-    "accuracy", "low", "high", "pass_at_k", "pass_low", "pass_high", "pass_k", "response_length", "num_responses",
-    "num_failed", "policy_version", "oldest_version", "newest_version",
-)  # fmt: skip
-_VALUE: Final = (
-    "loss", "explained_variance", "mean_explained_variance", "gate_open", "clip_fraction", "value_mean", "target_mean",
-    "grad_norm", "learning_rate", "num_trajectories", "num_tokens", "step_s",
-)  # fmt: skip
+_PLACES: Final = frozenset({"number", "step", "value_version", "at_s", "set", "is_main"})
+"""Fields of evaluations and value steps that are no figures."""
+_EVALUATION: Final = [name for name in EvaluationRow.__struct_fields__ if name not in _PLACES]
+_VALUE: Final = [name for name in ValueRow.__struct_fields__ if name not in _PLACES]
 
 
 class Axis(StrEnum):
