@@ -111,9 +111,9 @@ class RecordFile(Generic[T]):
 
     def resume(self, keeps: Callable[[T], bool]) -> None:
         """Drop an unfinished last line and the records that ``keeps`` refuses, atomically. Other lines stay
-        as they are. Raises DataError for a damaged line before the last, OSError."""
+        as they are; a missing file is created. Raises DataError for a damaged line before the last, OSError."""
         if not self.path.exists():
-            return
+            _append(self.path, b"")
         kept = b"".join(line for line, record in self._lines() if record is None or keeps(record))
         if len(kept) != self.path.stat().st_size:
             write_private(self.path, kept, sync=True)

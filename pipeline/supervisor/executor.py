@@ -73,7 +73,8 @@ class Executor:
         depend on it: a failure is logged."""
         rows, self._rows = [*self._rows, *steps], []
         try:
-            await asyncio.to_thread(repair_records(self._run_dir).append, *rows, *repairs)
+            if rows or repairs:
+                await asyncio.to_thread(repair_records(self._run_dir).append, *rows, *repairs)
         except OSError as error:
             log.warning("repairs_not_written", reason=str(error))
 

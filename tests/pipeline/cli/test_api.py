@@ -8,9 +8,9 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -62,7 +62,7 @@ def command(*words: object) -> object:
 
 
 def plain(value: object) -> object:
-    return json.loads(json.dumps(asdict(value), default=str))  # pyright: ignore[reportArgumentType]
+    return json.loads(json.dumps(msgspec.to_builtins(value, enc_hook=str)))
 
 
 def test_the_status_is_that_of_the_command(run_dir: Path) -> None:

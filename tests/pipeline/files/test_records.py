@@ -171,11 +171,13 @@ def test_records_come_back_as_they_were_appended_and_only_their_owner_reads_them
 
 def test_a_file_that_is_missing_has_no_records(store: Store, tmp_path: Path) -> None:
     missing = store.file(tmp_path)
-    missing.resume(lambda _: False)
     missing.append()
     missing.sync()
-    assert (missing.read(), list(missing.read_strictly()), list(missing.tail())) == (([], 0), [], [])
     assert not missing.path.exists()
+    for _ in range(2):
+        assert (missing.read(), list(missing.read_strictly()), list(missing.tail())) == (([], 0), [], [])
+        missing.resume(lambda _: False)
+        assert (missing.path.stat().st_size, stat.S_IMODE(missing.path.stat().st_mode)) == (0, 0o600)
 
 
 def test_numbers_that_are_not_finite_are_strings_that_every_json_reader_accepts(store: Store, tmp_path: Path) -> None:
@@ -384,7 +386,9 @@ def test_every_kind_of_an_earlier_release_has_its_values() -> None:
         True,
         ("forward, at model.py:10",),
     )
-    assert (of_reward.is_open, of_reward.ended_s) == (False, 10.0), "its start is in the older of two files"
+    assert (of_reward.kinds, of_reward.is_open, of_reward.ended_s) == (("slow",), False, 10.0), (
+        "it began in the older file"
+    )
 
 
 def test_an_earlier_run_resumes_and_its_lines_stay_as_they_were(tmp_path: Path) -> None:

@@ -136,3 +136,9 @@ def test_a_run_of_days_keeps_its_whole_course_within_the_limit(tmp_path: Path) -
     assert sum(row.span_s for row in rows) == pytest.approx(5000.0)
     assert sum(row.roles["learner"].tokens for row in rows) == 100_000
     assert rows[0].span_s > rows[-1].span_s == 5.0
+
+
+@pytest.mark.parametrize("row", ['{"at_s": 1, "span_s": 0, "roles": {}}', '{"at_s": "NaN", "span_s": 5, "roles": {}}'])
+def test_an_interval_without_a_length_or_an_end_is_skipped_and_counted(tmp_path: Path, row: str) -> None:
+    (tmp_path / FLEET_HISTORY_NAME).write_text(f"{row}\n")
+    assert fleet_history(tmp_path).read() == ([], 1)

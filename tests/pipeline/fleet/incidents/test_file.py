@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from pipeline.fleet.incidents.book import IncidentBook, Suspicion
 from pipeline.fleet.incidents.records import INCIDENTS_NAME, RunIncidents, incident_records
@@ -44,3 +47,13 @@ def test_the_end_of_an_incident_is_kept_when_its_file_gives_way(tmp_path: Path) 
     file.append(*book.update(1.0, [suspicion("learner")]))
     file.append(*book.update(50.0, []))
     assert [one.is_open for one in RunIncidents(tmp_path).read()] == [False]
+
+
+@pytest.mark.parametrize("wrong", [{"number": 0}, {"component": ""}, {"at_s": "NaN"}, {"since_s": "Infinity"}])
+def test_a_record_without_a_number_a_component_or_a_time_is_skipped_and_counted(
+    tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    record = {"number": 1, "step": "opened", "at_s": 1.0, "component": "learner"} | wrong
+    (tmp_path / INCIDENTS_NAME).write_text(json.dumps(record) + "\n")
+    reader = RunIncidents(tmp_path)
+    assert (reader.read(), reader.num_skipped) == ((), 1)
