@@ -7,7 +7,6 @@ A link is fast, but may lose messages when a process dies. Everything that must 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,11 +126,6 @@ class Responder(Protocol):
 
     def reply(self, request: ReceivedRequest, answer: Message) -> None:
         """Answer a request, now or later, in any order. An answer that nobody reads is dropped."""
-        ...
-
-    async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
-        """Answer the next request with ``handler``; return False if none arrived in time. Unreadable requests
-        are counted and dropped."""
         ...
 
     def close(self) -> None:

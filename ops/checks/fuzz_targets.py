@@ -314,9 +314,6 @@ class Mailboxes:
         socket.setsockopt(zmq.RCVTIMEO, int(1000 * _WAIT_S))
         return socket
 
-    async def _answer(self, request: Message) -> Message:
-        return self._store.answer(request)
-
     def _request(self) -> list[bytes]:
         return forged("weights_request", self._good["weights_request"], sequence=self._sequence)
 
@@ -340,8 +337,10 @@ class Mailboxes:
         for frames in (*messages, self._request()):
             self._dealer.send_multipart(frames)
         while True:
+            request = await self._responder.next_request(timeout_s=_WAIT_S)
+            assert request is not None, "the request did not come"
             try:
-                assert await self._responder.serve_one(self._answer, timeout_s=_WAIT_S), "the request did not come"
+                self._responder.reply(request, self._store.answer(request.message))
             except UnknownMessage:
                 # not a request; the learner logs it
                 continue

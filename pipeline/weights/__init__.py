@@ -11,7 +11,7 @@ of all its bytes has matched.
 
 Other hosts fetch a delta, or all *parts* of a version, over ZeroMQ. One worker per host fetches
 (``host_folder``, ``host_fetch``, ``wire``). It serves each part to other hosts once that part's digest has
-matched (``digest``, ``relay``, ``serving``).
+matched (``digest``, ``relay``).
 
 Adapters have a *base*: the frozen weights to which they are added, published as a separate file under
 ``BASE_VERSION``. Every announcement includes its digest, and each generator merges the two."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 import zmq
@@ -205,14 +205,6 @@ class ZmqResponder:
         peer = request.sender[:MAX_NAME_CHARS]
         if not sent and (num_silent := self._log_limiter.due(peer, "dropped")) is not None:
             _log.warning("answer dropped: its requester is gone or does not read", peer=peer, num_not_logged=num_silent)
-
-    async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
-        """Raises the handler's error; the requester then gets no answer."""
-        request = await self.next_request(timeout_s=timeout_s)
-        if request is None:
-            return False
-        self.reply(request, await handler(request.message))
-        return True
 
     def stats(self) -> list[LinkStats]:
         """Return counters by requester. Refused connections count as one more requester."""

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 import structlog
 
-from protocol.channel import Delivery, Mailbox, ReceivedRequest, Sender
+from protocol.channel import Delivery, Mailbox, ReceivedRequest, Responder, Sender
 from protocol.codec import encode
 from protocol.errors import ChannelClosed, ConfigError, DeadlineExceeded, MessageTooLarge
 from protocol.messages import Message, WeightsRequest
@@ -377,8 +377,12 @@ async def test_a_second_mailbox_at_a_used_address_is_refused(wires: Carrier) -> 
     assert (await take(mailbox)).message == request()
 
 
-async def echo(message: Message) -> Message:
-    return message
+async def echo(responder: Responder, *, timeout_s: float = LONG_S) -> bool:
+    """Answer the next request with itself; return whether one came."""
+    received = await responder.next_request(timeout_s=timeout_s)
+    if received is not None:
+        responder.reply(received, received.message)
+    return received is not None
 
 
 async def test_a_request_gets_its_answer(wires: Carrier) -> None:
@@ -387,13 +391,13 @@ async def test_a_request_gets_its_answer(wires: Carrier) -> None:
 
     async def serve() -> None:
         for _ in range(20):
-            assert await responder.serve_one(echo, timeout_s=LONG_S)
+            assert await echo(responder)
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(serve())
         asked = [tasks.create_task(requester.request(request(offset), timeout_s=LONG_S)) for offset in range(20)]
     assert [task.result() for task in asked] == [request(offset) for offset in range(20)]
-    assert await responder.serve_one(echo, timeout_s=SHORT_S) is False
+    assert await echo(responder, timeout_s=SHORT_S) is False
 
 
 async def test_requests_under_way_at_once_are_answered_in_any_order(wires: Carrier) -> None:
@@ -411,7 +415,7 @@ async def test_requests_under_way_at_once_are_answered_in_any_order(wires: Carri
         for received in reversed(waiting):
             responder.reply(received, received.message)
         for _ in range(len(asked) - len(waiting)):
-            assert await responder.serve_one(echo, timeout_s=LONG_S)
+            assert await echo(responder)
     assert [task.result() for task in asked] == [request(offset) for offset in range(9)]
 
 
@@ -437,9 +441,9 @@ async def test_a_late_answer_is_not_taken_for_the_answer_to_a_later_request(wire
     with pytest.raises(DeadlineExceeded):
         await requester.request(request(1), timeout_s=0.3)
     # too late
-    assert await responder.serve_one(echo, timeout_s=LONG_S)
+    assert await echo(responder)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(responder.serve_one(echo, timeout_s=LONG_S))
+        tasks.create_task(echo(responder))
         asked = tasks.create_task(requester.request(request(2), timeout_s=LONG_S))
     assert asked.result() == request(2)
     requester.close()
@@ -447,4 +451,4 @@ async def test_a_late_answer_is_not_taken_for_the_answer_to_a_later_request(wire
     with pytest.raises(ChannelClosed):
         await requester.request(request(), timeout_s=1.0)
     with pytest.raises(ChannelClosed):
-        await responder.serve_one(echo, timeout_s=1.0)
+        await echo(responder, timeout_s=1.0)

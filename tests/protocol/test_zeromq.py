@@ -15,7 +15,6 @@ import zmq
 
 from protocol.endpoints import ipc_endpoint
 from protocol.errors import ChannelClosed, ConfigError, DeadlineExceeded
-from protocol.messages import Message
 from protocol.zeromq import CurveKeys, ZmqTransport
 from protocol.zeromq.monitor import STRANGERS
 from protocol.zeromq.requests import ZmqResponder
@@ -99,8 +98,11 @@ async def test_a_removed_key_ends_what_its_open_connections_may_send(
     file.write_text(peer_keys.public)
     mailbox, responder = server.mailbox(ANY_PORT), server.responder(ANY_PORT)
 
-    async def answer(message: Message) -> Message:
-        return message
+    async def answer(*, timeout_s: float) -> bool:
+        if (received := await responder.next_request(timeout_s=timeout_s)) is None:
+            return False
+        responder.reply(received, received.message)
+        return True
 
     with closing(transport("peer", peer_keys)) as peer:
         link = peer.sender(mailbox.endpoint, server_key=server.public_key)
@@ -108,14 +110,14 @@ async def test_a_removed_key_ends_what_its_open_connections_may_send(
         assert await link.send(request(), timeout_s=5.0)
         assert await mailbox.receive(timeout_s=5.0) is not None
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(responder.serve_one(answer, timeout_s=5.0))
+            tasks.create_task(answer(timeout_s=5.0))
             await asking.request(request(), timeout_s=5.0)
         file.unlink()
         await asyncio.sleep(0.25)
         assert await link.send(request(), timeout_s=5.0), "the connection itself stays"
         assert await mailbox.receive(timeout_s=0.3) is None
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(responder.serve_one(answer, timeout_s=0.5))
+            serving = tasks.create_task(answer(timeout_s=0.5))
             with pytest.raises(DeadlineExceeded):
                 await asking.request(request(), timeout_s=0.3)
         assert not serving.result()

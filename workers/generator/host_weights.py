@@ -12,13 +12,13 @@ import asyncio
 from collections.abc import Callable
 
 from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.answering import answer_requests
 from pipeline.runtime.registry.contract import RelayAnnouncement, WeightsAnnouncement
 from pipeline.weights import PARTS
 from pipeline.weights.digest import PartDigests, digest_buffer
 from pipeline.weights.host_fetch import HostFetch
 from pipeline.weights.host_folder import HostFolder
 from pipeline.weights.relay import PartialVersion, Relay, ancestors, width
-from pipeline.weights.serving import serve_weights
 from pipeline.weights.shared_files import MappedFile, SharedFileReader
 from pipeline.weights.wire import Base, FetchCounts, WeightsSource
 from protocol.channel import Requester, Responder
@@ -170,7 +170,7 @@ class HostWeights:
         ctx = self._ctx
         if self._responder is None:
             self._responder = ctx.transport.responder(mailbox_endpoint(ctx.config.wire, ctx.run_dir, ctx.who))
-            self._serving = ctx.spawn("relay", serve_weights(self._responder, self._relay, ctx.clock, ctx.log))
+            self._serving = ctx.spawn("relay", answer_requests(self._responder, self._relay, ctx.clock, ctx.log))
         return RelayAnnouncement(
             worker=ctx.who.worker, endpoint=self._responder.endpoint, public_key=ctx.transport.public_key
         )

@@ -37,10 +37,10 @@ from typing import TYPE_CHECKING
 from pipeline.fleet.limits import limits_of
 from pipeline.fleet.state import Worker, read_once
 from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.answering import answer_requests
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.training.live_states import StateLoan
 from pipeline.weights import PARTS, TURNS
-from pipeline.weights.serving import serve_weights
 from pipeline.weights.store import StoredWeights, WeightsStore, weights_folder
 from protocol.endpoints import mailbox_endpoint
 from protocol.errors import WeightsDamaged
@@ -88,7 +88,7 @@ class WeightPublisher:
         self._responder = ctx.transport.responder(mailbox_endpoint(ctx.config.wire, ctx.run_dir, ctx.who))
         self._endpoint = self._responder.endpoint
         await ctx.registry.set_endpoint(ctx.who, self._endpoint, public_key=ctx.transport.public_key)
-        ctx.spawn("weights-server", serve_weights(self._responder, self, ctx.clock, ctx.log))
+        ctx.spawn("weights-server", answer_requests(self._responder, self, ctx.clock, ctx.log))
 
     async def next_version(self, checkpointed: int) -> int:
         """Return the first version to publish, above all announced ones.

@@ -32,7 +32,7 @@ import structlog
 
 from pipeline.process.progress_bar import ProgressBar, progress
 from pipeline.supervisor.joining.manifest import ManifestFile, digest_file
-from protocol.channel import Requester, Responder
+from protocol.channel import Requester
 from protocol.errors import ConfigError, DataError, DeadlineExceeded, StorageFailed, UnknownMessage
 from protocol.hosts import own_address
 from protocol.log_limiter import LogLimiter
@@ -309,33 +309,26 @@ def _unreached(endpoint: str, unreached_s: float) -> str:
     return f"the run's host at {endpoint} is connected to {here}, but sent no data for {_PART_S:g} s; check its load"
 
 
-_SERVE_TIMEOUT_S = 0.5
-
-
 class FileServer:
+    """Answers requests for files, which ``answer_requests`` receives."""
+
     def __init__(self, served: Mapping[str, Path], *, max_part_bytes: int) -> None:
         """``served``: file by digest. Parts have at most ``max_part_bytes``."""
         self._served = served
         self._max_part_bytes = max_part_bytes
         self._log_limiter = LogLimiter()
 
-    async def serve(self, responder: Responder, until: asyncio.Event) -> None:
-        while not until.is_set():
-            try:
-                await responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)
-            except UnknownMessage as error:
-                # a peer's mistake must not end the server
-                if (num_silent := self._log_limiter.due("", "request")) is not None:
-                    _log.warning("file_request_refused", reason=str(error), num_not_logged=num_silent)
-
-    async def _answer(self, request: Message) -> FilePart:
-        return await asyncio.to_thread(self.answer, request)
-
-    def answer(self, request: Message) -> FilePart:
-        """Return a part of a file, empty if the file is not served or is gone. Raises
-        UnknownMessage: not a file request."""
+    def answer_now(self, request: Message) -> None:
+        """Reading takes time. Raises UnknownMessage: not a file request."""
         if not isinstance(request, FileRequest):
             raise UnknownMessage(f"a {type(request).__name__} was sent to a file server; expected a FileRequest")
+
+    async def answer_later(self, request: Message) -> FilePart:
+        assert isinstance(request, FileRequest)
+        return await asyncio.to_thread(self._part, request)
+
+    def _part(self, request: FileRequest) -> FilePart:
+        """Return a part of a file, empty if the file is not served or is gone."""
         path = self._served.get(request.digest)
         data, total = b"", 0
         if path is not None:

@@ -22,6 +22,8 @@ import structlog
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.join_board import MAX_ENTRIES, JoinBoard
+from pipeline.runtime.answering import answer_requests
+from pipeline.runtime.clock import RealClock
 from pipeline.runtime.key_mirror import mirror_keys
 from pipeline.supervisor.joining.file_fetch import FileServer
 from pipeline.supervisor.joining.home import HomeEntry, HomeWriter
@@ -118,8 +120,9 @@ class RunHost:
             _log.info("hosts_can_join", endpoint=manifest.endpoint, num_files=len(manifest.files))
             server = FileServer(served, max_part_bytes=self._config.weights.max_part_mb << 20)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(server.serve(responder, ended))
-                tasks.create_task(self._receive(board, ended))
+                serving = tasks.create_task(answer_requests(responder, server, RealClock(), _log))
+                await self._receive(board, ended)
+                serving.cancel()
         finally:
             if transport is not None:
                 transport.close()

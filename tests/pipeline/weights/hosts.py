@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import structlog
 
+from pipeline.runtime.answering import answer_requests
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.host_fetch import HostFetch
 from pipeline.weights.host_folder import HostFolder
 from pipeline.weights.relay import PartialVersion, Relay
-from pipeline.weights.serving import serve_weights
 from pipeline.weights.store import StoredWeights, WeightsStore
 from pipeline.weights.wire import Base, FetchCounts, WeightsSource
 from protocol.channel import Requester
@@ -84,7 +84,7 @@ class Host:
         self.fetcher = HostFetch(self.folder, self.relay, self._connect, RealClock(), **options)
         self.source = WeightsSource(name, self.responder.endpoint, self.transport.public_key)
         self._serving = world.tasks.create_task(
-            serve_weights(self.responder, self.relay, RealClock(), structlog.get_logger())
+            answer_requests(self.responder, self.relay, RealClock(), structlog.get_logger())
         )
 
     def _connect(self, source: WeightsSource) -> Requester:
@@ -125,7 +125,7 @@ class World:
         transport = self.transport("learner#1")
         responder = transport.responder("tcp://127.0.0.1:*")
         self.source = WeightsSource("the learner", responder.endpoint, transport.public_key)
-        self._serving = tasks.create_task(serve_weights(responder, self.learner, RealClock(), structlog.get_logger()))
+        self._serving = tasks.create_task(answer_requests(responder, self.learner, RealClock(), structlog.get_logger()))
         self.patterns = numbers(0)
 
     def transport(self, name: str) -> ZmqTransport:

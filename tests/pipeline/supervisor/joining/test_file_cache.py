@@ -14,7 +14,7 @@ from pipeline.supervisor.joining.file_fetch import CachedFileBusy, CachedFileDam
 from pipeline.supervisor.joining.manifest import ManifestFile
 from protocol.errors import ConfigError, StorageFailed, UnknownMessage
 from protocol.ids import Role
-from protocol.messages import FilePart, FileRequest, Message, WeightsRequest
+from protocol.messages import FileRequest, Message, WeightsRequest
 from tests.driven_progress import DrivenProgress
 from tests.small_disk import small_disk
 
@@ -36,7 +36,7 @@ class Source:
 
     async def request(self, message: Message, *, timeout_s: float, unreached_s: float | None = None) -> Message:
         self.before_each()
-        part = self.server.answer(message)
+        part = await self.server.answer_later(message)
         self.num_bytes += part.data.size
         return part
 
@@ -213,10 +213,10 @@ def test_an_interrupt_ends_a_wait_for_another_process(cache: FileCache, source: 
         asyncio.run(interrupted())
 
 
-def test_a_server_gives_no_other_file_and_answers_requests_for_files_alone(source: Source) -> None:
-    unknown = FileRequest(digest="sha256:" + "0" * 64, offset=0, max_bytes=10)
-    assert source.server.answer(unknown).data.size == source.server.answer(unknown).total_bytes == 0
-    part = source.server.answer(FileRequest(digest=described(CONTENT).digest, offset=10**9, max_bytes=10))
-    assert isinstance(part, FilePart) and part.data.size == 0
+async def test_a_server_gives_no_other_file_and_answers_requests_for_files_alone(source: Source) -> None:
+    unknown = await source.server.answer_later(FileRequest(digest="sha256:" + "0" * 64, offset=0, max_bytes=10))
+    assert unknown.data.size == unknown.total_bytes == 0
+    beyond = FileRequest(digest=described(CONTENT).digest, offset=10**9, max_bytes=10)
+    assert (await source.server.answer_later(beyond)).data.size == 0
     with pytest.raises(UnknownMessage):
-        source.server.answer(WeightsRequest(version=0, offset=0, max_bytes=1))
+        source.server.answer_now(WeightsRequest(version=0, offset=0, max_bytes=1))

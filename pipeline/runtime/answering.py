@@ -1,4 +1,5 @@
-"""Serves requests for weights, at the learner and at relays, until the task is cancelled.
+"""Answers requests for parts: of weights, at the learner and at relays, and of a run's files, until the task is
+cancelled.
 
 *Consumes* requests. *Produces* answers, at once if the bytes have arrived. A request that has to wait gets
 its own task, so that it does not delay others. *Waits for* requests."""
@@ -21,9 +22,7 @@ _MAX_WAITING = 128
 """Requests that may wait at once; beyond that, each further one is answered in turn."""
 
 
-class WeightsAnswers(Protocol):
-    """Answers requests for weights."""
-
+class Answers(Protocol):
     def answer_now(self, request: Message) -> Message | None:
         """Return the answer; None when it takes time. Raises UnknownMessage."""
         ...
@@ -31,7 +30,7 @@ class WeightsAnswers(Protocol):
     async def answer_later(self, request: Message) -> Message: ...
 
 
-async def serve_weights(responder: Responder, answers: WeightsAnswers, clock: Clock, log: FilteringBoundLogger) -> None:
+async def answer_requests(responder: Responder, answers: Answers, clock: Clock, log: FilteringBoundLogger) -> None:
     """Answer requests until the channel is closed. Raises ChannelClosed."""
     log_limiter = LogLimiter(clock.monotonic)
     num_waiting = 0
@@ -56,9 +55,9 @@ async def serve_weights(responder: Responder, answers: WeightsAnswers, clock: Cl
                 answer = answers.answer_now(request.message)
             except UnknownMessage as error:
                 # a peer's mistake must not end this worker
-                num_silent = log_limiter.due("", "weights request")
+                num_silent = log_limiter.due("", "request")
                 if num_silent is not None:
-                    log.warning("weights_request_refused", reason=str(error), num_not_logged=num_silent)
+                    log.warning("request_refused", reason=str(error), num_not_logged=num_silent)
                 continue
             if answer is not None:
                 responder.reply(request, answer)
