@@ -40,6 +40,10 @@ class Shape:
     num_slots: int
     median: float
     """Of the response lengths, in tokens."""
+    prompt_tokens: tuple[int, int] = (6, 23)
+    """Shortest and longest."""
+    group_size: int = 1
+    """Responses of each prompt."""
 
 
 SHAPES = (
@@ -80,8 +84,12 @@ def make_model(shape: Shape) -> PreTrainedModel:
 def make_work(shape: Shape, seed: int = 0) -> Work:
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(np.log(shape.median), 0.8, shape.num_sequences), 2, LONGEST).astype(np.int64)
-    prompts = [rng.integers(1, shape.vocabulary, rng.integers(6, 24)).astype(np.int32) for _ in lengths]
-    return Work(prompts, lengths)
+    shortest, longest = shape.prompt_tokens
+    prompts = [
+        rng.integers(1, shape.vocabulary, rng.integers(shortest, longest + 1)).astype(np.int32)
+        for _ in range(-(-lengths.size // shape.group_size))
+    ]
+    return Work([prompts[number // shape.group_size] for number in range(lengths.size)], lengths)
 
 
 def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> int:

@@ -13,11 +13,11 @@ def test_all_contenders_sample_the_same_tokens_and_are_timed_as_often() -> None:
     assert result["seconds"].keys() == {ENGINE, GENERATE, BATCHING, *([VLLM] if has_vllm() else [])}
     assert all(len(taken) == 2 for taken in result["seconds"].values())
     assert result["num_tokens"] == int(make_work(LEAST).lengths.sum())
-    assert judge(result).keys() <= BARS.keys()
+    assert judge(result, BARS).keys() <= BARS.keys()
 
 
 def test_the_bar_is_kept_against_the_faster_generate_of_each_round() -> None:
     seconds = {ENGINE: [1.0, 1.0], GENERATE: [3.0, 5.0], f"{GENERATE}, one batch": [4.0, 2.0], VLLM: [0.5, 1.0]}
-    found = judge({"seconds": seconds})
+    found = judge({"seconds": seconds}, BARS)
     assert (found[GENERATE].low, found[GENERATE].high) == (2.0, 3.0)
     assert found[VLLM].median == 0.75
