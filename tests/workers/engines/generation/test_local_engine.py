@@ -63,6 +63,29 @@ class TestLocalEngine(LocalContract):
         engine.advance(1)
         assert engine.stats().num_prefill_tokens == 19
 
+    def test_a_member_that_enters_later_copies_the_prompt_unless_the_weights_are_new(self, start, new) -> None:
+        alone, engine = start(num_slots=8), start(num_slots=8)
+        prompt = range(2, 22)
+        engine.submit(request(0, prompt=prompt))
+        engine.submit(request(1, prompt=range(3, 23)))
+        engine.advance(2)
+        engine.submit(request(2, prompt=prompt))
+        engine.submit(request(3, prompt=[*prompt, 22]))
+        engine.advance(1)
+        assert engine.stats().num_prefill_tokens == 19 + 19 + 20
+        engine.load_weights(published(new), 1)
+        engine.submit(request(4, prompt=prompt))
+        engine.advance(1)
+        assert engine.stats().num_prefill_tokens == 19 + 19 + 20 + 19
+        engine.submit(request(5, prompt=prompt))
+        found = drain(engine)[request(5).trajectory]
+        assert engine.stats().num_prefill_tokens == 19 + 19 + 20 + 19
+        alone.load_weights(published(new), 1)
+        alone.submit(request(5, prompt=prompt))
+        expected = drain(alone)[request(5).trajectory]
+        np.testing.assert_array_equal(found.tokens, expected.tokens)
+        np.testing.assert_allclose(found.behavior_logprobs, expected.behavior_logprobs, atol=1e-5)
+
     def test_advance_returns_early_when_a_slot_falls_free_and_nobody_waits_for_it(self, start) -> None:
         engine = start(num_slots=2, stop=())
         engine.submit(request(0, window=3))

@@ -224,6 +224,13 @@ class SlotCache(Cache):
         for layer in self._slot_layers:
             layer.move(to, came_from, length)
 
+    def copy_start(self, target: int, source: int, length: int) -> None:
+        """Copy the first ``length`` tokens of row ``source`` to row ``target``, both reserved."""
+        for layer in self._slot_layers:
+            if layer.keys is not None and layer.values is not None:
+                layer.keys[target, :, :length] = layer.keys[source, :, :length]
+                layer.values[target, :, :length] = layer.values[source, :, :length]
+
     def release(self) -> None:
         self.num_rows = self.capacity = 0
         for layer in self._slot_layers:

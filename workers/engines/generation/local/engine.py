@@ -140,6 +140,7 @@ class LocalEngine(TorchWeights):
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         self._forward.load_weights(tensors)
         self.policy_version = policy_version
+        self._slots.forget_prompts()
         for occupant in self._slots.live():
             occupant.versions.append((int(self._slots.arrays.lengths[occupant.row]), policy_version))
         if self._kv_policy == "recompute":
@@ -202,9 +203,21 @@ class LocalEngine(TorchWeights):
         return fresh
 
     def _prefill(self, occupants: list[Occupant]) -> None:
-        rows = [occupant.row for occupant in occupants]
+        """Fill rows with their contexts: a prompt that another row has is copied, all else computed."""
+        rows: list[int] = []
+        for occupant in occupants:
+            context, prompt = self._slots.context(occupant.row), occupant.request.prompt_tokens
+            held = None
+            if context.size == prompt.size > 1 and self._forward.copies_rows:
+                held = self._slots.row_of_prompt(prompt)
+            if held is None:
+                rows.append(occupant.row)
+            else:
+                self._forward.copy_start(occupant.row, held, prompt.size - 1)
         if rows:
             self._num_prefill_tokens += self._forward.prefill([self._slots.context(row) for row in rows], rows)
+        for occupant in occupants:
+            occupant.has_current_prompt = True
 
     def _step(self) -> list[SampledWindow]:
         """Sample one token for every live row; return the windows that end with it."""

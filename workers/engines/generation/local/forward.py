@@ -116,6 +116,8 @@ reading the weights takes as long as computing with them."""
 
 
 class SlotForward:
+    copies_rows = True
+
     def __init__(self, model: PreTrainedModel, num_slots: int) -> None:
         model.set_attn_implementation(SLOT_ATTENTION)
         self.model = model.eval()
@@ -135,6 +137,11 @@ class SlotForward:
     def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         found = unserved_weights(self.model, tensors)
         return found if self._dense is None or self._dense.is_current() else [*found, "(copies of the dense forward)"]
+
+    def copy_start(self, target: int, source: int, length: int) -> None:
+        """Fill row ``target`` with the first tokens of row ``source``."""
+        self.cache.reserve(max(target, source) + 1, length + 1)
+        self.cache.copy_start(target, source, length)
 
     def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
         """Fill rows with all but the last token of int32 contexts; return the tokens computed.

@@ -35,6 +35,8 @@ class Occupant:
     is_live: bool = True
     last_used: int = 0
     """Grows with every use; the smallest is evicted first."""
+    has_current_prompt: bool = False
+    """Whether its row has the prompt's keys and values by the weights of today."""
 
     def segments(self, length: int) -> tuple[Segment, ...]:
         return segments(self.versions, length)
@@ -90,6 +92,18 @@ class SlotTable:
 
     def live(self) -> list[Occupant]:
         return [occupant for occupant in self.occupants[: self.num_live] if occupant is not None]
+
+    def row_of_prompt(self, prompt: np.ndarray) -> int | None:
+        """Return a row that has a prompt's keys and values by the weights of today, if there is one."""
+        for occupant in filter(None, self.occupants):
+            if occupant.has_current_prompt and np.array_equal(occupant.request.prompt_tokens, prompt):
+                return occupant.row
+        return None
+
+    def forget_prompts(self) -> None:
+        """Let no row's prompt be copied any more: the weights are new."""
+        for occupant in filter(None, self.occupants):
+            occupant.has_current_prompt = False
 
     def context(self, row: int) -> np.ndarray:
         """Return int32 [length]: prompt and response of a settled row, as a view."""
