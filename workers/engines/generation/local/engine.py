@@ -207,10 +207,9 @@ class LocalEngine(TorchWeights):
         rows: list[int] = []
         for occupant in occupants:
             context, prompt = self._slots.context(occupant.row), occupant.request.prompt_tokens
-            held = None
-            if context.size == prompt.size > 1 and self._forward.copies_rows:
-                held = self._slots.row_of_prompt(prompt)
-            if held is None:
+            held = self._slots.row_of_prompt(prompt) if context.size == prompt.size > 1 else None
+            # the state of a recurrent layer has no first tokens
+            if held is None or not isinstance(self._forward, SlotForward):
                 rows.append(occupant.row)
             else:
                 self._forward.copy_start(occupant.row, held, prompt.size - 1)

@@ -116,8 +116,6 @@ reading the weights takes as long as computing with them."""
 
 
 class SlotForward:
-    copies_rows = True
-
     def __init__(self, model: PreTrainedModel, num_slots: int) -> None:
         model.set_attn_implementation(SLOT_ATTENTION)
         self.model = model.eval()

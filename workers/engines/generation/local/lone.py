@@ -54,9 +54,6 @@ class LoneRows:
 class LoneForward:
     """Computes rows one after another; otherwise like ``SlotForward``."""
 
-    copies_rows = False
-    """The state of a recurrent layer has no first tokens."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         attend_eagerly(model)
         self.model = model.eval()
