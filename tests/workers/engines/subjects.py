@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from pipeline.config.learning import DeepSpeedSection
 from pipeline.training.live_states import StateLoan
 from protocol.errors import ConfigError
-from tests.workers.engines.tiny import ARCHITECTURES
+from tests.workers.engines.tiny import ARCHITECTURES, exact_norms
 from workers.engines.model.head import HEAD_BYTES
 from workers.engines.model.loading import load_value_model, value_head
 from workers.engines.model.optimizer import OptimizerSettings, freeze
@@ -278,6 +278,8 @@ def _obedient(told: dict[str, Any], ranks: Ranks) -> RankedTraining | RankedValu
         return make_value(value_model(Path(told["value"])), VALUE, VALUE_OPTIMIZER, ranks, zero=_zero(told["stage"]))
     config, kind = ARCHITECTURES[told["architecture"]]
     model = kind(config(**told["config"])).to(getattr(torch, told["dtype"]))
+    if model.dtype == torch.float64:
+        exact_norms(model)
     _share_weights(model)
     settings = Settings(**told["settings"])
     if settings.autocast is not None:

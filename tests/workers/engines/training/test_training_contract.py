@@ -691,7 +691,7 @@ def test_a_snapshot_holds_the_moment_it_was_taken_at_however_long_its_writing_ta
 
 @pytest.mark.skipif(not is_rank(), reason="needs several ranks: see test_two_ranks")
 def test_ranks_that_read_another_configuration_are_refused_on_every_rank() -> None:
-    with pytest.raises(ConfigError, match="ranks 1 of 2 have another configuration than rank 0"):
+    with pytest.raises(ConfigError, match="ranks 1 of 2 have a different configuration than rank 0"):
         disagree()
 
 
