@@ -153,8 +153,9 @@ def _critic(path: Path, device: torch.device, comparison: _Comparison) -> PartRe
     torch.nn.init.normal_(head.weight, std=head.in_features**-0.5)
     attend_eagerly(critic)
     rows = [torch.from_numpy(tokens.astype(np.int64))[None].to(device) for tokens in comparison.sequences]
-    truth = torch.cat([head(backbone(critic)(input_ids=row, use_cache=False)[0][0]) for row in rows])
-    found = head(hidden_packed(prepare_packed(critic), comparison.batch))
+    # before each token but the first, as a packed row may have its sequences in another order
+    truth = torch.cat([head(backbone(critic)(input_ids=row, use_cache=False)[0][0][:-1]) for row in rows])
+    found = head(hidden_packed(prepare_packed(critic), comparison.batch).index_select(0, comparison.batch.positions))
     largest = float((found - truth).abs().max() / truth.abs().max())
     return PartReport(name="critic", how=f"values of {type(critic).__name__}", logprobs=largest)
 
