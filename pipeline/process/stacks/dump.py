@@ -96,8 +96,8 @@ class StackDump:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        self._requests: int | None = None
-        self._thread: threading.Thread | None = None
+        self._answering: tuple[threading.Thread, int] | None = None
+        """The thread that answers, and the number of the pipe that it reads from."""
         # a file system without pipes leaves the signal
         with suppress(OSError, ConfigError):
             pipe = request_pipe(run_dir, worker)
@@ -105,9 +105,10 @@ class StackDump:
             pipe.unlink(missing_ok=True)
             os.mkfifo(pipe, 0o600)
             # read and write: with a writer of its own the pipe never reports end of file
-            self._requests = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
-            self._thread = threading.Thread(target=self._answer, args=(self._requests,), name="stacks", daemon=True)
-            self._thread.start()
+            requests = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
+            thread = threading.Thread(target=self._answer, args=(requests,), name="stacks", daemon=True)
+            thread.start()
+            self._answering = thread, requests
 
     def _answer(self, requests: int) -> None:
         while os.read(requests, _MANY) and not self._is_closed:
@@ -155,12 +156,13 @@ class StackDump:
         """Stop answering, and ignore the signal from now on. The pipe stays: it may already belong
         to a successor of the same name."""
         self._is_closed = True
-        if self._requests is not None and self._thread is not None:
-            os.write(self._requests, b".")
-            self._thread.join(_END_S)
+        if self._answering is not None:
+            thread, requests = self._answering
+            os.write(requests, b".")
+            thread.join(_END_S)
             # the number may be another file's as soon as it is closed, so only once nobody reads from it
-            if not self._thread.is_alive():
-                os.close(self._requests)
+            if not thread.is_alive():
+                os.close(requests)
         if SIGNAL is not None:
             faulthandler.unregister(SIGNAL)
         self._file.close()

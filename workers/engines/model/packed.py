@@ -129,9 +129,14 @@ class PackedTokens:
 
 def find_prefixes(sequences: Sequence[np.ndarray], device: torch.device) -> SharedPrefixes:
     """Return the prefixes that a packed row on ``device`` holds once."""
-    if device.type == "cuda":
+    if not _has_shared_rows(device):
         return SharedPrefixes.none([sequence.size for sequence in sequences])
     return SharedPrefixes.of(sequences)
+
+
+def _has_shared_rows(device: torch.device) -> bool:
+    # the kernel of CUDA needs whole sequences
+    return device.type != "cuda"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +193,13 @@ def packing_of(model: PreTrainedModel) -> Packing:
 
 def planned_prefixes(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> SharedPrefixes:
     """Return the prefixes that ``model`` computes once: none in padded batches."""
-    if shares_prefixes(model):
-        return find_prefixes(sequences, model.device)
-    return SharedPrefixes.none([sequence.size for sequence in sequences])
+    if packing_of(model).unpacked_because:
+        return SharedPrefixes.none([sequence.size for sequence in sequences])
+    return find_prefixes(sequences, model.device)
 
 
 def shares_prefixes(model: PreTrainedModel) -> bool:
-    return model.device.type != "cuda" and not packing_of(model).unpacked_because
+    return _has_shared_rows(model.device) and not packing_of(model).unpacked_because
 
 
 def _find_packing(model: PreTrainedModel) -> Packing:

@@ -18,13 +18,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pipeline.config.runtime import GenerationSection
 from pipeline.config.schema import RunConfig
 from pipeline.config.training import DataSection, ModelSection
+from pipeline.process import work
 from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import TrajectoryId
 from tests.workers.engines.generation_contract import drain, request
 from tests.workers.engines.model_contract import ModelContract, published
 from tests.workers.engines.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 from workers.engines.build import build_engine
-from workers.engines.generation.local import dense
+from workers.engines.generation.local import dense, forward
 from workers.engines.generation.local.cache import SlotCache, SlotLayer
 from workers.engines.generation.local.engine import LocalEngine
 from workers.engines.generation.local.slots import SlotTable
@@ -62,6 +63,18 @@ class TestLocalEngine(LocalContract):
             engine.submit(request(number, prompt=range(2, 22)))
         engine.advance(1)
         assert engine.stats().num_prefill_tokens == 19
+
+    @pytest.mark.parametrize("is_apart", [True, False])
+    def test_only_a_prefill_in_a_pass_of_its_own_is_reported_as_one(
+        self, start, monkeypatch: pytest.MonkeyPatch, is_apart: bool
+    ) -> None:
+        if is_apart:
+            monkeypatch.setattr(forward, "JOINED_TOKENS", 0)
+        engine, meter = start(num_slots=2), work.Meter()
+        engine.submit(request(0, prompt=range(2, 22)))
+        with work.listening(meter):
+            engine.advance(1)
+        assert [(sums.pieces, sums.size) for sums in meter.service().values()] == ([(1, 19.0)] if is_apart else [])
 
     def test_a_member_that_enters_later_copies_the_prompt_unless_the_weights_are_new(self, start, new) -> None:
         alone, engine = start(num_slots=8), start(num_slots=8)

@@ -155,41 +155,45 @@ class SlotForward:
             return 0
         self.cache.reserve(max(rows) + 1, max(context.size for context in contexts))
         by_length = sorted(wanted.values(), key=lambda entry: entry[0].size)
-        computed, total = 0, sum(head.size for head, _ in by_length)
+        total = sum(head.size for head, _ in by_length)
+        if self._dense is not None and total <= JOINED_TOKENS:
+            self._joined = self._lay(by_length)
+            return total
         batch: list[tuple[np.ndarray, list[int]]] = []
         with work.task("prefill", float(total), "tokens"):
             for entry in by_length:
                 if batch and sum(head.size for head, _ in batch) + entry[0].size > PREFILL_TOKENS:
-                    computed += self._prefill(batch, total)
+                    self._fill(self._lay(batch), total)
                     batch = []
                 batch.append(entry)
-            return computed + self._prefill(batch, total)
+            self._fill(self._lay(batch), total)
+        return total
 
-    def _prefill(self, batch: list[tuple[np.ndarray, list[int]]], total: int) -> int:
+    def _lay(self, batch: Sequence[tuple[np.ndarray, list[int]]]) -> Prefill:
+        """Lay contexts end to end; each goes to one or more rows."""
         lengths = np.array([head.size for head, _ in batch])
         starts = np.cumsum(lengths) - lengths
         stored = [(start, head.size, row) for (head, rows), start in zip(batch, starts, strict=True) for row in rows]
         source = np.concatenate([np.arange(start, start + size) for start, size, _ in stored])
         positions = np.concatenate([np.arange(size) for _, size, _ in stored])
         target = np.repeat([row for _, _, row in stored], [size for _, size, _ in stored])
-        layout = PackedLayout.of(lengths, self.device)
-        tokens = self._put(np.concatenate([head for head, _ in batch]).astype(np.int64))
-        num_tokens = int(lengths.sum())
-        step = PrefillStep(self._put(source), self._put(target), self._put(positions))
-        prefill = Prefill(tokens, layout, step)
-        if self._dense is not None and num_tokens == total <= JOINED_TOKENS:
-            self._joined = prefill
-            return num_tokens
-        with work.part(num_tokens / total):
-            self._fill(prefill)
-        return num_tokens
+        return Prefill(
+            self._put(np.concatenate([head for head, _ in batch]).astype(np.int64)),
+            PackedLayout.of(lengths, self.device),
+            PrefillStep(self._put(source), self._put(target), self._put(positions)),
+        )
 
     def _store_joined(self) -> None:
         joined, self._joined = self._joined, None
         if joined is not None:
-            self._fill(joined)
+            self._fill(joined, joined.layout.num_tokens)
 
-    def _fill(self, prefill: Prefill) -> None:
+    def _fill(self, prefill: Prefill, total: int) -> None:
+        """Compute a prefill, which is a part of ``total`` tokens."""
+        with work.part(prefill.layout.num_tokens / total):
+            self._compute(prefill)
+
+    def _compute(self, prefill: Prefill) -> None:
         if self._dense is not None:
             self._dense.prefill(prefill, self.cache)
             return
