@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -189,10 +190,16 @@ class HostFetch:
         is_last: bool,
     ) -> WireFetch:
         wanted_connections = num_bytes // (wanted.part_bytes * _PARTS_A_CONNECTION)
-        num_connections = max(1, min(self._num_connections, wanted_connections))
-        requesters = [self._connect(source) for _ in range(num_connections)]
-        limit_s = self._timeout_s if is_last else min(PATIENCE_S, self._timeout_s)
-        return WireFetch(wanted, source, requesters, self._clock, counts, timeout_s=limit_s, on_part=self._on_part)
+        return WireFetch(
+            wanted,
+            source,
+            partial(self._connect, source),
+            self._clock,
+            counts,
+            num_connections=min(self._num_connections, wanted_connections),
+            timeout_s=self._timeout_s if is_last else min(PATIENCE_S, self._timeout_s),
+            on_part=self._on_part,
+        )
 
     def _lost(self, source: WeightsSource, error: Exception, counts: FetchCounts) -> None:
         """Bench a relay that failed, unless it has only moved on to another version."""

@@ -1,8 +1,12 @@
 """Transfers the bytes of one version from another host over ZeroMQ, in ranges of a delta or of parts.
 
 Several connections fetch from one *source*, the learner or a relay. Each has a few requests in flight, so
-that neither end waits for the other. Allocations are bounded by the announcement in the ledger, never by a
-peer's numbers. Each part is checked against its own digest before it is used (``pipeline.weights.digest``)."""
+that neither end waits for the other. libzmq's I/O threads encrypt, and a new connection goes to the thread
+with the fewest, not counting those still being made; so each is opened after the first part from the one
+before. A slow link gets only one.
+
+Allocations are bounded by the announcement in the ledger, never by a peer's numbers. Each part is checked
+against its own digest before it is used (``pipeline.weights.digest``)."""
 
 from __future__ import annotations
 
@@ -67,18 +71,22 @@ class WireFetch:
         self,
         wanted: WeightsAnnouncement,
         source: WeightsSource,
-        requesters: list[Requester],
+        connect: Callable[[], Requester],
         clock: Clock,
         counts: FetchCounts,
         *,
+        num_connections: int,
         timeout_s: float,
         on_part: Callable[[], None],
     ) -> None:
-        """``requesters`` are connections to the source. ``timeout_s`` limits each answer, and the wait for
-        parts that are still coming. ``on_part`` is called for each part received."""
+        """``connect`` opens a connection to the source; ``num_connections`` is their limit. ``timeout_s``
+        limits each answer, and the wait for parts that are still coming. ``on_part`` is called for each part
+        received."""
         self._wanted = wanted
         self._source = source
-        self._requesters = requesters
+        self._connect = connect
+        self._num_connections = num_connections
+        self._requesters = [connect()]
         self._clock = clock
         self._counts = counts
         self._timeout_s = timeout_s
@@ -173,6 +181,10 @@ class WireFetch:
         """Fetch everything that ``take`` returns, on all connections at once."""
         failures: list[Exception] = []
 
+        def begin(requester: Requester) -> None:
+            for number in range(_UNDER_WAY):
+                tasks.create_task(run(requester, number))
+
         async def run(requester: Requester, number: int) -> None:
             while not failures and not (number and self._is_slow) and (item := take()) is not None:
                 is_done = False
@@ -184,11 +196,13 @@ class WireFetch:
                 finally:
                     if not is_done:
                         put_back(item)
+                is_newest = requester is self._requesters[-1]
+                if is_done and is_newest and not self._is_slow and len(self._requesters) < self._num_connections:
+                    self._requesters.append(self._connect())
+                    begin(self._requesters[-1])
 
         async with asyncio.TaskGroup() as tasks:
-            for number in range(_UNDER_WAY):
-                for requester in self._requesters:
-                    tasks.create_task(run(requester, number))
+            begin(self._requesters[0])
         if failures:
             raise failures[0]
 

@@ -122,11 +122,21 @@ class World:
         self._transports: list[ZmqTransport] = []
         self._hosts: list[Host] = []
         self.learner = Learner(folder / "published", part_digest)
-        transport = self.transport("learner#1")
-        responder = transport.responder("tcp://127.0.0.1:*")
-        self.source = WeightsSource("the learner", responder.endpoint, transport.public_key)
-        self._serving = tasks.create_task(answer_requests(responder, self.learner, RealClock(), structlog.get_logger()))
+        self._transport = self.transport("learner#1")
+        self._serving = self._serve("tcp://127.0.0.1:*")
         self.patterns = numbers(0)
+
+    def _serve(self, endpoint: str) -> asyncio.Task[None]:
+        self._responder = self._transport.responder(endpoint)
+        self.source = WeightsSource("the learner", self._responder.endpoint, self._transport.public_key)
+        log = structlog.get_logger()
+        return self.tasks.create_task(answer_requests(self._responder, self.learner, RealClock(), log))
+
+    def restart(self) -> None:
+        """Let the learner lose its connections and all requests, and serve again at the same endpoint."""
+        self._serving.cancel()
+        self._responder.close()
+        self._serving = self._serve(self.source.endpoint)
 
     def transport(self, name: str) -> ZmqTransport:
         made = ZmqTransport(name, high_water_mark=16, max_message_bytes=1 << 20, keys=self._keys)

@@ -15,10 +15,11 @@ import pytest
 from pipeline.weights import wire
 from pipeline.weights.shared_files import SharedFile, SharedFileWriter
 from pipeline.weights.store import fetched_folder
-from pipeline.weights.wire import Base, FetchCounts
-from protocol.errors import StorageFailed, WeightsDamaged, WeightsRejected
+from pipeline.weights.wire import Base, FetchCounts, WeightsSource
+from protocol.channel import ReceivedRequest, Requester
+from protocol.errors import DeadlineExceeded, StorageFailed, WeightsDamaged, WeightsRejected
 from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
-from tests.pipeline.weights.hosts import Between, as_base, hosts
+from tests.pipeline.weights.hosts import PART, Between, as_base, hosts
 from tests.pipeline.weights.versions import numbers
 
 DIGEST_BYTES = 16
@@ -201,8 +202,8 @@ async def test_parts_that_came_before_all_sources_failed_do_not_come_again(tmp_p
         assert host.counts.num_bytes < stored.num_bytes * 0.6
 
 
-@pytest.mark.parametrize(("slow_s", "most"), [(60.0, 6), (0.0, 2)])
-async def test_each_connection_has_a_few_requests_under_way_and_one_on_a_slow_link(
+@pytest.mark.parametrize(("slow_s", "most"), [(60.0, 6), (0.0, 1)])
+async def test_each_connection_has_a_few_requests_under_way_and_a_slow_link_one_in_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_s: float, most: int
 ) -> None:
     monkeypatch.setattr(wire, "_SLOW_S", slow_s)
@@ -227,6 +228,72 @@ async def test_each_connection_has_a_few_requests_under_way_and_one_on_a_slow_li
         # the first ones begin before any answer has come
         assert max(under_way[8:]) == most
         assert max(under_way) <= 6
+
+
+async def test_a_connection_opens_after_the_first_part_from_the_one_before(tmp_path: Path) -> None:
+    async with hosts(tmp_path) as world:
+        host, stored = world.host(num_connections=3), world.publish(3)
+        opened: list[list[int]] = []
+        connect = host.fetcher._connect
+
+        def counted(source: WeightsSource) -> Requester:
+            parts: list[int] = []
+            assert all(opened), "each one before has received a part"
+            opened.append(parts)
+
+            def note(request: WeightsRequest, part: WeightsPart) -> WeightsPart:
+                if not request.wants_digests:
+                    parts.append(request.offset)
+                return part
+
+            return Between(connect(source), note)
+
+        host.fetcher._connect = counted
+        assert await host.fetch(world.announced(stored), world.source) == stored.path.read_bytes()
+        assert len(opened) == 3 and all(opened)
+
+
+async def test_a_lost_answer_costs_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hosts(tmp_path) as world:
+        near, far = world.host("near"), world.host("far", timeout_s=1.0)
+        stored = world.publish(3)
+        wanted = world.announced(stored)
+        await near.fetch(wanted, world.source)
+        reply, lost = near.responder.reply, []
+
+        def lose_one(request: ReceivedRequest, answer: Message) -> None:
+            if isinstance(answer, WeightsPart) and answer.offset == 5 * PART and not lost:
+                lost.append(answer.data.size)
+            else:
+                reply(request, answer)
+
+        monkeypatch.setattr(near.responder, "reply", lose_one)
+        before = world.learner.num_bytes
+        assert await far.fetch(wanted, near.source, world.source) == stored.path.read_bytes()
+        assert lost == [PART]
+        assert world.learner.num_bytes - before == PART
+
+
+async def test_what_came_before_the_learner_restarted_does_not_come_again(tmp_path: Path) -> None:
+    async with hosts(tmp_path) as world:
+        host, stored = world.host(timeout_s=1.0), world.publish(3)
+        wanted = world.announced(stored)
+        restarts = 0
+
+        def restart(request: WeightsRequest, part: WeightsPart) -> WeightsPart:
+            nonlocal restarts
+            if not request.wants_digests and request.offset >= stored.num_bytes // 2 and not restarts:
+                restarts += 1
+                world.restart()
+            return part
+
+        host.change = restart
+        with pytest.raises(DeadlineExceeded, match="is its worker alive"):
+            await host.fetch(wanted, world.source)
+        before = host.holding(3).num_present
+        assert await host.fetch(wanted, world.source) == stored.path.read_bytes()
+        assert restarts == 1 and before >= host.holding(3).num_parts // 2
+        assert host.counts.num_bytes <= stored.num_bytes - before * PART + PART
 
 
 def refusing(folder: str, reason: int) -> Callable[[SharedFileWriter, int], SharedFile]:
