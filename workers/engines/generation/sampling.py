@@ -89,6 +89,11 @@ class Distributions:
     """float32 [rows, 1], logarithms, -inf for rows without min-p; None if no row has it."""
     penalties: Penalties | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether logits of non-greedy rows are used as they are."""
+        return self.divisor is self.top_k is self.min_p is self.penalties is None
+
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocabulary: int, device: torch.device) -> Distributions:
         temperatures = [p.temperature or 1.0 for p in params]
@@ -119,7 +124,7 @@ def sample(
     A greedy row takes the first of its largest logits, after penalties; its log-prob is that of the
     temperature-1 distribution. ``uniform`` is float64 [rows] in (0, 1). Raises ValueError for
     penalties without ``contexts``."""
-    scores = logits.float()
+    scores = logits if distributions.is_plain else logits.float()
     if distributions.penalties is not None:
         if contexts is None:
             raise ValueError(
@@ -133,7 +138,7 @@ def sample(
         scores = scores.masked_fill(scores < least, -torch.inf)
     if distributions.top_k is not None and distributions.top_p is not None:
         scores = scores.masked_fill(~_support(scores, distributions.top_k, distributions.top_p), -torch.inf)
-    largest = scores.amax(dim=-1, keepdim=True)
+    largest = scores.amax(dim=-1, keepdim=True).float()
     tokens, log_total = _draw((scores - largest).exp_(), uniform)
     if distributions.greedy is not None:
         tokens = torch.where(distributions.greedy, scores.argmax(dim=-1), tokens)

@@ -58,6 +58,8 @@ class Bucket:
     places: torch.Tensor | None
     """int64 [1 or num_sequences, num_queries]: place of each query in its sequence; None if every
     token has one."""
+    start: int | None = None
+    """Index of the first token if sequences are whole and lie end to end without padding: nothing is gathered."""
     masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
@@ -166,6 +168,7 @@ def _make_buckets(
                 torch.from_numpy(queries.ravel()).to(device),
                 num_queries,
                 None if where is None else torch.from_numpy(where).to(device),
+                int(gather[0, 0]) if where is None and (np.diff(gather.ravel()) == 1).all() else None,
             )
         )
     return tuple(buckets), scatter
@@ -252,12 +255,10 @@ def _attend_buckets(
     outputs: list[torch.Tensor] = []
     is_plain = softcap is None and sinks is None
     for bucket in layout.buckets:
-        q = query.index_select(0, bucket.queries).unflatten(0, (bucket.num_sequences, bucket.num_queries))
-        k, v = (
-            tensor.index_select(0, bucket.gather).unflatten(0, (bucket.num_sequences, bucket.length))
-            for tensor in (key, value)
+        q, k, v = (
+            _picked(tensor, bucket.start, places).unflatten(0, (bucket.num_sequences, -1)).transpose(1, 2)
+            for tensor, places in ((query, bucket.queries), (key, bucket.gather), (value, bucket.gather))
         )
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         # Padding is on the right, so a causal mask is enough to hide it from every real token.
         if is_plain and window is None and bucket.places is None:
             attended = scaled_dot_product_attention(
@@ -266,7 +267,13 @@ def _attend_buckets(
         else:
             attended = attend(q, k, v, bucket.mask(window, q.dtype), scaling, softcap, sinks)
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
+    if len(outputs) == 1 and layout.buckets[0].start is not None:
+        return outputs[0]
     return torch.cat(outputs).index_select(0, layout.scatter)
+
+
+def _picked(tensor: torch.Tensor, start: int | None, places: torch.Tensor) -> torch.Tensor:
+    return tensor.index_select(0, places) if start is None else tensor.narrow(0, start, places.shape[0])
 
 
 def attend(
