@@ -25,11 +25,11 @@ from tests.workers.engines.generation_contract import drain, request
 from tests.workers.engines.model_contract import ModelContract, published
 from tests.workers.engines.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 from workers.engines.build import build_engine
-from workers.engines.generation.local import dense, forward
+from workers.engines.generation.local import dense, forward, prompts
 from workers.engines.generation.local.cache import SlotCache, SlotLayer
 from workers.engines.generation.local.engine import LocalEngine
 from workers.engines.generation.local.slots import SlotTable
-from workers.engines.generation.seam import GenerationEngine
+from workers.engines.generation.seam import GenerationEngine, SampledWindow
 from workers.engines.model.loading import load_model, resolve_device, resolve_dtype
 
 
@@ -54,6 +54,16 @@ class TestLocalEngineByTransformers(LocalContract):
     @pytest.fixture(autouse=True)
     def every_model_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dense, "MOST_WEIGHTS", {"cpu": 0, "other": 0})
+
+
+class TestLocalEngineThatSharesEveryPrompt(LocalContract):
+    @pytest.fixture(autouse=True)
+    def every_prompt_is_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(prompts, "LEAST_SHARED", 1)
+        join = prompts.SharedPrompts.join
+        monkeypatch.setattr(
+            prompts.SharedPrompts, "join", lambda held, tokens, is_group: join(held, tokens, is_group=True)
+        )
 
 
 class TestLocalEngine(LocalContract):
@@ -98,6 +108,39 @@ class TestLocalEngine(LocalContract):
         expected = drain(alone)[request(5).trajectory]
         np.testing.assert_array_equal(found.tokens, expected.tokens)
         np.testing.assert_allclose(found.behavior_logprobs, expected.behavior_logprobs, atol=1e-5)
+
+    @pytest.mark.parametrize("num_slots", [3, 12])
+    @pytest.mark.parametrize("policy", ["keep", "recompute"])
+    def test_a_group_stores_its_prompt_once_and_samples_what_its_members_sample_alone(
+        self, start, new, monkeypatch: pytest.MonkeyPatch, policy: Literal["keep", "recompute"], num_slots: int
+    ) -> None:
+        rng = np.random.default_rng(0)
+        # two groups of five, a lone prompt that is as long, and one that is too short to be shared
+        given = [rng.integers(2, VOCABULARY, size) for size in (200, 170, 190, 5)]
+        numbers = {**dict.fromkeys(range(5), 0), **dict.fromkeys(range(8, 13), 1), 20: 2, 24: 3}
+
+        def sampled(least: int) -> tuple[dict[TrajectoryId, SampledWindow], int]:
+            monkeypatch.setattr(prompts, "LEAST_SHARED", least)
+            engine = start(num_slots=num_slots, stop=(), kv_policy=policy)
+            for number, group in numbers.items():
+                engine.submit(request(number, prompt=given[group], window=6 + number))
+            ended = {window.trajectory: window for window in engine.advance(4)}
+            computed = engine.stats().num_prefill_tokens
+            engine.load_weights(published(new), 1)
+            ended |= drain(engine)
+            assert engine.cache_bytes > 0, "rows are retained for the next windows"
+            for window in ended.values():
+                engine.forget(window.trajectory)
+            assert engine.cache_bytes == 0
+            return ended, computed
+
+        (whole, _), (shared, computed) = sampled(1_000), sampled(100)
+        if num_slots == 12:
+            assert computed == sum(prompt.size - 1 for prompt in given)
+        assert shared.keys() == whole.keys()
+        for trajectory, window in shared.items():
+            np.testing.assert_array_equal(window.tokens, whole[trajectory].tokens)
+            np.testing.assert_allclose(window.behavior_logprobs, whole[trajectory].behavior_logprobs, atol=1e-5)
 
     def test_advance_returns_early_when_a_slot_falls_free_and_nobody_waits_for_it(self, start) -> None:
         engine = start(num_slots=2, stop=())

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Cache
@@ -102,6 +103,8 @@ class DecodeStep:
     mask: torch.Tensor | None
     """[n, 1, 1, longest], added to scores: -inf after the row's position; None if all rows are
     full."""
+    shared: SharedStep | None = None
+    """Prompts that rows share and that precede them; None: rows hold whole contexts."""
 
     @property
     def num_rows(self) -> int:
@@ -118,6 +121,58 @@ class PrefillStep:
     """int64 [m]: slot row that it goes to."""
     positions: torch.Tensor
     """int64 [m]: position in that row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStep:
+    """How the rows of a decode step attend to prompts that are stored once, for as long as the rows are the same."""
+
+    cache: SlotCache
+    """Of the prompts, which are its first rows."""
+    stored: np.ndarray
+    """int64 [n]: tokens of each row that its prompt holds, 0 without a prompt."""
+    queries: torch.Tensor
+    """int64 [num_prompts, most members]: rows of the step that attend to each prompt; padded."""
+    prompts: torch.Tensor
+    """int64 [n]: prompt of each row, and next its number among the prompt's members; 0 without a prompt."""
+    members: torch.Tensor
+    has_prompt: torch.Tensor | None
+    """bool [n, 1, 1, 1]; None if all rows have one."""
+    longest: int
+    mask: torch.Tensor | None
+    """[num_prompts, 1, 1, longest], added to scores: -inf after a prompt's end; None if all are as long."""
+
+
+def shared_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, step: DecodeStep, layer: int
+) -> torch.Tensor:
+    """Attend in one layer of a decode step to rows and the prompts before them, on a CPU.
+
+    Takes and returns what :func:`slot_attention` does. Each part's softmax is normalised by its own sum; their
+    logarithms say how much each part weighs."""
+    shared = step.shared
+    assert shared is not None, "the caller checks that there are shared prompts"
+    num_prompts, most = shared.queries.shape
+    n, key_heads, head_dim = query.shape[0], key.shape[1], query.shape[-1]
+    # [n, key heads, queries of a key head, head dim]
+    query = query.reshape(n, key_heads, -1, head_dim)
+    own, own_sum = _flash_attention(query, key, value, attn_mask=step.mask, scale=scaling)
+    together = query[shared.queries].transpose(1, 2).reshape(num_prompts, key_heads, -1, head_dim)
+    keys, values = shared.cache.read(layer, num_prompts, shared.longest)
+    read, read_sum = _flash_attention(together, keys, values, attn_mask=shared.mask, scale=scaling)
+    # of each row: [n, key heads, queries, head dim], and 1 instead of head dim
+    read, read_sum = (
+        part.unflatten(2, (most, -1)).transpose(1, 2)[shared.prompts, shared.members]
+        for part in (read, read_sum.unsqueeze(-1))
+    )
+    weight = torch.sigmoid(read_sum - own_sum.unsqueeze(-1)).to(own.dtype)
+    if shared.has_prompt is not None:
+        weight = weight * shared.has_prompt
+    return own.lerp(read, weight).reshape(n, 1, -1, head_dim)
+
+
+_flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # pyright: ignore[reportPrivateUsage]
+"""What torch's attention calls on a CPU. Returns also the logarithms of the sums, which torch has no public name for."""
 
 
 class RowStore(Protocol):
@@ -230,6 +285,12 @@ class SlotCache(Cache):
             if layer.keys is not None and layer.values is not None:
                 layer.keys[target, :, :length] = layer.keys[source, :, :length]
                 layer.values[target, :, :length] = layer.values[source, :, :length]
+
+    def read(self, layer: int, num_rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first tokens of the first rows as views, [rows, key heads, length, head dim]."""
+        stored = self._slot_layers[layer]
+        assert stored.keys is not None and stored.values is not None, "a prefill has stored them"
+        return stored.keys[:num_rows, :, :length], stored.values[:num_rows, :, :length]
 
     def release(self) -> None:
         self.num_rows = self.capacity = 0

@@ -26,6 +26,7 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from protocol.errors import Diverged, EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
+from workers.engines.generation.local.cache import SharedStep
 from workers.engines.generation.local.forward import SlotForward, make_forward
 from workers.engines.generation.local.lone import LoneForward
 from workers.engines.generation.local.slots import Occupant, SlotTable
@@ -61,7 +62,7 @@ class LocalEngine(TorchWeights):
     ) -> None:
         """``model``'s own weights are not used; requests with stop strings need the tokenizer."""
         self._forward = make_forward(model, num_slots)
-        self._slots = SlotTable(num_slots, self._forward.cache)
+        self._slots = SlotTable(num_slots, self._forward.cache, self._forward.prompts)
         self._waiting: deque[WindowRequest] = deque()
         self._waiting_names: set[TrajectoryId] = set()
         self._steps_held = 0
@@ -75,6 +76,7 @@ class LocalEngine(TorchWeights):
         self._is_stop = np.zeros(self._vocabulary, bool)
         self._is_stop[list(stop_token_ids)] = True
         self._distributions: Distributions | None = None
+        self._shared: SharedStep | None = None
         self._num_decode_steps = self._num_sampled_tokens = self._num_prefill_tokens = 0
 
     @property
@@ -83,7 +85,7 @@ class LocalEngine(TorchWeights):
 
     @property
     def cache_bytes(self) -> int:
-        return self._forward.cache.num_bytes
+        return self._forward.cache_bytes
 
     # -- requests --
 
@@ -112,6 +114,7 @@ class LocalEngine(TorchWeights):
             self._settle()
         else:
             self._slots.evict(held)
+            self._distributions = None
 
     @torch.inference_mode()
     def cut(self) -> list[SampledWindow]:
@@ -140,11 +143,12 @@ class LocalEngine(TorchWeights):
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         self._forward.load_weights(tensors)
         self.policy_version = policy_version
-        self._slots.forget_prompts()
+        self._slots.outdate_prompts(recompute=self._kv_policy == "recompute")
         for occupant in self._slots.live():
             occupant.versions.append((int(self._slots.arrays.lengths[occupant.row]), policy_version))
         if self._kv_policy == "recompute":
             self._slots.evict_retained()
+            self._distributions = None
             self._must_recompute = self._slots.num_live > 0
 
     def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
@@ -195,7 +199,8 @@ class LocalEngine(TorchWeights):
         fresh: list[Occupant] = []
         while self._waiting and self._slots.num_live < self.num_slots:
             request = self._waiting.popleft()
-            fresh.append(self._slots.admit(request, _context_of(request)))
+            is_group = any(np.array_equal(other.prompt_tokens, request.prompt_tokens) for other in self._waiting)
+            fresh.append(self._slots.admit(request, _context_of(request), is_group=is_group))
         for occupant in revived_rows + fresh:
             occupant.versions = [(occupant.start, self.policy_version)]
             self._waiting_names.remove(occupant.trajectory)
@@ -203,18 +208,21 @@ class LocalEngine(TorchWeights):
         return fresh
 
     def _prefill(self, occupants: list[Occupant]) -> None:
-        """Fill rows with their contexts: a prompt that another row has is copied, all else computed."""
-        rows: list[int] = []
+        """Fill rows with their contexts: prompts are shared or copied from another row, all else is computed."""
+        fresh: list[Occupant] = []
         for occupant in occupants:
             context, prompt = self._slots.context(occupant.row), occupant.request.prompt_tokens
-            held = self._slots.row_of_prompt(prompt) if context.size == prompt.size > 1 else None
+            is_new = occupant.prompt is None and context.size == prompt.size > 1
+            held = self._slots.row_of_prompt(prompt) if is_new else None
             # the state of a recurrent layer has no first tokens
             if held is None or not isinstance(self._forward, SlotForward):
-                rows.append(occupant.row)
+                fresh.append(occupant)
             else:
                 self._forward.copy_start(occupant.row, held, prompt.size - 1)
-        if rows:
-            self._num_prefill_tokens += self._forward.prefill([self._slots.context(row) for row in rows], rows)
+        if fresh:
+            rows = [occupant.row for occupant in fresh]
+            contexts = [self._slots.context(row) for row in rows]
+            self._num_prefill_tokens += self._forward.prefill(contexts, rows, [occupant.prompt for occupant in fresh])
         for occupant in occupants:
             occupant.has_current_prompt = True
 
@@ -223,7 +231,9 @@ class LocalEngine(TorchWeights):
         slots, n = self._slots, self._slots.num_live
         arrays, rows = slots.arrays, np.arange(slots.num_live)
         lengths = arrays.lengths[:n]
-        logits = self._forward.decode(arrays.tokens[rows, lengths - 1].astype(np.int64), lengths - 1)
+        if self._distributions is None:
+            self._shared = self._forward.share([occupant.prompt for occupant in slots.live()])
+        logits = self._forward.decode(arrays.tokens[rows, lengths - 1].astype(np.int64), lengths - 1, self._shared)
         if self._distributions is None:
             params = [occupant.request.sampling for occupant in slots.live()]
             self._distributions = Distributions.of(params, self._vocabulary, logits.device)

@@ -10,6 +10,7 @@ prompt that members of a group share is computed once. Small models of the dense
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +19,14 @@ from transformers import PreTrainedModel
 from pipeline.preflight.engines import KNOWN
 from pipeline.process import work
 from protocol.errors import EngineError
-from workers.engines.generation.local.cache import SLOT_ATTENTION, DecodeStep, PrefillStep, SlotCache, hide
+from workers.engines.generation.local.cache import (
+    SLOT_ATTENTION,
+    DecodeStep,
+    PrefillStep,
+    SharedStep,
+    SlotCache,
+    hide,
+)
 from workers.engines.generation.local.dense import (
     DenseForward,
     Prefill,
@@ -27,6 +35,7 @@ from workers.engines.generation.local.dense import (
     unserved_weights,
 )
 from workers.engines.generation.local.lone import LoneForward
+from workers.engines.generation.local.prompts import SharedPrompt, SharedPrompts
 from workers.engines.model.attention import PackedLayout
 from workers.engines.model.layers import count_layers
 from workers.engines.model.trial import (
@@ -115,6 +124,15 @@ JOINED_TOKENS = 1024
 reading the weights takes as long as computing with them."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A context to compute, without its last token."""
+
+    tokens: np.ndarray
+    stores: list[tuple[SlotCache, int, int, int]]
+    """Cache and row that tokens ``start`` to ``end`` go to."""
+
+
 class SlotForward:
     def __init__(self, model: PreTrainedModel, num_slots: int) -> None:
         model.set_attn_implementation(SLOT_ATTENTION)
@@ -124,6 +142,9 @@ class SlotForward:
         self.device = model.device
         self._columns = torch.arange(0, device=self.device)
         self._dense = DenseForward(model) if is_dense(model) else None
+        self.prompts: SharedPrompts | None = None
+        if self._dense is not None and self._dense.can_share:
+            self.prompts = SharedPrompts(self.config.num_hidden_layers, num_slots)
         self._joined: Prefill | None = None
         """Contexts that the next decode step stores."""
 
@@ -141,46 +162,77 @@ class SlotForward:
         self.cache.reserve(max(target, source) + 1, length + 1)
         self.cache.copy_start(target, source, length)
 
-    def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
+    @property
+    def cache_bytes(self) -> int:
+        return self.cache.num_bytes + (0 if self.prompts is None else self.prompts.cache.num_bytes)
+
+    def share(self, prompts: Sequence[SharedPrompt | None]) -> SharedStep | None:
+        """Prepare decode steps of rows with these prompts; valid until rows or prompts change."""
+        return None if self.prompts is None else self.prompts.step(prompts, self.device, self.model.dtype)
+
+    def prefill(
+        self, contexts: Sequence[np.ndarray], rows: Sequence[int], prompts: Sequence[SharedPrompt | None] = ()
+    ) -> int:
         """Fill rows with all but the last token of int32 contexts; return the tokens computed.
 
-        A decode step of these rows must follow before any row is moved: it may do the computation."""
+        What a shared prompt holds of a context is stored there, unless it is already. A decode step of these rows
+        must follow before any row is moved: it may do the computation."""
         self._store_joined()
-        wanted: dict[bytes, tuple[np.ndarray, list[int]]] = {}
-        for context, row in zip(contexts, rows, strict=True):
-            if context.size > 1:
-                head = context[:-1]
-                wanted.setdefault(head.tobytes(), (head, []))[1].append(row)
+        wanted: dict[bytes, _Head] = {}
+        for context, row, prompt in zip(contexts, rows, prompts or [None] * len(rows), strict=True):
+            tokens, start = context[:-1], 0
+            stores: list[tuple[SlotCache, int, int, int]] = []
+            if prompt is not None and self.prompts is not None:
+                start = prompt.size
+                if not prompt.is_stored:
+                    stores.append((self.prompts.cache, prompt.row, 0, start))
+                    prompt.is_stored = True
+            if tokens.size > start:
+                stores.append((self.cache, row, start, tokens.size))
+            if stores:
+                wanted.setdefault(tokens.tobytes(), _Head(tokens, [])).stores.extend(stores)
         if not wanted:
             return 0
-        self.cache.reserve(max(rows) + 1, max(context.size for context in contexts))
-        by_length = sorted(wanted.values(), key=lambda entry: entry[0].size)
-        total = sum(head.size for head, _ in by_length)
+        by_length = sorted(wanted.values(), key=lambda head: head.tokens.size)
+        for head in by_length:
+            for cache, row, start, end in head.stores:
+                cache.reserve(row + 1, end - start + 1)
+        total = sum(head.tokens.size for head in by_length)
         if self._dense is not None and total <= JOINED_TOKENS:
             self._joined = self._lay(by_length)
             return total
-        batch: list[tuple[np.ndarray, list[int]]] = []
+        batch: list[_Head] = []
         with work.task("prefill", float(total), "tokens"):
-            for entry in by_length:
-                if batch and sum(head.size for head, _ in batch) + entry[0].size > PREFILL_TOKENS:
+            for head in by_length:
+                if batch and sum(other.tokens.size for other in batch) + head.tokens.size > PREFILL_TOKENS:
                     self._fill(self._lay(batch), total)
                     batch = []
-                batch.append(entry)
+                batch.append(head)
             self._fill(self._lay(batch), total)
         return total
 
-    def _lay(self, batch: Sequence[tuple[np.ndarray, list[int]]]) -> Prefill:
-        """Lay contexts end to end; each goes to one or more rows."""
-        lengths = np.array([head.size for head, _ in batch])
-        starts = np.cumsum(lengths) - lengths
-        stored = [(start, head.size, row) for (head, rows), start in zip(batch, starts, strict=True) for row in rows]
-        source = np.concatenate([np.arange(start, start + size) for start, size, _ in stored])
-        positions = np.concatenate([np.arange(size) for _, size, _ in stored])
-        target = np.repeat([row for _, _, row in stored], [size for _, size, _ in stored])
+    def _lay(self, batch: Sequence[_Head]) -> Prefill:
+        """Lay contexts end to end."""
+        lengths = np.array([head.tokens.size for head in batch])
+        begins = np.cumsum(lengths) - lengths
+        stores: list[tuple[SlotCache, PrefillStep]] = []
+        caches = [self.cache] if self.prompts is None else [self.cache, self.prompts.cache]
+        for cache in caches:
+            parts = [
+                (row, begin + start, end - start)
+                for head, begin in zip(batch, begins.tolist(), strict=True)
+                for where, row, start, end in head.stores
+                if where is cache
+            ]
+            if parts:
+                source = np.concatenate([np.arange(first, first + size) for _, first, size in parts])
+                positions = np.concatenate([np.arange(size) for _, _, size in parts])
+                target = np.repeat([row for row, _, _ in parts], [size for _, _, size in parts])
+                stores.append((cache, PrefillStep(self._put(source), self._put(target), self._put(positions))))
         return Prefill(
-            self._put(np.concatenate([head for head, _ in batch]).astype(np.int64)),
+            self._put(np.concatenate([head.tokens for head in batch]).astype(np.int64)),
             PackedLayout.of(lengths, self.device),
-            PrefillStep(self._put(source), self._put(target), self._put(positions)),
+            stores,
         )
 
     def _store_joined(self) -> None:
@@ -197,7 +249,7 @@ class SlotForward:
         if self._dense is not None:
             self._dense.prefill(prefill, self.cache)
             return
-        self.cache.step = prefill.step
+        ((_, self.cache.step),) = prefill.stores
         # only the base model, as a prefill needs no logits
         backbone(self.model)(
             input_ids=prefill.tokens[None],
@@ -207,11 +259,13 @@ class SlotForward:
             packed_layout=prefill.layout,
         )
 
-    def decode(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-        """Feed int64 [n] tokens at ``positions`` of n rows; return logits [n, vocabulary]."""
+    def decode(self, tokens: np.ndarray, positions: np.ndarray, shared: SharedStep | None = None) -> torch.Tensor:
+        """Feed int64 [n] tokens at ``positions`` of n contexts; return logits [n, vocabulary]."""
+        if shared is not None:
+            positions = positions - shared.stored
         longest = int(positions.max()) + 1
         self.cache.reserve(positions.size, longest)
-        step = self._decode_step(positions, longest)
+        step = self._decode_step(positions, longest, shared)
         if self._dense is not None:
             joined, self._joined = self._joined, None
             return self._dense.decode(self._put(tokens), self.cache, step, joined)
@@ -225,14 +279,14 @@ class SlotForward:
         )
         return output.logits[:, -1]
 
-    def _decode_step(self, positions: np.ndarray, longest: int) -> DecodeStep:
+    def _decode_step(self, positions: np.ndarray, longest: int, shared: SharedStep | None) -> DecodeStep:
         if self._columns.shape[0] < max(longest, positions.size):
             self._columns = torch.arange(2 * max(longest, positions.size), device=self.device)
         place = self._put(positions)
         mask = None
         if int(positions.min()) + 1 < longest:
             mask = hide(self._columns[:longest] > place[:, None], self.model.dtype)
-        return DecodeStep(self._columns[: positions.size], place, longest, mask)
+        return DecodeStep(self._columns[: positions.size], place, longest, mask, shared)
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

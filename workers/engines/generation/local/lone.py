@@ -59,6 +59,7 @@ class LoneForward:
         self.model = model.eval()
         self.config = model.config.get_text_config()
         self.cache = LoneRows()
+        self.prompts = None
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
         replace_weights(self.model, tensors)
@@ -66,7 +67,15 @@ class LoneForward:
     def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         return unserved_weights(self.model, tensors)
 
-    def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
+    @property
+    def cache_bytes(self) -> int:
+        return self.cache.num_bytes
+
+    def share(self, prompts: Sequence[object]) -> None:
+        """Does nothing: rows share no prompts."""
+
+    def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int], prompts: Sequence[object] = ()) -> int:
+        del prompts
         self.cache.reserve(max(rows) + 1, 0)
         wanted: dict[bytes, tuple[np.ndarray, list[int]]] = {}
         for context, row in zip(contexts, rows, strict=True):
@@ -82,8 +91,8 @@ class LoneForward:
                     self.cache.kept[row] = copy.deepcopy(kept) if number else kept
         return total
 
-    def decode(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-        del positions
+    def decode(self, tokens: np.ndarray, positions: np.ndarray, shared: object = None) -> torch.Tensor:
+        del positions, shared
         self.cache.reserve(tokens.size, 0)
         logits: list[torch.Tensor] = []
         for row in range(tokens.size):

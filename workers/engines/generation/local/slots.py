@@ -16,6 +16,7 @@ import numpy as np
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Segment
 from workers.engines.generation.local.cache import RowStore
+from workers.engines.generation.local.prompts import SharedPrompt, SharedPrompts
 from workers.engines.generation.seam import WindowRequest
 from workers.engines.generation.windows import segments
 from workers.engines.model.rng import stream_key
@@ -37,6 +38,13 @@ class Occupant:
     """Grows with every use; the smallest is evicted first."""
     has_current_prompt: bool = False
     """Whether its row has the prompt's keys and values by the weights of today."""
+    prompt: SharedPrompt | None = None
+    """Holds the prompt's keys and values in place of the row."""
+
+    @property
+    def stored(self) -> int:
+        """Tokens of the context that the prompt holds."""
+        return 0 if self.prompt is None else self.prompt.size
 
     def segments(self, length: int) -> tuple[Segment, ...]:
         return segments(self.versions, length)
@@ -66,6 +74,7 @@ class _Arrays:
 class SlotTable:
     num_slots: int
     cache: RowStore
+    prompts: SharedPrompts | None = None
     num_live: int = 0
     occupants: list[Occupant | None] = field(default_factory=list)
     arrays: _Arrays = field(init=False)
@@ -96,14 +105,20 @@ class SlotTable:
     def row_of_prompt(self, prompt: np.ndarray) -> int | None:
         """Return a row that has a prompt's keys and values by the weights of today, if there is one."""
         for occupant in filter(None, self.occupants):
-            if occupant.has_current_prompt and np.array_equal(occupant.request.prompt_tokens, prompt):
+            if (
+                occupant.has_current_prompt
+                and occupant.prompt is None
+                and np.array_equal(occupant.request.prompt_tokens, prompt)
+            ):
                 return occupant.row
         return None
 
-    def forget_prompts(self) -> None:
-        """Let no row's prompt be copied any more: the weights are new."""
+    def outdate_prompts(self, *, recompute: bool) -> None:
+        """Let no prompt be copied or shared with new requests as it is: the weights are new."""
         for occupant in filter(None, self.occupants):
             occupant.has_current_prompt = False
+        if self.prompts is not None:
+            self.prompts.outdate(recompute=recompute)
 
     def context(self, row: int) -> np.ndarray:
         """Return int32 [length]: prompt and response of a settled row, as a view."""
@@ -127,9 +142,11 @@ class SlotTable:
         self.settle()
         return self._begin(held, context.size)
 
-    def admit(self, request: WindowRequest, context: np.ndarray) -> Occupant:
+    def admit(self, request: WindowRequest, context: np.ndarray, *, is_group: bool = False) -> Occupant:
         """Give a new request the next live row, evicting the least recently used retained row if
-        none is free. Requires ``num_live < num_slots`` and a settled table."""
+        none is free. Requires ``num_live < num_slots`` and a settled table.
+
+        ``is_group``: requests with the same prompt will follow, so that it may be stored for all."""
         row = self.num_live
         if self.occupants[row] is not None:
             free = next((r for r in range(row + 1, self.num_slots) if self.occupants[r] is None), None)
@@ -140,7 +157,11 @@ class SlotTable:
             self._swap(row, free)
             self.cache.reserve(free + 1, 0)
             self.settle()
-        occupant = Occupant(request.trajectory, row, request, 0, [])
+        prompt = None
+        if self.prompts is not None:
+            is_new = self.row_of_prompt(request.prompt_tokens) is None
+            prompt = self.prompts.join(request.prompt_tokens, is_group=is_group and is_new)
+        occupant = Occupant(request.trajectory, row, request, 0, [], prompt=prompt)
         self.occupants[row] = occupant
         self._by_trajectory[request.trajectory] = occupant
         self.num_live += 1
@@ -154,7 +175,8 @@ class SlotTable:
         request, row = occupant.request, occupant.row
         window = min(request.window_tokens, request.max_response_tokens - request.response_tokens.size)
         self._reserve(length + window)
-        self.cache.max_length = max(self.cache.max_length, request.prompt_tokens.size + request.max_response_tokens)
+        longest = request.prompt_tokens.size + request.max_response_tokens - occupant.stored
+        self.cache.max_length = max(self.cache.max_length, longest)
         self.arrays.lengths[row] = length
         self.arrays.ends[row] = length + window
         self.arrays.keys[row] = stream_key(request.seed, request.trajectory)
@@ -176,6 +198,8 @@ class SlotTable:
         """Free a row that is not live; when the table is empty, also free the cache's memory."""
         self.occupants[occupant.row] = None
         del self._by_trajectory[occupant.trajectory]
+        if occupant.prompt is not None and self.prompts is not None:
+            self.prompts.leave(occupant.prompt)
         if not self._by_trajectory:
             self.cache.release()
 
@@ -191,7 +215,8 @@ class SlotTable:
         targets, sources = [to for to, _ in moves], [came for _, came in moves]
         for array in self.arrays:
             array[targets] = array[sources]
-        self.cache.move(targets, sources, int(self.arrays.lengths[targets].max()) - 1)
+        held = [int(self.arrays.lengths[o.row]) - o.stored for row in targets if (o := self.occupants[row]) is not None]
+        self.cache.move(targets, sources, max(held) - 1)
 
     def _swap(self, a: int, b: int) -> None:
         if a == b:
