@@ -115,9 +115,6 @@ $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
 trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for the learner benchmark to compare with
 
 SMOLLM2 := runs/models/smollm2
-# for that model: bfloat16 where the CPU has instructions for it; without them it takes nine times as
-# long as float32
-DTYPE  ?= $(shell grep -qwE 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null && echo bfloat16 || echo float32)
 
 # accelerate has an environment of its own, for the reason at .venv-lora below
 $(GGUF)/.run: $(VENV)/.run
@@ -134,7 +131,6 @@ ifeq ($(MODEL),smollm2)
 $(if $(and $(filter-out demo,$(ALGO)),$(filter demo,$(MAKECMDGOALS))),$(error MODEL=smollm2 has the run file configs/smollm2.toml, and no ALGO))
 TASK := ops.demo.sums --out runs/sums-data
 TRAINED := smollm2
-TYPES := --set model.dtype=$(DTYPE) --set generation.dtype=$(DTYPE)
 else
 $(if $(and $(MODEL),$(filter demo,$(MAKECMDGOALS))),$(error MODEL is $(MODEL); expected smollm2, or none))
 TASK := ops.demo.task --out runs/demo-data
@@ -146,7 +142,7 @@ ifeq ($(filter nlft nlft-first,$(ALGO)),)
 demo: $(DEMO)/.run $(if $(MODEL),$(SMOLLM2)/config.json) ## train the small model on this machine's CPU with DAPO (SEED=0; ON=join: workers that share no file with the run; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml; ALGO=nlft or nlft-first: from 50 recorded responses, beside fine-tuning on the same; MODEL=smollm2: a real model of 135 million weights)
 	$(DEMO)/bin/python -m $(TASK)
 	$(DEMO)/bin/headrace up configs/$(TRAINED).toml --fleet configs/fleets/$(or $(MODEL),demo).toml --set run.name=$(RUN) --set run.seed=$(SEED) \
-	  --set generation.engine=$(ENGINE) --on $(ON) --set wire.transport=$(if $(filter local,$(ON)),ipc,tcp) $(TYPES)
+	  --set generation.engine=$(ENGINE) --on $(ON) --set wire.transport=$(if $(filter local,$(ON)),ipc,tcp)
 	$(DEMO)/bin/headrace ledger audit runs/$(RUN)
 else
 demo: $(VENV)/.run

@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--updates",
         type=int,
         default=16,
-        help="most updates of a run, over which the rate falls (default: %(default)s)",
+        help="most updates (default: %(default)s)",
     )
     parser.add_argument("--every", type=int, default=2, help="updates between evaluations (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"), help="(default: %(default)s)")

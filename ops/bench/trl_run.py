@@ -20,7 +20,8 @@ from typing import Any
 import psutil  # pyright: ignore[reportMissingModuleSource]
 import torch
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.trainer_callback import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
 from pipeline.config.load import load_config
@@ -69,8 +70,8 @@ class _Recorder(TrainerCallback):
         if state.global_step % self._every == 0:
             control.should_training_stop |= self._evaluate(state.global_step) >= self._until
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        self.write(kind="step", update=state.global_step, logs=logs)
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.write(kind="step", update=state.global_step, logs=given["logs"])
 
     @torch.no_grad()
     def _evaluate(self, update: int) -> float:

@@ -88,7 +88,7 @@ def pretrain_value(
     files: tuple[Path, ...], out: Path, fleet: Path | None, overrides: tuple[str, ...], plain: bool, as_json: bool
 ) -> int:
     """Train a value model on the start policy's responses, and export it."""
-    from pipeline.cli.up import carry_out
+    from pipeline.cli.up import carry_out, with_compute_types
     from pipeline.config.load import load_config, resolve_paths
     from pipeline.data.hub import pin_models
     from pipeline.data.places import pin_data
@@ -97,7 +97,7 @@ def pretrain_value(
 
     given = [*files, *([fleet] if fleet else [])]
     config = pretraining_config(resolve_paths(load_config(given, overrides, os.environ)))
-    config = pin_models(pin_data(config))
+    config = with_compute_types(pin_models(pin_data(config)))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists; give a new or an empty folder")
     is_live = not (plain or as_json) and has_screen()

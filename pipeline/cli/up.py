@@ -127,7 +127,7 @@ def up(
     else:
         # First, because the other checks take longer.
         check_no_run(config)
-    config = pin_models(pin_data(config))
+    config = with_compute_types(pin_models(pin_data(config)))
     if config.checkpoint.mirror is not None:
         from pipeline.preflight.mirror import check_mirror
 
@@ -144,6 +144,17 @@ def up(
     prepare = partial(prepare_run_dir, config, resume=resume is not None)
     outcome = carry_out(config, prepare, begin=choose, is_live=is_live)
     return _report(config.run_dir, outcome, as_json=as_json)
+
+
+def with_compute_types(config: RunConfig) -> RunConfig:
+    """Return a run's configuration with the number types that it will compute in, and tell which were chosen."""
+    from pipeline.preflight.compute_types import decide, with_types
+    from pipeline.runtime.machine import this_machine
+
+    decision = decide(config, this_machine())
+    if decision is not None:
+        click.echo(printable(decision.words), err=True)
+    return with_types(config, decision)
 
 
 def carry_out(

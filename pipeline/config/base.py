@@ -27,6 +27,8 @@ StoreUrl = Annotated[str, AfterValidator(check_url)]
 """URL of a folder in an object store."""
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Recompute = Literal["auto"] | bool | Positive
+NumberType = Literal["float32", "bfloat16"]
+ComputeType = Literal["auto"] | NumberType
 """Number of layers; true: all."""
 
 

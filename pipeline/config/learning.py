@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.config.base import Fraction, Positive, ReadIf, Recompute, Section, section, setting
+from pipeline.config.base import ComputeType, Fraction, Positive, ReadIf, Recompute, Section, section, setting
 from pipeline.config.catalogue import BUILT_IN, TrainingBackendName, rule_class
 from pipeline.config.import_path import is_import_path, search_also
 
@@ -523,7 +523,7 @@ class ValueSection(Section):
     batch_trajectories: Positive = setting(512, "Finished trajectories of one value step.")
     micro_batch_tokens: Literal["auto"] | Positive = setting("auto", "As learner.micro_batch_tokens.")
     gradient_checkpointing: Recompute = setting("auto", "As model.gradient_checkpointing.")
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type; weights stay float32.")
+    dtype: ComputeType = setting("auto", "Compute type; weights stay float32. auto: as model.dtype.")
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
     threads: Positive = setting(1, "Torch threads on a CPU.", unit="threads")
     pretrain_steps: int = setting(

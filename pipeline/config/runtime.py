@@ -10,7 +10,17 @@ from typing import Any, Final, Literal
 
 from pydantic import field_validator, model_validator
 
-from pipeline.config.base import NotNegative, Positive, ReadIf, Section, StopStrings, StoreUrl, section, setting
+from pipeline.config.base import (
+    ComputeType,
+    NotNegative,
+    Positive,
+    ReadIf,
+    Section,
+    StopStrings,
+    StoreUrl,
+    section,
+    setting,
+)
 from pipeline.config.catalogue import GenerationEngineName
 from pipeline.config.import_path import is_import_path
 
@@ -140,7 +150,7 @@ class GenerationSection(Section):
     kv_policy: Literal["keep", "recompute"] = setting(
         "keep", "What happens to the KV cache at a weight swap.", read_if=SAMPLES
     )
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type of the engine.", read_if=SAMPLES)
+    dtype: ComputeType = setting("auto", "Compute type of the engine. auto: as model.dtype.", read_if=SAMPLES)
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.", read_if=SAMPLES)
     threads: Positive = setting(1, "Torch threads on a CPU.", unit="threads")
     steps_per_turn: Positive = setting(
@@ -313,7 +323,7 @@ class WeightsSection(Section):
         "Over the wire: send only what changed since the version that the receiver has. At small learning rates this is "
         "a fraction of bfloat16 weights. float32 weights change nearly everywhere and are sent whole.",
     )
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "Type in which weights are published.")
+    dtype: ComputeType = setting("auto", "Type in which weights are published. auto: as generation.dtype.")
     keep: Positive = setting(
         2, "Published versions kept, besides the frozen base weights of adapters.", unit="versions"
     )

@@ -8,12 +8,13 @@ refused. The sections are in ``training``, ``runtime``, ``data_sets``, ``rewards
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field as Default
 from pydantic import model_validator
 
 from pipeline.config import learning, runtime, training
-from pipeline.config.base import ReadIf, Section, section
+from pipeline.config.base import NumberType, ReadIf, Section, section
 from pipeline.config.catalogue import Declaration, declare, rule_class
 from pipeline.config.cross_checks import check_limits, check_punishment, check_recorded, check_sampling
 from pipeline.config.data_sets import EvaluationSection
@@ -45,6 +46,15 @@ DEEPSPEED_OURS = frozenset(
 )  # fmt: skip
 """DeepSpeed settings that Headrace derives from its own, or that would change what an optimiser
 step is."""
+
+
+class ComputeTypes(NamedTuple):
+    """The number types of a run's learner, generators, value workers and published weights."""
+
+    learner: NumberType
+    generator: NumberType
+    value: NumberType
+    weights: NumberType
 
 
 _CRITIC = ReadIf(lambda run: run.has_critic, "{algorithm} has no critic")
@@ -84,6 +94,16 @@ class RunConfig(Section):
     @property
     def run_dir(self) -> Path:
         return self.run.dir / self.run.name
+
+    @property
+    def types(self) -> ComputeTypes:
+        """The number type of each part. ``auto`` follows ``model.dtype``, which is float32 until a start has
+        decided (``pipeline.preflight.compute_types``)."""
+        learner: NumberType = "float32" if self.model.dtype == "auto" else self.model.dtype
+        generator = learner if self.generation.dtype == "auto" else self.generation.dtype
+        value = learner if self.value.dtype == "auto" else self.value.dtype
+        weights = generator if self.weights.dtype == "auto" else self.weights.dtype
+        return ComputeTypes(learner, generator, value, weights)
 
     @property
     def verifier_paths(self) -> frozenset[str]:

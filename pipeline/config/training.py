@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import model_validator
 
-from pipeline.config.base import Positive, ReadIf, Recompute, Section, required, section, setting
+from pipeline.config.base import ComputeType, Positive, ReadIf, Recompute, Section, required, section, setting
 from pipeline.config.catalogue import ScoringBackendName
 from pipeline.config.data_sets import RECORDED, ChatVariables, ColumnsSection, DataPath, DataSetSection
 from pipeline.config.import_path import is_import_path
@@ -30,9 +30,10 @@ class ModelSection(Section):
         "Folder of a Hugging Face causal LM and its tokenizer, or hf://OWNER/NAME.",
         also="model_name model_name_or_path pretrain",
     )
-    dtype: Literal["float32", "bfloat16"] = setting(
-        "float32",
-        "Compute type of the learner; what it trains stays float32.",
+    dtype: ComputeType = setting(
+        "auto",
+        "Compute type of the learner; what it trains stays float32. auto: bfloat16 where a short measurement at the start "
+        "finds it faster and close to float32; a resumed run keeps what was found.",
         also="bf16 torch_dtype param_dtype optimization_dtype",
     )
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")

@@ -56,6 +56,8 @@ class StartRow(msgspec.Struct, frozen=True, tag_field="kind", tag="start"):
     pid: int = 0
     seed: int = 0
     num_updates: int = 0
+    types: str = ""
+    """Number types of learner, generators and published weights, as decided."""
     headrace: str = ""
     """Version of the distribution."""
     commit: str = ""
@@ -127,7 +129,7 @@ def up_spans(starts: Sequence[RunStart], until_s: float) -> list[UpSpan]:
     return [span for span in spans if span.end_s > span.begin_s]
 
 
-def own_start(at_s: float, *, seed: int, num_updates: int, server: str) -> StartRow:
+def own_start(at_s: float, *, seed: int, num_updates: int, server: str, types: str = "") -> StartRow:
     """Record the start of this process on this host; takes some milliseconds."""
     machine = this_machine()
     driver, gpus = _nvidia(_DRIVER)
@@ -136,6 +138,7 @@ def own_start(at_s: float, *, seed: int, num_updates: int, server: str) -> Start
         pid=os.getpid(),
         seed=seed,
         num_updates=num_updates,
+        types=types,
         headrace=_version("headrace") or "",
         commit=commit_of(_ROOT),
         python=platform.python_version(),
@@ -213,6 +216,7 @@ def in_words(start: StartRow) -> list[tuple[str, str]]:
     gib = start.memory_bytes / 2**30
     found = [
         ("Headrace", f"{start.headrace}{f', commit {start.commit}' if start.commit else ', commit unknown'}"),
+        ("types", start.types),
         ("Python", start.python),
         ("system", start.system),
         ("host", start.host),

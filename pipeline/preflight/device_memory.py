@@ -84,7 +84,7 @@ class DeviceNeed:
 
 def device_need(config: RunConfig, shape: Shape, *, is_value: bool = False) -> DeviceNeed:
     section = config.value if is_value else config.learner
-    dtype = config.value.dtype if is_value else config.model.dtype
+    dtype = config.types.value if is_value else config.types.learner
     rank = 0 if is_value else config.learner.lora.rank
     whole = shape.num_weights * _FP32
     weights = frozen_bytes(config, shape) if rank else whole
@@ -144,7 +144,7 @@ def generator_parts(config: RunConfig, shape: Shape) -> dict[str, int]:
     their longest."""
     generation, vllm = config.generation, config.generation.vllm
     tensor, data, work = 1, 1, _CUDA
-    item = ITEM_BYTES[generation.dtype]
+    item = ITEM_BYTES[config.types.generator]
     if generation.engine == "vllm":
         tensor, data = vllm.tensor_parallel_size, vllm.data_parallel_size
         # CUDA graphs; a prefill of as many tokens as vLLM takes at once; logits and their log-probs
@@ -232,7 +232,7 @@ def _scorer(config: RunConfig, shape: Shape, total: int) -> int:
     if config.scores_with_vllm:
         return int(total * float(config.reference.vllm.engine_args.get("gpu_memory_utilization", VLLM_SHARE)))
     work = activation_bytes(shape, max(config.reference.micro_batch_tokens, longest_sample(config))) // shape.layers
-    return shape.num_weights * ITEM_BYTES[config.model.dtype] + work + HEAD_BYTES
+    return shape.num_weights * ITEM_BYTES[config.types.learner] + work + HEAD_BYTES
 
 
 def vllm_share(config: RunConfig, shape: Shape, total: int) -> float | None:

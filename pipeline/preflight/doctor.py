@@ -8,12 +8,14 @@ from typing import Final
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.cards import judge_cards
 from pipeline.preflight.checks import diagnose
+from pipeline.preflight.compute_types import ON_A_CARD, decide, with_types
 from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
 from pipeline.preflight.host import Disk, Gpu, HostFacts, TorchBuild, clock_difference_s, disk_of, free_ports
 from pipeline.preflight.memory_needs import Need, Shape, is_cpu, needs, shapes_of
 from pipeline.preflight.model_folder import read_model_config
 from pipeline.preflight.packages import declared, fits, span
 from pipeline.preflight.vllm import NEW_ENVIRONMENT
+from pipeline.runtime.machine import this_machine
 from pipeline.supervisor.fleet_size import desired_counts
 from pipeline.supervisor.joining.join import MAX_CLOCK_DIFFERENCE_S
 from protocol.errors import DataError
@@ -265,6 +267,8 @@ def examine(host: HostFacts, config: RunConfig | None, cards: Sequence[Gpu] = ()
     ``cards`` are planned for in place of the host's GPUs."""
     if config is None:
         return {"machine": judge_host(host, num_workers=SMALL_FLEET)}
+    decision = ON_A_CARD if cards and config.model.dtype == "auto" else decide(config, this_machine(), asks_again=True)
+    config = with_types(config, decision)
     counts = desired_counts(config)
     here = {role: number for role, number in counts.items() if role not in config.launch.elsewhere}
     machine = judge_host(host, num_workers=sum(here.values()))
@@ -282,7 +286,8 @@ def examine(host: HostFacts, config: RunConfig | None, cards: Sequence[Gpu] = ()
     gpus = cards or (() if isinstance(host.torch, str) else host.torch.gpus)
     if shapes and gpus:
         machine += judge_cards(config, shapes, gpus)
-    return {"machine": machine, "configuration": diagnose(config)}
+    types = [] if decision is None else [fine("types", decision.words)]
+    return {"machine": machine, "configuration": [*types, *diagnose(config)]}
 
 
 def _shapes(config: RunConfig) -> tuple[Shape, Shape | None] | None:

@@ -118,11 +118,13 @@ def _deadlines(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
 
 def _correction(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     generation = config.generation
-    differs = generation.engine == "vllm" or (generation.engine == "local" and generation.dtype != config.model.dtype)
+    differs = generation.engine == "vllm" or (
+        generation.engine == "local" and config.types.generator != config.types.learner
+    )
     algorithm = config.algorithm
     is_uncorrected = isinstance(algorithm, SampledSettings) and algorithm.importance is Importance.NONE
     if is_uncorrected and differs and not config.data.responses:
-        engine = "vLLM" if generation.engine == "vllm" else f"the engine in {generation.dtype}"
+        engine = "vLLM" if generation.engine == "vllm" else f"the engine in {config.types.generator}"
         yield warn(
             "correction",
             f"{engine} computes log-probs that differ from the learner's, and algorithm.importance is none",
@@ -143,18 +145,18 @@ def _warm_up(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
 
 
 def _devices(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
-    settings = {"model.dtype": (config.model.dtype, config.model.device)}
+    settings = {"model.dtype": (config.types.learner, config.model.device)}
     if config.generation.engine == "local":
-        settings["generation.dtype"] = (config.generation.dtype, config.generation.device)
+        settings["generation.dtype"] = (config.types.generator, config.generation.device)
     if config.learner.has_own_engine:
         return
     for key, (dtype, device) in settings.items():
-        if dtype == "bfloat16" and is_cpu(device):
+        if dtype == "bfloat16" and is_cpu(device) and not machine.has_bfloat16:
             yield warn(
                 "types",
-                f"{key} is bfloat16 on a CPU, which most CPUs compute more slowly than float32",
-                "float32 on a CPU",
-                f"set {key} to float32, unless this CPU has instructions for bfloat16 (AMX, AVX-512 BF16)",
+                f"{key} is bfloat16, for which this processor has no instructions, so products take several times as long",
+                "float32 here",
+                f"set {key} to auto or float32",
             )
     if not is_cpu("auto"):
         named = {"model.device": config.model.device, "generation.device": config.generation.device}

@@ -124,7 +124,7 @@ def needs(
         need = _generator(shape, config) if on_cpu(config.generation.device) else _ON_GPU
         found += _each("generator", counts.get(Role.GENERATOR, 0), need)
     if config.has_reference and config.reference.backend == "torch":
-        weights = shape.num_weights * ITEM_BYTES[config.model.dtype]
+        weights = shape.num_weights * ITEM_BYTES[config.types.learner]
         work = activation_bytes(shape, config.reference.micro_batch_tokens) // shape.layers
         parts = {"weights": weights, "activations": work, "process": PROCESS_BYTES}
         need = Need("", parts, weights) if on_cpu(config.reference.device) else _ON_GPU
@@ -175,7 +175,7 @@ def _snapshots(name: str, config: RunConfig, state: int, num_gathered: int) -> l
 def published(config: RunConfig, shape: Shape) -> Need:
     """Return the memory of the published versions: those kept, and the next."""
     has_adapter = bool(config.learner.lora.rank)
-    size = shape.num_weights * (4 if has_adapter else ITEM_BYTES[config.weights.dtype])
+    size = shape.num_weights * (4 if has_adapter else ITEM_BYTES[config.types.weights])
     versions = 1 if has_adapter else config.weights.keep + 1
     return Need(PUBLISHED, {f"{versions} versions": versions * size}, size)
 
@@ -184,7 +184,11 @@ def frozen_bytes(config: RunConfig, shape: Shape) -> int:
     """Return the bytes of the policy's weights below an adapter. In bfloat16 its linear layers are kept in
     that type, but the embedding, experts' joint weights and DeepSpeed's are not."""
     learner = config.learner
-    if config.model.dtype != "bfloat16" or shape.has_experts or (learner.ranks > 1 and learner.backend == "deepspeed"):
+    if (
+        config.types.learner != "bfloat16"
+        or shape.has_experts
+        or (learner.ranks > 1 and learner.backend == "deepspeed")
+    ):
         return shape.num_weights * _FP32
     embedding = shape.vocabulary * shape.hidden
     return max(0, shape.num_weights - embedding) * ITEM_BYTES["bfloat16"] + embedding * _FP32
@@ -220,12 +224,16 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
 
 def _generator(shape: Shape, config: RunConfig) -> Need:
     generation = config.generation
-    item = ITEM_BYTES[generation.dtype]
+    item = ITEM_BYTES[config.types.generator]
     if generation.engine == "vllm":
         weights, cache = shape.num_weights * item, generation.vllm.kv_cache_gb << 30
         return Need("", {"weights": weights, "KV cache": cache, "process": 4 * PROCESS_BYTES}, weights)
     tokens = generation.num_slots * (config.data.max_prompt_tokens + generation.max_response_tokens)
-    shares = config.weights.path != "wire" and generation.dtype == config.weights.dtype and not config.learner.lora.rank
+    shares = (
+        config.weights.path != "wire"
+        and config.types.generator == config.types.weights
+        and not config.learner.lora.rank
+    )
     weights = 0 if shares else shape.num_weights * item
     cache = tokens * shape.layers * 2 * shape.key_width * item
     return Need("", {"weights": weights, "KV cache at most": cache, "process": PROCESS_BYTES}, weights)

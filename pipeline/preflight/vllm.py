@@ -99,7 +99,7 @@ def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] 
             "one process has one worker; set both to 1 and raise fleet.generator, or use GPUs with mode background"
         )
     if on_cpu:
-        _check_memory(config, shape.token_bytes(config.generation.dtype))
+        _check_memory(config, shape.token_bytes(config.types.generator))
     return f"vllm: {name} {version} ({'CPU' if on_cpu else 'GPU'})"
 
 
@@ -125,7 +125,7 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
             "vLLM needs one more to score the last: lower one of them, or set reference.backend to torch"
         )
     longest = longest_scored(config)
-    if on_cpu and shape.token_bytes(config.model.dtype) * (longest + 1) > vllm.kv_cache_gb << 30:
+    if on_cpu and shape.token_bytes(config.types.learner) * (longest + 1) > vllm.kv_cache_gb << 30:
         little = f"too little for one sequence of {longest} tokens"
         raise ConfigError(f"reference.vllm.kv_cache_gb is {vllm.kv_cache_gb}, {little}; raise it")
     return f"vllm as reference: {name} {version} ({'CPU' if on_cpu else 'GPU'})"

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 """The kernel's cgroup files; in a container, its own."""
+_CPU = Path("/proc/cpuinfo")
+_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     num_cores: int
     memory_bytes: int
+    has_bfloat16: bool = False
+    """Whether the processor has instructions for products in bfloat16 (AMX, AVX-512 BF16, or Arm's BF16)."""
 
 
 def this_machine(groups: Path = CONTROL_GROUPS) -> Machine:
@@ -25,7 +30,16 @@ def this_machine(groups: Path = CONTROL_GROUPS) -> Machine:
     if (share := _core_share(groups)) is not None:
         cores = min(cores, max(1, share))
     limits = (_number(groups / "memory.max"), _number(groups / "memory" / "memory.limit_in_bytes"))
-    return Machine(cores, min([memory, *(limit for limit in limits if limit)]))
+    return Machine(cores, min([memory, *(limit for limit in limits if limit)]), _has_bfloat16(_CPU))
+
+
+def _has_bfloat16(cpu: Path) -> bool:
+    with suppress(OSError):
+        flags = re.search(
+            r"^(?:flags|Features)\s*:(.*)$", cpu.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
+        )
+        return flags is not None and not _BFLOAT16.isdisjoint(flags[1].split())
+    return False
 
 
 def free_in_group(groups: Path = CONTROL_GROUPS) -> int | None:

@@ -70,9 +70,9 @@ def standby_parts(config: RunConfig, roles: Iterable[Role]) -> dict[str, int]:
         match role:
             case Role.GENERATOR if config.has_sampling and not config.generation.has_own_engine:
                 cache = config.generation.vllm.kv_cache_gb << 30 if config.generation.engine == "vllm" else 0
-                parts["generator"] = _model(config.model.path, config.generation.dtype) + cache
+                parts["generator"] = _model(config.model.path, config.types.generator) + cache
             case Role.REFERENCE if not config.reference.has_own_engine:
-                parts["reference"] = _model(config.reference_model, config.model.dtype)
+                parts["reference"] = _model(config.reference_model, config.types.learner)
             case Role.VALUE if not config.value.has_own_engine:
                 parts["value"] = _model(config.value.path or config.model.path, "float32")
             case Role.REWARD if config.reward.model is not None:

@@ -278,7 +278,9 @@ class Supervisor:
         server = (
             f"{address.server} {address.server_version}".strip() if address is not None and embedded else "external"
         )
-        return own_start(RealClock().time(), seed=run.seed, num_updates=run.num_updates, server=server)
+        of = self._config.types
+        types = f"learner {of.learner}, generators {of.generator}, published weights {of.weights}"
+        return own_start(RealClock().time(), seed=run.seed, num_updates=run.num_updates, server=server, types=types)
 
     def _record(self, row: Callable[[], StartRow | EndRow]) -> None:
         """Append to the start record. The run does not depend on it: a failure is logged."""

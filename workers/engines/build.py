@@ -63,7 +63,7 @@ def start_weights(config: RunConfig) -> Mapping[str, Any]:
     from workers.engines.model.loading import load_model, resolve_dtype
     from workers.engines.model.weights_file import PublishedWeights
 
-    model = load_model(config.model.path, resolve_dtype(config.weights.dtype), torch.device("cpu"))
+    model = load_model(config.model.path, resolve_dtype(config.types.weights), torch.device("cpu"))
     return PublishedWeights({name: parameter.detach() for name, parameter in model.named_parameters()})
 
 

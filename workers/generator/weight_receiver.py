@@ -250,7 +250,7 @@ class WeightReceiver:
         if base is None or announcement.base is None:
             return _Version(announcement, file, self._engine.view_weights(file.data, file.lasting_path))
         started = time.perf_counter()
-        digest, dtype = announcement.base.digest, self._ctx.config.weights.dtype
+        digest, dtype = announcement.base.digest, self._ctx.config.types.weights
         publication = self._engine.merge_weights(file.data, base.data, digest, dtype=dtype)
         shared = {self._settings.shared_memory: None, False: None}
         folders = [fetched_folder(self._ctx.run_dir, shared_memory=is_shared) for is_shared in shared]

@@ -62,7 +62,7 @@ def build_scoring(config: RunConfig, model_path: Path) -> TorchScoring:
     device = resolve_device(config.reference.device)
     if device.type == "cpu":
         torch.set_num_threads(config.reference.threads)
-    model = load_model(model_path, resolve_dtype(config.model.dtype), device)
+    model = load_model(model_path, resolve_dtype(config.types.learner), device)
     return TorchScoring(
         model, temperature=config.training_temperature, micro_batch_tokens=config.reference.micro_batch_tokens
     )

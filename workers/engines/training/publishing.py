@@ -69,7 +69,7 @@ def publish_settings(config: RunConfig) -> PublishSettings:
     environment |= {"deepspeed": installed("deepspeed") or ""} if config.learner.backend == "deepspeed" else {}
     environment |= {"peft": installed("peft") or ""} if config.learner.lora.rank else {}
     return PublishSettings(
-        dtype=config.weights.dtype,
+        dtype=config.types.weights,
         probe=probe_sample(config) if config.generation.engine == "vllm" else None,
         digests=config.replay.record,
         device=config.model.device,

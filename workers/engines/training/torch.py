@@ -253,7 +253,7 @@ def forward_settings(config: RunConfig, device: torch.device, plan: LearningPlan
     return ForwardSettings(
         temperature=config.training_temperature,
         micro_batch_tokens=(plan or learning_plan_on(config, device)).tokens,
-        autocast=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
+        autocast=torch.bfloat16 if config.types.learner == "bfloat16" else None,
     )
 
 

@@ -150,7 +150,7 @@ def value_settings(config: RunConfig, device: torch.device, plan: LearningPlan |
         gamma=algorithm.gamma,
         gae_lambda=value.gae_lambda,
         bounds=value,
-        autocast=torch.bfloat16 if value.dtype == "bfloat16" else None,
+        autocast=torch.bfloat16 if config.types.value == "bfloat16" else None,
     )
 
 

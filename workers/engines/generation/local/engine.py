@@ -314,7 +314,7 @@ def build_local(config: RunConfig, model_path: Path) -> LocalEngine:
         torch.set_num_threads(generation.threads)
     # on a joined host the folder has no weights; they come with the learner's first version
     load = load_model if any(model_path.glob("*.safetensors")) else load_structure
-    model = load(model_path, resolve_dtype(generation.dtype), device)
+    model = load(model_path, resolve_dtype(config.types.generator), device)
     tokenizer = load_text_tokenizer(model_path)
     return LocalEngine(
         model,

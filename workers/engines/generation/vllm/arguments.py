@@ -28,7 +28,7 @@ def arguments_of(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[s
         model_path,
         num_slots=generation.num_slots,
         positions=config.data.max_prompt_tokens + generation.max_response_tokens,
-        dtype=generation.dtype,
+        dtype=config.types.generator,
         on_cpu=on_cpu,
         extra=extra,
     )
@@ -41,7 +41,7 @@ def scoring_arguments(config: RunConfig, model_path: Path, *, on_cpu: bool) -> d
         model_path,
         num_slots=min(_SCORED_AT_ONCE, num_tokens) - 1,
         positions=longest_scored(config) + 1,
-        dtype=config.model.dtype,
+        dtype=config.types.learner,
         on_cpu=on_cpu,
     )
     arguments |= {

@@ -129,4 +129,4 @@ def tolerance(config: RunConfig) -> float:
     given = config.generation.vllm.parity_tolerance
     if given is not None:
         return given
-    return max(TOLERANCE[name] for name in (config.generation.dtype, config.model.dtype, config.weights.dtype))
+    return max(TOLERANCE[name] for name in config.types)
