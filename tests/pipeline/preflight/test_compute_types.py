@@ -27,7 +27,10 @@ def test_engine_critic_and_published_weights_follow_the_learner_unless_they_are_
     assert with_types(undecided(tmp_path), CHOSEN).types == ("bfloat16",) * 4
     own = with_types(undecided(tmp_path, "generation.dtype=float32"), CHOSEN)
     assert own.types == ("bfloat16", "float32", "bfloat16", "float32")
-    assert with_types(op_config(tmp_path, "model.dtype=float32", "weights.dtype=bfloat16"), None).types.weights == "bfloat16"
+    assert (
+        with_types(op_config(tmp_path, "model.dtype=float32", "weights.dtype=bfloat16"), None).types.weights
+        == "bfloat16"
+    )
 
 
 def test_what_was_decided_is_in_the_settings_that_a_resumed_run_reads(tmp_path: Path) -> None:
@@ -51,7 +54,9 @@ def test_a_processor_without_instructions_computes_in_float32_and_nothing_is_ask
     assert "no instructions" in decided.words
 
 
-def test_a_small_model_computes_in_float32_and_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_model_computes_in_float32_and_nothing_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compute_types, "ask", None)
     decided = decide(undecided(tmp_path), FAST)
     assert decided is not None
