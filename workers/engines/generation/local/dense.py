@@ -12,7 +12,7 @@ the model is taken apart:
 - Matrices that read the same input become one.
 - On a CPU, large matrices are laid out as its matrix products read them (:func:`_packs`).
 - Queries and keys are normalised and rotated as one tensor.
-- A residual is added by the product that computes its summand.
+- A residual is added by the product that computes its summand; packed products apply the activation.
 
 The joined and packed matrices are copies, which cost memory and are rebuilt whenever weights change:
 :func:`is_dense`."""
@@ -229,7 +229,7 @@ class _Linear:
 
     def __init__(self, *modules: torch.nn.Linear) -> None:
         self._modules = modules
-        self._is_packed = _packs(modules)
+        self.is_packed = _packs(modules)
         self._weight: torch.Tensor = modules[0].weight
         self._bias: torch.Tensor | None = modules[0].bias
 
@@ -238,27 +238,32 @@ class _Linear:
         return len(self._modules) > 1
 
     def take_weights(self) -> None:
-        if self._is_joined or self._is_packed:
+        if self._is_joined or self.is_packed:
             self._weight = torch.cat([module.weight for module in self._modules])
-        if self._is_packed:
+        if self.is_packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, None)
         if self._is_joined and self._bias is not None:
             self._bias = torch.cat([module.bias for module in self._modules])
 
     def copies(self) -> list[torch.Tensor]:
-        if not self._is_joined and not self._is_packed:
+        if not self._is_joined and not self.is_packed:
             return []
         bias = [self._bias.clone()] if self._is_joined and self._bias is not None else []
-        return [self._weight.to_dense() if self._is_packed else self._weight.clone(), *bias]
+        return [self._weight.to_dense() if self.is_packed else self._weight.clone(), *bias]
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self._is_packed:
-            return torch.ops.mkldnn._linear_pointwise(hidden, self._weight, self._bias, "none", [], "")
+    def __call__(self, hidden: torch.Tensor, then: str = "none") -> torch.Tensor:
+        """``then`` "swish" is SiLU of the output; only if packed."""
+        if self.is_packed:
+            return torch.ops.mkldnn._linear_pointwise(hidden, self._weight, self._bias, then, [], "")
         return linear(hidden, self._weight, self._bias)
 
+    def joined_to(self, other: torch.Tensor, hidden: torch.Tensor, by: str) -> torch.Tensor:
+        """Return the output with ``other`` added ("add") or times it ("mul"); only if packed."""
+        return torch.ops.mkldnn._linear_pointwise.binary(hidden, other, self._weight, self._bias, by)
+
     def added_to(self, residual: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        if self._is_packed:
-            return torch.ops.mkldnn._linear_pointwise.binary(hidden, residual, self._weight, self._bias, "add")
+        if self.is_packed:
+            return self.joined_to(residual, hidden, "add")
         if self._bias is not None:
             residual = residual + self._bias
         return torch.addmm(residual, hidden, self._weight.T)
@@ -309,7 +314,10 @@ class _Layer:
             self._head_norm = _Norm(attention.q_norm, attention.k_norm, heads=self._heads[:2])
         self._attention_out = _Linear(attention.o_proj)
         self._feed_norm = _Norm(layer.post_attention_layernorm)
-        self._feed_in = _Linear(feed.gate_proj, feed.up_proj)
+        gate, up = _Linear(feed.gate_proj), _Linear(feed.up_proj)
+        self._feed_in: tuple[_Linear, ...] = (_Linear(feed.gate_proj, feed.up_proj),)
+        if gate.is_packed and up.is_packed and feed.config.hidden_act == "silu":
+            self._feed_in = gate, up
         self._activation: Callable[[torch.Tensor], torch.Tensor] = feed.act_fn.forward
         self._feed_out = _Linear(feed.down_proj)
 
@@ -319,7 +327,8 @@ class _Layer:
 
     @property
     def parts(self) -> list[_Norm | _Linear]:
-        return [part for part in vars(self).values() if isinstance(part, _Norm | _Linear)]
+        parts = [part for part in vars(self).values() if isinstance(part, _Norm | _Linear)]
+        return [*parts, *self._feed_in]
 
     def project(
         self, hidden: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
@@ -351,5 +360,9 @@ class _Layer:
     def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Return the layer's output, [N, hidden], from its input and its attention output."""
         hidden = self._attention_out.added_to(hidden, attended)
-        gate, up = self._feed_in(self._feed_norm(hidden)).chunk(2, -1)
-        return self._feed_out.added_to(hidden, self._activation(gate).mul_(up))
+        normed = self._feed_norm(hidden)
+        if len(self._feed_in) == 2:
+            gate, up = self._feed_in
+            return self._feed_out.added_to(hidden, up.joined_to(gate(normed, "swish"), normed, "mul"))
+        gated, raised = self._feed_in[0](normed).chunk(2, -1)
+        return self._feed_out.added_to(hidden, self._activation(gated).mul_(raised))
