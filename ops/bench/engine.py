@@ -17,22 +17,25 @@ Seconds are this process's processor seconds. One thread computes everything, so
 stretches only the wall clock.
 
     python -m ops.bench.engine --json bench-results/engine.json
-    python -m ops.bench.engine --model runs/models/smollm2 --dtype bfloat16 --slots 16 --prompt 46 --group 8
+    python -m ops.bench.engine --model runs/models/smollm2 --against vLLM --rounds 1 --json bench-results/smollm2.json
 
-With a model of one's own, every prompt has exactly as many tokens as said."""
+With a model of one's own, every prompt has exactly as many tokens as said, there are twice as many sequences as
+slots, and a few tokens warm a contender up. vLLM forgets its prompts between rounds, as after new weights."""
 
 from __future__ import annotations
 
 import argparse
 import copy
 import importlib.util
+import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,8 +70,11 @@ GROUPED: Final = 1.3
 SLOTS: Final = (1, 16, 64)
 PROMPTS: Final = (4, 46, 400)
 GROUPS: Final = (1, 8)
+DTYPES: Final = ("bfloat16", "float32")
 _SEQUENCES_PER_SLOT = 4
+_SEQUENCES_PER_SLOT_MODEL = 2
 _LEAST_SEQUENCES = 8
+_WARM_TOKENS = 4
 _PAGE_TOKENS = 16
 _PATIENCE_S = 600.0
 
@@ -111,12 +117,12 @@ def run_generate(model: Any, work: Work, batch_size: int) -> int:
 
 
 @contextmanager
-def continuous_batching(model: Any, work: Work, num_slots: int) -> Iterator[Callable[[int], int]]:
+def continuous_batching(model: Any, longest_prompt: int, num_slots: int) -> Iterator[Callable[[Work, int], int]]:
     """Start the batching of transformers; yield a function that samples everything once and returns the number of
     response tokens."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-    longest = max(prompt.size for prompt in work.prompts) + LONGEST
+    longest = longest_prompt + LONGEST
     settings = ContinuousBatchingConfig(
         page_size=_PAGE_TOKENS,
         num_blocks=num_slots * -(-longest // _PAGE_TOKENS),
@@ -129,7 +135,7 @@ def continuous_batching(model: Any, work: Work, num_slots: int) -> Iterator[Call
     manager = model.init_continuous_batching(generation_config=sampling, continuous_batching_config=settings)
     manager.start()
 
-    def run(turn: int) -> int:
+    def run(work: Work, turn: int) -> int:
         waiting = {
             manager.add_request(prompt.tolist(), request_id=f"{turn}-{number}", max_new_tokens=length)
             for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True))
@@ -153,6 +159,7 @@ def run_offline(llm: Any, work: Work, turn: int) -> int:
     from vllm import SamplingParams as VllmParams
     from vllm.sampling_params import RequestOutputKind
 
+    assert llm.reset_prefix_cache()
     for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
         params = VllmParams(
             temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False,
@@ -177,42 +184,54 @@ def prepare(model: PreTrainedModel, folder: Path, num_slots: int, positions: int
 
 
 @contextmanager
-def vllm(model: PreTrainedModel, work: Work, num_slots: int) -> Iterator[Callable[[int], int]]:
-    """Start vLLM in this process on the model's weights; yield a function that samples everything once."""
+def vllm(model: PreTrainedModel, num_slots: int) -> Iterator[Any]:
+    """Start vLLM in this process on the model's weights; yield its engine."""
     with tempfile.TemporaryDirectory(prefix="headrace-vllm-") as folder:
         core = prepare(model, Path(folder), num_slots)
-        yield lambda turn: run_offline(core.llm, work, turn)
+        core.load(dict(model.state_dict()), 0, recompute=False)
+        yield core.llm
 
 
 def measure(
-    shape: Shape, rounds: int, model: PreTrainedModel | None = None, against: Sequence[str] = CONTENDERS
+    shape: Shape,
+    rounds: int,
+    model: PreTrainedModel,
+    against: Sequence[str] = CONTENDERS,
+    llm: Any = None,
+    warm_tokens: int = LONGEST,
 ) -> dict[str, Any]:
-    model, work = model or make_model(shape), make_work(shape)
+    """Measure all contenders; a round of responses of at most ``warm_tokens`` comes first."""
+    work = make_work(shape)
+    warm = work
+    if warm_tokens < LONGEST:
+        warm = Work(work.prompts[:2], np.minimum(work.lengths[:2], warm_tokens))
     engine = LocalEngine(copy.deepcopy(model), num_slots=shape.num_slots)
     engine.load_weights(model.state_dict(), 0)
-    num_tokens = int(work.lengths.sum())
-    runs: dict[str, Callable[[int], int]] = {
-        ENGINE: lambda turn: run_engine(engine, work, turn, LONGEST),
+    runs: dict[str, Callable[[Work, int], int]] = {
+        ENGINE: lambda work, turn: run_engine(engine, work, turn, LONGEST),
     }
     if GENERATE in against:
-        runs[GENERATE] = lambda _: run_generate(model, work, shape.num_slots)
-    if GENERATE in against and shape.num_slots == max(SLOTS):
-        runs[f"{GENERATE}, one batch"] = lambda _: run_generate(model, work, shape.num_sequences)
+        runs[GENERATE] = lambda work, _: run_generate(model, work, shape.num_slots)
+    if GENERATE in against and shape.num_slots == max(SLOTS) and warm is work:
+        runs[f"{GENERATE}, one batch"] = lambda work, _: run_generate(model, work, shape.num_sequences)
+    if llm is not None:
+        runs[VLLM] = lambda work, turn: run_offline(llm, work, turn)
     with ExitStack() as stack:
         if BATCHING in against:
-            runs[BATCHING] = stack.enter_context(continuous_batching(copy.deepcopy(model), work, shape.num_slots))
-        if VLLM in against and has_vllm():
-            runs[VLLM] = stack.enter_context(vllm(model, work, shape.num_slots))
+            longest = max(prompt.size for prompt in work.prompts)
+            runs[BATCHING] = stack.enter_context(continuous_batching(copy.deepcopy(model), longest, shape.num_slots))
         turns = iter(range(1, 1_000_000))
 
-        def contender(run: Callable[[int], int]) -> Callable[[], None]:
+        def contender(run: Callable[[Work, int], int], work: Work) -> Callable[[], None]:
             def timed() -> None:
-                assert run(next(turns)) == num_tokens
+                assert run(work, next(turns)) == int(work.lengths.sum())
 
             return timed
 
-        contenders = {name: contender(run) for name, run in runs.items()}
-        seconds = interleaved(contenders, rounds=rounds, clock=time.process_time)
+        for run in runs.values():
+            contender(run, warm)()
+        contenders = {name: contender(run, work) for name, run in runs.items()}
+        seconds = interleaved(contenders, rounds=rounds, warmup=0, clock=time.process_time)
     return {
         "shape": shape.name,
         "dtype": str(model.dtype),
@@ -220,7 +239,7 @@ def measure(
         "group_size": shape.group_size,
         "num_sequences": shape.num_sequences,
         "num_slots": shape.num_slots,
-        "num_tokens": num_tokens,
+        "num_tokens": int(work.lengths.sum()),
         "median_length": float(np.median(work.lengths)),
         "p99_length": float(np.percentile(work.lengths, 99)),
         "seconds": seconds,
@@ -231,9 +250,33 @@ def has_vllm() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def with_slots(shape: Shape, num_slots: int) -> Shape:
+def with_slots(shape: Shape, num_slots: int, per_slot: int = _SEQUENCES_PER_SLOT) -> Shape:
     """Return the shape for an engine with this many slots."""
-    return replace(shape, num_slots=num_slots, num_sequences=max(_LEAST_SEQUENCES, _SEQUENCES_PER_SLOT * num_slots))
+    return replace(shape, num_slots=num_slots, num_sequences=max(_LEAST_SEQUENCES, per_slot * num_slots))
+
+
+def measure_model(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure a model of one's own with every combination of the options' values."""
+    against = options.against or CONTENDERS
+    for dtype in options.dtype or DTYPES:
+        model = load_model(options.model, resolve_dtype(dtype), torch.device("cpu"))
+        # every response ends at its length
+        model.generation_config.eos_token_id = None
+        for slots in options.slots or SLOTS[1:]:
+            with vllm(model, slots) if VLLM in against and has_vllm() else nullcontext() as llm:
+                for prompt, group in product(options.prompt or PROMPTS, options.group or GROUPS):
+                    shape = shape_of(model, options.model.name, prompt, group)
+                    shape = with_slots(shape, slots, _SEQUENCES_PER_SLOT_MODEL)
+                    yield measure(shape, options.rounds, model, against, llm, warm_tokens=_WARM_TOKENS)
+
+
+def measure_random(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure the random models."""
+    against = options.against or CONTENDERS
+    for shape, slots in product(SHAPES[: options.shapes], options.slots or SLOTS):
+        model = make_model(shape)
+        with vllm(model, slots) if VLLM in against and has_vllm() else nullcontext() as llm:
+            yield measure(with_slots(shape, slots), options.rounds, model, against, llm)
 
 
 def shape_of(model: PreTrainedModel, name: str, prompt: int, group: int) -> Shape:
@@ -263,39 +306,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="The local engine against generate and continuous batching of transformers, and vLLM, on a CPU.",
     )
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds; the median counts")
-    parser.add_argument("--slots", type=int, action="append", help=f"slots of the engine (default: {SLOTS})")
+    several: dict[str, Any] = {"action": "extend", "nargs": "+"}
+    parser.add_argument("--slots", type=int, **several, help=f"slots of the engine (default: {SLOTS})")
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="measure only the first N models", metavar="N")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--model", type=Path, help="measure this model folder instead of the random models")
-    parser.add_argument("--dtype", default="bfloat16", help="type of its weights (default: %(default)s)")
-    parser.add_argument("--prompt", type=int, action="append", help="tokens of its prompts (default: 4, 46 and 400)")
-    parser.add_argument("--group", type=int, action="append", help="responses of a prompt (default: 1 and 8)")
-    parser.add_argument("--against", choices=CONTENDERS, action="append", help="(default: all)")
+    parser.add_argument("--dtype", **several, help=f"types of its weights (default: {DTYPES})")
+    parser.add_argument("--prompt", type=int, **several, help=f"tokens of its prompts (default: {PROMPTS})")
+    parser.add_argument("--group", type=int, **several, help=f"responses of a prompt (default: {GROUPS})")
+    parser.add_argument("--against", choices=CONTENDERS, **several, help="(default: all)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     os.environ.update(VLLM_SETTINGS)
-    if options.model is None:
-        bars = BARS
-        results = [
-            measure(with_slots(shape, slots), options.rounds, against=options.against or CONTENDERS)
-            for shape in SHAPES[: options.shapes]
-            for slots in options.slots or SLOTS
-        ]
-    else:
-        bars = BARS_MODEL
-        model = load_model(options.model, resolve_dtype(options.dtype), torch.device("cpu"))
-        # every response ends at its length
-        model.generation_config.eos_token_id = None
-        shapes = [
-            shape_of(model, options.model.name, prompt, group)
-            for prompt in options.prompt or PROMPTS
-            for group in options.group or GROUPS
-        ]
-        results = [
-            measure(with_slots(shape, slots), options.rounds, model, options.against or CONTENDERS)
-            for shape in shapes
-            for slots in options.slots or SLOTS[1:]
-        ]
+    is_random = options.model is None
+    bars = BARS if is_random else BARS_MODEL
+    results: list[dict[str, Any]] = []
+    for result in measure_random(options) if is_random else measure_model(options):
+        results.append(result)
+        print(json.dumps(result), file=sys.stderr)
     show(
         f"Sampled tokens a processor second, one thread, {options.rounds} interleaved rounds",
         ("model", "slots", "prompt", "group", "contender", "tokens/s", "engine is faster"),
@@ -318,7 +346,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, ratio in judge(result, bars).items():
             bar = GROUPED if name == VLLM and result["group_size"] > 1 else bars[name]
             if ratio.median < bar:
-                short.append(f"{result['shape']}, {result['num_slots']} slots: {ratio} of {name}, bar {bar}")
+                dtype, prompt = result["dtype"].removeprefix("torch."), result["prompt_tokens"][1]
+                cell = f"{dtype}, {result['num_slots']} slots, prompt {prompt}, groups of {result['group_size']}"
+                short.append(f"{result['shape']} {cell}: {ratio} of {name}, bar {bar}")
     print("\n".join(["below the bar:", *short]) if short else "every bar holds")
     if not has_vllm():
         print("vLLM is not installed: make vllm builds an environment with it, .venv-vllm")

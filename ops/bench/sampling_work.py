@@ -21,7 +21,7 @@ LONGEST = 512
 """Longest response in tokens."""
 
 VLLM_SETTINGS: Final = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "3",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
