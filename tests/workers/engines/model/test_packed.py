@@ -150,6 +150,33 @@ def test_attention_in_a_tree_is_that_of_each_sequence_alone(
         torch.testing.assert_close(one, other, atol=1e-11, rtol=1e-11)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 6])
+def test_in_half_precision_attention_has_the_gradient_of_single_precision(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    layout = PackedLayout.of([9, 30, 27, 30, 12], CPU, [0, 0, 20, 20, 4])
+    torch.manual_seed(0)
+    row = [torch.randn(1, heads, layout.num_tokens, 8, dtype=dtype, requires_grad=True) for heads in (4, 2, 2)]
+    singles = [one.detach().float().requires_grad_() for one in row]
+    factors = torch.randn(1, layout.num_tokens, 4, 8)
+    for inputs in (row, singles):
+        output, _ = packed_attention(None, *inputs, None, sliding_window=window, packed_layout=layout)
+        (output * factors).sum().backward()
+    for half, single in zip(row, singles, strict=True):
+        assert half.grad is not None and single.grad is not None
+        assert (half.grad - single.grad).norm() <= 0.01 * single.grad.norm()
+
+
+def test_gradients_do_not_change_what_attention_returns() -> None:
+    layout = PackedLayout.of([30, 27], CPU, [0, 20])
+    row = [torch.randn(1, heads, layout.num_tokens, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
+    with_gradient, _ = packed_attention(None, *row, None, packed_layout=layout)
+    with torch.no_grad():
+        without, _ = packed_attention(None, *row, None, packed_layout=layout)
+    assert torch.equal(with_gradient, without), "the ratio of unchanged weights is 1"
+
+
 def test_windows_of_a_response_attend_as_one_sequence() -> None:
     layout = PackedLayout.of([10, 30, 60, 90], CPU, [0, 10, 30, 60])
     (bucket,) = layout.buckets
