@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TOKENIZER = Path("ops/demo/tiny_model")
-_LEARNING_RATE = 1e-6
 
 
 class TrlStep:
-    def __init__(self, model: PreTrainedModel, micro_batch_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, micro_batch_size: int, dtype: torch.dtype | None = None) -> None:
+        """Compute in ``dtype`` with float32 masters, as the trainer does with bf16=True; None for bfloat16 on CUDA."""
         self.size = micro_batch_size
+        self._autocast = torch.cuda.is_available() if dtype is None else dtype == torch.bfloat16
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-trl-")
         self._trainer: Any = GRPOTrainer(
             model=model,
@@ -52,7 +53,7 @@ class TrlStep:
         )
         # has no dropout
         self._model = self._trainer.model.train()
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0, fused=True)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
 
     def step(self, samples: Sequence[TrainingSample], rule: Rule) -> float:
         """Do one optimiser step; return the loss. ``rule`` must be the default one, which this trainer
@@ -64,7 +65,7 @@ class TrlStep:
         for start in range(0, len(samples), self.size):
             inputs = _inputs(samples[start : start + self.size], num_tokens)
             inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            with torch.autocast(device.type, torch.bfloat16, enabled=self._autocast):
                 loss = trainer.compute_loss(self._model, inputs)
             loss.backward()
             total += float(loss.detach())

@@ -160,8 +160,8 @@ def test_in_half_precision_attention_has_the_gradient_of_single_precision(
     row = [torch.randn(1, heads, layout.num_tokens, 8, dtype=dtype, requires_grad=True) for heads in (4, 2, 2)]
     singles = [one.detach().float().requires_grad_() for one in row]
     factors = torch.randn(1, layout.num_tokens, 4, 8)
-    for inputs in (row, singles):
-        output, _ = packed_attention(None, *inputs, None, sliding_window=window, packed_layout=layout)
+    for query, key, value in (row, singles):
+        output, _ = packed_attention(None, query, key, value, None, sliding_window=window, packed_layout=layout)
         (output * factors).sum().backward()
     for half, single in zip(row, singles, strict=True):
         assert half.grad is not None and single.grad is not None
@@ -170,10 +170,12 @@ def test_in_half_precision_attention_has_the_gradient_of_single_precision(
 
 def test_gradients_do_not_change_what_attention_returns() -> None:
     layout = PackedLayout.of([30, 27], CPU, [0, 20])
-    row = [torch.randn(1, heads, layout.num_tokens, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
-    with_gradient, _ = packed_attention(None, *row, None, packed_layout=layout)
+    query, key, value = (
+        torch.randn(1, heads, layout.num_tokens, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)
+    )
+    with_gradient, _ = packed_attention(None, query, key, value, None, packed_layout=layout)
     with torch.no_grad():
-        without, _ = packed_attention(None, *row, None, packed_layout=layout)
+        without, _ = packed_attention(None, query, key, value, None, packed_layout=layout)
     assert torch.equal(with_gradient, without), "the ratio of unchanged weights is 1"
 
 

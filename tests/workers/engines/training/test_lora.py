@@ -3,6 +3,7 @@ goes on bit for bit."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreT
 
 peft = pytest.importorskip("peft", reason="peft is not installed: make test-lora")
 
+from pipeline.algorithms.batching import TrainingSample  # noqa: E402
 from pipeline.config.learning import Importance  # noqa: E402
 from pipeline.weights.digest import digest_buffer  # noqa: E402
 from protocol.errors import ConfigError, DataError  # noqa: E402
@@ -28,6 +30,8 @@ from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model, wit
 from tests.workers.engines.training.through_memory import ThroughMemory  # noqa: E402
 from workers.engines.model.adapter import Adapter, publish_adapter, publish_base, publish_merged  # noqa: E402
 from workers.engines.model.weights_file import publish_tensors, view_weights  # noqa: E402
+from workers.engines.scoring.seam import ScoringRequest  # noqa: E402
+from workers.engines.scoring.torch import TorchScoring  # noqa: E402
 from workers.engines.training.lora import LoraSettings  # noqa: E402
 from workers.engines.training.torch import TorchTraining  # noqa: E402
 
@@ -137,6 +141,54 @@ def test_a_step_follows_the_gradient_of_the_merged_weights() -> None:
         expected = -2.0 * gradients[f"{layer}.weight"] @ a.detach().T
         assert expected.abs().max() > 0
         torch.testing.assert_close(b.detach(), expected, rtol=1e-4, atol=1e-9)
+
+
+def groups() -> list[TrainingSample]:
+    """Samples in fours: one prompt, and two of the answers begin with the same token."""
+    samples, rng = make_samples(8), np.random.default_rng(0)
+    for start in (0, 4):
+        prompt = rng.integers(2, VOCABULARY, 9).astype(np.int32)
+        for member, sample in enumerate(samples[start : start + 4]):
+            answer = sample.tokens[sample.prompt_length :]
+            if member == 3:
+                answer[0] = samples[start].tokens[prompt.size]
+            tokens = np.concatenate([prompt, answer])
+            samples[start + member] = replace(sample, tokens=tokens, prompt_length=prompt.size)
+    return samples
+
+
+def test_a_group_shares_its_prompt_below_an_adapter_with_the_gradient_of_whole_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # steps are almost exactly gradients
+    settings, samples, rule = Settings(learning_rate=1e6, eps=1e6, max_grad_norm=1e9), groups(), make_rule()
+    whole = sum(sample.tokens.size for sample in samples)
+    changed: list[dict[str, torch.Tensor]] = []
+    for shared in (True, False):
+        monkeypatch.setattr("workers.engines.model.packed._has_shared_rows", lambda device, shared=shared: shared)
+        seen: list[int] = []
+        model = tiny_model(dtype=torch.float64)
+        backend = make(model, LORA, settings)
+        model.get_input_embeddings().register_forward_hook(lambda *call, seen=seen: seen.append(call[-1].shape[1]))
+        for _ in range(2):
+            assert backend.step(samples, rule).applied
+        assert sum(seen) < 1.8 * whole if shared else sum(seen) == 2 * whole
+        changed.append({name: one.detach().clone() for name, one in model.named_parameters() if one.requires_grad})
+    for name, one in changed[0].items():
+        assert ".lora_" in name
+        torch.testing.assert_close(one, changed[1][name], rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_the_reference_of_an_adapter_is_its_base_and_shares_prompts_as_well() -> None:
+    model = tiny_model(dtype=torch.float64)
+    reference = TorchScoring(copy.deepcopy(model), temperature=SETTINGS.forward.temperature, micro_batch_tokens=512)
+    samples, seen = groups(), list[int]()
+    of_adapter = make(model).response_logprobs(samples)
+    reference._model.get_input_embeddings().register_forward_hook(lambda *call: seen.append(call[-1].shape[1]))
+    found = reference.logprobs([ScoringRequest(s.tokens, s.response_length) for s in samples])
+    assert sum(seen) < sum(sample.tokens.size for sample in samples)
+    for one, other in zip(found, of_adapter, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def test_training_raises_the_logprob_of_what_was_rewarded() -> None:
