@@ -5,5 +5,4 @@ pause.
 - ``generator``: a generator's process: the local engine decodes, and takes versions by the generator's own code;
   models of a given size
 - ``learner``: the other side: the learner's own publisher, a real registry, and the clock
-- ``rivals``: memcpy, a file's copy, gloo's broadcast
-- ``changes``: the size of a delta after real optimiser steps"""
+- ``hosts``: versions to other hosts over links of a given rate, beside bare sockets with CURVE"""

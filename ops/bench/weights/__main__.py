@@ -1,7 +1,7 @@
 """Weight updates measured on this machine.
 
 python -m ops.bench.weights --json bench-results/weights.json
-python -m ops.bench.weights delta --json bench-results/weights-delta.json"""
+python -m ops.bench.weights hosts --json bench-results/weights-hosts.json"""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ from statistics import median
 
 import torch
 
-from ops.bench.table import provenance, show, write_json
-from ops.bench.weights.changes import SHAPE, Change, changes
+from ops.bench.table import provenance, ratios, show, write_json
+from ops.bench.weights import hosts
 from ops.bench.weights.learner import TRANSFER_MODES, Turn, measure
 from ops.ending import exit_code
 
 SHARE_BAR = 0.5
 """Least share of memcpy's bandwidth, from publish to served on one host."""
-DELTA_BAR = 10.0
-"""A delta at a learning rate of 1e-6 must be this many times smaller than whole bf16 weights."""
-DELTAS = (("bfloat16", 1e-6), ("bfloat16", 1e-5), ("float32", 1e-6))
+HOSTS_BAR = 0.8
+"""Least share of the rate of bare sockets, to other hosts."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.weights",
-        description="`times`: publish to served, and the pause, against memcpy, a file's copy and gloo. `delta`: bytes of what "
-        "changed at a step.",
+        description="`times`: publish to served, and the pause, against memcpy. `hosts`: to other hosts, against bare sockets.",
     )
-    parser.add_argument("what", nargs="?", choices=("times", "delta"), default="times")
+    parser.add_argument("what", nargs="?", choices=("times", "hosts"), default="times")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of a size and a way (default: %(default)s)")
     parser.add_argument(
         "--mb",
@@ -44,13 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", metavar="TEXT", help="measure only ways with this text in their name (file, wire, delta, adapter)"
     )
-    parser.add_argument("--steps", type=int, default=6, help="delta: optimiser steps (default: %(default)s)")
+    parser.add_argument(
+        "--hosts", default="1,8", help="hosts: comma-separated numbers of receivers (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--mbit",
+        default="1000,0",
+        help="hosts: comma-separated rates of the links; 0 is unlimited (default: %(default)s)",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args(arguments)
     options.told = provenance("weights", arguments)
     torch.set_num_threads(1)
-    if options.what == "delta":
-        _deltas(options)
+    if options.what == "hosts":
+        _hosts(options)
     else:
         _times(options)
 
@@ -88,15 +93,13 @@ def _times(options: argparse.Namespace) -> None:
         ],
     )
     show(
-        "The same bytes by other means in the same rounds: ms, median (quartiles), and medians of ratios",
-        ("way", "MB", "memcpy", "file copy", "gloo", "memcpy/total", "memcpy/moving", "pause in bar"),
+        "A memcpy of the same bytes in the same rounds: ms, median (quartiles), and medians of ratios",
+        ("way", "MB", "memcpy", "memcpy/total", "memcpy/moving", "pause in bar"),
         [
             (
                 way,
                 num_bytes / 2**20,
                 _spread(turns, lambda turn: turn.memcpy_s),
-                _spread(turns, lambda turn: turn.file_copy_s),
-                _spread(turns, lambda turn: turn.broadcast_s),
                 median(turn.memcpy_s / turn.total_s for turn in turns),
                 median(turn.memcpy_s / turn.moving_s for turn in turns),
                 f"{sum(turn.gap_s <= turn.step_s + turn.memcpy_s for turn in turns)} of {len(turns)}",
@@ -116,34 +119,47 @@ def _spread(turns: Sequence[Turn], of: Callable[[Turn], float]) -> str:
     return f"{median(values):,.1f} ({low:,.1f}-{high:,.1f})"
 
 
-def _deltas(options: argparse.Namespace) -> None:
-    every: list[Change] = []
-    for dtype, rate in DELTAS:
-        for change in changes(dtype=dtype, learning_rate=rate, num_steps=options.steps):
-            every.append(change)
-            print(f"{dtype}, {rate:g}, step {change.step}: {change.times_fewer:.1f} times fewer bytes", flush=True)
+def _hosts(options: argparse.Namespace) -> None:
+    results: dict[str, object] = {}
+    rows: list[tuple[object, ...]] = []
+    for megabytes in map(int, options.mb.split(",")):
+        for num_hosts in map(int, options.hosts.split(",")):
+            for mbit in map(int, options.mbit.split(",")):
+                rounds = hosts.measure(
+                    num_bytes=megabytes << 20, num_hosts=num_hosts, rate_mbit=mbit, rounds=options.rounds
+                )
+                results[f"{megabytes} MB, {num_hosts} hosts, {mbit} Mbit/s"] = [asdict(one) for one in rounds]
+                moved = megabytes * 1.048576
+                rows.append(
+                    (
+                        megabytes,
+                        num_hosts,
+                        mbit or "unlimited",
+                        moved / median(one.bare_s for one in rounds),
+                        moved / median(one.version_s for one in rounds),
+                        str(ratios([one.version_s for one in rounds], [one.bare_s for one in rounds])),
+                        1e3 * median(one.bare_cpu_s for one in rounds) / moved / num_hosts,
+                        1e3 * median(one.version_cpu_s for one in rounds) / moved / num_hosts,
+                        str(ratios([one.version_cpu_s for one in rounds], [one.bare_cpu_s for one in rounds])),
+                    )
+                )
     show(
-        f"Bytes of a delta after a real step of a model of {every[0].num_parameters:,} parameters (bar: {DELTA_BAR:g} times "
-        "fewer, bf16 at 1e-6)",
-        ("type", "rate", "step", "changed %", "whole MB", "delta MB", "times fewer", "make s", "apply s"),
-        [
-            (
-                change.dtype,
-                f"{change.learning_rate:g}",
-                change.step,
-                100 * change.changed,
-                change.whole_bytes / 2**20,
-                change.delta_bytes / 2**20,
-                change.times_fewer,
-                change.encode_s,
-                change.apply_s,
-            )
-            for change in every
-        ],
+        f"A version to the last of a chain of hosts, and as many bytes over bare sockets, both with CURVE (bar: {HOSTS_BAR:g})",
+        (
+            "MB",
+            "hosts",
+            "Mbit/s",
+            "bare MB/s",
+            "version MB/s",
+            "share",
+            "bare CPU ms/MB",
+            "version CPU ms/MB",
+            "CPU share",
+        ),
+        rows,
     )
     if options.json:
-        figures = {"shape": asdict(SHAPE), "steps": [asdict(change) for change in every]}
-        write_json(options.json, options.told | figures)
+        write_json(options.json, options.told | {"results": results})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The learner's side of the benchmark: publishes versions by the learner's own publisher, and times their way to
 the generator.
 
-The clock is the system's monotonic one, which all processes of a host share. In every round the rivals and the
+The clock is the system's monotonic one, which all processes of a host share. In every round a memcpy and the
 publisher take turns, while the generator decodes all the time."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, cast
 
 import numpy as np
@@ -21,12 +21,10 @@ import torch
 
 from ops.bench.weights.actor import actor
 from ops.bench.weights.generator import model_of_size
-from ops.bench.weights.rivals import Broadcast, FileCopy, Memcpy
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.ledger.server.embedded import open_ledger
 from pipeline.supervisor.leftovers import clear_leftovers
-from pipeline.weights.store import weights_folder
 from protocol.ids import Role
 from workers.engines.model.adapter import Adapter
 from workers.engines.training.publishing import TorchPublishing
@@ -78,8 +76,7 @@ class Turn:
     num_bytes: int
     """Bytes that were mapped, or received over the wire."""
     memcpy_s: float
-    file_copy_s: float
-    broadcast_s: float
+    """One copy within a process, into pages that exist already."""
 
     @property
     def moving_s(self) -> float:
@@ -146,13 +143,14 @@ async def _measure(run_dir: Path, num_bytes: int, rounds: int, rank: int) -> tup
         publisher = WeightPublisher(ctx)
         teardown.callback(publisher.close)
         await publisher.start()
-        scratch = weights_folder(run_dir, shared_memory=True).parent
         source = np.random.default_rng(0).integers(0, 256, weights.num_bytes, dtype=np.uint8)
-        memcpy, file_copy, broadcast = Memcpy(source), FileCopy(source, scratch), Broadcast(source, run_dir)
+        target = np.ones_like(source)
         try:
             for number in range(_WARMUP + rounds):
                 is_counted = number >= _WARMUP
-                rivals = [_seconds(rival) if is_counted else 0.0 for rival in (memcpy, file_copy, broadcast)]
+                started = monotonic()
+                np.copyto(target, source)
+                memcpy_s = monotonic() - started
                 weights.step(number)
                 written_s = ctx.counters.get("published_s", 0.0)
                 started = monotonic()
@@ -166,15 +164,11 @@ async def _measure(run_dir: Path, num_bytes: int, rounds: int, rank: int) -> tup
                     gap_s=served["gap_s"],
                     step_s=served["step_s"],
                     num_bytes=int(served["bytes"]),
-                    memcpy_s=rivals[0],
-                    file_copy_s=rivals[1],
-                    broadcast_s=rivals[2],
+                    memcpy_s=memcpy_s,
                 )
                 if is_counted:
                     turns.append(turn)
         finally:
-            await asyncio.to_thread(broadcast.close)
-            file_copy.close()
             with suppress(ProcessLookupError):
                 if generator.stdin is not None:
                     generator.stdin.close()
@@ -191,9 +185,3 @@ async def _served(generator: asyncio.subprocess.Process, version: int) -> dict[s
             if told["version"] == version:
                 return told
     raise RuntimeError(f"the generator ended before it served version {version}")
-
-
-def _seconds(rival: Any) -> float:
-    started = perf_counter()
-    rival()
-    return perf_counter() - started
