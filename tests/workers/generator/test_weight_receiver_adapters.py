@@ -217,8 +217,9 @@ async def test_a_fetched_base_that_is_damaged_is_fetched_again(tmp_path: Path) -
         assert world.ctx.counters["rejected_version"] == -1
 
 
-async def test_a_damaged_adapter_is_refused_and_mended_and_its_base_is_kept(tmp_path: Path) -> None:
-    async with adapted(tmp_path) as world:
+@pytest.mark.parametrize("path", ["auto", "wire"])
+async def test_a_damaged_adapter_is_refused_and_mended_and_its_base_is_kept(tmp_path: Path, path: str) -> None:
+    async with adapted(tmp_path, path=path) as world:
         await world.publish(1)
         await world.take()
         damage(await world.publish(2))

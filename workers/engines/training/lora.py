@@ -8,7 +8,8 @@ Generators merge the adapter into the frozen weights (``workers.engines.model.ad
     adapter/adapter_model.safetensors    likewise; its metadata hold the digest of the frozen weights
 
 With low-precision computation, frozen linear layers are kept in that type alone, not in fp32 with a
-copy for every micro-batch: they never change, and the layer computes with the same numbers.
+copy for every micro-batch: they never change, and the layer computes with the same numbers. On a CPU a
+file that has that type is mapped, not copied.
 
 A restart takes the frozen weights from the run's start model and the adapter from the checkpoint,
 never the merged weights, which are rounded. So training resumes bit for bit.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +123,8 @@ class AdapterForm:
     def adapter(self, parts: Weights, below: Callable[[], Weights]) -> Adapter:
         def frozen() -> Iterator[tuple[str, torch.Tensor]]:
             weights = below()
-            return ((name, self._on_host(weights[inner].detach())) for name, inner in self._inner.items())
+            # in the type they are kept in: a publication holds all of them at once
+            return ((name, weights[inner].detach().to("cpu")) for name, inner in self._inner.items())
 
         layers = {layer: self._low_rank(layer, parts) for layer in self._parts}
         on_host = {layer: (a.to("cpu"), b.to("cpu")) for layer, (a, b) in layers.items()}
@@ -188,16 +191,27 @@ class AdapterForm:
             )
 
 
-def keep_frozen_as(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def keep_frozen_as(model: PreTrainedModel, dtype: torch.dtype, folder: Path | None) -> None:
     """Keep frozen linear layers in ``dtype``, in which autocast computes them.
 
-    Norms and embeddings, also one that is the head too, are read in the type they have."""
+    On a CPU, those that the model's ``folder`` has in that type are mapped from its files: the host's processes
+    then share one copy, as the reference maps them too. Norms and embeddings, also one that is the head too, are
+    read in the type they have."""
     read = {id(parameter) for parameter in (model.get_input_embeddings() or model).parameters()}
-    for layer in model.modules():
+    files = sorted(folder.glob("*.safetensors")) if folder is not None and model.device.type == "cpu" else []
+    mapped: dict[str, torch.Tensor] = {}
+    for file in files:
+        # one that is not the model's may be anything
+        with suppress(SafetensorError, OSError):
+            mapped |= load_file(file)
+    for prefix, layer in model.named_modules():
         if type(layer) is torch.nn.Linear:
-            for parameter in layer.parameters():
+            for kind, parameter in layer.named_parameters():
                 if not parameter.requires_grad and id(parameter) not in read:
-                    parameter.data = parameter.data.to(dtype)
+                    kept = parameter.data.to(dtype)
+                    there = mapped.get(f"{prefix.removesuffix('.base_layer')}.{kind}")
+                    is_same = there is not None and there.dtype == dtype and torch.equal(there, kept)
+                    parameter.data = there if there is not None and is_same else kept
 
 
 def _part_names(layer: str) -> tuple[str, str]:

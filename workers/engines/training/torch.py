@@ -234,7 +234,7 @@ def weights_form(
 
     form = AdapterForm(model, lora, tokenizer_from)
     if frozen is not None:
-        keep_frozen_as(model, frozen)
+        keep_frozen_as(model, frozen, tokenizer_from)
     return form
 
 

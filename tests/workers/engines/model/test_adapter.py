@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.weights.digest import digest_buffer
+from pipeline.weights.digest import PART_BYTES, digest_buffer, table_bytes
 from pipeline.weights.store import write_publication
 from pipeline.weights.tensorfile import Publication
 from protocol.errors import WeightsDamaged, WeightsRejected
 from tests.workers.engines.adapters import make_adapter, merged
 from tests.workers.engines.tiny import tiny_model
-from workers.engines.model.adapter import publish_adapter, publish_base, publish_merged
+from workers.engines.model.adapter import Adapter, publish_adapter, publish_base, publish_merged
 from workers.engines.model.weights_file import ParityProbe, publish_tensors, view_weights
 
 PROBE = ParityProbe(np.array([3, 1, 4], np.int32), np.array([-0.1, -2.7182817], np.float32))
@@ -53,6 +53,19 @@ def test_an_adapter_is_a_small_share_of_the_weights_and_is_not_rounded() -> None
     for layer, (a, b) in adapter.layers.items():
         assert torch.equal(found[f"{layer}.lora_A.weight"], a)
         assert torch.equal(found[f"{layer}.lora_B.weight"], b)
+
+
+def test_a_version_is_its_factors_and_at_most_a_hundredth_more() -> None:
+    # SmolLM2 135M: 30 blocks with these linear layers [rows, columns]
+    shapes = [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536)]
+    layers = {
+        f"model.layers.{block}.self_attn.{number}_proj": (torch.zeros(16, columns), torch.zeros(rows, 16))
+        for block in range(30)
+        for number, (rows, columns) in enumerate(shapes)
+    }
+    adapter = Adapter(layers, 2.0, below=list)
+    digests = table_bytes(size := publish_adapter(adapter, "xxh3-128:" + "0" * 32).num_bytes, PART_BYTES, "xxh3-128")
+    assert size + digests < 1.01 * sum(tensor.nbytes for tensor in adapter.parts.values())
 
 
 def test_of_the_base_only_what_is_added_to_keeps_a_type_that_does_not_round_it() -> None:

@@ -29,6 +29,7 @@ from tests.workers.engines.subjects import Settings  # noqa: E402
 from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model, with_old  # noqa: E402
 from tests.workers.engines.training.through_memory import ThroughMemory  # noqa: E402
 from workers.engines.model.adapter import Adapter, publish_adapter, publish_base, publish_merged  # noqa: E402
+from workers.engines.model.loading import load_model  # noqa: E402
 from workers.engines.model.weights_file import publish_tensors, view_weights  # noqa: E402
 from workers.engines.scoring.seam import ScoringRequest  # noqa: E402
 from workers.engines.scoring.torch import TorchScoring  # noqa: E402
@@ -501,3 +502,32 @@ def test_the_adapter_of_a_checkpoint_holds_no_more_than_the_adapter(tmp_path: Pa
     assert all(".lora_A.weight" in name or ".lora_B.weight" in name for name in adapter)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8.0)
+
+
+def test_frozen_layers_that_a_file_has_in_their_type_are_mapped_from_it_and_train_as_copies_do(tmp_path: Path) -> None:
+    tiny_model().bfloat16().save_pretrained(tmp_path)
+    (tmp_path / "other.safetensors").write_bytes(b"of another tool")
+
+    def life(folder: Path | None) -> tuple[TorchTraining, list[Any]]:
+        model = load_model(tmp_path, torch.float32, torch.device("cpu"))
+        backend = TorchTraining(model, HALF.forward, HALF.optimizer, lora=LORA, tokenizer_from=folder)
+        steps = [backend.step(make_samples(seed=seed), make_rule()) for seed in range(2)]
+        return backend, [steps, backend.response_logprobs(make_samples(seed=9))[0].tobytes(), backend.digests()]
+
+    (mapping, of_mapped), (copying, of_copies) = life(tmp_path), life(None)
+    assert of_mapped == of_copies
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in lines if line.endswith(str(tmp_path / "model.safetensors"))]
+
+    def is_mapped(tensor: torch.Tensor) -> bool:
+        return any(int(start, 16) <= tensor.data_ptr() < int(end, 16) for start, end in ranges)
+
+    for backend, wanted in ((mapping, True), (copying, False)):
+        low = [tensor for tensor in backend._model.parameters() if tensor.dtype == torch.bfloat16]
+        assert low and [is_mapped(tensor) for tensor in low] == [wanted] * len(low)
+
+
+def test_the_base_is_published_from_the_live_weights_without_a_copy_of_them() -> None:
+    backend = make(settings=HALF)
+    live = {parameter.data_ptr() for parameter in backend._model.parameters()}
+    assert {tensor.data_ptr() for _, tensor in adapter_of(backend).below()} <= live
