@@ -42,7 +42,7 @@ BAR: Final = 2.0
 
 _CONFIG = Path("configs/smollm2.toml")
 _LIMIT_S = 3600.0
-_MEMORY_EVERY_S = 2.0
+_LOOK_EVERY_S = 2.0
 _SAME_RULE = {"algorithm.name": "grpo", "learner.weight_decay": 0.0, "learner.warmup_updates": 0}
 
 
@@ -60,6 +60,8 @@ class Result:
     tokens: float
     """Response tokens that were sampled and trained."""
     peak_memory_mb: float
+    cpu_s: dict[str, float]
+    """Processor seconds by part."""
 
     def reached(self, level: float) -> float | None:
         return next((seconds for _, seconds, accuracy in self.accuracies if accuracy >= level), None)
@@ -69,11 +71,12 @@ class _Reached(Exception):
     """The last level was reached, so the run can end."""
 
 
-class _Memory:
-    """The largest memory of this process's children and theirs."""
+class _Use:
+    """The largest memory of this process's children and theirs, and the processor time of each part."""
 
     def __init__(self) -> None:
         self.peak_mb, self._next = 0.0, 0.0
+        self._cpu_s: dict[int, tuple[str, float]] = {}
 
     def look(self) -> None:
         if time.monotonic() < self._next:
@@ -82,10 +85,33 @@ class _Memory:
         for process in psutil.Process().children(recursive=True):
             try:
                 total += process.memory_full_info().pss
+                times = process.cpu_times()
+                self._cpu_s[process.pid] = (_part(process.cmdline()), times.user + times.system)
             except psutil.Error:
                 continue  # ended meanwhile
         self.peak_mb = max(self.peak_mb, total / 1e6)
-        self._next = time.monotonic() + _MEMORY_EVERY_S
+        self._next = time.monotonic() + _LOOK_EVERY_S
+
+    @property
+    def cpu_s(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for part, seconds in self._cpu_s.values():
+            found[part] = round(found.get(part, 0.0) + seconds, 2)
+        return found
+
+
+def _part(command: Sequence[str]) -> str:
+    """Return the part of a run that a process is: a worker's role, or its program."""
+    if "workers" in command:
+        return command[command.index("workers") + 1]
+    words = " ".join(command)
+    known = {
+        "pipeline.cli": "supervisor",
+        "server": "ledger server",
+        "workers.starter": "starter",
+        "trl_run": "trainer",
+    }
+    return next((part for text, part in known.items() if text in words), "other")
 
 
 def run_ours(seed: int, options: argparse.Namespace) -> Result:
@@ -99,11 +125,11 @@ def run_ours(seed: int, options: argparse.Namespace) -> Result:
         "generation.dtype": options.dtype,
         "evaluation.every_updates": options.every,
     }
-    memory, launched = _Memory(), time.time()
+    use, launched = _Use(), time.time()
     history = run_history(run_dir / HISTORY_NAME)
 
     def look() -> None:
-        memory.look()
+        use.look()
         if any(isinstance(row, EvaluationRow) and row.accuracy >= LEVELS[-1] for row in history.read()[0]):
             raise _Reached
 
@@ -123,7 +149,8 @@ def run_ours(seed: int, options: argparse.Namespace) -> Result:
         seconds=max(ends.values()),
         first_update_s=ends[1],
         tokens=sum(row.num_response_tokens for row in updates.values()),
-        peak_memory_mb=memory.peak_mb,
+        peak_memory_mb=use.peak_mb,
+        cpu_s=use.cpu_s,
     )
 
 
@@ -134,13 +161,13 @@ def run_trl(seed: int, options: argparse.Namespace) -> Result:
     command += ["--updates", str(options.updates), "--every", str(options.every), "--dtype", options.dtype]
     command += ["--until", str(LEVELS[-1])]
     command += ["--threads", str(options.threads), "--micro-batch", str(options.micro_batch)]
-    memory, deadline = _Memory(), time.monotonic() + _LIMIT_S
+    use, deadline = _Use(), time.monotonic() + _LIMIT_S
     with out.with_suffix(".out").open("w", encoding="utf-8") as log:
         environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
             while process.poll() is None and time.monotonic() < deadline:
-                memory.look()
+                use.look()
                 time.sleep(0.1)
         finally:
             process.kill()
@@ -158,7 +185,8 @@ def run_trl(seed: int, options: argparse.Namespace) -> Result:
         seconds=steps[-1]["seconds"],
         first_update_s=steps[0]["seconds"],
         tokens=sum(responses * row["logs"]["completions/mean_length"] for row in steps),
-        peak_memory_mb=memory.peak_mb,
+        peak_memory_mb=use.peak_mb,
+        cpu_s=use.cpu_s,
     )
 
 
