@@ -363,11 +363,11 @@ def measure_model(
     for size in PADDED_SIZES[:2] if "TRL" in rivals() else ():
         trl = rivals()["TRL"](copy.deepcopy(model), size, dtype=dtype)
         steps[f"TRL, {size} at a time"] = partial(trl.step, rule=rule)
-    for name, run in steps.items():
+    for contender, run in steps.items():
         # makes the optimiser's state; the rate of 0 leaves the weights
         run(samples[:1])
-        if name == f"TRL, {PADDED_SIZES[0]} at a time":
-            losses[name] = run(samples)
+        if contender == f"TRL, {PADDED_SIZES[0]} at a time":
+            losses[contender] = run(samples)
     scale = float(np.mean([abs(sample.advantages[0]) for sample in samples]))
     differences = {name: abs(loss - gradients[True][0]) / scale for name, loss in losses.items()}
     if max(differences.values()) > _TOLERANCES[dtype] or (dtype == torch.float32 and apart > 1e-5):

@@ -30,7 +30,7 @@ from pipeline.process.descendants import temporary_folder
 from protocol.errors import ConfigError
 from protocol.private import private_cache
 from workers.engines.model.attention import PACKED_ATTENTION, packed_attention
-from workers.engines.model.head import EAGER, HeadMath, set_head_math
+from workers.engines.model.head import HeadMath, set_head_math
 from workers.engines.model.trial import difference
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class CompiledLayers:
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 module.forward = self._either(module.forward)
-        set_head_math(model, HeadMath(self._either(EAGER.scores), self._either(EAGER.gradient)))
+        math = HeadMath()
+        set_head_math(model, HeadMath(self._either(math.scores), self._either(math.gradient)))
 
     def _either(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         from torch._dynamo.exc import TorchDynamoException

@@ -20,6 +20,8 @@ from pipeline.process import work
 
 HEAD_BYTES = 768 << 20
 """Memory for the logits of one part and the numbers derived from them."""
+_BLOCK_BYTES = 2 << 20
+"""Logits that eager computation on a CPU takes through all steps at once, in float32: what its second cache holds."""
 _COPIES = 3
 """Tensors of a part's size in float32 (float64 for a float64 model): logits, their log-softmax, and
 probabilities or gradient."""
@@ -160,6 +162,34 @@ def logits_gradient(
     return (found if temperature == 1.0 else found.div_(temperature)).to(logits.dtype)
 
 
+def _blocks(logits: torch.Tensor) -> list[slice]:
+    """Return the rows that a CPU's cache holds at once, block by block; elsewhere all rows are one block."""
+    size = max(1, logits.shape[0])
+    rows = size
+    if logits.device.type == "cpu":
+        rows = max(1, _BLOCK_BYTES // (logits.shape[1] * _score_type(logits.dtype).itemsize))
+    return [slice(start, start + rows) for start in range(0, size, rows)]
+
+
+def _scores_in_blocks(logits: torch.Tensor, targets: torch.Tensor, temperature: float, *, with_entropy: bool) -> Any:
+    found = [
+        log_softmax_at(logits[block], targets[block], temperature, with_entropy=with_entropy)
+        for block in _blocks(logits)
+    ]
+    return tuple(None if column[0] is None else torch.cat(column) for column in zip(*found, strict=True))
+
+
+def _gradient_in_blocks(logits: torch.Tensor, *columns: torch.Tensor | None, temperature: float) -> torch.Tensor:
+    found = torch.empty_like(logits)
+    for block in _blocks(logits):
+        of_block: Any = (None if column is None else column[block] for column in columns)
+        made = logits_gradient(logits[block], *of_block, temperature=temperature)
+        if made.shape == found.shape:
+            return made
+        found[block] = made
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class HeadMath:
     """The computation on logits, as written here or compiled."""
@@ -168,7 +198,7 @@ class HeadMath:
     gradient: Callable[..., Any] = logits_gradient
 
 
-EAGER = HeadMath()
+EAGER = HeadMath(_scores_in_blocks, _gradient_in_blocks)
 _MATH = "headrace_head_math"
 
 

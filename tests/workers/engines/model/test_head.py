@@ -171,6 +171,27 @@ def test_the_gradient_of_log_probs_and_entropies_is_the_true_one(temperature: fl
     torch.testing.assert_close(entropies, -(expected.exp() * expected).sum(-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cpu_takes_logits_in_blocks_of_rows_with_the_same_numbers(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    logits, targets = 4 * torch.randn(11, 50).to(dtype), torch.randint(50, (11,))
+    factors = torch.randn(2, 11)
+
+    def numbers() -> list[torch.Tensor]:
+        given = logits.clone().requires_grad_()
+        logprobs, entropies = score_logits(given, targets, 0.7, Entropy.DIFFERENTIATE)
+        assert entropies is not None
+        (gradient,) = torch.autograd.grad((torch.stack([logprobs, entropies]) * factors).sum(), given)
+        return [logprobs, entropies, gradient]
+
+    whole = numbers()
+    # three rows at once
+    monkeypatch.setattr("workers.engines.model.head._BLOCK_BYTES", 3 * 50 * 4)
+    assert all(torch.equal(one, other) for one, other in zip(numbers(), whole, strict=True))
+
+
 def test_a_confident_policy_keeps_the_little_gradient_that_it_has() -> None:
     """Rounding of log-sum-exp, whose size is that of the logits, would be many times as much."""
     torch.manual_seed(0)
