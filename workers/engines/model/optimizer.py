@@ -189,9 +189,6 @@ def _groups(parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerTra
     return [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
-_NORM_SLACK = 1e-6
-"""What torch adds to a norm before it clips."""
-
 GRADIENT = 0.95
 """Rough share of an optimiser step's time spent on the gradient, for progress marks."""
 
@@ -304,9 +301,7 @@ class GuardedOptimizer:
         learning_rate = self._settings.rate_after(self.num_steps)
         applied = limits.allow(loss, grad_norm)
         if applied:
-            # torch multiplies all gradients by 1 otherwise
-            if grad_norm + _NORM_SLACK > self._settings.max_grad_norm:
-                torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
             for optimizer in self._optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate
