@@ -50,7 +50,7 @@ VLLM_SHARE: Final = 0.92
 """What vLLM takes of a GPU when gpu_memory_utilization is not set."""
 
 
-_KEPT: Final = {"float32": (9.0, 4.5, 2.5), "bfloat16": (18.0, 4.0, 7.0)}
+_KEPT: Final = {"float32": (9.0, 4.5, 3.0), "bfloat16": (18.0, 4.0, 7.0)}
 """Numbers that a layer keeps of a token, as multiples of its hidden, intermediate and key width."""
 
 

@@ -76,7 +76,7 @@ def test_a_containers_limits_count(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     found = this_machine(tmp_path)
-    assert found == Machine(cores or whole.num_cores, memory or whole.memory_bytes)
+    assert found == Machine(cores or whole.num_cores, memory or whole.memory_bytes, whole.has_bfloat16)
 
 
 def test_config_check_and_up_refuse_a_fleet_that_is_too_large(tmp_path: Path) -> None:
