@@ -26,17 +26,19 @@ MOST_GAP: Final = 0.1
 """Largest mean difference of log-probs, in nats a token, with which bfloat16 is taken."""
 
 _MODULE: Final = "workers.engines.compute_types"
+_SECTIONS: Final = frozenset({"model", "data"})
 _ASK_S = 120.0
 
 
 class Measured(msgspec.Struct, frozen=True):
     """What ``workers.engines.compute_types`` found."""
 
-    gain: float
-    """float32's seconds over bfloat16's, for the same tokens."""
+    gain: float = 0.0
+    """float32's seconds over bfloat16's, for the same tokens on a CPU."""
     gap: float | None = None
     """Mean absolute difference of the tokens' log-probs, in nats; None if the model is too large to be tried whole."""
-    on_gpu: bool = False
+    gpu_has_units: bool | None = None
+    """Whether the GPU has units for bfloat16, which always pays there; None on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def decide(config: RunConfig, machine: Machine, *, asks_again: bool = False) -> 
         number = count_weights(config.model.path)
         if number < FEWEST_WEIGHTS:
             return Decision("float32", f"with {number:,} weights bfloat16 is not faster on a CPU")
-    remembered = PassedCheck(_MODULE, config)
+    remembered = PassedCheck(_MODULE, config, _SECTIONS)
     notes = None if asks_again else remembered.notes()
     if notes is None:
         try:
@@ -90,8 +92,8 @@ def decide(config: RunConfig, machine: Machine, *, asks_again: bool = False) -> 
 
 
 def judge(measured: Measured) -> Decision:
-    if measured.on_gpu:
-        if measured.gain > 1.0:
+    if measured.gpu_has_units is not None:
+        if measured.gpu_has_units:
             return Decision("bfloat16", "this GPU has units for it")
         return Decision("float32", "this GPU has no units for bfloat16")
     speed = f"float32 takes {measured.gain:.1f} times as long here"

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -43,8 +43,9 @@ _log = structlog.get_logger(__name__)
 class PassedCheck:
     """One check of a configuration by ``module``, as it would be on this host now."""
 
-    def __init__(self, module: str, config: RunConfig) -> None:
-        question = _question(module, config)
+    def __init__(self, module: str, config: RunConfig, sections: Collection[str] | None = None) -> None:
+        """``sections``: the only ones of the configuration that the answer depends on; None: all that engines read."""
+        question = _question(module, config, sections)
         self._name = hashlib.sha256(question.encode()).hexdigest() if question else None
 
     def notes(self) -> str | None:
@@ -72,9 +73,13 @@ class PassedCheck:
                 old.unlink(missing_ok=True)
 
 
-def _question(module: str, config: RunConfig) -> str | None:
-    """Return what the answer depends on, as text; None for a run with code of its own."""
-    settings = {name: value for name, value in kept_settings(resolve_paths(config)).items() if name not in _ELSEWHERE}
+def _question(module: str, config: RunConfig, sections: Collection[str] | None) -> str | None:
+    """Return what the answer depends on, as text; None for a run with code of its own, or without a model's folder."""
+    settings = {
+        name: value
+        for name, value in kept_settings(resolve_paths(config)).items()
+        if (name not in _ELSEWHERE if sections is None else name in sections)
+    }
     if any(is_import_path(text) for name in _ENGINES for text in _texts(settings.get(name))):
         return None
     models = [
@@ -83,6 +88,8 @@ def _question(module: str, config: RunConfig) -> str | None:
         config.value.path,
         config.reward.model and config.reward.model.path,
     ]
+    if not all(model.is_dir() for model in models if model is not None):
+        return None
     environment = {name: value for name, value in os.environ.items() if name.startswith(("VLLM_", "CUDA_", "TORCH"))}
     devices = sorted(path.name for path in Path("/dev").glob("nvidia*"))
     return json.dumps(

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.load import read_resolved
+from pipeline.observability.start_record import read_starts
 from tests.integration.fleet import EMULATED, fleet, kill
 from tests.pipeline.observability.rows import answers_of
 
@@ -34,6 +36,9 @@ def test_a_run_trains_evaluates_reports_and_balances(tmp_path: Path) -> None:
         paths = [run.run_dir, *run.run_dir.rglob("*")]
         assert any(path.suffix == ".safetensors" for path in paths)
         assert [path for path in paths if path.lstat().st_mode & 0o077] == [], "the owner's alone, the model too"
+        assert "types: float32 (" in run.output.read_text()
+        assert read_resolved(run.run_dir).model.dtype == "float32", "decided, so that a resume keeps it"
+        assert "learner float32" in read_starts(run.run_dir)[0][0].start.types
         report = json.loads((run.run_dir / "report.json").read_text())
         assert report["num_updates"] == 6
         assert report["num_held_out"] == 32

@@ -39,8 +39,8 @@ def measure(config: RunConfig) -> Measured:
     ConfigError or EngineError."""
     device = resolve_device(config.model.device)
     if device.type == "cuda":
-        return Measured(2.0 if torch.cuda.get_device_capability(device) >= (8, 0) else 0.5, on_gpu=True)
-    torch.set_num_threads(config.learner.threads)
+        return Measured(gpu_has_units=torch.cuda.get_device_capability(device) >= (8, 0))
+    torch.set_num_threads(1)
     is_whole = count_weights(config.model.path) <= MOST_WEIGHTS
     model = prepare_packed((load_model if is_whole else _two_layers)(config.model.path, torch.float32, device))
     batch = _batch(config, device)

@@ -52,6 +52,7 @@ def test_an_error_of_machine_or_configuration_is_exit_code_2(tmp_path: Path, mon
     found = json.loads(done.stdout)
     assert (done.return_value, found["ok"], found["level"]) == (0, True, "warning")
     assert {"check", "level", "found", "expected", "do"} == set(found["machine"][0])
+    assert "types" in [one["check"] for one in found["configuration"]]
     done = CliRunner().invoke(
         headrace, ["doctor", path, "--set", "data.train=['/no/such.jsonl']", "--json"], standalone_mode=False
     )

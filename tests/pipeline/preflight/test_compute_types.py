@@ -44,24 +44,15 @@ def test_a_type_that_is_set_is_not_measured(tmp_path: Path) -> None:
     assert decide(op_config(tmp_path, "model.dtype=bfloat16"), SLOW) is None
 
 
-def test_a_processor_without_instructions_computes_in_float32_and_nothing_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("machine", "why"), [(SLOW, "no instructions"), (FAST, "192,992 weights")])
+def test_where_bfloat16_cannot_pay_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine, why: str
 ) -> None:
     monkeypatch.setattr(compute_types, "ask", None)
-    decided = decide(undecided(tmp_path), SLOW)
+    decided = decide(undecided(tmp_path), machine)
     assert decided is not None
     assert decided.dtype == "float32"
-    assert "no instructions" in decided.words
-
-
-def test_a_small_model_computes_in_float32_and_nothing_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compute_types, "ask", None)
-    decided = decide(undecided(tmp_path), FAST)
-    assert decided is not None
-    assert decided.dtype == "float32"
-    assert "192,992 weights" in decided.words
+    assert why in decided.words
 
 
 def test_a_measurement_is_made_once_by_a_process_and_remembered(
@@ -73,7 +64,7 @@ def test_a_measurement_is_made_once_by_a_process_and_remembered(
     assert decided is not None
     assert "times as long here" in decided.why
     monkeypatch.setattr(compute_types, "ask", None)
-    assert decide(undecided(tmp_path), FAST) == decided
+    assert decide(undecided(tmp_path, "learner.learning_rate=1e-6", "generation.num_slots=3"), FAST) == decided
 
 
 def test_a_measurement_that_fails_leaves_float32_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +76,14 @@ def test_a_measurement_that_fails_leaves_float32_and_says_why(tmp_path: Path, mo
     assert "not measured" in decided.why
 
 
+def test_a_missing_model_is_left_to_the_checks_that_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(compute_types, "FEWEST_WEIGHTS", 0)
+    decided = decide(undecided(tmp_path, "model.path=/no/such/model"), FAST)
+    assert decided is not None
+    assert "/no/such/model" in decided.why
+
+
 @pytest.mark.parametrize(
     ("measured", "dtype", "why"),
     [
@@ -93,8 +92,8 @@ def test_a_measurement_that_fails_leaves_float32_and_says_why(tmp_path: Path, mo
         (Measured(0.1, 0.02), "float32", "not faster"),
         (Measured(2.4, 0.11), "float32", "differ by 0.110 nats"),
         (Measured(2.4, None), "bfloat16", "not compared"),
-        (Measured(2.0, on_gpu=True), "bfloat16", "this GPU"),
-        (Measured(0.5, on_gpu=True), "float32", "no units"),
+        (Measured(gpu_has_units=True), "bfloat16", "this GPU"),
+        (Measured(gpu_has_units=False), "float32", "no units"),
     ],
 )
 def test_bfloat16_is_taken_where_it_is_faster_and_near_to_float32(measured: Measured, dtype: str, why: str) -> None:
