@@ -27,9 +27,9 @@ StoreUrl = Annotated[str, AfterValidator(check_url)]
 """URL of a folder in an object store."""
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Recompute = Literal["auto"] | bool | Positive
+"""Number of layers; true: all."""
 NumberType = Literal["float32", "bfloat16"]
 ComputeType = Literal["auto"] | NumberType
-"""Number of layers; true: all."""
 
 
 class Section(BaseModel):

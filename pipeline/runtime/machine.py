@@ -1,4 +1,4 @@
-"""This machine's processor cores and memory, within CPU affinity and cgroup limits."""
+"""This machine's processor cores and memory, within CPU affinity and cgroup limits, and its instructions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -33,7 +34,9 @@ def this_machine(groups: Path = CONTROL_GROUPS) -> Machine:
     return Machine(cores, min([memory, *(limit for limit in limits if limit)]), _has_bfloat16(_CPU))
 
 
+@cache
 def _has_bfloat16(cpu: Path) -> bool:
+    """Read once: the file has a paragraph for each core, and free memory is asked for in every update."""
     with suppress(OSError):
         flags = re.search(
             r"^(?:flags|Features)\s*:(.*)$", cpu.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
