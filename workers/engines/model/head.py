@@ -180,13 +180,14 @@ def _scores_in_blocks(logits: torch.Tensor, targets: torch.Tensor, temperature: 
 
 
 def _gradient_in_blocks(logits: torch.Tensor, *columns: torch.Tensor | None, temperature: float) -> torch.Tensor:
+    blocks = _blocks(logits)
+    if len(blocks) == 1:
+        whole: Any = columns
+        return logits_gradient(logits, *whole, temperature=temperature)
     found = torch.empty_like(logits)
-    for block in _blocks(logits):
+    for block in blocks:
         of_block: Any = (None if column is None else column[block] for column in columns)
-        made = logits_gradient(logits[block], *of_block, temperature=temperature)
-        if made.shape == found.shape:
-            return made
-        found[block] = made
+        found[block] = logits_gradient(logits[block], *of_block, temperature=temperature)
     return found
 
 
