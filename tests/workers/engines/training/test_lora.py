@@ -516,6 +516,12 @@ def test_frozen_layers_that_a_file_has_in_their_type_are_mapped_from_it_and_trai
 
     (mapping, of_mapped), (copying, of_copies) = life(tmp_path), life(None)
     assert of_mapped == of_copies
+    others = tiny_model().bfloat16()
+    with torch.no_grad():
+        for parameter in others.parameters():
+            parameter.mul_(2.0)
+    others.save_pretrained(tmp_path / "others")
+    assert life(tmp_path / "others")[1] == of_copies, "weights of another model under the same names stay away"
     lines = Path("/proc/self/maps").read_text().splitlines()
     ranges = [line.split()[0].split("-") for line in lines if line.endswith(str(tmp_path / "model.safetensors"))]
 
