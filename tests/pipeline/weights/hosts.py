@@ -123,20 +123,21 @@ class World:
         self._hosts: list[Host] = []
         self.learner = Learner(folder / "published", part_digest)
         self._transport = self.transport("learner#1")
-        self._serving = self._serve("tcp://127.0.0.1:*")
+        self._serving = self._serve()
         self.patterns = numbers(0)
 
-    def _serve(self, endpoint: str) -> asyncio.Task[None]:
-        self._responder = self._transport.responder(endpoint)
+    def _serve(self) -> asyncio.Task[None]:
+        self._responder = self._transport.responder("tcp://127.0.0.1:*")
         self.source = WeightsSource("the learner", self._responder.endpoint, self._transport.public_key)
         log = structlog.get_logger()
         return self.tasks.create_task(answer_requests(self._responder, self.learner, RealClock(), log))
 
     def restart(self) -> None:
-        """Let the learner lose its connections and all requests, and serve again at the same endpoint."""
+        """Let the learner lose its connections and all requests, and serve again at a new endpoint, as workers do:
+        libzmq frees the former one some time after it is closed."""
         self._serving.cancel()
         self._responder.close()
-        self._serving = self._serve(self.source.endpoint)
+        self._serving = self._serve()
 
     def transport(self, name: str) -> ZmqTransport:
         made = ZmqTransport(name, high_water_mark=16, max_message_bytes=1 << 20, keys=self._keys)
