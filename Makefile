@@ -112,7 +112,7 @@ $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
 	$(TRL)/bin/$(INSTALL) --editable . 'trl>=1.16,<2'
 	@touch $@
 
-trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for the learner benchmark to compare with
+trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for ops.bench.learner and ops.bench.against_trl to compare with
 
 SMOLLM2 := runs/models/smollm2
 

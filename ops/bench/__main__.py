@@ -7,6 +7,7 @@ import runpy
 import sys
 
 NAMES = {
+    "against_trl": "Time to accuracy of a whole run, beside TRL's trainer.",
     "ablation": "The papers' tables in small: trained variants, compared.",
     "demos": "The demos against their bar, seed by seed.",
     "engine": "The local engine against transformers and vLLM.",
@@ -18,7 +19,7 @@ NAMES = {
     "recover": "Repairs of killed and frozen workers, on real processes.",
     "trace": "Causes of stalls, on emulated fleets with faults.",
     "watch": "The faulty worker in synthetic fleets.",
-    "weights": "A version from publish to served; size of what changed.",
+    "weights": "A version from publish to served, and to other hosts beside bare sockets.",
 }
 
 

@@ -1,6 +1,8 @@
 """Time to accuracy beside TRL: a whole run of each on the same model, prompts, reward, rule and cores, in turn.
 
-    python -m ops.bench.against_trl --seeds 3 --json bench-results/against-trl.json     (in the environment of make trl)
+    make trl runs/models/smollm2/config.json
+    .venv-trl/bin/python -m ops.demo.sums --out runs/sums-data
+    .venv-trl/bin/python -m ops.bench.against_trl --seeds 3 --json bench-results/against-trl.json
 
 Both train ``configs/smollm2.toml`` by GRPO as TRL defines it: no KL term, a mean over each response's tokens and then
 over responses, rewards over their group's standard deviation, clipping at 0.2, AdamW without decay at the same rate, which

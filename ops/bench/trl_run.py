@@ -4,9 +4,7 @@
 
 Sampling, rewards, batches and optimiser are the trainer's own. Weights are float32 and compute is bfloat16, as a run
 with ``model.dtype = "bfloat16"`` does. Writes a line a logged step, and one for every evaluation: the seconds since
-this process began, without those that evaluations took, and the greedy accuracy on held-out prompts.
-
-With --vllm the sampler is TRL's colocated vLLM, which needs both in one environment."""
+this process began, without those that evaluations took, and the greedy accuracy on held-out prompts."""
 
 from __future__ import annotations
 
@@ -105,7 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2, help="of torch (default: %(default)s)")
     parser.add_argument("--micro-batch", type=int, default=32, help="responses (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of the computation")
-    parser.add_argument("--vllm", action="store_true", help="sample with vLLM in the trainer's process")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -143,9 +140,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             weight_decay=0.0,
             max_grad_norm=learner.max_grad_norm,
             gradient_checkpointing=False,
-            use_vllm=options.vllm,
-            vllm_mode="colocate",
-            vllm_gpu_memory_utilization=0.3,
         ),
         train_dataset=Dataset.from_list(_rows(Path(config.data.train[0]))),
         processing_class=tokenizer,

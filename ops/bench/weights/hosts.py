@@ -210,7 +210,7 @@ class _Learner:
         return self._store.answer(request)
 
     async def answer_later(self, request: Message) -> Message:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(request).__name__} is asked of a learner that answers for parts only")
 
 
 async def _host(orders: Iterator[Any], *, is_learner: bool) -> None:
