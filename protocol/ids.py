@@ -33,12 +33,13 @@ class Role(StrEnum):
     REWARD = "reward"
     REFERENCE = "reference"
     VALUE = "value"
+    ENVIRONMENT = "environment"
     LEARNER = "learner"
     OBSERVER = "observer"
     SUPERVISOR = "supervisor"
 
 
-ELASTIC_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
+ELASTIC_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.ENVIRONMENT)
 """Roles of which a running run may have any number of workers; the others have one."""
 
 

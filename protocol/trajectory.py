@@ -24,12 +24,15 @@ class FinishReason(StrEnum):
     """The response reached its limit; the trajectory is finished."""
     WINDOW = "window"
     """The window is full or the generator is draining; the trajectory continues in the next chunk."""
+    TURN = "turn"
+    """The model ended its turn, or has no room to go on: the environment answers, and says whether the
+    trajectory continues. Only in trajectories with an environment, all of whose turns end so."""
     ABORT = "abort"
     """The engine gave up the trajectory; another generator continues it. Never scored."""
 
     @property
     def is_final(self) -> bool:
-        """Whether the trajectory has ended and can be scored."""
+        """Whether the trajectory has ended and can be scored. After TURN the environment decides."""
         return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -41,6 +44,8 @@ class Field(StrEnum):
     VALUE = "value"
     GUIDANCE = "guidance"
     """Only on final chunks of training, after their reward, which has the texts for it."""
+    TURN = "turn"
+    """The environment's answer; only on chunks that end a turn."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +73,39 @@ class Segment(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
+class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True):
+    """An environment's answer to the model's turn, or to the start of a trajectory."""
+
+    tokens: Int32Vector = msgspec.field(name="tokens:<i4")
+    """int32 [tokens], up to where the model's next turn begins; empty if the trajectory has ended. They follow
+    the chunk's tokens. The answer to a trajectory's opening chunk has its prompt."""
+    text: str = ""
+    """What the tokens say."""
+    state: bytes = b""
+    """The environment's own, opaque to everyone else; it comes back with the next turn's chunk."""
+    replaces: bool = False
+    """``tokens`` take the place of everything after the prompt, because the chat template renders earlier turns
+    in another way now. The next chunk begins a new sequence, in which nothing before it is trained on."""
+    is_done: bool = False
+    """The trajectory has ended; the reward worker scores it."""
+    is_truncated: bool = False
+    """It was ended by a limit: context, turns or time."""
+    reward: float = 0.0
+    """Of the whole trajectory up to here."""
+    accuracy: float = 0.0
+    """Raw correctness in [0, 1] of the whole trajectory up to here."""
+    counts: dict[str, int] = {}
+    """What happened in this turn, to be counted, such as ``{"calls_ok": 1}``."""
+
+
+class GivenSpan(msgspec.Struct, frozen=True):
+    """Consecutive context tokens that the policy did not sample in this sequence."""
+
+    start: int
+    """Index of its first token in ``context_tokens``."""
+    num_tokens: int
+
+
 class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     """At most one window of a trajectory, with its whole context, since scorers keep no state."""
 
@@ -75,7 +113,8 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     prompt: Prompt
     """The context starts with ``prompt.tokens``."""
     context_tokens: Int32Vector = msgspec.field(name="context_tokens:<i4")
-    """int32 [earlier response tokens]: those of the previous chunks, without the prompt."""
+    """int32 [earlier response tokens]: those of the previous chunks and of the environment's turns between them,
+    without the prompt."""
     tokens: Int32Vector = msgspec.field(name="tokens:<i4")
     """int32 [tokens of this chunk], including the stop token, or everything that completes a stop string."""
     behavior_logprobs: Float32Vector = msgspec.field(name="behavior_logprobs:<f4")
@@ -93,6 +132,22 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     raw_text: str | msgspec.UnsetType = msgspec.UNSET
     """The response with its special tokens, without the final end token; left out of the bytes when it equals
     ``response_text``."""
+    given: tuple[GivenSpan, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The environment's tokens in ``context_tokens``, in order and apart: state without loss. Left out of the
+    bytes if there are none."""
+    environment_state: bytes | msgspec.UnsetType = msgspec.UNSET
+    """``Turn.state`` of the turn before this one; left out when there was none."""
+    turn: Turn | msgspec.UnsetType = msgspec.UNSET
+    """The environment's last word, in a chunk that it sends to the reward worker; never in the ledger's chunk."""
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether it only asks the environment to begin the trajectory: chunk 0, without tokens."""
+        return self.finish_reason is FinishReason.TURN and not self.tokens.size
+
+    @property
+    def given_spans(self) -> tuple[GivenSpan, ...]:
+        return () if isinstance(self.given, msgspec.UnsetType) else self.given
 
     @property
     def written_text(self) -> str | None:
@@ -186,7 +241,7 @@ class GuidanceScore(msgspec.Struct, frozen=True, kw_only=True, tag="guidance"):
     """Why log-probs that the response should have are missing."""
 
 
-Score = RewardScore | ReferenceScore | ValueScore | GuidanceScore
+Score = RewardScore | ReferenceScore | ValueScore | GuidanceScore | Turn
 
 
 def field_of(score: Score) -> Field:
@@ -194,4 +249,6 @@ def field_of(score: Score) -> Field:
         return Field.REWARD
     if isinstance(score, ReferenceScore):
         return Field.REFERENCE
-    return Field.VALUE if isinstance(score, ValueScore) else Field.GUIDANCE
+    if isinstance(score, ValueScore):
+        return Field.VALUE
+    return Field.TURN if isinstance(score, Turn) else Field.GUIDANCE

@@ -13,7 +13,7 @@ from protocol.arrays import FLOAT32, INT32, UINT8
 from protocol.errors import MalformedMessage
 from protocol.limits import MAX_DEPTH
 from protocol.messages import BASE_VERSION, FilePart, FileRequest, Message, WeightsPart, WeightsRequest
-from protocol.trajectory import GuidanceScore, ReferenceScore, Score, TrajectoryChunk, ValueScore
+from protocol.trajectory import GuidanceScore, ReferenceScore, Score, TrajectoryChunk, Turn, ValueScore
 
 
 def check_vectors(obj: Message | Score) -> None:
@@ -39,6 +39,8 @@ def check_vectors(obj: Message | Score) -> None:
     elif isinstance(obj, GuidanceScore):
         _check_vector("standard_logprobs", obj.standard_logprobs, FLOAT32)
         _check_vector("judge_logprobs", obj.judge_logprobs, FLOAT32)
+    elif isinstance(obj, Turn):
+        _check_vector("tokens", obj.tokens, INT32)
     elif isinstance(obj, WeightsPart | FilePart):
         _check_vector("data", obj.data, UINT8)
 
@@ -67,6 +69,9 @@ def check_consistency(obj: Message | Score) -> None:
         raise MalformedMessage(
             f"{what} part of {obj.data.size} bytes at offset {obj.offset} is not within a file of {obj.total_bytes} bytes"
         )
+    elif isinstance(obj, Turn):
+        if not obj.is_done and not obj.tokens.size:
+            raise MalformedMessage("a turn without tokens that does not end the trajectory; expected at least one")
     elif isinstance(obj, GuidanceScore):
         sizes = {found.size for found in (obj.standard_logprobs, obj.judge_logprobs) if found.size}
         if len(sizes) > 1:
@@ -93,11 +98,26 @@ def _check_chunk(chunk: TrajectoryChunk) -> None:
     total = 0
     for segment in chunk.segments:
         length = segment.num_tokens
-        if length <= 0:
+        if length <= 0 and not chunk.is_opening:
             raise MalformedMessage(f"a segment of {length} tokens; expected at least one")
         total += length
     if total != num_tokens:
         raise MalformedMessage(f"segments sum to {total} tokens, but the chunk has {num_tokens}")
+    if chunk.is_opening and (chunk.id.index or len(chunk.segments) != 1):
+        raise MalformedMessage(
+            f"chunk {str(chunk.id)[:60]!r} has no tokens and {len(chunk.segments)} segments; expected chunk 0 with one, "
+            "which names the version that is to sample it"
+        )
+    end = 0
+    for span in chunk.given_spans:
+        if span.start < end or span.num_tokens <= 0:
+            raise MalformedMessage(
+                f"the environment's tokens at {span.start}, {span.num_tokens} of them, come after {end}; expected spans "
+                "in order, apart and not empty"
+            )
+        end = span.start + span.num_tokens
+    if end > len(chunk.context_tokens):
+        raise MalformedMessage(f"the environment's tokens end at {end}, after {len(chunk.context_tokens)} of context")
     if not chunk.id.is_well_formed:
         raise MalformedMessage(
             f"chunk id {str(chunk.id)[:60]!r} is not one that a ledger makes; expected one such as t.12.3.0"

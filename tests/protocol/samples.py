@@ -13,6 +13,7 @@ from protocol.ids import ChunkId, TrajectoryId
 from protocol.messages import BASE_VERSION, FilePart, FileRequest, WeightsPart, WeightsRequest
 from protocol.trajectory import (
     FinishReason,
+    GivenSpan,
     Guidance,
     GuidanceScore,
     Prompt,
@@ -20,6 +21,7 @@ from protocol.trajectory import (
     RewardScore,
     Segment,
     TrajectoryChunk,
+    Turn,
     ValueScore,
 )
 
@@ -46,6 +48,15 @@ def chunk(num_tokens: int = 100, *, member: int = 3, **changes: Any) -> Trajecto
     return TrajectoryChunk(**fields | changes)
 
 
+def opening_chunk(**changes: Any) -> TrajectoryChunk:
+    nothing = {"context_tokens": np.empty(0, np.int32), "segments": (Segment(7, 0),)}
+    return chunk(0, id=ChunkId(TrajectoryId("t", 12, 3), 0), finish_reason=FinishReason.TURN, **nothing | changes)
+
+
+def ended_turn() -> Turn:
+    return Turn(tokens=np.empty(0, np.int32), state=b"\x80", is_done=True, is_truncated=True, reward=0.5, accuracy=0.25)
+
+
 def request(offset: int = 0) -> WeightsRequest:
     return WeightsRequest(version=4, offset=offset, max_bytes=1 << 20)
 
@@ -60,6 +71,13 @@ def packed(obj: object) -> bytes:
 def samples() -> dict[str, Storable]:
     return {
         "chunk": chunk(),
+        "opening_chunk": opening_chunk(),
+        "environment_chunk": chunk(
+            given=(GivenSpan(0, 4), GivenSpan(50, 10)),
+            environment_state=b"\x81\xa1n\x02",
+            finish_reason=FinishReason.TURN,
+        ),
+        "ended_chunk": chunk(finish_reason=FinishReason.TURN, turn=ended_turn()),
         "weights_request": request(4096),
         "weights_part": WeightsPart(
             version=4, offset=8, total_bytes=600, data=np.arange(500, dtype=np.uint16).astype(np.uint8)
@@ -102,6 +120,14 @@ def samples() -> dict[str, Storable]:
             guide_version="0f1e2d",
         ),
         "value": ValueScore(values=np.arange(3, dtype=np.float32), value_version=2),
+        "turn": Turn(
+            tokens=np.arange(9, dtype=np.int32),
+            text="<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n",
+            state=b"\x81\xa1n\x03",
+            replaces=True,
+            counts={"calls_ok": 1},
+        ),
+        "turn_that_ends": ended_turn(),
     }
 
 
@@ -147,7 +173,9 @@ def chunks(draw: st.DrawFn) -> TrajectoryChunk:
         # every bit pattern
         behavior_logprobs=rng.integers(0, 2**32, size, dtype=np.uint32).view(np.float32),
         segments=tuple(Segment(draw(st.integers(0, 2**31)), length) for length in lengths),
-        finish_reason=draw(st.sampled_from(FinishReason)),
+        finish_reason=draw(
+            st.sampled_from([reason for reason in FinishReason if size or reason is not FinishReason.TURN])
+        ),
         response_text=draw(st.none() | TEXT),
         worker=draw(TEXT),
         created_s=draw(st.floats(allow_nan=False)),
