@@ -82,6 +82,10 @@ class Fenced(LedgerError, PermissionError):
     """A newer incarnation of this worker exists. This one must stop at once."""
 
 
+class EnvironmentFailed(HeadraceError, ValueError):
+    """An environment raised, or returned what no trajectory can go on with. The turn is tried again; it is not wrong."""
+
+
 class EngineError(HeadraceError):
     """A generation, scoring or training engine cannot continue."""
 

@@ -1,0 +1,1 @@
+"""Environments: conversations of several turns and tools. Pure; the worker is ``workers.scorers.environment``."""
