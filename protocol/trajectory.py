@@ -164,8 +164,13 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
 
     @property
     def response_length(self) -> int:
-        """Response tokens up to and including this chunk."""
+        """Response tokens up to and including this chunk, the environment's too."""
         return int(self.context_tokens.size + self.tokens.size)
+
+    @property
+    def num_sampled(self) -> int:
+        """Response tokens up to and including this chunk that the policy sampled in this sequence."""
+        return self.response_length - sum(span.num_tokens for span in self.given_spans)
 
     @property
     def versions(self) -> tuple[int, ...]:

@@ -1,5 +1,10 @@
-"""Joins the chunks of one trajectory into one sequence, with the policy version that sampled each
-token.
+"""Joins the chunks of one trajectory, with the policy version that sampled each token.
+
+Between the chunks may be an environment's tokens. They are state for the tokens after them and
+nothing else: every array here and in training has one entry per *sampled* token, so that no length,
+advantage or loss counts any other. A trajectory is one sequence, unless an environment's turn
+replaced the context before it: then each context and what was sampled after it is a sequence of its
+own.
 
 The ledger's invariants are checked here, because data that breaks one would be trained on silently.
 Numpy only.
@@ -16,7 +21,18 @@ import numpy as np
 
 from pipeline.ledger.types import ScoredChunk
 from protocol.errors import HeadraceError, LedgerError
-from protocol.trajectory import Field, GuidanceScore, ReferenceScore, RewardScore, Segment, ValueScore
+from protocol.trajectory import (
+    Field,
+    FinishReason,
+    GivenSpan,
+    GuidanceScore,
+    ReferenceScore,
+    RewardScore,
+    Segment,
+    TrajectoryChunk,
+    Turn,
+    ValueScore,
+)
 
 
 class NonFiniteUnit(HeadraceError, ValueError):
@@ -54,13 +70,46 @@ def join_segments(parts: Iterable[tuple[Sequence[Segment], np.ndarray]]) -> tupl
 
 
 @dataclass(frozen=True, slots=True)
+class SampledSequence:
+    """A prompt and what followed, up to the last sampled token, as the policy read it."""
+
+    tokens: np.ndarray
+    """int32"""
+    prompt_length: int
+    """Tokens before the first sampled one."""
+    places: np.ndarray | None = None
+    """int64: indices of the sampled tokens; None if all after the prompt were sampled."""
+
+    @classmethod
+    def of(cls, chunk: TrajectoryChunk) -> SampledSequence:
+        """Return the sequence that ends with this chunk."""
+        tokens = np.concatenate([chunk.prompt.tokens, chunk.context_tokens, chunk.tokens]).astype(np.int32, copy=False)
+        prompt_length = int(chunk.prompt.tokens.size)
+        if not chunk.given_spans:
+            return cls(tokens, prompt_length)
+        is_sampled = np.arange(tokens.size) >= prompt_length
+        for span in chunk.given_spans:
+            begin = prompt_length + span.start
+            is_sampled[begin : begin + span.num_tokens] = False
+        return cls(tokens, *_from_places(np.flatnonzero(is_sampled), tokens.size))
+
+    @property
+    def num_sampled(self) -> int:
+        return int(self.tokens.size - self.prompt_length if self.places is None else self.places.size)
+
+
+def _from_places(places: np.ndarray, size: int) -> tuple[int, np.ndarray | None]:
+    first = int(places[0])
+    return first, places if places.size < size - first else None
+
+
+@dataclass(frozen=True, slots=True)
 class AssembledTrajectory:
-    """A finished trajectory. R is the number of response tokens."""
+    """A finished trajectory. R is the number of its sampled tokens."""
 
     name: str
-    tokens: np.ndarray
-    """int32 [prompt + R]"""
-    prompt_length: int
+    sequences: tuple[SampledSequence, ...]
+    """In order; together they have all R tokens."""
     behavior_logprobs: np.ndarray
     """float32 [R]"""
     versions: np.ndarray
@@ -76,8 +125,23 @@ class AssembledTrajectory:
 
 def has_verdict(chunks: Sequence[ScoredChunk]) -> bool:
     """Return whether a trajectory has its reward. A finished one without a verdict is a dead
-    letter, and its group is trained without it."""
-    return not (chunks and chunks[-1].chunk.finish_reason.is_final and Field.REWARD not in chunks[-1].scores)
+    letter, as is one whose environment never answered; its group is trained without it."""
+    if not chunks or Field.REWARD in chunks[-1].scores:
+        return True
+    reason = chunks[-1].chunk.finish_reason
+    return not (reason.is_final or reason is FinishReason.TURN)
+
+
+def turn_of(scored: ScoredChunk) -> Turn | None:
+    """Return the environment's answer to a chunk."""
+    found = scored.scores.get(Field.TURN)
+    return found if isinstance(found, Turn) else None
+
+
+def is_ended(scored: ScoredChunk) -> bool:
+    """Return whether a trajectory ends with this chunk: by itself, or because its environment says so."""
+    turn = turn_of(scored)
+    return scored.chunk.finish_reason.is_final or (turn is not None and turn.is_done)
 
 
 def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
@@ -98,13 +162,14 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
             f"unit {unit}: trajectory {name} consists of chunks {[str(scored.chunk.id) for scored in chunks]}; expected every "
             "chunk of one trajectory, from index 0: run `headrace ledger audit`"
         )
-    if not last.finish_reason.is_final:
+    if not is_ended(chunks[-1]):
         raise LedgerError(
-            f"unit {unit}: trajectory {name} ends with finish_reason {last.finish_reason}; expected stop or length: an "
-            "unfinished trajectory cannot be trained on as a whole"
+            f"unit {unit}: trajectory {name} ends with finish_reason {last.finish_reason}; expected stop or length, or a turn "
+            "that ends it: an unfinished trajectory cannot be trained on as a whole"
         )
-    response = np.concatenate([last.context_tokens, last.tokens])
-    _check_tokens(unit, name, chunks, response)
+    if chunks[0].chunk.is_opening:
+        chunks = _after_opening(unit, name, chunks)
+    sequences = _sequences(unit, name, chunks)
     score = chunks[-1].scores.get(Field.REWARD)
     if not isinstance(score, RewardScore):
         raise LedgerError(f"unit {unit}: trajectory {name} has no reward; expected one on its final chunk")
@@ -126,8 +191,7 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
             raise NonFiniteUnit(unit, f"{what} of trajectory {name}")
     return AssembledTrajectory(
         name=name,
-        tokens=np.concatenate([last.prompt.tokens, response]).astype(np.int32, copy=False),
-        prompt_length=int(last.prompt.tokens.size),
+        sequences=sequences,
         behavior_logprobs=behavior_logprobs.astype(np.float32, copy=False),
         versions=versions,
         reference_logprobs=reference,
@@ -137,22 +201,69 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
     )
 
 
-def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], response: np.ndarray) -> None:
+def _after_opening(unit: str, name: str, chunks: Sequence[ScoredChunk]) -> Sequence[ScoredChunk]:
+    turn = turn_of(chunks[0])
+    if turn is None or len(chunks) < 2 or not np.array_equal(turn.tokens, chunks[1].chunk.prompt.tokens):
+        raise LedgerError(
+            f"unit {unit}: trajectory {name} does not begin with the prompt that its environment gave; expected chunk 0 to "
+            "have a turn with the tokens of chunk 1's prompt: run `headrace ledger audit`"
+        )
+    return chunks[1:]
+
+
+def _sequences(unit: str, name: str, chunks: Sequence[ScoredChunk]) -> tuple[SampledSequence, ...]:
+    """Split chunks where an environment replaced the context, and check that each chunk continues the one before."""
+    found: list[SampledSequence] = []
+    parts: list[ScoredChunk] = []
+    begin = None
+    for scored in chunks:
+        parts.append(scored)
+        turn = turn_of(scored)
+        if scored is chunks[-1] or (turn is not None and turn.replaces):
+            _check_tokens(unit, name, parts, begin)
+            found.append(SampledSequence.of(scored.chunk))
+            parts, begin = [], turn
+    return tuple(found)
+
+
+def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], begin: Turn | None) -> None:
+    """Check that the last chunk has every token of a sequence: those of ``begin``, of the chunks, and of turns."""
+    last = chunks[-1].chunk
+    whole = np.concatenate([last.context_tokens, last.tokens])
+    given: list[GivenSpan] = []
     start = 0
+
+    def skip(turn: Turn) -> None:
+        nonlocal start
+        end = start + turn.tokens.size
+        if not np.array_equal(whole[start:end], turn.tokens):
+            raise LedgerError(
+                f"unit {unit}: the environment's turn at {start}..{end} of {name} has other tokens than the last chunk there; "
+                "expected the same: two generators extended one trajectory"
+            )
+        given.append(GivenSpan(start, int(turn.tokens.size)))
+        start = end
+
+    if begin is not None:
+        skip(begin)
     for scored in chunks:
         chunk = scored.chunk
         end = start + chunk.num_tokens
-        if chunk.context_tokens.size != start or not np.array_equal(response[start:end], chunk.tokens):
+        if chunk.context_tokens.size != start or not np.array_equal(whole[start:end], chunk.tokens):
             raise LedgerError(
                 f"unit {unit}: chunk {chunk.id} holds {chunk.num_tokens} tokens after a context of "
                 f"{chunk.context_tokens.size}, but the last chunk of {name} has different tokens at {start}..{end}; expected "
                 "the same: two generators extended one trajectory"
             )
+        if chunk.given_spans != tuple(given):
+            raise LedgerError(
+                f"unit {unit}: chunk {chunk.id} says that the environment gave {chunk.given_spans}; expected {tuple(given)}, "
+                "as its turns say"
+            )
         start = end
-    if start != response.size:
-        raise LedgerError(
-            f"unit {unit}: the chunks of {name} hold {start} response tokens; expected {response.size}, as in its last chunk"
-        )
+        turn = turn_of(scored)
+        if scored is not chunks[-1] and turn is not None:
+            skip(turn)
 
 
 def token_scores(unit: str, scored: ScoredChunk, field: Field) -> np.ndarray | None:

@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Float, Real
 
 from pipeline.algorithms.assemble import AssembledTrajectory
-from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample, cut_response
 from pipeline.algorithms.terms.aggregation import row_weights
 from pipeline.algorithms.terms.guidance import UNGUIDED, GuidedColumns, guided_columns, is_right
 from pipeline.config.catalogue import Declaration
@@ -190,12 +190,14 @@ class Rule(ABC):
 
     def token_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """Return the factors of each sample's token losses, float64 [R], from a whole mini-batch; 0
-        off the mask. The mini-batch's loss is the sum of all products, however it is cut."""
+        off the mask. The mini-batch's loss is the sum of all products, however it is cut. A response of
+        several samples is one row."""
         counts = [
             np.count_nonzero(sample.loss_mask) if sample.counted_tokens is None else sample.counted_tokens
             for sample in samples
         ]
-        weights = self.row_weights(np.array(counts, dtype=np.float64))
+        rows = np.cumsum([sample.part == 0 for sample in samples]) - 1
+        weights = self.row_weights(np.bincount(rows, np.array(counts, dtype=np.float64)))[rows]
         return [weight * sample.loss_mask for weight, sample in zip(weights, samples, strict=True)]
 
     def imitation_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
@@ -212,15 +214,17 @@ class Rule(ABC):
             return UNGUIDED
         return guided_columns(member.guidance, member.score, member.versions.size)
 
-    def response_sample(self, member: AssembledTrajectory, mask: np.ndarray, advantages: np.ndarray) -> TrainingSample:
-        """Make the sample of a whole response. ``mask`` and ``advantages`` have one number per
-        response token."""
+    def response_samples(
+        self, member: AssembledTrajectory, mask: np.ndarray, advantages: np.ndarray
+    ) -> list[TrainingSample]:
+        """Make the sample of a whole response, or one for each of its sequences. ``mask`` and
+        ``advantages`` have one number per response token."""
         columns = self.columns(member)
         imitate = self.settings.positive_nll_coefficient > 0.0 and is_right(member.score)
-        return TrainingSample(
+        whole = TrainingSample(
             name=member.name,
-            tokens=member.tokens,
-            prompt_length=member.prompt_length,
+            tokens=member.sequences[0].tokens,
+            prompt_length=member.sequences[0].prompt_length,
             loss_mask=mask,
             advantages=advantages.astype(np.float32),
             behavior_logprobs=member.behavior_logprobs,
@@ -234,3 +238,4 @@ class Rule(ABC):
             accuracy=member.score.accuracy,
             reward_parts=member.score.parts,
         )
+        return cut_response(whole, member.sequences)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from pipeline.algorithms.assemble import SampledSequence
 from pipeline.algorithms.prefixes import SharedPrefixes
 
 _CPU_TOKENS, _CUDA_TOKENS = 1 << 10, 1 << 14
@@ -36,12 +37,13 @@ _TOKEN_ARRAYS = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One trajectory, or a window of it, as the training step reads it, with R response tokens."""
+    """One trajectory, or a window of it, as the training step reads it, with R response tokens: those
+    that the policy sampled. Tokens of an environment among them are state."""
 
     name: str
     """Trajectory or chunk id, for error messages."""
     tokens: np.ndarray
-    """int32 [prompt + response]"""
+    """int32 [prompt + response], ending with a response token."""
     prompt_length: int
     """Tokens before the first response token; at least 1."""
     loss_mask: np.ndarray
@@ -74,9 +76,19 @@ class TrainingSample:
     """Whether the response ends here; if not, reward and accuracy are still unknown and 0."""
     num_context_tokens: int = 0
     """How many earlier response tokens count as prompt here, because windows are trained one by one."""
+    places: np.ndarray | None = None
+    """int64 [R]: indices of the response tokens, the first ``prompt_length``; None if all tokens after the prompt."""
+    part: int = 0
+    """Number of this sequence in its response, which has several if an environment replaced the context. They
+    follow each other and stay in one mini-batch."""
 
     @property
     def response_length(self) -> int:
+        return self.num_after_prompt if self.places is None else int(self.places.size)
+
+    @property
+    def num_after_prompt(self) -> int:
+        """Response tokens, and the environment's among them."""
         return int(self.tokens.size - self.prompt_length)
 
     @property
@@ -152,8 +164,9 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
     response_lengths = np.array([sample.response_length for sample in samples], dtype=np.int64)
     ends = np.cumsum(lengths)
     row_ids = np.repeat(np.arange(len(samples), dtype=np.int64), response_lengths)
-    # index of every response token: the last `response_lengths[r]` positions of each row
-    places = np.arange(row_ids.size) + np.repeat(ends - np.cumsum(response_lengths), response_lengths)
+    # index of every response token
+    within = [np.arange(s.prompt_length, s.tokens.size) if s.places is None else s.places for s in samples]
+    places = np.concatenate(within) + np.repeat(ends - lengths, response_lengths)
     tokens = np.concatenate([sample.tokens for sample in samples]).astype(np.int32, copy=False)
     imitated = [np.zeros(s.response_length, np.bool_) if s.nll_mask is None else s.nll_mask for s in samples]
     return PackedBatch(
@@ -185,6 +198,28 @@ def _guided(samples: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
         columns[f"{name}_logprobs"] = _join([np.zeros(n) if a is None else a for a, n in pairs], np.float32)
         columns[f"has_{name}"] = np.repeat([array is not None for array in arrays], lengths)
     return columns
+
+
+def cut_response(whole: TrainingSample, sequences: Sequence[SampledSequence]) -> list[TrainingSample]:
+    """Return the samples of a response, one a sequence. ``whole`` has the arrays of all its tokens."""
+    found: list[TrainingSample] = []
+    end = 0
+    for part, sequence in enumerate(sequences):
+        begin, end = end, end + sequence.num_sampled
+        arrays = {name: getattr(whole, name) for name in _TOKEN_ARRAYS}
+        found.append(
+            replace(
+                whole,
+                tokens=sequence.tokens,
+                prompt_length=sequence.prompt_length,
+                places=sequence.places,
+                part=part,
+                # the response counts once
+                counted_tokens=whole.counted_tokens if part == 0 or whole.counted_tokens is None else 0.0,
+                **{name: array[begin:end] for name, array in arrays.items() if array is not None},
+            )
+        )
+    return found
 
 
 def tokens_at_once(micro_batch_tokens: int | Literal["auto"], *, on_cpu: bool) -> int:
@@ -308,12 +343,13 @@ def plan_ranks(prefixes: SharedPrefixes, num_ranks: int, max_tokens: int) -> lis
 
 
 def split_minibatches(samples: Sequence[TrainingSample], num: int) -> list[list[TrainingSample]]:
-    """Split samples, in order, into at most ``num`` non-empty mini-batches whose sizes differ by at
-    most one. Raises ValueError for ``num`` below 1."""
+    """Split samples, in order, into at most ``num`` non-empty mini-batches whose numbers of responses
+    differ by at most one. Raises ValueError for ``num`` below 1."""
     if num < 1:
         raise ValueError(f"num is {num}; expected at least 1 mini-batch")
-    num = min(num, len(samples))
-    cuts = [len(samples) * i // num for i in range(num + 1)] if num else [0]
+    begins = [index for index, sample in enumerate(samples) if not sample.part]
+    num = min(num, len(begins))
+    cuts = [begins[len(begins) * i // num] for i in range(num)] + [len(samples)]
     return [list(samples[start:end]) for start, end in pairwise(cuts)]
 
 
@@ -340,6 +376,15 @@ def _check(sample: TrainingSample) -> None:
         raise ValueError(
             f"sample {sample.name} has {sample.tokens.size} tokens, of which {sample.prompt_length} are prompt; expected at "
             "least 1 prompt and 1 response token"
+        )
+    if sample.places is not None and (
+        sample.places[0] != sample.prompt_length
+        or sample.places[-1] >= sample.tokens.size
+        or (np.diff(sample.places) < 1).any()
+    ):
+        raise ValueError(
+            f"sample {sample.name} has response tokens at {sample.places}; expected ascending indices from "
+            f"{sample.prompt_length}, where its prompt ends, below {sample.tokens.size}"
         )
     for name in _TOKEN_ARRAYS:
         values: np.ndarray | None = getattr(sample, name)

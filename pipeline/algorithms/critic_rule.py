@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.algorithms.assemble import SampledSequence
 from pipeline.algorithms.base import Rule, per_token
-from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample, cut_response
 from pipeline.algorithms.terms.advantage import discounted_sums, terminal_rewards
 from pipeline.algorithms.terms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
 from pipeline.algorithms.terms.guidance import UNGUIDED, guided_columns, is_right
@@ -47,13 +48,12 @@ _WHITENS = ReadIf(lambda run: run.algorithm.whiten, "algorithm.whiten is off")
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """N consecutive tokens of one response that train the policy together."""
+    """N tokens of one response, sampled one after the other, that train the policy together."""
 
     name: str
     """Trajectory or chunk id."""
-    tokens: np.ndarray
-    """int32 [prompt + earlier response + N]"""
-    prompt_length: int
+    sequences: tuple[SampledSequence, ...]
+    """With the earlier tokens of the response, of which a span of several sequences has none."""
     num_earlier: int
     """Response tokens before the span: context only, from any policy version."""
     behavior_logprobs: np.ndarray
@@ -123,13 +123,14 @@ class CriticRule(Rule):
         return terms.clip(terms.ratio, self.settings, dual_clip=self.settings.dual_clip)
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample per span, in the order of the units. That order does not change a bit of
+        """Make the samples of each span, in the order of the units. That order does not change a bit of
         any sample. Raises NonFiniteUnit; raises LedgerError for missing or contradictory chunks."""
         spans = [span for unit in units for span in self.token_spans(unit)]
         masks = [self.policy_mask(span) for span in spans]
         advantages = self._normalised([self.advantages(span) for span in spans], masks)
         counts = self._counted_tokens(spans)
-        return [self._sample(*parts) for parts in zip(spans, masks, advantages, counts, strict=True)]
+        parts = zip(spans, masks, advantages, counts, strict=True)
+        return [sample for part in parts for sample in self._samples(*part)]
 
     def policy_lambda(self, span: TokenSpan) -> float:
         """Return lambda for the response's length so far. An unfinished response counts half a
@@ -179,20 +180,25 @@ class CriticRule(Rule):
             return counts
         return [sum(counts) / len(counts)] * len(counts)
 
-    def _sample(
+    def _samples(
         self, span: TokenSpan, mask: np.ndarray, advantages: np.ndarray, counted_tokens: float
-    ) -> TrainingSample:
-        """Make a sample. Earlier tokens belong to the prompt, except in an imitated response."""
+    ) -> list[TrainingSample]:
+        """Make the sample of a span, or one for each of its sequences. Earlier tokens belong to the
+        prompt, except in an imitated response."""
         imitate = self.settings.positive_nll_coefficient > 0.0 and span.score is not None and is_right(span.score)
         num_earlier = span.num_earlier if imitate else 0
+        sequences = span.sequences
+        if num_earlier < span.num_earlier:
+            tokens = sequences[0].tokens
+            sequences = (SampledSequence(tokens, tokens.size - span.num_tokens),)
         reference = span.reference_logprobs
         columns = UNGUIDED
         if span.guidance is not None and span.score is not None:
             columns = guided_columns(span.guidance, span.score, num_earlier + span.num_tokens)
-        return TrainingSample(
+        whole = TrainingSample(
             name=span.name,
-            tokens=span.tokens,
-            prompt_length=span.prompt_length + span.num_earlier - num_earlier,
+            tokens=sequences[0].tokens,
+            prompt_length=sequences[0].prompt_length,
             loss_mask=_prepend_filler(num_earlier, mask),
             advantages=_prepend_filler(num_earlier, advantages.astype(np.float32)),
             behavior_logprobs=_prepend_filler(num_earlier, span.behavior_logprobs),
@@ -209,6 +215,7 @@ class CriticRule(Rule):
             is_finished=span.score is not None,
             num_context_tokens=span.num_earlier - num_earlier,
         )
+        return cut_response(whole, sequences)
 
 
 def _prepend_filler(num_earlier: int, values: np.ndarray, filler: int = 0) -> np.ndarray:

@@ -59,7 +59,7 @@ class GroupRule(Rule):
         """Return the advantages of each response's tokens, float64 [tokens]."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample per response that has a verdict.
+        """Make the samples of each response that has a verdict.
 
         Over-long responses under filtering carry no loss but still count in their group; responses
         without a verdict are left out. Raises NonFiniteUnit; raises LedgerError for an incomplete
@@ -72,7 +72,7 @@ class GroupRule(Rule):
             masks=tuple(np.full(member.versions.size, not member.score.masked) for member in members),
         )
         parts = zip(members, responses.masks, self.advantages(responses), strict=True)
-        return [self.response_sample(*part) for part in parts]
+        return [sample for part in parts for sample in self.response_samples(*part)]
 
     def _members(self, unit: ClaimedUnit) -> list[AssembledTrajectory]:
         if len(unit.trajectories) != self.settings.group_size:

@@ -45,8 +45,7 @@ class Ppo(CriticRule):
             found.append(
                 TokenSpan(
                     name=member.name,
-                    tokens=member.tokens,
-                    prompt_length=member.prompt_length,
+                    sequences=member.sequences,
                     num_earlier=0,
                     behavior_logprobs=member.behavior_logprobs,
                     versions=member.versions,

@@ -57,20 +57,21 @@ class ResponseRule(Rule):
         """Return 1, -1 or 0 for a response."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample per response, with its verdict in place of an advantage.
+        """Make the samples of each response, with its verdict in place of an advantage.
 
         A response that trains nothing has an empty mask and counts in no denominator; one that
         never got a verdict has no sample. Raises NonFiniteUnit and LedgerError."""
         return [
-            self._sample(assemble(unit.name, chunks))
+            sample
             for unit in units
             for chunks in unit.trajectories
             if has_verdict(chunks)
+            for sample in self._samples(assemble(unit.name, chunks))
         ]
 
-    def _sample(self, member: AssembledTrajectory) -> TrainingSample:
+    def _samples(self, member: AssembledTrajectory) -> list[TrainingSample]:
         if Field.REFERENCE in self.fields and member.reference_logprobs is None:
             raise LedgerError(f"trajectory {member.name} lacks reference log-probs; expected them on every chunk")
         num_tokens = member.versions.size
         verdict = 0.0 if member.score.masked else self.verdict(member, self.columns(member))
-        return self.response_sample(member, np.full(num_tokens, verdict != 0.0), np.full(num_tokens, verdict))
+        return self.response_samples(member, np.full(num_tokens, verdict != 0.0), np.full(num_tokens, verdict))

@@ -2,7 +2,8 @@
 
     EGAE          V(s_n) := V(s_{n-1}) after the last token of an unfinished window; 0 after a finished response. A response
                   cut at the cap is finished: it is scored, with its reward at the last token
-    lambda        max(floor, 1 - 1/(alpha l)), l = response tokens so far over all windows, + W // 2 when unfinished
+    lambda        max(floor, 1 - 1/(alpha l)), l = response tokens so far over all windows, + W // 2 when unfinished;
+                  after an environment replaced the context, those since then
     tail          the last tokens of an unfinished window train nothing; they still count in the denominator
     whitening     over the remaining window tokens of the whole batch, with a least std; clamped; 0 elsewhere
     loss          clip-higher, summed over window tokens, by all window tokens of the batch
@@ -31,7 +32,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.assemble import NonFiniteUnit, guidance_of, join_segments, token_scores
+from pipeline.algorithms.assemble import (
+    NonFiniteUnit,
+    SampledSequence,
+    guidance_of,
+    is_ended,
+    join_segments,
+    token_scores,
+)
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
 from pipeline.config.base import setting
 from pipeline.config.catalogue import Declaration
@@ -78,12 +86,14 @@ class Tppo(CriticRule):
         return self.settings.tail_drop_tokens
 
     def token_spans(self, unit: ClaimedUnit) -> list[TokenSpan]:
-        """Return the unit's one chunk as a span: its context is state, its tokens are actions.
-        Raises NonFiniteUnit; raises LedgerError for any other unit or a missing score."""
+        """Return the unit's one chunk as a span: its context is state, its tokens are actions. An opening
+        has none. Raises NonFiniteUnit; raises LedgerError for any other unit or a missing score."""
         scored = _only_chunk(unit)
         chunk = scored.chunk
+        if chunk.is_opening:
+            return []
         score = scored.scores.get(Field.REWARD)
-        if chunk.finish_reason.is_final is not isinstance(score, RewardScore):
+        if is_ended(scored) is not isinstance(score, RewardScore):
             raise LedgerError(
                 f"chunk {unit.name} ended with {chunk.finish_reason} and reward {score}; expected a reward on final chunks only"
             )
@@ -108,13 +118,11 @@ class Tppo(CriticRule):
         ):
             if found is not None and not np.isfinite(found).all():
                 raise NonFiniteUnit(unit.name, f"{what} of chunk {chunk.id}")
-        tokens = np.concatenate([chunk.prompt.tokens, chunk.context_tokens, chunk.tokens])
         return [
             TokenSpan(
                 name=str(chunk.id),
-                tokens=tokens.astype(np.int32, copy=False),
-                prompt_length=int(chunk.prompt.tokens.size),
-                num_earlier=int(chunk.context_tokens.size),
+                sequences=(SampledSequence.of(chunk),),
+                num_earlier=chunk.num_sampled - chunk.num_tokens,
                 behavior_logprobs=behavior_logprobs.astype(np.float32, copy=False),
                 versions=versions,
                 values=values,

@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pipeline.algorithms.assemble import SampledSequence
 from pipeline.config.shares import gathered_ranks
 from pipeline.ledger.types import FinishedTrajectory
 from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, resume_history, run_history
@@ -178,7 +179,7 @@ class Value(BatchScorer):
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
         """Value and write a batch. If the engine fails, all chunks fail and are retried. A chunk
         with values that are not finite fails alone, and none of its values are written."""
-        requests = [ScoringRequest(_tokens(chunk), chunk.num_tokens) for chunk in chunks]
+        requests = [ScoringRequest(SampledSequence.of(chunk).tokens, chunk.num_tokens) for chunk in chunks]
         try:
             valued = await self.ctx.compute(self._engine.values, requests)
         except EngineError:
@@ -349,18 +350,21 @@ class Value(BatchScorer):
         return self.ctx.run_dir / VALUE_HISTORY_NAME
 
 
-def _tokens(chunk: TrajectoryChunk) -> np.ndarray:
-    return np.concatenate([chunk.prompt.tokens, chunk.context_tokens, chunk.tokens])
-
-
 def _sample(finished: FinishedTrajectory) -> ValueSample:
+    """Return the response that the final chunk ends: all of it, or what was sampled since an environment last
+    replaced the context."""
     chunk = finished.chunk
+    sequence = SampledSequence.of(chunk)
+    values = np.concatenate([score.values for score in finished.values])
+    if chunk.given_spans and chunk.given_spans[0].start == 0:
+        values = values[-sequence.num_sampled :]
     return ValueSample(
         name=str(chunk.trajectory),
-        tokens=_tokens(chunk),
-        prompt_length=int(chunk.prompt.tokens.size),
-        old_values=np.concatenate([score.values for score in finished.values]),
+        tokens=sequence.tokens,
+        prompt_length=sequence.prompt_length,
+        old_values=values,
         reward=finished.reward.reward,
+        places=sequence.places,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipeline.algorithms.assemble import SampledSequence
 from pipeline.algorithms.critic_rule import TokenSpan
 from pipeline.algorithms.terms.advantage import discounted_sums, terminal_rewards, whiten_rows
 from pipeline.algorithms.terms.clip import clipped_value_loss
@@ -70,8 +71,7 @@ def gae_vapo(inputs: Case) -> dict[str, Any]:
 def _finished_stretch(values: np.ndarray, reward: float) -> TokenSpan:
     return TokenSpan(
         name="golden",
-        tokens=np.zeros(1 + values.size, dtype=np.int32),
-        prompt_length=1,
+        sequences=(SampledSequence(np.zeros(1 + values.size, dtype=np.int32), 1),),
         num_earlier=0,
         behavior_logprobs=np.zeros(values.size, dtype=np.float32),
         versions=np.zeros(values.size, dtype=np.int32),

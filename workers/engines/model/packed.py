@@ -85,7 +85,7 @@ _PACKING = "headrace_packing"
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """Sequences laid end to end; the last tokens of each are scored, M in all."""
+    """Sequences laid end to end, of whose tokens M are scored."""
 
     tokens: torch.Tensor
     layout: PackedLayout
@@ -97,7 +97,7 @@ class PackedTokens:
     def of(
         cls, sequences: Sequence[np.ndarray], num_scored: Sequence[int] | np.ndarray, device: torch.device
     ) -> PackedTokens:
-        """Pack sequences. Raises EngineError unless a token precedes the scored tail of each."""
+        """Pack sequences whose last tokens are scored. Raises EngineError unless a token precedes them."""
         lengths = np.array([sequence.size for sequence in sequences], dtype=np.int64)
         scored = np.array(num_scored, dtype=np.int64)
         wrong = np.flatnonzero((scored < 0) | (scored >= lengths))
@@ -107,13 +107,19 @@ class PackedTokens:
                 f"sequence {first} of {lengths.size} has {lengths[first]} tokens of which {scored[first]} are to be scored; "
                 "at least one token must precede them: start prompts with a token"
             )
+        return cls.at(sequences, [np.arange(n - m, n) for n, m in zip(lengths, scored, strict=True)], device)
+
+    @classmethod
+    def at(cls, sequences: Sequence[np.ndarray], scored: Sequence[np.ndarray], device: torch.device) -> PackedTokens:
+        """Pack sequences with the indices of their scored tokens, from 1 on."""
+        lengths = np.array([sequence.size for sequence in sequences], dtype=np.int64)
         prefixes = find_prefixes(sequences, device)
         order, shared = prefixes.order.tolist(), prefixes.shared
         row = np.concatenate([sequences[index][alike:] for index, alike in zip(order, shared, strict=True)])
         places = dict(zip(order, lay(lengths[prefixes.order], shared), strict=True))
         # for each scored token, the index of the one before
-        before = np.concatenate([places[index][-n - 1 : -1] for index, n in enumerate(scored)], dtype=np.int64)
-        targets = np.concatenate([sequence[sequence.size - n :] for sequence, n in zip(sequences, scored, strict=True)])
+        before = np.concatenate([places[index][at - 1] for index, at in enumerate(scored)], dtype=np.int64)
+        targets = np.concatenate([sequence[at] for sequence, at in zip(sequences, scored, strict=True)])
         return cls(
             tokens=torch.from_numpy(row.astype(np.int64)).to(device),
             layout=PackedLayout.of(lengths[prefixes.order], device, shared),
@@ -123,8 +129,9 @@ class PackedTokens:
 
     @classmethod
     def from_batch(cls, batch: PackedBatch, device: torch.device) -> PackedTokens:
-        num_scored = np.bincount(batch.row_ids, minlength=batch.num_rows)
-        return cls.of(np.split(batch.tokens, batch.cumulative_lengths[1:-1]), num_scored, device)
+        begins = batch.cumulative_lengths[:-1]
+        scored = batch.split(batch.predictors + 1 - begins[batch.row_ids])
+        return cls.at(np.split(batch.tokens, begins[1:]), scored, device)
 
 
 def find_prefixes(sequences: Sequence[np.ndarray], device: torch.device) -> SharedPrefixes:

@@ -104,7 +104,7 @@ def check_value_samples(samples: Sequence[ValueSample]) -> None:
     if not samples:
         raise EngineError("a value step on 0 responses; expected at least 1; skip it")
     for sample in samples:
-        length = sample.response_length
+        length = sample.scored.size
         if not 1 <= sample.prompt_length < sample.tokens.size:
             raise EngineError(
                 f"response {sample.name} has {sample.tokens.size} tokens, of which {sample.prompt_length} are prompt; "
@@ -141,7 +141,8 @@ def accumulate_regression(
             counts = float(bool(indices))
             chosen = indices or [_shortest(samples)]
             num_scored = [lengths[index] for index in chosen]
-            new = model(PackedTokens.of([samples[index].tokens for index in chosen], num_scored, device))
+            places = [samples[index].scored for index in chosen]
+            new = model(PackedTokens.at([samples[index].tokens for index in chosen], places, device))
 
             def like(arrays: Sequence[np.ndarray], new: torch.Tensor = new) -> torch.Tensor:
                 return torch.from_numpy(np.concatenate(arrays)).to(new)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ValueSample:
-    """A finished response to regress on. R is its number of tokens."""
+    """A finished response to regress on. R is its number of sampled tokens, which have values; others are
+    the environment's."""
 
     name: str
     """The trajectory, for error messages."""
@@ -30,11 +31,18 @@ class ValueSample:
     """float32 [R]: values at sampling time, window by window; new values are clipped around them."""
     reward: float
     """Of the whole response, received at its last token."""
+    places: np.ndarray | None = None
+    """int64 [R]: indices of the sampled tokens, the first ``prompt_length``; None if all after the prompt."""
 
     @property
     def response_length(self) -> int:
         """R."""
-        return int(self.tokens.size - self.prompt_length)
+        return int(self.old_values.size)
+
+    @property
+    def scored(self) -> np.ndarray:
+        """int64 [R]: indices of the sampled tokens."""
+        return np.arange(self.prompt_length, self.tokens.size) if self.places is None else self.places
 
 
 @dataclass(frozen=True, slots=True)
