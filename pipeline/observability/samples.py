@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from pipeline.files.records import RecordFile, Schema
 from pipeline.ledger.types import ScoredChunk
-from protocol.trajectory import Field, FinishReason, RewardScore
+from protocol.trajectory import Field, FinishReason, RewardScore, Turn
 
 if TYPE_CHECKING:
     from pipeline.algorithms.batching import TrainingSample
@@ -50,6 +50,8 @@ class TokenDetail(msgspec.Struct, frozen=True):
     """One per token, or one for all of them; empty for a response without loss."""
     cuts: tuple[tuple[int, int], ...] = ()
     """Pairs of an index and the number of tokens left out before it."""
+    turns: tuple[tuple[int, str], ...] = ()
+    """The environment's words: pairs of an index and the text before it."""
 
 
 class ResponseSample(msgspec.Struct, frozen=True):
@@ -143,7 +145,9 @@ class Samples:
         found = _choose(_finished(units, update), self._settings.per_update)
         if found:
             most = self._settings.max_chars
-            by_name = {sample.name: sample for sample in trained}
+            by_name: dict[str, list[TrainingSample]] = {}
+            for sample in trained:
+                by_name.setdefault(sample.name, []).append(sample)
             kept = [
                 replace(_sample(chunks, update, policy_version, most), tokens=_tokens(chunks, by_name, most))
                 for chunks in found
@@ -228,8 +232,35 @@ def _score(chunks: tuple[ScoredChunk, ...]) -> RewardScore:
     return score
 
 
+def _turn(scored: ScoredChunk) -> Turn | None:
+    found = scored.scores.get(Field.TURN)
+    return found if isinstance(found, Turn) else None
+
+
+def _num_earlier(chunks: tuple[ScoredChunk, ...]) -> int:
+    """Return the number of sampled tokens before these chunks of a trajectory."""
+    return chunks[0].chunk.num_sampled - chunks[0].chunk.num_tokens
+
+
+def _text(chunks: tuple[ScoredChunk, ...]) -> str:
+    """Return the response as written, with the environment's words between the model's turns."""
+    words: list[str] = []
+    for scored in chunks:
+        turn = None if scored.chunk.is_opening else _turn(scored)
+        words += [scored.chunk.written_text or "", turn.text if turn else ""]
+    return "".join(words)
+
+
+def _finish_reason(last: ScoredChunk) -> FinishReason:
+    turn = _turn(last)
+    if turn is None:
+        return last.chunk.finish_reason
+    return FinishReason.LENGTH if turn.is_truncated else FinishReason.STOP
+
+
 def _sample(chunks: tuple[ScoredChunk, ...], update: int, policy_version: int, most: int) -> ResponseSample:
     last, score = chunks[-1].chunk, _score(chunks)
+    sampled = [scored.chunk for scored in chunks if not scored.chunk.is_opening]
     return ResponseSample(
         update=update,
         policy_version=policy_version,
@@ -237,10 +268,10 @@ def _sample(chunks: tuple[ScoredChunk, ...], update: int, policy_version: int, m
         prompt=_cut(last.prompt.text, most),
         answer=_cut(last.prompt.answer, most),
         verifier=last.prompt.verifier,
-        response=_cut(last.written_text or "", most),
-        num_tokens=last.response_length,
-        finish_reason=str(last.finish_reason),
-        versions=(min(c.chunk.oldest_version for c in chunks), max(c.chunk.versions[-1] for c in chunks)),
+        response=_cut(_text(chunks), most),
+        num_tokens=_num_earlier(chunks) + sum(chunk.num_tokens for chunk in sampled),
+        finish_reason=str(_finish_reason(chunks[-1])),
+        versions=(min(c.oldest_version for c in sampled), max(c.newest_version for c in sampled)),
         reward=score.reward,
         accuracy=score.accuracy,
         parts=dict(score.parts),
@@ -253,19 +284,21 @@ def _shown(one: ShownResponse, update: int, policy_version: int, most: int) -> R
     return replace(_sample((scored,), update, policy_version, most), kind=one.kind)
 
 
-def _tokens(chunks: tuple[ScoredChunk, ...], trained: Mapping[str, TrainingSample], max_chars: int) -> TokenDetail:
+def _tokens(
+    chunks: tuple[ScoredChunk, ...], trained: Mapping[str, Sequence[TrainingSample]], max_chars: int
+) -> TokenDetail:
     """Return the tokens of a response; if its windows are units, those of the last one."""
     last = chunks[-1].chunk
     ids = np.concatenate([one.chunk.tokens for one in chunks])
     logprobs = np.concatenate([one.chunk.behavior_logprobs for one in chunks])
     segments = [segment for one in chunks for segment in one.chunk.segments]
     versions = np.repeat([s.policy_version for s in segments], [s.num_tokens for s in segments])
-    sample = trained.get(str(last.trajectory), trained.get(str(last.id)))
+    samples = trained.get(str(last.trajectory), trained.get(str(last.id), ()))
     advantages = np.empty(0)
-    if sample is not None and sample.advantages.size == ids.size and sample.loss_mask.any():
-        advantages = np.where(sample.loss_mask, sample.advantages, 0.0)
+    if sum(s.advantages.size for s in samples) == ids.size and any(s.loss_mask.any() for s in samples):
+        advantages = np.concatenate([np.where(s.loss_mask, s.advantages, 0.0) for s in samples])
         advantages = advantages[:1] if (advantages == advantages[0]).all() else advantages
-    before = last.response_length - int(ids.size)
+    before = _num_earlier(chunks)
     most = max(2, max_chars // _CHARS_PER_TOKEN)
     kept = np.arange(ids.size)
     cuts = [(0, before)] if before else []
@@ -273,12 +306,17 @@ def _tokens(chunks: tuple[ScoredChunk, ...], trained: Mapping[str, TrainingSampl
         head = most // 3
         kept = np.concatenate([kept[:head], kept[ids.size - (most - head) :]])
         cuts.append((head, int(ids.size) - most))
+    ends = np.cumsum([one.chunk.num_tokens for one in chunks]).tolist()
+    turns = [
+        (end, turn.text) for one, end in zip(chunks, ends, strict=True) if end and (turn := _turn(one)) and turn.text
+    ]
     return TokenDetail(
         ids=tuple(map(int, ids[kept])),
         logprobs=_rounded(logprobs[kept]),
         segments=tuple((version, len(list(run))) for version, run in groupby(map(int, versions[kept]))),
         advantages=_rounded(advantages if advantages.size < 2 else advantages[kept]),
         cuts=tuple(cuts),
+        turns=tuple((int(np.searchsorted(kept, end)), _cut(words, max_chars)) for end, words in turns if end in kept),
     )
 
 

@@ -31,8 +31,12 @@ def update_row(
     ages = np.concatenate(
         [update - 1 - version_history.updates_of(s.versions[mask]) for s, mask in zip(samples, trained, strict=True)]
     )
-    finished = [s for s in samples if s.is_finished]
-    lengths = [s.num_context_tokens + s.response_length for s in finished or samples]
+    # a response may have several samples
+    responses = [s for s in samples if not s.part]
+    finished = [s for s in responses if s.is_finished]
+    sizes = [s.num_context_tokens + s.response_length for s in samples]
+    totals = np.bincount(np.cumsum([not s.part for s in samples]) - 1, sizes).astype(np.int64).tolist()
+    lengths = [n for s, n in zip(responses, totals, strict=True) if s.is_finished] or totals
     advantages = np.concatenate([s.advantages[s.loss_mask] for s in samples])
     histograms = {
         "length": histogram(np.array(lengths)),
@@ -43,7 +47,7 @@ def update_row(
         update=update,
         policy_version=version,
         at_s=time.time(),
-        num_trajectories=len(samples),
+        num_trajectories=len(responses),
         num_response_tokens=sum(s.response_length for s in samples),
         num_trained_tokens=sum(int(s.loss_mask.sum()) for s in samples),
         reward=float(np.mean([s.reward for s in finished])) if finished else 0.0,
@@ -61,7 +65,10 @@ def update_row(
         logprob_s=0.0,
         step_s=0.0,
         publish_s=0.0,
-        metrics=metrics_of_steps(results) | _guidance(samples) | _unjudged(num_unjudged, len(samples)),
+        metrics=metrics_of_steps(results)
+        | _guidance(samples)
+        | _unjudged(num_unjudged, len(responses))
+        | _environment(samples),
         histograms={name: found for name, found in histograms.items() if found is not None},
     )
 
@@ -69,6 +76,12 @@ def update_row(
 def _unjudged(num_unjudged: int, num_judged: int) -> dict[str, float]:
     """Return the share of an update's responses without a verdict; empty if all have one."""
     return {"no_verdict_fraction": num_unjudged / (num_unjudged + num_judged)} if num_unjudged else {}
+
+
+def _environment(samples: Sequence[TrainingSample]) -> dict[str, float]:
+    """Return how many tokens of environments are among the sampled ones; empty if there are none."""
+    number = sum(s.num_after_prompt - s.response_length for s in samples)
+    return {"environment_tokens": float(number)} if number else {}
 
 
 def _guidance(samples: Sequence[TrainingSample]) -> dict[str, float]:

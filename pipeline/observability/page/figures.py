@@ -206,6 +206,7 @@ def _token_figures(tokens: TokenDetail, text: TokenText) -> dict[str, Any]:
         "logprobs": tokens.logprobs,
         "advantages": advantages or None,
         "cuts": tokens.cuts,
+        "turns": [(place, printable(words)) for place, words in tokens.turns],
     }
 
 

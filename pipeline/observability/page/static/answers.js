@@ -124,6 +124,7 @@ export class AnswersTab {
     if (tokens?.pieces && this.by !== "none") {
       tokens.pieces.forEach((piece, index) => {
         for (const [place, number] of tokens.cuts) if (place === index) body.append(h("span", { class: "gap", text: ` … ${count(number)} tokens … ` }));
+        for (const [place, words] of tokens.turns) if (place === index) body.append(h("span", { class: "gap", title: "the environment's words", text: words }));
         const parts = [`version ${tokens.versions[index]}`, typeof tokens.logprobs?.[index] === "number" && `log-prob ${tokens.logprobs[index].toFixed(3)}`, typeof tokens.advantages?.[index] === "number" && `advantage ${figure(tokens.advantages[index])}`];
         body.append(h("span", { class: tokenClass(this.by, tokens, index, scale), title: parts.filter(Boolean).join(", "), text: piece }));
       });
