@@ -140,17 +140,20 @@ class TextTokenizer:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
     ) -> str:
         """Render a conversation as text; as a prompt, up to where the assistant's answer begins.
-        ``variables`` are the template's own. Raises DataError if there is no chat template, or it
-        rejects the messages."""
+        ``variables`` are the template's own, ``tools`` the JSON schemas of functions. Raises DataError
+        if there is no chat template, or it rejects the messages."""
         import jinja2
 
         if self._template is None:
             self._template = self._compile()
         try:
-            settings = {**(variables or {}), "add_generation_prompt": add_generation_prompt, **self._special_tokens}
+            # as AutoTokenizer does: templates also ask whether tools are none
+            settings = {"tools": None, **(variables or {}), **({"tools": list(tools)} if tools else {})}
+            settings |= {"add_generation_prompt": add_generation_prompt, **self._special_tokens}
             return self._template.render(messages=messages, **settings)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise DataError(f"the chat template refuses these messages: {error}") from error
