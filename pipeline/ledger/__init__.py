@@ -18,6 +18,12 @@ The states of a trajectory and its unit::
 ``cancelled`` leads from every state to dropped. A drop returns the unit's credit. Training does
 not: the limit grows with the version (``pipeline/ledger/staleness.md``).
 
+With an environment, a trajectory waits at the end of each turn, held by nobody; its chunk is due for the turn
+as for other scores::
+
+    leased ── a turn ends ──> waiting ──> turn ──> open (unit chunk: parked)
+                                  └──> last turn ──> finished
+
 With guidance, writing the reward makes the final chunk due for guidance at once. Reference workers
 get it from ``overdue``, together with the reward::
 

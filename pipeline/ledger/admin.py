@@ -33,6 +33,8 @@ class Place(StrEnum):
     PARKED = "parked"
     """Its next window waits for credit (unit chunk)."""
     LEASED = "leased"
+    WAITING = "waiting"
+    """Waits for its environment."""
     FINISHED = "finished"
     """Sampled (unit chunk: written); waits for its scorers."""
 
@@ -46,7 +48,8 @@ class Lack:
     chunk: str
     """The first of these chunks."""
     age_s: float
-    """Seconds since the chunk was written; for guidance, since its reward was written."""
+    """Seconds since the chunk was written; for guidance, since its reward; for the reward after a turn, since
+    that turn."""
     overdue_s: float
     """Seconds since the deadline; negative before it."""
     num_failures: int

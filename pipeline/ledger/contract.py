@@ -19,6 +19,11 @@ Conservation. For groups, trajectories and response tokens, at every moment
 ``admitted = trained + dropped(by reason) + in flight``. ``audit`` counts work in flight by walking
 the stored data, so that a counter cannot merely agree with itself.
 
+Environments. A chunk that ends a turn (``FinishReason.TURN``) ends its writer's lease, and the trajectory
+waits, held by nobody, until its ``Turn`` is written. Then it is open again (with unit chunk, parked), or, if
+the turn is the last, finished: the chunk is its final one, due for the reward at once. An *opening* chunk has
+no tokens and needs its turn only; it dates no unit, and as a unit it leaves with its turn, without signal.
+
 Critics. With ``value_training``, finished trajectories are also stored until the value worker has
 trained on them. It claims and settles them with separate claims, under the same rules.
 
@@ -78,9 +83,9 @@ class Ledger(Protocol):
         """Lease up to ``max_trajectories`` to ``who``, which samples with ``policy_version`` (None: the
         published one).
 
-        Evaluation comes first, then open training trajectories, oldest first (their generator ended, or they
-        were parked at a window). Then new groups are admitted whole, while there is credit and admission is
-        not paused. Members beyond the limit stay open for the next caller."""
+        Evaluation comes first, then open training trajectories, oldest first (their generator ended, they were
+        parked at a window, or their environment has answered). Then new groups are admitted whole, while there
+        is credit and admission is not paused. Members beyond the limit stay open for the next caller."""
         ...
 
     async def renew(self, who: Incarnation) -> None:
@@ -101,18 +106,21 @@ class Ledger(Protocol):
 
     async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
         """Write a field of a chunk once. The write that completes a unit makes it ready, or drops it for lack
-        of signal. Guidance before its reward returns ``WriteStatus.UNKNOWN``."""
+        of signal. A ``Turn`` opens its trajectory again, or finishes it. Guidance before its reward returns
+        ``WriteStatus.UNKNOWN``, like a score that came too late."""
         ...
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[ScoredChunk]:
         """Return chunks whose ``field`` is overdue, oldest first, and extend their deadlines.
 
-        Guidance is overdue as soon as the reward is written, and its chunks come with that reward. Chunks of
-        other fields come without scores."""
+        Guidance is overdue as soon as the reward is written, and its chunks come with that reward; the reward
+        is overdue as soon as the last turn is written, and its chunks come with that turn if there is one.
+        Chunks of other fields come without scores."""
         ...
 
     async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
-        """Hand ``who``, which judges whole groups, the final chunks of a training group, by member.
+        """Hand ``who``, which judges whole groups, the final chunks of a training group, by member, each with
+        its last turn if it has one.
 
         Returns nothing until all ``num_members`` have ended, if no member lacks a reward, or while another
         scorer has the group: until its deadline, a failure, or that scorer is fenced. Members that were
@@ -136,9 +144,10 @@ class Ledger(Protocol):
         """Report a scorer's failure, with its traceback. The chunk is due again at once. Returns whether it
         is now a dead letter, which it becomes after ``max_attempts`` failures.
 
-        A dead letter's unit is dropped, except that a group that lacks a reward goes on without that member:
-        its trajectory and tokens are dropped as a dead letter when the group is trained. The group is dropped
-        when fewer than two members have a verdict or may still get one."""
+        A dead letter's unit is dropped, except that a group that lacks a reward or a turn goes on without that
+        member: its trajectory and tokens are dropped as a dead letter when the group is trained. The group is
+        dropped when fewer than two members have a verdict or may still get one. With unit chunk, the trajectory
+        ends with a chunk that leaves without its turn."""
         ...
 
     async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:

@@ -19,6 +19,7 @@ from pipeline.ledger.admin import Place, WaitedTrajectory
 from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory
 from pipeline.ledger.types import DropReason, QueueStat, Unit
 from protocol.ids import TrajectoryId
+from protocol.trajectory import Field
 
 MAX_STALENESS: Final = 64
 """Larger staleness is counted as this."""
@@ -50,6 +51,7 @@ EMPTIED_BY: Final[dict[str, str]] = {
     "reference": "reference",
     "value": "value",
     "guidance": "reference",
+    "turn": "environment",
     "finished": "value",
     "finished_claimed": "value",
     "ready": "learner",
@@ -94,8 +96,11 @@ class GroupsView:
 
 def waits_for(waited: WaitedTrajectory, judged_by: str = "") -> str:
     """Return what a group's member waits for: an incarnation, a role or credit."""
+    lacks = " and ".join("environment" if one.field is Field.TURN else one.field.value for one in waited.lacks)
+    if waited.place is Place.WAITING:
+        return lacks
     if waited.place is Place.FINISHED:
-        return judged_by or " and ".join(lack.field.value for lack in waited.lacks)
+        return judged_by or lacks
     if waited.place is Place.PARKED:
         return "credit"
     return waited.holder or "a generator"

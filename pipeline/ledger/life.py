@@ -10,7 +10,7 @@ between the fields::
 
     name, state, admitted_s, prompt, tokens, ready_s, claimed_s, leases, chunks, end, "who at", ...
     index, tokens, written_s, "who version ...", "who at accuracy reward" of its reward, "who at" of
-      its reference, of its value, ready_s, claimed_s, end, "who at" of its guidance if it has any
+      its reference, of its value, ready_s, claimed_s, end, "who at" of its guidance, of its turn if it has any
 
 An end is ``at_s updates oldest reason``. An empty field means unknown. A foreign client may give itself a
 name with spaces, so fields are parsed from their ends; tabs and newlines in names have been replaced by
@@ -92,7 +92,7 @@ class TrajectoryLife:
 
     name: str
     state: str
-    """open, parked, leased, finished, ready, claimed, trained, dropped"""
+    """open, parked, leased, waiting, finished, ready, claimed, trained, dropped"""
     admitted_s: float | None
     prompt: int | None
     """Position of its prompt in the stream."""
@@ -171,8 +171,8 @@ def _lease(text: str) -> LeaseEvent:
 
 
 def _chunk(row: str) -> ChunkLife:
-    index, tokens, written, by, reward, reference, value, ready, claimed, end, *guidance = row.split("\t")
-    scored = zip(Field, (reward, reference, value, *guidance), strict=False)
+    index, tokens, written, by, reward, reference, value, ready, claimed, end, *later = row.split("\t")
+    scored = zip(Field, (reward, reference, value, *later), strict=False)
     who = _VERSIONS.sub("", by)
     return ChunkLife(
         index=int(index),

@@ -5,18 +5,30 @@ encoding, and the ledger stores it as a blob. Nothing here encodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
 
 from pipeline.ledger.types import FinishedTrajectory, ScoredChunk, ShownResponse
 from protocol.codec import from_blob
-from protocol.trajectory import Field, GuidanceScore, ReferenceScore, RewardScore, Score, TrajectoryChunk, ValueScore
+from protocol.trajectory import (
+    Field,
+    GuidanceScore,
+    ReferenceScore,
+    RewardScore,
+    Score,
+    TrajectoryChunk,
+    Turn,
+    ValueScore,
+)
 
 SCORE_TYPES: Final[Mapping[Field, type[Score]]] = {
     Field.REWARD: RewardScore,
     Field.REFERENCE: ReferenceScore,
     Field.VALUE: ValueScore,
     Field.GUIDANCE: GuidanceScore,
+    Field.TURN: Turn,
 }
 FIELDS: Final = tuple(Field)
 
@@ -24,6 +36,10 @@ FIELDS: Final = tuple(Field)
 def read_chunk(blob: bytes) -> TrajectoryChunk:
     """Decode a stored chunk. Raises WireError, like all functions here."""
     return from_blob(blob, TrajectoryChunk)
+
+
+def read_turn(blob: bytes) -> Turn:
+    return from_blob(blob, Turn)
 
 
 def read_scores(blobs: Mapping[Field, bytes | None]) -> dict[Field, Score]:
@@ -35,12 +51,24 @@ def read_scored(blob: bytes, scores: Mapping[Field, bytes | None]) -> ScoredChun
     return ScoredChunk(read_chunk(blob), read_scores(scores))
 
 
-def read_overdue(field: Field, blobs: Sequence[bytes]) -> list[ScoredChunk]:
-    """Decode overdue chunks. For guidance, each chunk's blob is followed by its reward's."""
-    if field is not Field.GUIDANCE:
+def field_beside(field: Field, fields: Container[Field]) -> Field | None:
+    """Return the score with which an overdue chunk is handed out, in a run with these fields."""
+    if field is Field.GUIDANCE:
+        return Field.REWARD
+    return Field.TURN if field is Field.REWARD and Field.TURN in fields else None
+
+
+def read_overdue(blobs: Sequence[Any], beside: Field | None) -> list[ScoredChunk]:
+    """Decode overdue chunks. With ``beside``, each chunk's blob is followed by that score's, or None."""
+    if beside is None:
         return [read_scored(blob, {}) for blob in blobs]
-    pairs = zip(blobs[::2], blobs[1::2], strict=True)
-    return [read_scored(blob, {Field.REWARD: reward}) for blob, reward in pairs]
+    return [read_scored(blob, {beside: score}) for blob, score in zip(blobs[::2], blobs[1::2], strict=True)]
+
+
+def with_turn(scored: ScoredChunk) -> TrajectoryChunk:
+    """Return a final chunk as the environment hands it on: with its last turn, if it has one."""
+    turn = scored.scores.get(Field.TURN)
+    return msgspec.structs.replace(scored.chunk, turn=turn) if isinstance(turn, Turn) else scored.chunk
 
 
 def read_shown(kind: str, blob: bytes, reward: bytes) -> ShownResponse:

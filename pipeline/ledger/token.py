@@ -19,7 +19,7 @@ from pipeline.ledger.url import AUTHORITY, JOINED_BY, has_credentials, has_optio
 from protocol.errors import ConfigError
 from protocol.ids import Role, is_worker_name
 
-ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.LEARNER)
+ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.ENVIRONMENT, Role.LEARNER)
 """Roles that a token may have; supervisors don't join runs."""
 _MAX_BYTES = 1 << 16
 _OTHERS = 0o077

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from protocol.ids import ChunkId, TrajectoryId
-from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, ValueScore
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, Turn, ValueScore
 
 
 class Unit(StrEnum):
@@ -93,8 +93,9 @@ class LedgerSpec:
     oversampling: float = 1.0
     """At least 1: work in flight relative to one update's, for filters that drop some of it."""
     fields: frozenset[Field] = frozenset({Field.REWARD})
-    """Fields that a ready unit has: REWARD and GUIDANCE on final chunks only, the others on every chunk.
-    GUIDANCE is due once the reward is written, never before."""
+    """Fields that a ready unit has: REWARD and GUIDANCE on final chunks only, TURN on chunks that end a turn
+    (with an environment), the others on every chunk with tokens. GUIDANCE is due once the reward is written,
+    never before."""
     signal_filter: bool = False
     """Groups only: drop a group whose members all have one raw accuracy as soon as that is known. With
     ``value_training``, only once the group is complete, since the critic learns from it too."""
@@ -203,6 +204,8 @@ class Lease:
     """The newest chunk, from which to continue; None before the first."""
     evaluation: EvaluationRequest | None = None
     """Set in the evaluation lane."""
+    turn: Turn | None = None
+    """The environment's answer to ``last_chunk``, if that ended a turn; never the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +230,8 @@ class WriteStatus(StrEnum):
 class ChunkWrite:
     status: WriteStatus
     keeps_lease: bool
-    """Whether the writer may extend the trajectory at once. False after a final chunk and after fencing. With
-    unit chunk also False if the next window gets no credit, or if the writer is behind the published
+    """Whether the writer may extend the trajectory at once. False after a final chunk, the end of a turn and
+    fencing. With unit chunk also False if the next window gets no credit, or if the writer is behind the published
     version; the trajectory is then parked, and leased again before new prompts."""
 
 
@@ -245,8 +248,8 @@ class ClaimedUnit:
     name: str
     """Group number, trajectory id or chunk id, as text."""
     trajectories: tuple[tuple[ScoredChunk, ...], ...]
-    """Chunks by member, then by chunk index; a single chunk when that is the unit. A group member whose final
-    chunk has no reward never got a verdict."""
+    """Chunks by member, then by chunk index; a single chunk when that is the unit. A group member whose last
+    chunk has no reward never got a verdict, or its environment failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +260,7 @@ class FinishedTrajectory:
     """The final chunk; its context and tokens are the whole response."""
     reward: RewardScore
     values: tuple[ValueScore, ...]
-    """Values by chunk; together one per response token."""
+    """Values by chunk; together one per sampled token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +309,7 @@ class Balance:
     trained: int
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
-    """Counted by walking the stored data: open, leased, finished, ready, claimed."""
+    """Counted by walking the stored data: open, leased, waiting (for an environment), finished, ready, claimed."""
 
     @property
     def difference(self) -> int:

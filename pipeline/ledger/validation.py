@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Final
 
@@ -18,11 +18,17 @@ MAX_EVALUATION_PROMPTS: Final = 10_000_000
 MAX_EVALUATION_SAMPLES: Final = 10_000
 
 
-def check_chunk(chunk: TrajectoryChunk) -> None:
-    """Raise ValueError for a chunk that is empty, aborted, or beyond the longest allowed trajectory."""
+def check_chunk(chunk: TrajectoryChunk, fields: Collection[Field]) -> None:
+    """Raise ValueError for a chunk that is empty (unless it opens a trajectory with an environment), aborted,
+    beyond the longest allowed trajectory, or waits for turns that a run with these fields does not have."""
     if chunk.finish_reason is FinishReason.ABORT:
         raise ValueError(f"chunk {chunk.id} was aborted; give its trajectory back, aborted chunks are not stored")
-    if chunk.num_tokens == 0:
+    if chunk.finish_reason is FinishReason.TURN and Field.TURN not in fields:
+        raise ValueError(
+            f"chunk {chunk.id} ends a turn, but the ledger's fields are {sorted(fields)}; open it with turn, or write "
+            "stop or length"
+        )
+    if chunk.num_tokens == 0 and not (chunk.is_opening and chunk.id.index == 0):
         raise ValueError(
             f"chunk {chunk.id} has no tokens; a chunk holds at least one: give its trajectory back instead"
         )
@@ -148,9 +154,10 @@ def check_spec(spec: LedgerSpec) -> None:
             f"signal_filter with unit {spec.unit.value} and group_size {spec.group_size}; it compares the members of a group: "
             "use unit group with at least 2 members"
         )
-    if Field.GUIDANCE in spec.fields and Field.REWARD not in spec.fields:
+    if spec.fields & {Field.GUIDANCE, Field.TURN} and Field.REWARD not in spec.fields:
         raise ConfigError(
-            f"ledger fields are {sorted(spec.fields)}; guidance follows the reward, which has its texts: add reward"
+            f"ledger fields are {sorted(spec.fields)}; guidance follows the reward, which has its texts, and the reward the "
+            "last turn: add reward"
         )
     if spec.value_training and not {Field.REWARD, Field.VALUE} <= spec.fields:
         raise ConfigError(

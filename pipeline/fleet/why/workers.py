@@ -20,12 +20,14 @@ SCORER = {
     Field.REFERENCE: Role.REFERENCE,
     Field.VALUE: Role.VALUE,
     Field.GUIDANCE: Role.REFERENCE,
+    Field.TURN: Role.ENVIRONMENT,
 }
 _AT_WORK = {
     Role.GENERATOR: "is sampling",
     Role.REWARD: "is scoring",
     Role.REFERENCE: "is scoring",
     Role.VALUE: "is scoring or learning",
+    Role.ENVIRONMENT: "is answering",
     Role.LEARNER: "is learning",
 }
 
@@ -245,6 +247,8 @@ def _trajectory_chain(s: Snapshot, waits: Waits, one: WaitedTrajectory, called: 
     missing = [scorer_chain(s, lack) for lack in one.lacks]
     if one.place is Place.FINISHED:
         return worst(missing).after(f"{called} is sampled ({_size(one)})")
+    if one.place is Place.WAITING:
+        return worst(missing).after(f"{called} waits for its environment ({_size(one)})")
     # Missing scores of earlier chunks delay nothing yet, unless their scorer is in trouble.
     grave = [chain for chain in missing if chain.outlook is not Outlook.MOVES and chain.cause is not Cause.REDELIVERY]
     if one.place is Place.LEASED:

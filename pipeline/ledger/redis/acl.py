@@ -60,6 +60,7 @@ WRITTEN: Final = {
     Role.GENERATOR: (*_EVERY, *_WORK, "again"),
     Role.REWARD: (*_EVERY, *_WORK, "dead"),
     Role.REFERENCE: (*_EVERY, *_WORK, "dead"),
+    Role.ENVIRONMENT: (*_EVERY, *_WORK, "dead"),
     Role.VALUE: (*_EVERY, *_WORK, "dead", "finished_claims"),
     Role.LEARNER: (*_EVERY, *_WORK, *_LEARNING),
 }

@@ -21,7 +21,7 @@ MOST: Final = 500
 _MAX_AGAIN: Final = 500
 """Trajectories that one call reads again; the rest of its time goes to the walk."""
 _MAX_WALKS: Final = 3
-_STATES: Final = (b"open", b"leased", b"finished", b"ready", b"claimed")
+_STATES: Final = (b"open", b"leased", b"waiting", b"finished", b"ready", b"claimed")
 """In order, from the least advanced. A group is in the state of its least advanced member."""
 
 Ask = Callable[[Command], Awaitable[Any]]

@@ -80,10 +80,12 @@ Only ``tokens:{run}`` does not begin with the tag, since a join token may read e
 millionths). While a scorer judges the whole group, it has ``judged_by`` and ``judged_until``. ``unjudged``
 is the number of members that never got a verdict; each of their trajectories has it too.
 
-``{run}:trajectory:<id>`` also has spoiled, and ``lease:<n>`` for the last four leases. With unit chunk it
-has ``past:<n>`` for chunks that have left. A unit has ``ready_s``, ``claimed_s`` and ``masked``, the number
-of its masked responses. A chunk has ``from:<field>`` for each score and, in a run with guidance,
-``rewarded_s``.
+``{run}:trajectory:<id>`` also has spoiled, and ``lease:<n>`` for the last four leases. Its ``state`` is
+``waiting`` while its environment has not answered; ``opening`` says that its first chunk has no tokens. With
+unit chunk it has ``past:<n>`` for chunks that have left, and ``last_turn``, the answer to ``last``. A unit
+has ``ready_s``, ``claimed_s`` and ``masked``, the number of its masked responses. A chunk has
+``from:<field>`` for each score, in a run with guidance ``rewarded_s``, and ``turned_s`` if its turn was the
+last.
 
 ``{run}:finished:<id>`` is stored for the value worker, separately from the chunks, from a trajectory's
 first value until the value worker has trained on it, or a drop keeps it from the critic.

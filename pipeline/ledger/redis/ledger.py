@@ -31,7 +31,16 @@ from pipeline.ledger.redis.views import (
     sample_from,
     totals_from,
 )
-from pipeline.ledger.stored import FIELDS, read_chunk, read_overdue, read_scored, read_shown
+from pipeline.ledger.stored import (
+    FIELDS,
+    field_beside,
+    read_chunk,
+    read_overdue,
+    read_scored,
+    read_shown,
+    read_turn,
+    with_turn,
+)
 from pipeline.ledger.types import (
     Audit,
     ChunkWrite,
@@ -70,7 +79,7 @@ from pipeline.ledger.validation import (
 from protocol.codec import Encoded, to_blob
 from protocol.errors import LedgerFull, LedgerMismatch
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
-from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
+from protocol.trajectory import Field, FinishReason, RewardScore, Score, TrajectoryChunk, Turn, field_of
 
 _READ_BY_SCRIPTS = (
     *("unit", "group_size", "eta", "num_prompts", "signal_filter", "late", "lease_s", "scoring_deadline_s"),
@@ -105,7 +114,7 @@ class RedisLedger:
         """A second connection, since waiting for a flush would delay all other calls."""
         self._requests = Requests()
         self._fields = FIELDS
-        """Fields that are read with a claim's chunks."""
+        """Fields that a chunk may have, which are read with a claim's chunks."""
 
     async def open(self, spec: LedgerSpec) -> None:
         check_spec(spec)
@@ -113,7 +122,8 @@ class RedisLedger:
             raise LedgerMismatch(
                 f"the specification is for run {spec.run!r}, the ledger for {self._run!r}; use one name"
             )
-        self._fields = tuple(one for one in FIELDS if one in spec.fields or one is not Field.GUIDANCE)
+        optional = (Field.GUIDANCE, Field.TURN)
+        self._fields = tuple(one for one in FIELDS if one in spec.fields or one not in optional)
         credit = surplus(spec.oversampling, spec.units_per_update)
         texts = spec_texts(spec)
         extra = {"surplus": str(credit)}
@@ -145,8 +155,9 @@ class RedisLedger:
                 prompt,
                 read_chunk(last) if last else None,
                 _request_decoder.decode(request) if request else None,
+                read_turn(turn) if turn else None,
             )
-            for name, index, prompt, last, request in reply[1:]
+            for name, index, prompt, last, request, turn in reply[1:]
         )
         return LeaseGrant(leases, Refusal(reply[0].decode()) if reply[0] else None)
 
@@ -159,16 +170,21 @@ class RedisLedger:
             return await self._call("give_back", who, request=number, are_all=trajectories is None, trajectories=named)
 
     async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
-        check_chunk(chunk)
-        place = {"trajectory": str(chunk.trajectory), "index": chunk.id.index, "final": chunk.finish_reason.is_final}
+        check_chunk(chunk, self._fields)
+        reason = chunk.finish_reason
+        place = {"trajectory": str(chunk.trajectory), "index": chunk.id.index, "final": reason.is_final}
+        held = {"ends_turn": reason is FinishReason.TURN, "tokens": chunk.num_tokens}
         versions, blob = " ".join(map(str, chunk.versions)), to_blob(encoded or chunk)
-        written = await self._call("write_chunk", who, **place, tokens=chunk.num_tokens, versions=versions, blob=blob)
+        written = await self._call("write_chunk", who, **place, **held, versions=versions, blob=blob)
         status, keeps = written
         return ChunkWrite(WriteStatus(status.decode()), keeps_lease=bool(keeps))
 
     # -- scoring ---------------------------------------------------------------------------------
 
     async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
+        if isinstance(score, Turn):
+            turn = {"chunk": str(chunk), "blob": to_blob(score), "is_done": score.is_done}
+            return WriteStatus((await self._call("write_turn", who, **turn)).decode())
         # adding 0.0 turns -0.0 into 0.0, so that equal accuracies are equal texts
         accuracy, reward = (
             (repr(score.accuracy + 0.0), repr(score.reward)) if isinstance(score, RewardScore) else ("", "")
@@ -181,12 +197,13 @@ class RedisLedger:
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[ScoredChunk]:
         async with self._requests.one_at_a_time(f"overdue {field}") as number:
             blobs = await self._call("overdue", who, field=field.value, wanted=max_chunks, request=number)
-        return read_overdue(field, blobs)
+        return read_overdue(blobs, field_beside(field, self._fields))
 
     async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
         async with self._requests.one_at_a_time() as number:
             blobs = await self._call("finished_group", who, group=str(group), members=num_members, request=number)
-        return [read_chunk(blob) for blob in blobs]
+        beside = Field.TURN if Field.TURN in self._fields else None
+        return [with_turn(scored) for scored in read_overdue(blobs, beside)]
 
     async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
         await self._call("extend_scoring", who, field=field.value, chunks=[*map(str, chunks)])

@@ -90,7 +90,9 @@ def letter_from(packed: bytes) -> DeadLetter | None:
 
 
 def finished_from(kept: Mapping[bytes, bytes]) -> FinishedTrajectory:
-    values = (kept[b"value:%d" % index] for index in range(int(kept[b"num_chunks"])))
+    # an opening chunk, which has none, comes first and is not counted
+    names = (b"value:%d" % index for index in range(int(kept[b"num_chunks"]) + 1))
+    values = (kept[name] for name in names if name in kept)
     return read_finished(kept[b"final"], kept[b"reward"], values)
 
 

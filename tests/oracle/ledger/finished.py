@@ -34,10 +34,10 @@ class FinishedLane:
         self.num_bytes += len(blob)
         self._admit_if_complete(chunk.trajectory, record, now)
 
-    def keep_end(self, chunk: ChunkId, final: bytes, reward: bytes, now: float) -> None:
+    def keep_end(self, chunk: ChunkId, num_chunks: int, final: bytes, reward: bytes, now: float) -> None:
         """Keep the final chunk and its reward."""
         record = self._record(chunk.trajectory)
-        record.num_chunks, record.final, record.reward = chunk.index + 1, final, reward
+        record.num_chunks, record.final, record.reward = num_chunks, final, reward
         self.num_bytes += len(final) + len(reward)
         self._admit_if_complete(chunk.trajectory, record, now)
 
@@ -51,7 +51,7 @@ class FinishedLane:
         self.claims[claim_id] = names
         kept = [self.records[name] for name in names]
         read = [
-            read_finished(one.final, one.reward, map(one.values.__getitem__, range(one.num_chunks))) for one in kept
+            read_finished(one.final, one.reward, [one.values[index] for index in sorted(one.values)]) for one in kept
         ]
         return FinishedClaim(claim_id, tuple(read))
 

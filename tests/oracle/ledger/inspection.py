@@ -100,6 +100,8 @@ def _life(s: LedgerState, name: TrajectoryId) -> str:
         if t.final
         else Place.LEASED
         if t.holder is not None
+        else Place.WAITING
+        if t.waits
         else Place.PARKED
         if name in s.parked
         else Place.OPEN

@@ -17,8 +17,8 @@ def waited_trajectory(s: LedgerState, name: TrajectoryId, only: int | None, now:
     if is_sampled and not lacks:
         return None
     place = Place.FINISHED if is_sampled else Place.LEASED if t.holder is not None else Place.OPEN
-    if place is Place.OPEN and name in s.parked:
-        place = Place.PARKED
+    if place is Place.OPEN and (t.waits or name in s.parked):
+        place = Place.WAITING if t.waits else Place.PARKED
     return WaitedTrajectory(str(name), place, t.holder or "", t.next, t.num_tokens, now - t.since_s, lacks)
 
 

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable
 
-from pipeline.ledger.stored import read_chunk, read_shown
+from pipeline.ledger.stored import read_chunk, read_shown, read_turn
 from pipeline.ledger.types import (
     Audit,
     ChunkWrite,
@@ -51,7 +51,7 @@ from pipeline.ledger.validation import (
 from protocol.codec import Encoded, to_blob
 from protocol.errors import Fenced, LedgerError
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
-from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
+from protocol.trajectory import Field, FinishReason, RewardScore, Score, TrajectoryChunk, Turn, field_of
 from tests.oracle.ledger import scoring
 from tests.oracle.ledger.lives import plain
 from tests.oracle.ledger.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
@@ -105,12 +105,14 @@ class MemoryLedger:
 
     def _lease_of(self, s: LedgerState, trajectory: TrajectoryId) -> Lease:
         record = s.trajectories[trajectory]
-        last = None
+        last = turn = None
         if record.next:
             stored = s.chunks.get(ChunkId(trajectory, record.next - 1))
             last = read_chunk(record.last if stored is None else stored.blob)
+            turn = record.last_turn if stored is None else stored.scores.get(Field.TURN)
         evaluation = s.evaluations[int(trajectory.lane[1:])].request if trajectory.is_evaluation else None
-        return Lease(trajectory, record.next, s.prompt_of(trajectory), last, evaluation)
+        answer = read_turn(turn) if turn else None
+        return Lease(trajectory, record.next, s.prompt_of(trajectory), last, evaluation, answer)
 
     async def renew(self, who: Incarnation) -> None:
         """Extend the lease on all that ``who`` holds."""
@@ -129,7 +131,7 @@ class MemoryLedger:
 
     async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
         """Store a chunk once and index it for its scorers. Raises ValueError for a bad chunk."""
-        check_chunk(chunk)
+        check_chunk(chunk, self.state.spec.fields)
         s, now = self._enter(who)
         trajectory, index, blob = chunk.trajectory, chunk.id.index, to_blob(encoded or chunk)
         t = s.trajectories.get(trajectory)
@@ -145,22 +147,25 @@ class MemoryLedger:
         if index > t.next or not holds:
             return ChunkWrite(WriteStatus.FENCED, keeps_lease=False)
 
-        final = chunk.finish_reason.is_final
+        final, ends_turn = chunk.finish_reason.is_final, chunk.finish_reason is FinishReason.TURN
         oldest = (
             chunk.oldest_version if trajectory.is_evaluation else min(map(s.version_history.updates, chunk.versions))
         )
         by = " ".join(map(str, (plain(str(who)), *chunk.versions)))
-        c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=oldest, final=final, written_s=now, by=by)
+        c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, final=final, written_s=now, by=by)
         s.store_chunk(chunk.id, c)
-        t.newest = chunk.newest_version if t.next == 0 else max(t.newest, chunk.newest_version)
-        t.lower_oldest(oldest)
+        if not chunk.is_opening:
+            c.oldest = oldest
+            t.newest = max(t.newest, chunk.newest_version)
+            t.lower_oldest(oldest)
         t.num_tokens += chunk.num_tokens
         t.next, t.since_s, t.final = index + 1, now, final
+        t.waits, t.opened = ends_turn, t.opened or chunk.is_opening
         self._touch(s, who, now)
         s.stored_by[str(who)] += chunk.num_tokens
-        if final:
+        if final or ends_turn:
             s.let_go(trajectory, str(who))
-        needed = s.needed_fields(trajectory, final=final)
+        needed = s.needed_fields(trajectory, final=final, ends_turn=ends_turn, num_tokens=chunk.num_tokens)
         for field in needed - {Field.GUIDANCE}:
             s.due[field][chunk.id] = now + s.spec.scoring_deadline_s
         if trajectory.is_evaluation:
@@ -169,7 +174,7 @@ class MemoryLedger:
         else:
             s.admitted["tokens"] += chunk.num_tokens
             add_to_unit(s, chunk, oldest, len(needed), now)
-            if s.spec.unit is Unit.CHUNK and not final:
+            if s.spec.unit is Unit.CHUNK and not (final or ends_turn):
                 continue_or_park(s, chunk, str(who))
         return ChunkWrite(WriteStatus.STORED, keeps_lease=t.holder == str(who))
 
@@ -185,16 +190,21 @@ class MemoryLedger:
             return WriteStatus.DUPLICATE
         if not scoring.may_fill(s, chunk, field):
             return WriteStatus.UNKNOWN
-        if chunk.trajectory.is_evaluation:
-            assert isinstance(score, RewardScore)
+        if isinstance(score, RewardScore) and chunk.trajectory.is_evaluation:
             record_sample(s, chunk, score)
             return WriteStatus.STORED
         blob = scoring.fill(s, who, chunk, score, now)
-        if s.spec.value_training and not s.trajectories[chunk.trajectory].spoiled:
+        if isinstance(score, Turn):
+            scoring.take_turn(s, chunk, score, now)
+            if chunk.trajectory.is_evaluation:
+                return WriteStatus.STORED
+        t = s.trajectories[chunk.trajectory]
+        # an opening chunk has no tokens to learn from
+        if s.spec.value_training and c.num_tokens and not t.spoiled:
             if field is Field.VALUE:
                 s.finished.keep_value(chunk, blob, now)
             elif field is Field.REWARD:
-                s.finished.keep_end(chunk, c.blob, blob, now)
+                s.finished.keep_end(chunk, t.next - t.opened, c.blob, blob, now)
         if isinstance(score, RewardScore):
             group = s.groups[chunk.trajectory.group]
             group.accuracies.append(score.accuracy)

@@ -47,8 +47,10 @@ def chunk_row(index: int, record: ChunkRecord, end: str = "") -> str:
     events = [record.events.get(field, "") for field in (Field.REWARD, Field.REFERENCE, Field.VALUE)]
     times = (record.written_s, record.ready_s or None, record.claimed_s or None)
     written, ready, claimed = map(_text, times)
-    guidance = [record.events[Field.GUIDANCE]] if Field.GUIDANCE in record.events else []
-    places = (str(index), str(record.num_tokens), written, record.by, *events, ready, claimed, end, *guidance)
+    later = [record.events.get(field, "") for field in (Field.GUIDANCE, Field.TURN)]
+    while later and not later[-1]:
+        later.pop()
+    places = (str(index), str(record.num_tokens), written, record.by, *events, ready, claimed, end, *later)
     return "\t".join(places)
 
 

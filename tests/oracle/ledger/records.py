@@ -85,8 +85,14 @@ class TrajectoryRecord(UnitRecord):
     live: int = 0
     """Unit chunk: written chunks that are not settled."""
     trained: bool = False
+    waits: bool = False
+    """Its newest chunk waits for the environment's turn."""
+    opened: bool = False
+    """Its first chunk is an opening chunk, which has no tokens."""
     last: bytes = b""
     """Unit chunk: the newest chunk, if it was settled before the next was written."""
+    last_turn: bytes = b""
+    """Its turn, if it ended one."""
     num_leases: int = 0
     leases: list[str] = field(default_factory=list[str])
     """The last ones, by ``lives.event``."""
@@ -106,6 +112,8 @@ class ChunkRecord(UnitRecord):
     written_s: float = 0.0
     rewarded_s: float = 0.0
     """Since then its guidance is due, if it needs any."""
+    turned_s: float | None = None
+    """Since then its reward is due, if its turn was the last."""
     by: str = ""
     """The incarnation that sampled it, and the versions."""
     events: dict[Field, str] = field(default_factory=dict[Field, str])
@@ -115,6 +123,8 @@ class ChunkRecord(UnitRecord):
 
     def lacking_since(self, field: Field) -> float:
         """Return when a field that it lacks could first be written."""
+        if field is Field.REWARD and self.turned_s is not None:
+            return self.turned_s
         return self.rewarded_s if field is Field.GUIDANCE else self.written_s
 
     @property
@@ -136,7 +146,7 @@ class FinishedRecord:
     """A trajectory stored for the value worker."""
 
     num_chunks: int = 0
-    """0 until the reward is written."""
+    """With tokens; 0 until the reward is written."""
     final: bytes = b""
     reward: bytes = b""
     values: dict[int, bytes] = field(default_factory=dict[int, bytes])

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pipeline.ledger.stored import read_chunk, read_overdue
+from pipeline.ledger.stored import field_beside, read_overdue, read_scored, with_turn
 from pipeline.ledger.types import Claim, DeadLetter, DropReason, ScoredChunk, Unit, UnitLetter
 from pipeline.ledger.validation import fewest_judged
 from protocol.codec import to_blob
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
-from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, Turn, field_of
 from tests.oracle.ledger.lives import event
 from tests.oracle.ledger.records import GroupRecord
 from tests.oracle.ledger.state import LedgerState
@@ -20,14 +20,32 @@ _MAX_DEAD_LETTERS = 1000
 
 def may_fill(s: LedgerState, chunk: ChunkId, field: Field) -> bool:
     """Return whether a stored chunk needs a field that may be written now."""
-    c = s.chunks[chunk]
     # what is needed and not due has no verdict, for good; or is guidance before its reward
-    return chunk in s.due[field] and field in s.needed_fields(chunk.trajectory, final=c.final)
+    return chunk in s.due[field]
+
+
+def take_turn(s: LedgerState, chunk: ChunkId, turn: Turn, now: float) -> None:
+    """Open a trajectory again after its environment's turn, or end it; count what its last chunk then needs."""
+    name, t, c = chunk.trajectory, s.trajectories[chunk.trajectory], s.chunks[chunk]
+    group = None if name.is_evaluation else s.groups[name.group]
+    t.waits, t.since_s = False, now
+    if turn.is_done:
+        t.final = c.final = True
+        c.turned_s = now
+        if group is not None and s.spec.unit is Unit.GROUP:
+            group.finals += 1
+        if c.num_tokens or group is None or s.spec.unit is Unit.GROUP:
+            s.due[Field.REWARD][chunk] = now
+            if group is not None:
+                s.record(s.unit_of(chunk)).missing += len(s.spec.fields & {Field.REWARD, Field.GUIDANCE})
+    elif group is None:
+        s.open_evaluation(name)
+    else:
+        (s.parked if s.spec.unit is Unit.CHUNK else s.open).add(name)
 
 
 def fill(s: LedgerState, who: Incarnation, chunk: ChunkId, score: Score, now: float) -> bytes:
-    """Write a field that a chunk of training lacks, and make due what follows it; return the stored
-    bytes."""
+    """Write a field that a chunk lacks, and make due what follows it; return the stored bytes."""
     field, c, blob = field_of(score), s.chunks[chunk], to_blob(score)
     c.scores[field] = blob
     values = (score.accuracy + 0.0, score.reward) if isinstance(score, RewardScore) else ()
@@ -36,7 +54,8 @@ def fill(s: LedgerState, who: Incarnation, chunk: ChunkId, score: Score, now: fl
     del s.due[field][chunk]
     if field is Field.REWARD and Field.GUIDANCE in s.spec.fields:
         s.due[Field.GUIDANCE][chunk] = c.rewarded_s = now
-    s.record(s.unit_of(chunk)).missing -= 1
+    if not chunk.trajectory.is_evaluation:
+        s.record(s.unit_of(chunk)).missing -= 1
     return blob
 
 
@@ -47,8 +66,9 @@ def overdue(s: LedgerState, field: Field, max_chunks: int, now: float) -> list[S
     for _, _, chunk in late:
         due[chunk] = now + s.spec.scoring_deadline_s
     records = [s.chunks[chunk] for _, _, chunk in late]
-    rewards = (Field.REWARD,) if field is Field.GUIDANCE else ()
-    return read_overdue(field, [blob for c in records for blob in (c.blob, *map(c.scores.__getitem__, rewards))])
+    beside = field_beside(field, s.spec.fields)
+    fields = () if beside is None else (beside,)
+    return read_overdue([blob for c in records for blob in (c.blob, *map(c.scores.get, fields))], beside)
 
 
 def finished_group(
@@ -69,7 +89,7 @@ def finished_group(
     s.groups[group].judged_by, s.groups[group].judged_until = str(who), until_s
     s.due[Field.REWARD].update(dict.fromkeys(lacking, until_s))
     stored = (s.chunks.get(chunk) for chunk in last)
-    return [read_chunk(chunk.blob) for chunk in stored if chunk is not None]
+    return [with_turn(read_scored(chunk.blob, chunk.scores)) for chunk in stored if chunk is not None]
 
 
 def extend(s: LedgerState, who: Incarnation, field: Field, chunks: Iterable[ChunkId], now: float) -> None:
@@ -100,7 +120,7 @@ def spend(s: LedgerState, name: str, limit: int) -> bool:
 
 def fail(s: LedgerState, who: Incarnation, chunk: ChunkId, field: Field, error: str, now: float) -> bool:
     """Count a failure; after ``max_attempts`` the chunk is a dead letter. Its unit is dropped, but
-    for a reward of a group that has enough other members."""
+    for a reward or a turn of a group that has enough other members."""
     if chunk not in s.due[field]:
         return False
     c = s.chunks[chunk]
@@ -116,23 +136,28 @@ def fail(s: LedgerState, who: Incarnation, chunk: ChunkId, field: Field, error: 
         s.evaluations[int(chunk.trajectory.lane[1:])].num_failed += 1
         s.forget_chunk(chunk)
         del s.trajectories[chunk.trajectory]
-    elif group is not None and field is Field.REWARD and s.spec.unit is Unit.GROUP:
-        _go_on_without(s, chunk, group, now)
+    elif group is not None and field in (Field.REWARD, Field.TURN) and s.spec.unit is Unit.GROUP:
+        _go_on_without(s, chunk, field, group, now)
     else:
         s.end_unit(s.unit_of(chunk), DropReason.DEAD_LETTER)
     return True
 
 
-def _go_on_without(s: LedgerState, chunk: ChunkId, group: GroupRecord, now: float) -> None:
+def _go_on_without(s: LedgerState, chunk: ChunkId, field: Field, group: GroupRecord, now: float) -> None:
     """Leave a member that has no verdict out of its group, or drop a group with too few others."""
     number, trajectory = chunk.trajectory.group, chunk.trajectory
     group.unjudged.add(trajectory)
     if s.spec.group_size - len(group.unjudged) < fewest_judged(s.spec.group_size):
         s.end_unit(number, DropReason.DEAD_LETTER)
         return
-    del s.due[Field.REWARD][chunk]
+    del s.due[field][chunk]
     s.spoil_trajectory(trajectory, DropReason.DEAD_LETTER)
-    group.missing -= 2 if Field.GUIDANCE in s.spec.fields else 1
+    group.missing -= 1
+    if field is Field.TURN:
+        s.trajectories[trajectory].waits, s.trajectories[trajectory].final = False, True
+        group.finals += 1
+    elif Field.GUIDANCE in s.spec.fields:
+        group.missing -= 1
     if not s.spec.value_training and s.is_without_signal(number):
         s.end_unit(number, DropReason.NO_SIGNAL)
         return

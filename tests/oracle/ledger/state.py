@@ -111,11 +111,15 @@ class LedgerState:
             return int(text)
         return TrajectoryId.parse(text) if self.spec.unit is Unit.TRAJECTORY else ChunkId.parse(text)
 
-    def needed_fields(self, trajectory: TrajectoryId, *, final: bool) -> frozenset[Field]:
+    def needed_fields(
+        self, trajectory: TrajectoryId, *, final: bool, ends_turn: bool, num_tokens: int
+    ) -> frozenset[Field]:
         """Return the fields of a complete chunk."""
+        turn = frozenset({Field.TURN}) if ends_turn else frozenset[Field]()
         if trajectory.is_evaluation:
-            return frozenset({Field.REWARD}) if final else frozenset()
-        return self.spec.fields if final else self.spec.fields - {Field.REWARD, Field.GUIDANCE}
+            return frozenset({Field.REWARD}) if final else turn
+        without = frozenset({Field.TURN}) if final else frozenset({Field.TURN, Field.REWARD, Field.GUIDANCE})
+        return (self.spec.fields - without if num_tokens else frozenset[Field]()) | turn
 
     # -- credit ----------------------------------------------------------------------------------
 
@@ -195,7 +199,7 @@ class LedgerState:
         unit, now = self.unit_of(ChunkId(trajectory, index)), self.version_history.updates(self.version)
         if self.spec.unit is Unit.GROUP:
             self.running_age[unit] = min(now, self.running_age.get(unit, now))
-        elif self.spec.unit is Unit.CHUNK or index == 0:
+        elif self.spec.unit is Unit.CHUNK or self.trajectories[trajectory].oldest is None:
             self.running_age[unit] = now
 
     def let_go(self, trajectory: TrajectoryId, who: str) -> None:
@@ -212,7 +216,7 @@ class LedgerState:
             self.open_evaluation(trajectory)
             return
         self.open.add(trajectory)
-        if self.spec.unit is Unit.CHUNK or (self.spec.unit is Unit.TRAJECTORY and record.next == 0):
+        if self.spec.unit is Unit.CHUNK or (self.spec.unit is Unit.TRAJECTORY and record.oldest is None):
             self.running_age.pop(self.unit_of(ChunkId(trajectory, record.next)), None)
 
     def open_evaluation(self, trajectory: TrajectoryId) -> None:
@@ -246,7 +250,7 @@ class LedgerState:
             return
         if isinstance(record, TrajectoryRecord) and not record.final:
             return
-        if self.is_without_signal(name):
+        if record.oldest is None or self.is_without_signal(name):
             self.end_unit(name, DropReason.NO_SIGNAL)
             return
         self.make_ready(name, now)
@@ -335,7 +339,7 @@ class LedgerState:
             self.let_go(trajectory, record.holder)
         self.open.discard(trajectory)
         self.parked.discard(trajectory)
-        self.stored_bytes -= len(record.last)
+        self.stored_bytes -= len(record.last) + len(record.last_turn)
         del self.trajectories[trajectory]
         self._count("trajectories", 1, reason)
         group = self.groups[trajectory.group]
@@ -382,10 +386,13 @@ class LedgerState:
         trajectory = self.trajectories[chunk.trajectory]
         end = ended(self.clock(), reason, made, record.oldest)
         trajectory.past[chunk.index] = chunk_row(chunk.index, record, end)
-        if not trajectory.final and trajectory.next == chunk.index + 1:
+        if trajectory.waits and trajectory.next == chunk.index + 1:
+            # nobody can answer it any more
+            trajectory.waits, trajectory.final = False, True
+        elif not trajectory.final and trajectory.next == chunk.index + 1:
             # the next window continues from it
-            trajectory.last = record.blob
-            self.stored_bytes += len(record.blob)
+            trajectory.last, trajectory.last_turn = record.blob, record.scores.get(Field.TURN, b"")
+            self.stored_bytes += len(trajectory.last) + len(trajectory.last_turn)
         trajectory.trained |= reason is None
         trajectory.live -= 1
         if trajectory.live == 0 and trajectory.final:

@@ -85,6 +85,16 @@ def add_to_unit(s: LedgerState, chunk: TrajectoryChunk, oldest: int, missing: in
     name = s.unit_of(chunk.id)
     unit = s.record(name)
     unit.missing += missing
+    if s.spec.unit is Unit.CHUNK:
+        t = s.trajectories[chunk.trajectory]
+        t.live += 1
+        s.stored_bytes -= len(t.last) + len(t.last_turn)
+        t.last = t.last_turn = b""
+    if chunk.is_opening:
+        # it has no tokens that could grow old
+        if s.spec.unit is not Unit.GROUP:
+            s.running_age.pop(name, None)
+        return
     unit.lower_oldest(oldest)
     if isinstance(unit, GroupRecord):
         unit.finals += chunk.finish_reason.is_final
@@ -92,11 +102,6 @@ def add_to_unit(s: LedgerState, chunk: TrajectoryChunk, oldest: int, missing: in
     else:
         assert unit.oldest is not None
         s.running_age[name] = unit.oldest
-    if s.spec.unit is Unit.CHUNK:
-        t = s.trajectories[chunk.trajectory]
-        t.live += 1
-        s.stored_bytes -= len(t.last)
-        t.last = b""
     s.ready_if_complete(chunk.id, now)
 
 
@@ -141,7 +146,7 @@ def record_sample(s: LedgerState, chunk: ChunkId, score: RewardScore) -> None:
     if name.member == 0:
         s.show("evaluation", s.chunks[chunk].blob, to_blob(score))
     t = s.trajectories.pop(name)
-    assert t.oldest is not None
-    sample = EvaluationSample(name.group, name.member, score.accuracy, score.reward, t.num_tokens, t.oldest, t.newest)
+    versions = (t.oldest or 0, t.newest)
+    sample = EvaluationSample(name.group, name.member, score.accuracy, score.reward, t.num_tokens, *versions)
     s.evaluations[int(name.lane[1:])].samples.append(sample)
     s.forget_chunk(chunk)

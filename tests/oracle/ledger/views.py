@@ -10,7 +10,7 @@ from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 from tests.oracle.ledger.state import LedgerState
 
-_STATES = ("open", "leased", "finished", "ready", "claimed")
+_STATES = ("open", "leased", "waiting", "finished", "ready", "claimed")
 """From the least advanced on. A group's state is its least advanced member's."""
 
 
@@ -49,13 +49,18 @@ def audit_of(s: LedgerState) -> Audit:
     def balance(currency: str) -> Balance:
         return Balance(s.admitted[currency], s.trained[currency], dict(+s.dropped[currency]), dict(+found[currency]))
 
-    return Audit(balance("groups"), balance("trajectories"), balance("tokens"), s.finished.balance(), dict(s.stored_by))
+    return Audit(
+        balance("groups"), balance("trajectories"), balance("tokens"), s.finished.balance(), dict(+s.stored_by)
+    )
 
 
 def _walk(s: LedgerState, trajectory: TrajectoryId, shared: str, found: dict[str, Counter[str]]) -> str:
     """Count one trajectory and its chunks; return its state."""
     t = s.trajectories[trajectory]
-    state = shared or t.state or ("finished" if t.final else "leased" if t.holder is not None else "open")
+    state = shared or t.state
+    if not state:
+        place = "leased" if t.holder is not None else "waiting" if t.waits else "open"
+        state = "finished" if t.final else place
     chunks = [c for index in range(t.next) if (c := s.chunks.get(ChunkId(trajectory, index))) is not None]
     if s.spec.unit is Unit.CHUNK and t.final:
         state = min((c.state or "finished" for c in chunks), key=_STATES.index)

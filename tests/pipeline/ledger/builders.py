@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from pipeline.ledger.types import LedgerSpec, Unit, WriteStatus
@@ -15,12 +16,14 @@ from protocol.trajectory import (
     Score,
     Segment,
     TrajectoryChunk,
+    Turn,
     ValueScore,
 )
 
 GENERATOR = Incarnation(Role.GENERATOR, "generator-0", 1)
 OTHER_GENERATOR = Incarnation(Role.GENERATOR, "generator-1", 1)
 SCORER = Incarnation(Role.REWARD, "reward-0", 1)
+ENVIRONMENT = Incarnation(Role.ENVIRONMENT, "environment-0", 1)
 LEARNER = Incarnation(Role.LEARNER, "learner-0", 1)
 
 
@@ -57,6 +60,16 @@ def make_chunk(
         finish_reason=FinishReason.STOP if final else FinishReason.WINDOW,
         response_text="2" if final else None,
     )
+
+
+def make_turn_chunk(trajectory: TrajectoryId, index: int = 0, *, version: int = 0, context: int = 0) -> TrajectoryChunk:
+    """Return a chunk that ends a turn: the opening chunk, or one of three tokens."""
+    chunk = make_chunk(trajectory, index, tokens=3 if index else 0, final=False, version=version, context=context)
+    return msgspec.structs.replace(chunk, finish_reason=FinishReason.TURN)
+
+
+def turn(*, is_done: bool = False, tokens: int = 2) -> Turn:
+    return Turn(tokens=np.arange(0 if is_done else tokens, dtype=np.int32), state=b"s", is_done=is_done)
 
 
 def reward(accuracy: float = 1.0) -> RewardScore:

@@ -40,6 +40,7 @@ from protocol.trajectory import (
     Score,
     Segment,
     TrajectoryChunk,
+    Turn,
     ValueScore,
 )
 from tests.oracle.ledger.ledger import MemoryLedger
@@ -142,8 +143,9 @@ class Story:
         state = self._memory.state
         client: Any = self._client
         for name, record in state.trajectories.items():
-            stored = await client.hmget(keys.trajectory(RUN, str(name)), "next", "holder", "final")
+            stored = await client.hmget(keys.trajectory(RUN, str(name)), "next", "holder", "final", "last_turn")
             ours = (str(record.next).encode(), record.holder and record.holder.encode(), b"1" if record.final else None)
+            ours += (record.last_turn or None,)
             self._same(ours, tuple(stored), f"trajectory {name}")
         prefix = keys.prefix(RUN)
         there = {key.decode() async for key in client.scan_iter(match=_literal(prefix) + "chunk:*", count=1000)}
@@ -181,6 +183,7 @@ class Story:
         answers = await self._many(calls)
         for chunk, answer in zip(chunks, answers, strict=False):
             if answer.status is WriteStatus.STORED:
+                self._happened["turns"] += chunk.finish_reason is FinishReason.TURN
                 self._happened["chunks"] += 1
                 self._happened["tokens"] += chunk.num_tokens
                 # a lost message
@@ -193,8 +196,13 @@ class Story:
             await self._both("renew", who)
 
     def _window(self, trajectory: TrajectoryId, index: int, length: int) -> TrajectoryChunk:
-        tokens = self._dice.randint(1, 6)
-        is_final = index + 1 >= _MAX_WINDOWS or self._dice.random() < 0.4
+        has_environment = Field.TURN in self._spec.fields and trajectory.group % 3 != 0
+        is_opening = has_environment and not index
+        tokens = 0 if is_opening else self._dice.randint(1, 6)
+        is_final = is_opening or index + 1 >= _MAX_WINDOWS or self._dice.random() < 0.4
+        reason = FinishReason.WINDOW
+        if is_final:
+            reason = FinishReason.TURN if has_environment else FinishReason.STOP
         version = self._version if self._dice.random() < 0.9 else max(0, self._version - 1)
         return TrajectoryChunk(
             id=ChunkId(trajectory, index),
@@ -203,14 +211,19 @@ class Story:
             tokens=np.full(tokens, index, np.int32),
             behavior_logprobs=np.zeros(tokens, np.float32),
             segments=(Segment(version, tokens),),
-            finish_reason=FinishReason.STOP if is_final else FinishReason.WINDOW,
-            response_text="" if is_final else None,
+            finish_reason=reason,
+            response_text="" if reason is FinishReason.STOP else None,
             created_s=self._now,
         )
 
-    def _scores(self, chunk: TrajectoryChunk) -> list[tuple[ChunkId, Score]]:
+    def _scores(self, chunk: TrajectoryChunk, *, is_over: bool = False) -> list[tuple[ChunkId, Score]]:
         scores: list[Score] = []
-        if chunk.finish_reason.is_final:
+        if chunk.finish_reason is FinishReason.TURN and not is_over:
+            is_over = self._dice.random() < (0.5 if chunk.num_tokens else 0.02)
+            tokens = np.zeros(0 if is_over else 4, np.int32)
+            scores.append(Turn(tokens=tokens, is_done=is_over))
+            is_over = is_over and self._dice.random() < 0.5
+        if chunk.finish_reason.is_final or is_over:
             group = chunk.trajectory.group
             accuracy = float(group % 4 == 0 or self._dice.random() < 0.5)
             # every fifth group is over-long as a whole
@@ -220,7 +233,7 @@ class Story:
             scores.append(ReferenceScore(logprobs=np.zeros(chunk.num_tokens, np.float32)))
         if Field.VALUE in self._spec.fields:
             scores.append(ValueScore(values=np.zeros(chunk.num_tokens, np.float32), value_version=0))
-        if Field.GUIDANCE in self._spec.fields and chunk.finish_reason.is_final:
+        if Field.GUIDANCE in self._spec.fields and (chunk.finish_reason.is_final or is_over):
             guided = np.zeros(chunk.response_length, np.float32)
             scores.append(GuidanceScore(standard_logprobs=guided, judge_logprobs=guided[:0], guide_version="v"))
         return [(chunk.id, score) for score in scores]
@@ -276,7 +289,7 @@ class Story:
                     await self._both("fail_score", self._scorer, chunk.id, field, "Traceback")
                     self._happened["failures"] += 1
                 else:
-                    self._unscored += self._scores(chunk)
+                    self._unscored += self._scores(chunk, is_over=field in (Field.REWARD, Field.GUIDANCE))
 
     # -- learner -----------------------------------------------------------------------------------
 
@@ -307,7 +320,7 @@ class Story:
     def _check_claimed(self, claim: Claim, units: Iterable[ClaimedUnit]) -> None:
         for unit in units:
             chunks = [scored.chunk for trajectory in unit.trajectories for scored in trajectory]
-            lag = claim.policy_version - min(chunk.oldest_version for chunk in chunks)
+            lag = claim.policy_version - min(chunk.oldest_version for chunk in chunks if chunk.num_tokens)
             self._expect(lag <= self._spec.eta, f"unit {unit.name} was claimed {lag} versions old")
             self._expect(unit.name not in self._settled, f"unit {unit.name} was claimed after it was settled")
 

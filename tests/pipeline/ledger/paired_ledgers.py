@@ -15,6 +15,7 @@ from pipeline.ledger.life import UnknownTrajectory
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.admin import RedisAdmin, RedisInspection
 from pipeline.ledger.redis.client import connect
+from pipeline.ledger.stored import read_chunk
 from pipeline.ledger.types import (
     Audit,
     Claim,
@@ -22,7 +23,8 @@ from pipeline.ledger.types import (
     Totals,
     Unit,
 )
-from protocol.ids import Incarnation, Role, TrajectoryId
+from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
+from protocol.trajectory import Field, FinishReason
 from tests.oracle.ledger.admin import MemoryAdmin
 from tests.oracle.ledger.inspection import MemoryInspection
 from tests.oracle.ledger.ledger import MemoryLedger
@@ -53,6 +55,7 @@ class PairedLedgers(RuleBasedStateMachine):
         self.inspections = MemoryInspection(self.memory), RedisInspection(self.redis)
         self.held: dict[str, dict] = {worker: {} for worker in WORKERS}
         self.written: list = []
+        self.has_turns = False
         self.claims: list[tuple[Claim, Claim]] = []
         self.settled: set[str] = set()
         self.value_worker = Incarnation(Role.VALUE, "value-0", 1)
@@ -151,6 +154,26 @@ class PairedLedgers(RuleBasedStateMachine):
             assert life.num_tokens == sum(chunk.num_tokens for chunk in written)
 
     @invariant()
+    def an_unfinished_trajectory_is_in_one_place_and_its_turn_can_come(self) -> None:
+        state = self.memory.state
+        for name, record in state.trajectories.items():
+            queued = (
+                name in state.open,
+                name in state.parked,
+                (name.is_evaluation and (int(name.lane[1:]), name) in state.evaluation_open),
+            )
+            places = (record.final, record.holder is not None, record.waits, *queued)
+            assert sum(places) == 1, (name, places)
+            newest = ChunkId(name, record.next - 1)
+            if record.waits:
+                assert newest in state.due[Field.TURN], f"{name} waits for ever"
+            elif not record.final and newest.index >= 0:
+                stored = state.chunks.get(newest)
+                answered = record.last_turn if stored is None else stored.scores.get(Field.TURN)
+                chunk = read_chunk(record.last if stored is None else stored.blob)
+                assert bool(answered) == (chunk.finish_reason is FinishReason.TURN)
+
+    @invariant()
     def nothing_is_kept_for_the_critic_that_it_can_never_claim(self) -> None:
         state = self.memory.state
         lane = state.finished
@@ -159,7 +182,7 @@ class PairedLedgers(RuleBasedStateMachine):
         assert incomplete <= set(state.trajectories)
         assert lane.num_bytes == sum(record.num_bytes for record in lane.records.values())
         assert state.stored_bytes == sum(record.num_bytes for record in state.chunks.values()) + sum(
-            len(record.last) for record in state.trajectories.values()
+            len(record.last) + len(record.last_turn) for record in state.trajectories.values()
         )
         stored = cast("list[bytes]", self.run(self.client.keys("{test}:finished:*")))
         assert {key.decode().rpartition(":")[2] for key in stored} == set(map(str, lane.records))

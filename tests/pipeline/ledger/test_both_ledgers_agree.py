@@ -36,8 +36,8 @@ from pipeline.ledger.types import (
     WriteStatus,
 )
 from protocol.ids import Incarnation, Role
-from protocol.trajectory import Field, Segment
-from tests.pipeline.ledger.builders import guidance, make_chunk, make_spec, reference, reward, value
+from protocol.trajectory import Field, FinishReason, Segment
+from tests.pipeline.ledger.builders import ENVIRONMENT, guidance, make_chunk, make_spec, reference, reward, turn, value
 from tests.pipeline.ledger.lossy_redis import reached
 from tests.pipeline.ledger.paired_ledgers import WORKERS, PairedLedgers, comparable
 
@@ -65,6 +65,9 @@ class BothLedgers(PairedLedgers):
                 {Field.REWARD, Field.REFERENCE},
                 {Field.REWARD, Field.VALUE},
                 {Field.REWARD, Field.GUIDANCE},
+                {Field.REWARD, Field.TURN},
+                {Field.REWARD, Field.REFERENCE, Field.TURN},
+                {Field.REWARD, Field.GUIDANCE, Field.TURN},
             ]
         ),
         signal_filter=st.booleans(),
@@ -97,7 +100,7 @@ class BothLedgers(PairedLedgers):
         else:
             eta, signal_filter = max(eta, 1), False
         self.eta, self.late, self.group_size = eta, rest["late"], group_size
-        self.has_critic = has_critic
+        self.has_critic, self.has_turns = has_critic, Field.TURN in fields
         if has_critic:
             fields = fields | {Field.VALUE}
         spec = make_spec(
@@ -132,7 +135,22 @@ class BothLedgers(PairedLedgers):
             for other in self.held.values():
                 other.pop(lease.trajectory, None)
             length = 0 if lease.last_chunk is None else lease.last_chunk.response_length
+            if lease.turn is not None and lease.next_index > 1:
+                length += lease.turn.tokens.size
             self.held[worker][lease.trajectory] = (lease.next_index, length)
+
+    def has_environment(self, trajectory) -> bool:
+        """Whether its turns are an environment's: in a run with turns, not every prompt has one."""
+        return self.has_turns and (trajectory.group + trajectory.member) % 4 != 3
+
+    def chunk(self, trajectory, index, *, tokens, final, version, context):
+        if not self.has_environment(trajectory):
+            return make_chunk(trajectory, index, tokens=tokens, final=final, version=version, context=context)
+        chunk = make_chunk(
+            trajectory, index, tokens=tokens if index else 0, final=False, version=version, context=context
+        )
+        ends_turn = final or not index
+        return msgspec.structs.replace(chunk, finish_reason=FinishReason.TURN if ends_turn else FinishReason.WINDOW)
 
     @rule(
         data=st.data(),
@@ -148,36 +166,39 @@ class BothLedgers(PairedLedgers):
         worker = data.draw(st.sampled_from(holding))
         trajectory = data.draw(st.sampled_from(sorted(self.held[worker])))
         index, length = self.held[worker][trajectory]
-        chunk = make_chunk(
+        chunk = self.chunk(
             trajectory, index, tokens=tokens, final=final, version=max(0, self.version - lag), context=length
         )
         # new weights came within it
-        if more and tokens > 1:
+        if more and chunk.num_tokens > 1:
             segments = (Segment(chunk.oldest_version, tokens - 1), Segment(self.version, 1))
             chunk = msgspec.structs.replace(chunk, segments=segments)
         answer = self.both("write_chunk", self.who(worker), chunk)
         if answer.status is WriteStatus.STORED:
             self.written.append((worker, chunk))
         if answer.keeps_lease:
-            self.held[worker][trajectory] = (index + 1, length + tokens)
+            self.held[worker][trajectory] = (index + 1, length + chunk.num_tokens)
         else:
             del self.held[worker][trajectory]
 
     @rule(worker=st.sampled_from(WORKERS), final=st.booleans(), scored=st.booleans())
     def make_headway(self, worker, final, scored) -> None:
         """Random single steps seldom fill an update: lease, write and score a good part of one."""
-        self.lease(worker, 6, None)
-        for trajectory, (index, length) in sorted(self.held[worker].items()):
-            chunk = make_chunk(trajectory, index, tokens=2, final=final, version=self.version, context=length)
-            answer = self.both("write_chunk", self.who(worker), chunk)
-            if answer.status is WriteStatus.STORED:
-                self.written.append((worker, chunk))
-            if answer.keeps_lease:
-                self.held[worker][trajectory] = (index + 1, length + 2)
-            else:
-                del self.held[worker][trajectory]
-        if scored:
-            self.score_all_that_is_due()
+        for is_last in (False, True) if self.has_turns and scored else (True,):
+            self.lease(worker, 6, None)
+            for trajectory, (index, length) in sorted(self.held[worker].items()):
+                if not is_last and (index or not self.has_environment(trajectory)):
+                    continue
+                chunk = self.chunk(trajectory, index, tokens=2, final=final, version=self.version, context=length)
+                answer = self.both("write_chunk", self.who(worker), chunk)
+                if answer.status is WriteStatus.STORED:
+                    self.written.append((worker, chunk))
+                if answer.keeps_lease:
+                    self.held[worker][trajectory] = (index + 1, length + chunk.num_tokens)
+                else:
+                    del self.held[worker][trajectory]
+            if scored:
+                self.score_all_that_is_due()
 
     @precondition(lambda self: self.written)
     @rule(data=st.data(), same=st.booleans(), worker=st.sampled_from(WORKERS))
@@ -224,11 +245,25 @@ class BothLedgers(PairedLedgers):
         score = reward(accuracy) if make is reward else make(chunk.num_tokens)
         self.both("write_score", SCORER, chunk.id, score)
 
+    @precondition(lambda self: self.has_turns and self.written)
+    @rule(data=st.data(), newest=st.booleans(), is_done=st.booleans())
+    def answer(self, data, newest, is_done) -> None:
+        """Mostly an answer that is waited for; or one to anything, such as a repeat or one that is too late."""
+        waited = sorted(self.memory.state.due[Field.TURN])
+        if not waited or not newest:
+            waited = [chunk.id for _, chunk in self.written]
+        chunk = data.draw(st.sampled_from(waited))
+        status = self.both("write_score", ENVIRONMENT, chunk, turn(is_done=is_done))
+        reached["answered"] += status is WriteStatus.STORED
+
     @rule()
     def score_all_that_is_due(self) -> None:
         for _, chunk in self.written[-40:]:
             group, member = chunk.id.trajectory.group, chunk.id.trajectory.member
             accuracy = float(group % 3 == 1 or (member + group // 2) % 2)
+            if self.has_turns:
+                is_done = bool(chunk.num_tokens and (chunk.id.index + group) % 5)
+                self.both("write_score", ENVIRONMENT, chunk.id, turn(is_done=is_done))
             for score in (reward(accuracy), *(make(chunk.num_tokens) for make in (reference, value, guidance))):
                 self.both("write_score", SCORER, chunk.id, score)
 
@@ -274,9 +309,11 @@ class BothLedgers(PairedLedgers):
         assert len(ours.trajectories) == wanted
         claimed = {t.chunk.trajectory for pair in self.batches for t in pair[0].trajectories}
         for one in ours.trajectories:
-            assert one.chunk.finish_reason.is_final
-            assert sum(scores.values.size for scores in one.values) == one.chunk.response_length
-            assert len(one.values) == one.chunk.id.index + 1
+            sampled = [chunk for _, chunk in self.written if chunk.trajectory == one.chunk.trajectory]
+            assert sampled[-1].id == one.chunk.id
+            assert [scores.values.size for scores in one.values] == [
+                chunk.num_tokens for chunk in sampled if chunk.num_tokens
+            ]
             assert one.chunk.trajectory not in claimed | self.learned, "a response trained the critic twice"
         self.batches.append((ours, theirs))
         if settled:
@@ -329,7 +366,8 @@ class BothLedgers(PairedLedgers):
         assert comparable(fetched) == comparable(self.run(self.redis.fetch(theirs)))
         for unit in fetched:
             chunks = [scored.chunk for trajectory in unit.trajectories for scored in trajectory]
-            oldest = min(self.updates[segment.policy_version] for chunk in chunks for segment in chunk.segments)
+            segments = [segment for chunk in chunks for segment in chunk.segments if segment.num_tokens]
+            oldest = min(self.updates[segment.policy_version] for segment in segments)
             assert self.updates[version] - oldest <= self.eta, "a stale unit was claimed"
             names = {str(chunk.id) for chunk in chunks}
             assert not names & self.settled, "a chunk was trained on twice"
@@ -498,4 +536,5 @@ def test_both_ledgers_give_the_same_answers_and_their_books_balance_at_every_ste
     assert reached["settled"] >= examples // 10
     assert reached["learned"] >= examples // 10
     assert reached["retried"] >= examples // 10
+    assert reached["answered"] >= examples
     assert min(reached["repeated"], reached["copied"]) >= examples // 2

@@ -15,9 +15,10 @@ import redis.asyncio
 
 from pipeline.ledger.admin import LedgerAdmin
 from pipeline.ledger.contract import Ledger
+from pipeline.ledger.inspection import LedgerInspection
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.acl import OWNERS, WRITTEN
-from pipeline.ledger.redis.admin import RedisAdmin
+from pipeline.ledger.redis.admin import RedisAdmin, RedisInspection
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.tokens import TokenAdmin
@@ -30,6 +31,7 @@ from tests.pipeline.ledger import (
     test_contract_claims,
     test_contract_leases,
     test_contract_scoring,
+    test_contract_turns,
     test_finished_lane,
 )
 from tests.pipeline.ledger.conftest import Bench
@@ -42,6 +44,7 @@ SHARED = {
         test_contract_leases,
         test_contract_claims,
         test_contract_scoring,
+        test_contract_turns,
         test_finished_lane,
     )
     for name, claim in vars(module).items()
@@ -93,6 +96,10 @@ class TokenBench(Bench):
     async def with_admin(self, spec: LedgerSpec) -> tuple[Ledger, LedgerAdmin]:
         ledger = await self._with_generators(spec)
         return ledger, RedisAdmin(self.owner)
+
+    async def with_inspection(self, spec: LedgerSpec) -> tuple[Ledger, LedgerInspection]:
+        ledger = await self._with_generators(spec)
+        return ledger, RedisInspection(self.owner)
 
 
 @pytest.fixture

@@ -55,7 +55,14 @@ def specs(units_per_update: int) -> list[LedgerSpec]:
         spec(Unit.GROUP, signal_filter=True, fields=frozenset({Field.REWARD, Field.REFERENCE})),
         spec(Unit.CHUNK, **critic),
         spec(Unit.TRAJECTORY, **critic),
-        spec(Unit.GROUP, eta=0, oversampling=2.0, late=LatePolicy.DROP, signal_filter=True),
+        spec(
+            Unit.GROUP,
+            eta=0,
+            oversampling=2.0,
+            late=LatePolicy.DROP,
+            signal_filter=True,
+            fields=frozenset({Field.REWARD, Field.TURN}),
+        ),
         spec(Unit.CHUNK, eta=4, late=LatePolicy.DROP, fields=everything, max_bytes=4000 * units_per_update),
         spec(Unit.TRAJECTORY, eta=1, late=LatePolicy.DROP, fields=everything, value_training=True),
     ]
@@ -101,7 +108,8 @@ async def crash(folder: Path, server: EmbeddedServer) -> None:
 async def test_both_ledgers_agree_through_claims_leases_crashes_and_late_copies(tmp_path: Path) -> None:
     happened = await soak(tmp_path, num_chunks=CHUNKS, seed=SEED, units_per_update=UNITS)
     assert happened["chunks"] >= CHUNKS >= 150 * UNITS, "a shorter story does not reach every step"
-    for what in ("updates", "value batches", "overdue", "generator crashes", "learner crashes", "server crashes"):
+    crashes = ("generator crashes", "learner crashes", "server crashes")
+    for what in ("updates", "value batches", "overdue", "turns", *crashes):
         assert happened[what] > 0, what
     assert min(happened["late copies"], happened["full comparisons"], happened["groups cancelled"]) > 0
 

@@ -29,7 +29,7 @@
 local most, since, group, member = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local is_last = ARGV[8] == '1'
 local PAGE = 100
-local RANK = { open = 1, leased = 2, finished = 3, ready = 4, claimed = 5 }
+local RANK = { open = 1, leased = 2, waiting = 3, finished = 4, ready = 5, claimed = 6 }
 local read, rows, looks = {}, {}, 0
 
 -- A chunk unit has its own state; chunks of larger units share their trajectory's.

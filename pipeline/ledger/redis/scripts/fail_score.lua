@@ -1,5 +1,6 @@
 -- fail_score.lua: count a scorer's failure on a chunk; after the last attempt it is a dead letter, and
--- its unit is dropped. A group with enough other members goes on without a reward for this one.
+-- its unit is dropped. A group with enough other members goes on without a reward for this one, also when
+-- its environment fails.
 --
 -- Uses     beginning leaving names prompts ready requests
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> dead evaluation:<n> counters asked:<who>, and
@@ -40,16 +41,20 @@ if is_evaluation(tid) then
   leaving().evaluation(tid, index)
   return 1
 end
-if S.unit == 'group' and field == 'reward' then
+if S.unit == 'group' and (field == 'reward' or field == 'turn') then
   local g = call('HMGET', gkey, 'unjudged', 'scored', 'mixed')
   local unjudged = integer(g[1]) + 1
   if S.group_size - unjudged >= math.min(2, S.group_size) then
     call('HSET', gkey, 'unjudged', unjudged)
-    call('HSET', trajectory_key(tid), 'unjudged', 1)
-    call('ZREM', P .. 'due:reward', chunk)
+    call('HSET', trajectory_key(tid), 'unjudged', 1, 'final', 1)
+    call('ZREM', P .. 'due:' .. field, chunk)
+    if field == 'turn' then -- the trajectory is over, though none of its chunks is the last one
+      call('HDEL', trajectory_key(tid), 'state')
+      call('HINCRBY', gkey, 'finals', 1)
+    end
     if S.value_training then leaving().spoil_trajectory(tid, 'dead_letter') end
     -- no guidance either, since that follows a reward
-    local missing = call('HINCRBY', gkey, 'missing', FIELDS[4] and -2 or -1)
+    local missing = call('HINCRBY', gkey, 'missing', field == 'reward' and HAS_GUIDANCE and -2 or -1)
     local is_alike = S.signal_filter and integer(g[2]) + unjudged >= S.group_size and not g[3]
     if not S.value_training and (is_alike or is_all_masked(group)) then
       leaving().unit(string.format('%d', group), 'no_signal')

@@ -6,8 +6,9 @@
 -- ARGV[4]  group    text
 -- ARGV[5]  members  integer  how many it has
 -- ARGV[6]  request  integer  its number
--- Returns  blobs of the final chunks, by member. None until all members have ended, if no member lacks
---          its reward, or while another scorer that is not fenced has the group.
+-- Returns  blobs of the final chunks, by member; in a run with turns, each is followed by its turn or nil.
+--          None until all members have ended, if no member lacks its reward, or while another scorer that
+--          is not fenced has the group.
 
 local group, members, request = ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local gkey, due = group_key(group), P .. 'due:reward'
@@ -53,5 +54,6 @@ local blobs = {}
 for _, cid in ipairs(last) do
   local blob = call('HGET', chunk_key(cid), 'blob')
   if blob then blobs[#blobs + 1] = blob end
+  if blob and HAS_TURNS then blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'turn') end
 end
 return blobs

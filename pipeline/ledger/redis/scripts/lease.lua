@@ -10,7 +10,7 @@
 -- ARGV[6]  version  integer?  with which the caller samples; '' for the published one. A caller that
 --                             is behind only gets evaluation
 -- Returns  { refusal or '', { trajectory, next index, prompt, last chunk or '', evaluation request
---          or '' }, ... }
+--          or '', the last chunk's turn or '' }, ... }
 
 local wanted, request, version = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
 local is_behind = version and version < counter('version')
@@ -18,9 +18,11 @@ local is_behind = version and version < counter('version')
 local prompts = {}
 
 local function row(tid, next_index)
-  local blob, asked = '', ''
+  local blob, asked, turn = '', '', ''
   if next_index > 0 then
-    blob = call('HGET', chunk_key(chunk_id(tid, next_index - 1)), 'blob') or call('HGET', trajectory_key(tid), 'last')
+    local last = call('HMGET', chunk_key(chunk_id(tid, next_index - 1)), 'blob', 'turn')
+    if not last[1] then last = call('HMGET', trajectory_key(tid), 'last', 'last_turn') end
+    blob, turn = last[1], last[2] or ''
   end
   local lane, group = parts(tid)
   local prompt = group
@@ -30,7 +32,7 @@ local function row(tid, next_index)
     prompts[group] = prompts[group] or prompt_of(group)
     prompt = prompts[group]
   end
-  return { tid, next_index, prompt, blob, asked }
+  return { tid, next_index, prompt, blob, asked, turn }
 end
 
 local order = order_of('lease', request)
@@ -169,11 +171,11 @@ while #names < wanted do
   tid, refused = take()
   if not tid then break end
   local key = trajectory_key(tid)
-  local t = call('HMGET', key, 'next', 'leases')
+  local t = call('HMGET', key, 'next', 'leases', 'oldest')
   local next_index, leases = integer(t[1]), integer(t[2])
   call('HSET', key, 'holder', WHO, 'since', now_text, 'leases', leases + 1, 'lease:' .. leases % MAX_LEASES, event)
   names[#names + 1] = tid
-  held[#held + 1] = { tid, next_index }
+  held[#held + 1] = { tid, next_index, t[3] }
   reply[#reply + 1] = row(tid, next_index)
 end
 call_many(names, 'SADD', P .. 'held:' .. WHO)

@@ -28,7 +28,8 @@ if not is_evaluation(tid) then
     unit = group_key(group)
   end
 end
-local state = (S.unit ~= 'chunk' and call('HGET', unit, 'state')) or (t[2] and 'finished') or (t[1] and 'leased')
+local state = (S.unit ~= 'chunk' and call('HGET', unit, 'state')) or (HAS_TURNS and call('HGET', key, 'state'))
+  or (t[2] and 'finished') or (t[1] and 'leased')
   or (S.unit == 'chunk' and call('ZSCORE', P .. 'parked', tid) and 'parked') or 'open'
 local rows, chunks = {}, integer(t[4])
 for index = 0, chunks - 1 do

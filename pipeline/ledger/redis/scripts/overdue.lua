@@ -7,16 +7,17 @@
 -- ARGV[4]  field    text
 -- ARGV[5]  wanted   integer  how many at most
 -- ARGV[6]  request  integer  its number
--- Returns  blobs; for guidance, each is followed by its reward
+-- Returns  blobs; for guidance, each is followed by its reward; for rewards, in a run with turns, by its
+--          turn or nil
 
 local field, wanted, request = ARGV[4], ARGV[5], ARGV[6]
 local key, kind, blobs = P .. 'due:' .. field, 'overdue:' .. field, {}
 local order = order_of(kind, request)
 
--- Hand out a chunk, for guidance with its reward.
+local beside = (field == 'guidance' and 'reward') or (field == 'reward' and HAS_TURNS and 'turn')
 local function give(cid)
   blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'blob')
-  if field == 'guidance' then blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'reward') end
+  if beside then blobs[#blobs + 1] = call('HGET', chunk_key(cid), beside) end
 end
 
 if order == 'late' then return LATE end

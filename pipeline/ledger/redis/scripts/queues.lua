@@ -1,6 +1,6 @@
 -- queues.lua: the depth, limit and oldest age of every ledger queue.
 --
--- Uses     beginning counts credit names ready
+-- Uses     beginning counts credit lacking names ready
 -- Reads    counters open parked again holders held:* due:* ready claims finished finished_claims
 --          evaluation_open dead, and the first entry of each
 -- Returns  { name, depth, limit or -1, age of the oldest as text or '' } for each queue
@@ -24,10 +24,9 @@ local reply = {
 }
 for _, field in ipairs(FIELDS) do
   if field == 'reward' or string.find(S.fields, field, 1, true) then
-    local chunk, since = first('due:' .. field), field == 'guidance' and 'rewarded_s' or 'written_s'
-    reply[#reply + 1] = {
-      field, call('ZCARD', P .. 'due:' .. field), -1, chunk and age(call('HGET', chunk_key(chunk), since)) or '',
-    }
+    local chunk = first('due:' .. field)
+    local oldest = chunk and text(now - lacking_since(chunk, field)) or ''
+    reply[#reply + 1] = { field, call('ZCARD', P .. 'due:' .. field), -1, oldest }
   end
 end
 if S.value_training then

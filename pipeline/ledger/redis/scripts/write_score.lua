@@ -1,5 +1,5 @@
 -- write_score.lua: write a field of a chunk once. The write that completes a unit makes it ready, or drops
--- it for lack of signal.
+-- it for lack of signal. write_turn.lua writes turns.
 --
 -- Uses     beginning counts leaving names ready showing
 -- Reads    settings epochs
@@ -28,7 +28,7 @@ if is_evaluation(tid) then
   local lane, prompt, sample = parts(tid)
   local t = call('HMGET', tkey, 'tokens', 'oldest', 'newest')
   call('HSET', P .. 'evaluation:' .. string.sub(lane, 2) .. ':samples',
-    string.format('%d.%d', prompt, sample), table.concat({ accuracy, reward, t[1], t[2], t[3] }, ' '))
+    string.format('%d.%d', prompt, sample), table.concat({ accuracy, reward, t[1], integer(t[2]), integer(t[3]) }, ' '))
   if tonumber(sample) == 0 then show('evaluation', call('HGET', ckey, 'blob'), blob) end
   leaving().evaluation(tid, index)
   return 'stored'
@@ -43,14 +43,16 @@ local from = WHO .. ' ' .. now_text .. ' ' .. accuracy .. ' ' .. reward
 if string.find(from, '\t', 1, true) or string.find(from, '\n', 1, true) then from = string.gsub(from, '[\t\n]', ' ') end
 call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob, 'from:' .. field, from)
 count('bytes', #blob)
-if field == 'reward' and FIELDS[4] then
+if field == 'reward' and HAS_GUIDANCE then
   call('HSET', ckey, 'rewarded_s', now_text)
   call('ZADD', P .. 'due:guidance', now, chunk)
 end
 
 -- Keep what the value worker trains on separately from the chunk, which may leave before its trajectory is
--- finished.
-if S.value_training and (field == 'reward' or field == 'value') and not call('HGET', tkey, 'spoiled') then
+-- finished. An opening chunk has no tokens, and no values.
+local keeps = S.value_training and (field == 'reward' or field == 'value') and c[1] ~= '0'
+local t = keeps and call('HMGET', tkey, 'spoiled', 'opening')
+if t and not t[1] then
   local key = finished_key(tid)
   local grown = #blob + (call('EXISTS', key) == 0 and CHUNK_OVERHEAD or 0)
   if field == 'value' then
@@ -58,7 +60,7 @@ if S.value_training and (field == 'reward' or field == 'value') and not call('HG
     call('HINCRBY', key, 'num_values', 1)
   else
     local last = call('HGET', ckey, 'blob')
-    call('HSET', key, 'final', last, 'reward', blob, 'num_chunks', index + 1)
+    call('HSET', key, 'final', last, 'reward', blob, 'num_chunks', index + 1 - integer(t[2]))
     grown = grown + #last
   end
   call('HINCRBY', key, 'bytes', grown)

@@ -157,6 +157,16 @@ def test_missing_guidance_leads_to_the_reference_worker_and_counts_from_the_rewa
     assert "5 chunks wait for reference" in found.links[-2]
 
 
+def test_a_missing_turn_leads_to_the_environment_worker():
+    view = waits(unit("81", trajectory("t.81.4", Place.WAITING, "", lack(Field.TURN))), running=3)
+    fleet = FLEET | {"environment-0": Role.ENVIRONMENT}
+    found = explain(scene([], view, wanted=fleet, queues=queues(turn=5))).chains[0]
+    assert (found.cause, found.who) == (Cause.ABSENT, "environment-0")
+    assert found.links[2] == "member 4 waits for its environment (2 chunks, 512 tokens)"
+    assert "t.81.4.1 lacks its turn, written 12 s ago" in found.links[3]
+    assert "5 chunks wait for environment" in found.links[3]
+
+
 @pytest.mark.parametrize("kind", Unit)
 def test_a_missing_field_names_chunk_failures_deadline_and_the_scorer_that_is_gone(kind):
     view = replace(SAMPLED, unit=kind)

@@ -93,8 +93,9 @@ def test_arguments_stand_in_the_headers_order_in_their_types_and_the_rest_at_the
     assert words == [1, "{r}:counters", "", "w", 1, 3, "", 5, "a", "b"]
     without = {"claims": (), "updates": 7, "request": 3, "most": 5, "given_now": 2}
     assert settle.words(keys, GIVEN | without)[2:] == ["2.0", "w", 1, 3, 7, 5]
-    final = {"trajectory": "t.0.0", "index": 0, "final": True, "tokens": 3, "versions": "0", "blob": b"b"}
-    assert LEDGER.script("write_chunk").words(keys, final | GIVEN)[5:] == ["t.0.0", 0, "1", 3, "0", b"b"]
+    final = {"trajectory": "t.0.0", "index": 0, "final": True, "ends_turn": False, "tokens": 3, "versions": "0"}
+    words = LEDGER.script("write_chunk").words(keys, final | {"blob": b"b"} | GIVEN)
+    assert words[5:] == ["t.0.0", 0, "1", "0", 3, "0", b"b"]
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,17 @@ local call = redis.call
 local COUNTERS = KEYS[1]
 local P = string.sub(COUNTERS, 1, -9)
 local CHUNK_OVERHEAD = 512
-local FIELDS = { 'reward', 'reference', 'value' } -- and guidance, in a run that has it
+local FIELDS = { 'reward', 'reference', 'value' } -- and guidance and turn, in a run that has them
 
 local function integer(value) return tonumber(value or '0') end
 
 local S = call('GET', P .. 'settings') -- the specification, as pipeline.ledger.redis.ledger packs it
 if not S then return redis.error_reply('UNOPENED no ledger of this run') end
 S = cmsgpack.unpack(S)
-if string.find(S.fields, 'guidance', 1, true) then FIELDS[4] = 'guidance' end
+local HAS_GUIDANCE = string.find(S.fields, 'guidance', 1, true) and true
+local HAS_TURNS = string.find(S.fields, 'turn', 1, true) and true
+if HAS_GUIDANCE then FIELDS[#FIELDS + 1] = 'guidance' end
+if HAS_TURNS then FIELDS[#FIELDS + 1] = 'turn' end
 -- credit that one unit takes
 local WEIGHT = S.unit == 'group' and S.group_size or 1
 

@@ -3,6 +3,11 @@
 --
 -- Uses     beginning counts holding many names lives showing tallies versions
 
+-- Return the size of the chunk that a trajectory keeps for its next window, and of its turn (unit chunk).
+local function last_bytes(key)
+  return call('HSTRLEN', key, 'last') + (HAS_TURNS and call('HSTRLEN', key, 'last_turn') or 0)
+end
+
 local left
 local function leaving()
   if left then return left end
@@ -47,7 +52,7 @@ local function leaving()
     else -- a final one is in no queue
       call('ZREM', P .. 'open', tid)
       call('ZREM', P .. 'parked', tid)
-      count('bytes', -call('HSTRLEN', key, 'last'))
+      count('bytes', -last_bytes(key))
     end
     life.keep(tid, reason and 'dropped' or 'trained', t, g, rows, life.unit_end(reason, made or published_updates(), t[5]))
     keys[#keys + 1] = key
@@ -90,15 +95,24 @@ local function leaving()
   end
 
   -- End a chunk; its row stays with the trajectory. The newest chunk of an unfinished trajectory leaves
-  -- its blob, which the next window needs. Return the updates in its oldest token.
+  -- its blob and its turn, which the next window needs; without the turn there is no next window. Return
+  -- the updates in its oldest token.
   local function end_chunk_unit(cid, reason, made)
     local tid, index = chunk_parts(cid)
     local key = trajectory_key(tid)
-    local t = call('HMGET', key, 'next', 'final')
-    if not t[2] and integer(t[1]) == index + 1 then
-      local blob = call('HGET', chunk_key(cid), 'blob')
-      call('HSET', key, 'last', blob)
-      count('bytes', #blob)
+    local t = call('HMGET', key, 'next', 'final', 'state')
+    local is_over = t[2]
+    if not is_over and integer(t[1]) == index + 1 then
+      if t[3] == 'waiting' then
+        is_over = true
+        call('HDEL', key, 'state')
+        call('HSET', key, 'final', 1)
+      else
+        local last = call('HMGET', chunk_key(cid), 'blob', 'turn')
+        call('HSET', key, 'last', last[1])
+        if last[2] then call('HSET', key, 'last_turn', last[2]) end
+        count('bytes', #last[1] + #(last[2] or ''))
+      end
     end
     local c = end_chunk(cid, reason)
     has_moved(tid)
@@ -110,7 +124,7 @@ local function leaving()
       kept[4] = 1
     end
     call('HSET', key, unpack(kept))
-    if call('HINCRBY', key, 'live', -1) == 0 and t[2] then
+    if call('HINCRBY', key, 'live', -1) == 0 and is_over then
       if call('HGET', key, 'trained') then reason = nil end
       end_bare_trajectory(tid, reason, made)
     end

@@ -22,7 +22,8 @@ local function lives()
   if S.fields ~= 'reward' or S.unit == 'chunk' then
     for _, field in ipairs({ 'from:reference', 'from:value', 'ready_s', 'claimed_s' }) do chunk_fields[#chunk_fields + 1] = field end
   end
-  if FIELDS[4] then chunk_fields[11] = 'from:guidance' end
+  if HAS_GUIDANCE or HAS_TURNS then chunk_fields[11] = 'from:guidance' end
+  if HAS_TURNS then chunk_fields[12] = 'from:turn' end
 
   local function read_group(group)
     return call('HMGET', group_key(group), 'admitted_s', 'prompt', 'scored', 'correct', 'oldest', 'ready_s', 'claimed_s')
@@ -42,7 +43,7 @@ local function lives()
   local function chunk_row(place, c, over)
     return '\n' .. place .. '\t' .. (c[1] or '') .. '\t' .. (c[4] or '') .. '\t' .. (c[5] or '') .. '\t' .. (c[6] or '') .. '\t'
       .. (c[7] or '') .. '\t' .. (c[8] or '') .. '\t' .. (c[9] or '') .. '\t' .. (c[10] or '') .. '\t' .. (over or '')
-      .. (c[11] and '\t' .. c[11] or '')
+      .. ((c[11] or c[12]) and '\t' .. (c[11] or '') or '') .. (c[12] and '\t' .. c[12] or '')
   end
 
   -- Whether a chunk's row is kept: of a long trajectory, only the first and the last ones.

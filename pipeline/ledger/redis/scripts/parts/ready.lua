@@ -24,8 +24,8 @@ local function make_ready(name, order, oldest)
   call('HSET', unit_key(name), 'state', 'ready', 'ready_s', now_text)
 end
 
--- Make this chunk's unit ready, unless it is filtered out or still being sampled. Called when the last
--- missing chunk or score is written.
+-- Make this chunk's unit ready, unless it is filtered out, without tokens, or still being sampled. Called
+-- when the last missing chunk or score is written.
 local function ready_if_sampled(tid, index)
   local _, group = parts(tid)
   if S.unit == 'group' then
@@ -34,7 +34,7 @@ local function ready_if_sampled(tid, index)
     local name = string.format('%d', group)
     -- no member waits for a verdict, and all verdicts have the same accuracy
     local is_alike = S.signal_filter and integer(g[3]) + integer(g[5]) >= S.group_size and not g[4]
-    if is_alike or is_all_masked(name) then
+    if is_alike or not g[2] or is_all_masked(name) then
       leaving().unit(name, 'no_signal')
     else
       make_ready(name, group, g[2])
@@ -42,22 +42,24 @@ local function ready_if_sampled(tid, index)
   elseif S.unit == 'trajectory' then
     local t = call('HMGET', trajectory_key(tid), 'final', 'oldest')
     if not t[1] then return end
-    if is_all_masked(tid) then
+    if not t[2] or is_all_masked(tid) then
       leaving().unit(tid, 'no_signal')
     else
       make_ready(tid, trajectory_order(tid), t[2])
     end
   else
     local cid = chunk_id(tid, index)
-    if is_all_masked(cid) then
+    local oldest = call('HGET', chunk_key(cid), 'oldest')
+    if not oldest or is_all_masked(cid) then
       leaving().unit(cid, 'no_signal')
     else
-      make_ready(cid, chunk_order(tid, index), call('HGET', chunk_key(cid), 'oldest'))
+      make_ready(cid, chunk_order(tid, index), oldest)
     end
   end
 end
 
-local function is_needed(field, final)
+local function is_needed(field, final, ends_turn)
+  if field == 'turn' then return ends_turn end
   if (field == 'reward' or field == 'guidance') and not final then return false end
   return string.find(S.fields, field, 1, true) ~= nil
 end

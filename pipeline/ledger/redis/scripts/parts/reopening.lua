@@ -2,12 +2,12 @@
 --
 -- Uses     beginning holding many names versions
 
--- Date the units to which the next tokens of each { trajectory, index of its next chunk } belong: from now
--- on they may contain tokens of the current version.
+-- Date the units to which the next tokens of each { trajectory, index of its next chunk, updates in its
+-- oldest token if it has any } belong: from now on they may contain tokens of the current version.
 local function begin_ages(begun)
   local ages, is_there = {}, {}
   for _, one in ipairs(begun) do
-    local tid, next_index = one[1], one[2]
+    local tid, next_index, oldest = one[1], one[2], one[3]
     local unit = tid
     if S.unit == 'group' then
       local _, group = parts(tid)
@@ -15,7 +15,7 @@ local function begin_ages(begun)
     elseif S.unit == 'chunk' then
       unit = chunk_id(tid, next_index)
     end
-    if not (is_evaluation(tid) or is_there[unit] or (S.unit == 'trajectory' and next_index > 0)) then
+    if not (is_evaluation(tid) or is_there[unit] or (S.unit == 'trajectory' and oldest)) then
       is_there[unit] = true
       ages[#ages + 1] = published_updates()
       ages[#ages + 1] = unit
@@ -34,10 +34,10 @@ local function reopen(tid, who)
     return
   end
   call('ZADD', P .. 'open', trajectory_order(tid), tid)
-  local next_index = integer(call('HGET', key, 'next'))
+  local t = call('HMGET', key, 'next', 'oldest')
   if S.unit == 'chunk' then
-    call('ZREM', P .. 'running_age', chunk_id(tid, next_index))
-  elseif S.unit == 'trajectory' and next_index == 0 then
+    call('ZREM', P .. 'running_age', chunk_id(tid, integer(t[1])))
+  elseif S.unit == 'trajectory' and not t[2] then
     call('ZREM', P .. 'running_age', tid)
   end
 end
