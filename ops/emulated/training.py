@@ -66,6 +66,8 @@ class EmulatedTraining(EmulatedLearner):
         begin, tokens = sample.num_context_tokens, sample.tokens[sample.prompt_length :]
         trajectory = TrajectoryId.parse(".".join(sample.name.split(".")[:3]))
         is_own = self._law.is_own(self._seed, trajectory, begin, tokens)
+        if sample.places is not None:
+            is_own = is_own[sample.places - sample.prompt_length]
         return np.where(is_own, sample.behavior_logprobs, _UNLIKELY).astype(np.float32)
 
     def step(self, samples: Sequence[TrainingSample], rule: Rule, limits: StepLimits = NO_LIMITS) -> StepResult:

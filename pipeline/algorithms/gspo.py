@@ -3,9 +3,9 @@
     s_i = exp( mean_t (logp_{i,t} - old_{i,t}) )
     loss = mean over i of max(-A_i s_i, -A_i clip(s_i, 1 - eps_low, 1 + eps_high))
 
-with GRPO's A_i. A response is clipped as a whole, so the bounds are narrow (3e-4 and 4e-4).
-Meaningless for groups of one response, and for windows of an unfinished response, where the ratio
-would cover only a part."""
+with GRPO's A_i. A response is clipped as a whole, so the bounds are narrow (3e-4 and 4e-4). Each of
+its sequences has an s_i of its own, if an environment replaced the context. Meaningless for groups of
+one response, and for windows of an unfinished response, where the ratio would cover only a part."""
 
 from __future__ import annotations
 

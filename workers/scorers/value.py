@@ -211,7 +211,7 @@ class Value(BatchScorer):
             await self._settle_idle()
             return False
         started = time.monotonic()
-        samples = [_sample(finished) for finished in claim.trajectories]
+        samples = [sample_of(finished) for finished in claim.trajectories]
         usable = [sample for sample in samples if _is_finite(sample)]
         for sample in samples:
             if not _is_finite(sample):
@@ -350,7 +350,7 @@ class Value(BatchScorer):
         return self.ctx.run_dir / VALUE_HISTORY_NAME
 
 
-def _sample(finished: FinishedTrajectory) -> ValueSample:
+def sample_of(finished: FinishedTrajectory) -> ValueSample:
     """Return the response that the final chunk ends: all of it, or what was sampled since an environment last
     replaced the context."""
     chunk = finished.chunk

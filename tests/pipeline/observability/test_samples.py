@@ -13,11 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.vapo import Vapo
 from pipeline.config.runtime import SamplesSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, ShownResponse
 from pipeline.observability.samples import SAMPLES_NAME, Samples, kept_updates, response_samples, spread
 from protocol.ids import ChunkId, TrajectoryId
-from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk
+from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, Turn
+from tests.pipeline.algorithms.conversations import converse, trajectory_units
+from tests.rules import make_rule
 
 
 def _response(group: int, member: int, reward: float, text: str = "", prompt: str = "2+2=") -> tuple[ScoredChunk, ...]:
@@ -184,6 +187,39 @@ def test_tokens_are_kept_with_version_log_prob_and_advantage(tmp_path: Path) -> 
     assert worst.tokens.advantages == (-1.0,)
     assert best.tokens.advantages == (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
     assert best.tokens.cuts == ()
+
+
+def test_a_conversation_has_the_environments_words_between_the_models(tmp_path: Path) -> None:
+    one = converse(np.random.default_rng(5), 7, 0, RewardScore(reward=1.0, accuracy=1.0), num_turns=3, replaces=0.5)
+    cut = one.chunks[-1].scores[Field.TURN]
+    assert isinstance(cut, Turn) and len({len(window) for window in one.windows}) > 1, "windows differ in length"
+    one.chunks[-1].scores[Field.TURN] = replace(cut, is_truncated=True)
+    trained = make_rule(Vapo, whiten=False).prepare(trajectory_units([one]))
+    _kept(tmp_path).keep(trajectory_units([one]), 1, 1, trained)
+    (sample,) = response_samples(tmp_path).read()[0]
+    assert sample.prompt == "Q: " and "cut at the limit" in sample.facts
+    assert sample.response == "said 0. told 0. said 1. told 1. said 2. "
+    assert sample.num_tokens == len(one.tokens) and sample.versions[0] > 3, "the opening has sampled nothing"
+    assert sample.tokens is not None
+    assert sample.tokens.ids == tuple(token.token for token in one.tokens)
+    assert len(sample.tokens.advantages) == len(one.tokens) and sample.tokens.cuts == ()
+    ends = np.cumsum([len(window) for window in one.windows])
+    at = [end for end, s in zip(ends, one.body, strict=True) if s.chunk.finish_reason is FinishReason.TURN]
+    assert sample.tokens.turns == ((at[0], "told 0. "), (at[1], "told 1. "))
+
+
+def test_of_a_long_conversation_a_turn_is_kept_where_the_tokens_around_it_are(tmp_path: Path) -> None:
+    one = converse(np.random.default_rng(5), 7, 0, RewardScore(reward=1.0, accuracy=1.0), num_turns=5)
+    _kept(tmp_path, max_chars=60).keep(trajectory_units([one]), 1, 1)
+    (sample,) = response_samples(tmp_path).read()[0]
+    assert sample.tokens is not None and len(sample.tokens.ids) == 15
+    ((head, num_left_out),) = sample.tokens.cuts
+    assert (head, num_left_out) == (5, len(one.tokens) - 15)
+    ends = np.cumsum([len(window) for window in one.windows])
+    at = [int(end) for end, s in zip(ends, one.body, strict=True) if s.chunk.finish_reason is FinishReason.TURN][:-1]
+    kept = [end if end < head else end - num_left_out for end in at if end < head or end >= head + num_left_out]
+    assert 0 < len(kept) < len(at)
+    assert [place for place, _ in sample.tokens.turns] == kept
 
 
 def test_of_a_long_response_the_middle_tokens_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -297,6 +297,20 @@ def test_accuracy_and_each_part_of_the_reward_are_means_over_the_finished_respon
     assert row.accuracy == 0.5
 
 
+def test_a_response_of_several_sequences_counts_once_and_its_environments_tokens_apart() -> None:
+    result = StepResult(True, 0.25, 1.0, 1e-3, {}, 8)
+    first = replace(aged([2, 2, 2, 2], [True] * 4), reward=1.0, accuracy=1.0)
+    first = replace(first, tokens=np.zeros(9, np.int32), places=np.array([2, 3, 6, 8]))
+    second = replace(aged([3, 3], [True] * 2), reward=1.0, accuracy=1.0, part=1)
+    other = aged([3], [True])
+    row = update_row(3, 3, [first, second, other], [result], VersionHistory(), num_unjudged=2)
+    assert (row.num_trajectories, row.reward, row.accuracy) == (2, 0.5, 0.5)
+    assert (row.num_response_tokens, row.num_trained_tokens, row.response_length) == (7, 7, 3.5)
+    assert row.metrics == {"environment_tokens": 3.0, "no_verdict_fraction": 0.5}
+    assert sum(row.histograms["length"].counts) == 2
+    assert "environment_tokens" not in update_row(3, 3, [other], [result], VersionHistory()).metrics
+
+
 def test_an_updates_metrics_are_means_of_its_steps_but_extremes_stay_extremes() -> None:
     steps = (
         {"entropy": 0.25, "policy_ratio_max": 1.5, "log_perplexity_gap_max": 0.5, "log_perplexity_gap_min": -0.25},

@@ -16,12 +16,14 @@ from typing import cast
 import numpy as np
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.typing import FilteringBoundLogger
 
 import workers.scorers.value
 from pipeline.config.learning import ValueSection, algorithm_settings
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.types import Unit, WriteStatus
+from pipeline.ledger.types import FinishedTrajectory, Unit, WriteStatus
 from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, run_history
 from pipeline.runtime.context import ActorContext
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
@@ -30,16 +32,18 @@ from pipeline.training.snapshots import KeptState
 from protocol.channel import Delivery, LinkStats, Mailbox
 from protocol.errors import Diverged, EngineError, StepDiffered
 from protocol.ids import Incarnation, Role
-from protocol.trajectory import Field, RewardScore, TrajectoryChunk
+from protocol.trajectory import Field, RewardScore, TrajectoryChunk, ValueScore
 from tests.manual_clock import ManualClock
 from tests.oracle.ledger.ledger import MemoryLedger
 from tests.oracle.registry import MemoryRegistry
+from tests.pipeline.algorithms.conversations import conversations
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
 from tests.transports import zmq_transport
 from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.value.regression import check_value_samples
 from workers.engines.value.seam import ValueSample, ValueStepResult
-from workers.scorers.value import Value
+from workers.scorers.value import Value, sample_of
 
 BATCH = 4
 
@@ -419,3 +423,17 @@ async def test_the_loop_serves_first_and_trains_in_between(fleet: Fleet, monkeyp
         await worker.run()
     assert turns[:9] == ["serve"] * 8 + ["step"]
     assert turns.count("step") == 3
+
+
+@given(seed=st.integers(0, 2**32 - 1), replaces=st.sampled_from([0.0, 0.4, 1.0]))
+def test_of_a_conversation_the_sampled_tokens_have_targets_each_with_its_own_value(seed: int, replaces: float) -> None:
+    for one in conversations(seed, num_groups=1, replaces=replaces):
+        values = [scored.scores[Field.VALUE] for scored in one.body]
+        finished = FinishedTrajectory(one.chunks[-1].chunk, one.score, cast("tuple[ValueScore, ...]", tuple(values)))
+        sample = sample_of(finished)
+        check_value_samples([sample])
+        last = max(number for number, earlier in enumerate(one.earlier) if earlier == 0)
+        sampled = [token for window in one.windows[last:] for token in window]
+        found = [(tuple(sample.tokens[:at].tolist()), int(sample.tokens[at])) for at in sample.scored]
+        assert found == [(token.state, token.token) for token in sampled], "since the context was last replaced"
+        assert sample.old_values.tolist() == [token.value for token in sampled]

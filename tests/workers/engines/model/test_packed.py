@@ -15,7 +15,9 @@ from transformers import GraniteConfig, GraniteForCausalLM
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as eager_softcap
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as eager_sinks
 
+from pipeline.algorithms.batching import pack
 from protocol.errors import EngineError
+from tests.pipeline.algorithms.conversations import sample_at
 from tests.workers.engines.tiny import ARCHITECTURES, VOCABULARY, plain_logprobs, ragged, tiny_model
 from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout, lay, packed_attention
 from workers.engines.model.head import HEAD_BYTES, Entropy
@@ -101,6 +103,30 @@ def test_what_sequences_have_in_common_is_computed_once_and_gives_the_same_numbe
         assert (one.grad is None) == (other.grad is None), name
         if one.grad is not None and other.grad is not None:
             assert (one.grad - other.grad).norm() <= 1e-10 * other.grad.norm(), name
+
+
+def test_tokens_between_the_scored_ones_are_state_alone() -> None:
+    """Conversations that begin alike, as a batch has them: whatever is scored has the numbers of its sequence alone."""
+    rng = np.random.default_rng(3)
+    prompt, first, told = (rng.integers(2, VOCABULARY, size) for size in (5, 4, 6))
+    turns = [rng.integers(2, VOCABULARY, size) for size in (3, 7, 2)]
+    rows = [np.concatenate([prompt, first, told, turn]) for turn in turns]
+    scored = [np.concatenate([np.arange(5, 9), np.arange(15, row.size)]) for row in rows]
+    samples = [sample_at(places, row, 5) for places, row in zip(scored, rows, strict=True)]
+    plain = tiny_model("qwen3", torch.float64)
+    packed = prepare_packed(copy.deepcopy(plain))
+    batch = PackedTokens.from_batch(pack(samples), CPU)
+    assert batch.layout.num_tokens == 5 + 4 + 6 + 3 + 7 + 2, "what they share is there once"
+    got = score_packed(packed, batch, 0.7).logprobs
+    every = [plain_logprobs(plain, row, row.size - 1, 0.7) for row in rows]
+    expected = torch.cat([one[torch.from_numpy(places) - 1] for one, places in zip(every, scored, strict=True)])
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
+    weights = torch.randn(expected.numel(), dtype=torch.float64)
+    (got * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for (name, one), other in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None, name
+        assert (one.grad - other.grad).norm() <= 1e-10 * other.grad.norm(), name
 
 
 TREES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 40)), min_size=1, max_size=8)

@@ -46,6 +46,7 @@ def test_samples_and_rule_arrive_with_every_array_and_its_type(with_old: bool) -
     samples = make_samples(9, with_old=with_old)
     column = np.full(samples[0].response_length, -0.5, np.float32)
     samples[0] = replace(samples[0], standard_logprobs=column, judge_logprobs=2 * column, is_unguided=False)
+    samples[1] = replace(samples[1], places=np.arange(samples[1].response_length) + samples[1].prompt_length, part=2)
     rule = make_rule(
         kl_estimator=KLEstimator.K2,
         kl_coefficient=0.25,

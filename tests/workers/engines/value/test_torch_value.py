@@ -21,8 +21,9 @@ from tests.workers.engines.tiny import VOCABULARY, exact_norms, ragged, tiny_mod
 from tests.workers.engines.training.through_memory import ThroughMemory, during
 from workers.engines.model.loading import load_value_model, value_head
 from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.model.packed import prepare_packed
 from workers.engines.scoring.seam import ScoringRequest
-from workers.engines.value.regression import ValueSettings
+from workers.engines.value.regression import PackedValue, ValueSettings, accumulate_regression
 from workers.engines.value.seam import ValueSample
 from workers.engines.value.torch import TorchValue
 
@@ -172,6 +173,36 @@ def test_the_loss_is_the_clipped_error_of_each_token_averaged_by_response(start:
     assert result.loss == pytest.approx(expected, rel=1e-5)
     assert 0.0 < result.clip_fraction < 1.0
     assert result.num_tokens == sum(s.tokens.size for s in samples)
+
+
+def test_an_environments_tokens_have_no_target_and_no_weight(start: Path) -> None:
+    """The gradient of a response with holes is that of the model's own values at the other tokens, in float64."""
+    rng = np.random.default_rng(4)
+    samples: list[ValueSample] = []
+    for sample in samples_of(6):
+        places = np.flatnonzero(rng.random(sample.tokens.size) < 0.6)
+        places = np.union1d(places[places >= sample.prompt_length], [sample.prompt_length, sample.tokens.size - 1])
+        old = rng.normal(0, 1, places.size).astype(np.float32)
+        samples.append(replace(sample, places=places, old_values=old))
+    model, plain = (value_model(start, torch.float64, seed=5) for _ in range(2))
+    stepped = prepare_packed(model)
+    settings = ValueSettings(micro_batch_tokens=64, gamma=0.9)
+    loss = accumulate_regression(PackedValue(stepped, settings), samples, settings, [[0, 3, 5], [1, 2, 4]], CPU).loss
+    expected = torch.zeros((), dtype=torch.float64)
+    for sample in samples:
+        row = torch.from_numpy(sample.tokens.astype(np.int64))[None]
+        values = plain(row, use_cache=False).logits[0, :, 0]
+        for number, place in enumerate(sample.scored.tolist()):
+            target, old = sample.reward * 0.9 ** (sample.scored.size - 1 - number), float(sample.old_values[number])
+            error = (values[place - 1] - target).square()
+            bounded = (values[place - 1].clamp(old - 0.5, old + 0.6) - target).square()
+            expected = expected + 0.5 * torch.maximum(error, bounded) / (sample.scored.size * len(samples))
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-10, atol=0)
+    for (name, one), other in zip(stepped.named_parameters(), plain.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None and other.grad is not None:
+            assert (one.grad - other.grad).norm() <= 1e-10 * other.grad.norm(), name
 
 
 def test_below_lambda_1_targets_lean_on_the_values_that_were_given(start: Path) -> None:
