@@ -20,7 +20,9 @@ code safe: it can read what the account can."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -39,6 +41,7 @@ from typing import Any, cast
 from pipeline.process.descendants import SANDBOX_MARK, adopting, cpu_seconds, end_marked, temporary_folder
 from pipeline.rewards.patience import Waited
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
+from protocol import headrace
 
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 16 << 20
@@ -51,6 +54,8 @@ _GRACE_S = 0.5
 _WITHOUT_BUDGET_S = 5.0
 _STEP_S = 0.05
 _MARK = "HEADRACE_PROGRAM"
+_PR_SET_PDEATHSIG = 1
+_MAX_PRINTED_CHARS = 1_000_000
 _BLOCK = re.compile(r"```[ \t]*([A-Za-z0-9+#.-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _LANGUAGES = frozenset({"", "python", "python3", "py"})
 
@@ -190,7 +195,44 @@ def _tidy(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _run(source: str, given: str, budget: _Budget) -> tuple[str, str]:
+async def run_program(source: str, *, limit_s: float) -> tuple[str, str]:
+    """Run a program by itself; return the beginning of what it printed, its errors too, and why it failed in words,
+    "" if it did not.
+
+    Only one program may run in a process, because what it leaves behind is found among the process's children.
+    So each has a process that runs it, which dies with the caller."""
+    mark = secrets.token_hex(16)
+    process = await asyncio.create_subprocess_exec(
+        *headrace.command("pipeline.rewards.programs"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, SANDBOX_MARK: mark},
+        start_new_session=True,
+    )
+    try:
+        found, _ = await process.communicate(json.dumps([source, limit_s, os.getpid()]).encode())
+        printed, reason = json.loads(found) if found else ("", "ended with the process that runs it")
+        return str(printed), str(reason)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        # a daemon that killed that process is left
+        await asyncio.shield(asyncio.to_thread(end_marked, SANDBOX_MARK, mark))
+        await process.wait()
+
+
+def main() -> None:
+    """Run one program: its source, seconds and the caller's process id on standard input as JSON."""
+    source, limit_s, caller = json.load(sys.stdin)
+    _die_with_parent()
+    if os.getppid() != caller:
+        return
+    printed, reason = _run(source, "", _Budget(limit_s), stderr=subprocess.STDOUT)
+    json.dump([printed[:_MAX_PRINTED_CHARS], reason], sys.stdout)
+
+
+def _run(source: str, given: str, budget: _Budget, *, stderr: int = subprocess.DEVNULL) -> tuple[str, str]:
     """Run ``source`` with ``given`` on standard input; return its output, and why it failed."""
     if budget.left_s <= 0.0:
         return "", "no time was left"
@@ -205,7 +247,7 @@ def _run(source: str, given: str, budget: _Budget) -> tuple[str, str]:
                 cwd=folder,
                 stdin=stdin,
                 stdout=stdout,
-                stderr=subprocess.DEVNULL,
+                stderr=stderr,
                 env=_environment(folder) | {_MARK: mark},
                 # stay in the sandbox's session, where processes are counted
                 process_group=0,
@@ -296,8 +338,18 @@ def _environment(folder: str) -> dict[str, str]:
     return kept | {"HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
 
 
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _limit() -> None:
+    _die_with_parent()
     for what, most in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_FSIZE, FILE_BYTES)):
         _, hard = resource.getrlimit(what)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
+
+
+if __name__ == "__main__":
+    main()
