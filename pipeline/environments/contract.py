@@ -11,7 +11,8 @@
             return Step("Wrong, try again.")
 
 Each trajectory has its own object. Both methods may be async. A message is a dict as chat templates read it: ``role``,
-``content`` (a text, a list of parts, or None beside ``tool_calls``), and what else the template knows.
+``content`` (a text, a list of parts, or None beside ``tool_calls``), and what else the template knows. An attribute
+``tools``, a list of JSON schemas, tells the model which tools it may call; it is read after ``reset``.
 
 A trajectory goes on in another process after a crash. There ``restore(row, data)`` continues from what ``state()``
 last returned (plain data). An environment without these two methods is played again: ``reset``, then ``step``
@@ -56,8 +57,8 @@ class Environment(Protocol):
         ...
 
     def step(self, message: ChatMessage) -> Step | Awaitable[Step]:
-        """Answer the model's turn: ``role``, ``content``, and if there are any ``reasoning_content`` (its thinking)
-        and ``tool_calls``."""
+        """Answer the model's turn: ``role``, ``content``, and if there are any ``reasoning_content`` (its thinking),
+        ``tool_calls``, and ``bad_calls``: those that cannot be read, with ``id``, ``status`` and ``name``."""
         ...
 
 

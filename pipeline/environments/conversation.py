@@ -34,6 +34,9 @@ Variables = Mapping[str, Any]
 
 WRITTEN: Final = "written_text"
 """Key in an assistant's message with tool calls: the answer as written, with its calls."""
+BAD_CALLS: Final = "bad_calls"
+"""Key in an assistant's message: the calls that cannot be read, ``{"id", "status", "name"}``. Ids count all calls of
+the turn."""
 THINKING: Final = "reasoning_content"
 """Key in an assistant's message: its thinking, if there is any."""
 
@@ -67,8 +70,8 @@ class Given:
 @dataclass(frozen=True, slots=True)
 class AssistantTurn:
     message: ChatMessage
-    """For the environment: role, content, and if there are any ``reasoning_content`` and ``tool_calls``. Calls that
-    cannot be read are left in the content."""
+    """For the environment: role, content, and if there are any ``reasoning_content``, ``tool_calls`` and
+    ``bad_calls``, which are left in the content too."""
     calls: tuple[CallAttempt, ...]
     """Every attempt at a tool call, in order."""
 
@@ -158,7 +161,7 @@ class ChatFormat:
         body = tokens[:-1] if len(tokens) and tokens[-1] in self._ends else tokens
         text = self._tokenizer.decode([int(token) for token in body], skip_special_tokens=False)
         thinking, answer = split_thinking(text, is_open=facts.opens_thinking)
-        content, calls = attempted_calls(answer, bare_json=facts.bare_json)
+        content, calls = attempted_calls(answer, tools, bare_json=facts.bare_json)
         good = [call for call in calls if call.status is CallStatus.OK]
         message: ChatMessage = {"role": "assistant", "content": content if len(good) == len(calls) else answer}
         if thinking:
@@ -174,6 +177,12 @@ class ChatFormat:
                 if call.status is CallStatus.OK
             ]
             message[WRITTEN] = answer
+        if len(good) < len(calls):
+            message[BAD_CALLS] = [
+                {"id": call_id(number), "status": str(call.status), "name": call.name}
+                for number, call in enumerate(calls)
+                if call.status is not CallStatus.OK
+            ]
         return AssistantTurn(message, tuple(calls))
 
     def following(
@@ -430,6 +439,7 @@ def _fitted(messages: Messages, tools: Schemas, facts: TemplateFacts) -> list[Ch
 
 
 def _fitted_turn(message: ChatMessage, facts: TemplateFacts) -> ChatMessage:
+    message.pop(BAD_CALLS, None)
     written, calls = message.pop(WRITTEN, None), message.get("tool_calls")
     if calls and not facts.writes_calls:
         del message["tool_calls"]

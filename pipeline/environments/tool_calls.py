@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, cast
 
@@ -44,10 +45,7 @@ class CallAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Of its form alone: OK, INVALID_JSON or UNCLOSED. Whether there is such a tool is not known here."""
     name: str = ""
     arguments: Any = None
-    """As written; whatever JSON it was."""
-    as_texts: bool = False
-    """Whether the format writes argument values without quotes, so that only the tool knows their types."""
-    raw: str = ""
+    """As written: whatever JSON it was."""
 
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
@@ -59,15 +57,21 @@ _PLAIN = re.compile(r"([\w.-]+)\s*<｜tool▁sep｜>(.*)", re.DOTALL)
 _NAME = re.compile(r"[\w.-]+")
 _LEFTOVER = re.compile(r"<｜tool▁calls▁(?:begin|end)｜>")
 _BARE = re.compile(r"\s*\{\s*\"(?:name|type)\"\s*:")
+_INVALID = CallAttempt(status=CallStatus.INVALID_JSON)
+_UNCLOSED = CallAttempt(status=CallStatus.UNCLOSED)
 
 
-def attempted_calls(text: str, *, bare_json: bool = False) -> tuple[str, list[CallAttempt]]:
-    """Return the text without the calls, and every attempt at one in order. ``bare_json``: an answer that is a JSON
+def attempted_calls(
+    text: str, tools: Sequence[Mapping[str, Any]] = (), *, bare_json: bool = False
+) -> tuple[str, list[CallAttempt]]:
+    """Return the text without the calls, and every attempt at one in order.
+
+    ``tools`` are the JSON schemas, by which XML's values get their types. ``bare_json``: an answer that is a JSON
     object with a name is a call, as in Llama's chat template."""
     tagged = [*_TAGGED.finditer(text), *_DEEPSEEK.finditer(text)]
     if tagged:
         content = _LEFTOVER.sub("", _DEEPSEEK.sub("", _TAGGED.sub("", text)))
-        found = [_block(match) for match in sorted(tagged, key=lambda match: match.start())]
+        found = [_block(match, tools) for match in sorted(tagged, key=lambda match: match.start())]
         return content.strip(), found
     before, mark, after = text.partition("[TOOL_CALLS]")
     if mark:
@@ -78,26 +82,27 @@ def attempted_calls(text: str, *, bare_json: bool = False) -> tuple[str, list[Ca
     return text.strip(), []
 
 
-def _block(match: re.Match[str]) -> CallAttempt:
-    body, raw = match[1].strip(), match[0]
+def _block(match: re.Match[str], tools: Sequence[Mapping[str, Any]]) -> CallAttempt:
+    body = match[1].strip()
     # a call that is cut off is unclosed, whatever there is of it
     if not match[2]:
-        return CallAttempt(status=CallStatus.UNCLOSED, raw=raw)
-    if raw.startswith("<｜"):
+        return _UNCLOSED
+    if match[0].startswith("<｜"):
         found = _FENCED.fullmatch(body) or _PLAIN.fullmatch(body)
-        return _with_json(found[1], found[2], raw) if found else _invalid(raw)
+        return _with_json(found[1], found[2]) if found else _INVALID
     if body.startswith("<function="):
         name, closed, inside = body.removeprefix("<function=").partition(">")
         if not closed or not inside.rstrip().endswith("</function>"):
-            return CallAttempt(status=CallStatus.UNCLOSED, raw=raw)
-        return CallAttempt(name=name.strip(), arguments=dict(_PARAMETER.findall(inside)), as_texts=True, raw=raw)
+            return _UNCLOSED
+        return _with_texts(name.strip(), dict(_PARAMETER.findall(inside)), tools)
     name = body.partition("<arg_key>")[0].strip()
-    if _NAME.fullmatch(name) and (name == body or "<arg_key>" in body):
+    if _NAME.fullmatch(name):
         pairs = {key.strip(): value for key, value in _PAIR.findall(body)}
-        if body.count("<arg_key>") != len(pairs):
-            return _invalid(raw)
-        return CallAttempt(name=name, arguments=pairs, as_texts=True, raw=raw)
-    return _of_json(body, raw)
+        return _with_texts(name, pairs, tools) if body.count("<arg_key>") == len(pairs) else _INVALID
+    try:
+        return _of_object(_read(body))
+    except (ValueError, RecursionError):
+        return _INVALID
 
 
 def _mistral(text: str) -> Iterator[CallAttempt]:
@@ -105,15 +110,15 @@ def _mistral(text: str) -> Iterator[CallAttempt]:
     if "[ARGS]" in text:
         for part in text.split("[TOOL_CALLS]"):
             name, _, arguments = part.partition("[ARGS]")
-            yield _with_json(re.sub(r"\[CALL_ID\].*", "", name).strip(), arguments, part)
+            yield _with_json(name.partition("[CALL_ID]")[0].strip(), arguments)
         return
     try:
-        calls, _ = json.JSONDecoder().raw_decode(text.strip())
+        calls = _read(text)
     except (ValueError, RecursionError):
-        yield CallAttempt(status=CallStatus.INVALID_JSON if _closes(text) else CallStatus.UNCLOSED, raw=text)
+        yield _INVALID if _closes(text) else _UNCLOSED
         return
     for call in cast("list[Any]", calls) if isinstance(calls, list) else [calls]:
-        yield _of_object(call, json.dumps(call))
+        yield _of_object(call)
 
 
 def _objects(text: str) -> Iterator[CallAttempt]:
@@ -121,11 +126,12 @@ def _objects(text: str) -> Iterator[CallAttempt]:
     left = text.strip()
     while left:
         try:
-            call, end = json.JSONDecoder().raw_decode(left)
+            _, end = json.JSONDecoder().raw_decode(left)
+            call = _of_object(_read(left[:end]))
         except (ValueError, RecursionError):
-            yield CallAttempt(status=CallStatus.INVALID_JSON if _closes(left) else CallStatus.UNCLOSED, raw=left)
+            yield _INVALID if _closes(left) else _UNCLOSED
             return
-        yield _of_object(call, left[:end])
+        yield call
         left = left[end:].lstrip(" ;\n")
 
 
@@ -133,33 +139,49 @@ def _closes(text: str) -> bool:
     return text.rstrip().endswith(("}", "]"))
 
 
-def _of_json(text: str, raw: str) -> CallAttempt:
-    try:
-        return _of_object(json.loads(text), raw)
-    except (ValueError, RecursionError):
-        return _invalid(raw)
-
-
-def _of_object(call: Any, raw: str) -> CallAttempt:
+def _of_object(call: Any) -> CallAttempt:
     if not isinstance(call, dict):
-        return _invalid(raw)
+        return _INVALID
     fields = cast("dict[str, Any]", call)
     # also {"type": "function", "function": {...}}
     inner = fields.get("function")
     fields = cast("dict[str, Any]", inner) if isinstance(inner, dict) else fields
     name = fields.get("name")
     if not isinstance(name, str) or not name:
-        return _invalid(raw)
-    return CallAttempt(name=name, arguments=fields.get("arguments", fields.get("parameters", {})), raw=raw)
+        return _INVALID
+    return CallAttempt(name=name, arguments=fields.get("arguments", fields.get("parameters", {})))
 
 
-def _with_json(name: str, arguments: str, raw: str) -> CallAttempt:
+def _with_json(name: str, arguments: str) -> CallAttempt:
     try:
-        return CallAttempt(name=name, arguments=json.loads(arguments), raw=raw) if name else _invalid(raw)
+        return CallAttempt(name=name, arguments=_read(arguments)) if name else _INVALID
     except (ValueError, RecursionError):
-        is_cut = not _closes(arguments)
-        return CallAttempt(status=CallStatus.UNCLOSED if is_cut else CallStatus.INVALID_JSON, name=name, raw=raw)
+        return _INVALID if _closes(arguments) else _UNCLOSED
 
 
-def _invalid(raw: str) -> CallAttempt:
-    return CallAttempt(status=CallStatus.INVALID_JSON, raw=raw)
+def _with_texts(name: str, arguments: Mapping[str, str], tools: Sequence[Mapping[str, Any]]) -> CallAttempt:
+    """Give values that are written without quotes the types that the tool's schema names."""
+    functions = (tool.get("function", tool) for tool in tools)
+    schema = next((function.get("parameters", {}) for function in functions if function.get("name") == name), {})
+    typed: dict[str, Any] = {}
+    for key, text in arguments.items():
+        declared = json.dumps(schema.get("properties", {}).get(key, {"type": "string"} if schema else {}))
+        typed[key] = text
+        if '"string"' not in declared:
+            with suppress(ValueError, RecursionError):
+                typed[key] = _read(text)
+    return CallAttempt(name=name, arguments=typed)
+
+
+def _read(text: str) -> Any:
+    """Return what JSON holds. Raises ValueError also for what other JSON readers refuse: numbers that are not finite
+    or have more than 64 bits, and texts that are not Unicode."""
+    found = json.loads(text, parse_int=_whole)
+    json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 19 or not -(2**63) <= int(digits) < 2**63:
+        raise ValueError("a number of more than 64 bits")
+    return int(digits)
