@@ -112,12 +112,13 @@ def rows(stored: Sequence[StoredChunk]) -> list[str]:
 def described(at: Attached, blobs: Sequence[bytes]) -> list[str]:
     """Return a chunk and its scores as lines. Raises WireError if they are of another version."""
     from protocol.codec import from_blob
-    from protocol.trajectory import Score, TrajectoryChunk
+    from protocol.trajectory import FinishReason, Score, TrajectoryChunk
 
     chunk = from_blob(blobs[0], TrajectoryChunk)
     any_score: Any = Score
     scores: list[Score] = [from_blob(blob, any_score) for blob in blobs[1:]]
-    response = chunk.written_text
+    # a turn's text is not the whole conversation
+    response = None if chunk.finish_reason is FinishReason.TURN else chunk.written_text
     if response is None:
         response = _decoded(at, [*chunk.context_tokens.tolist(), *chunk.tokens.tolist()])
     return as_text(chunk, scores, response)
@@ -136,7 +137,7 @@ def as_text(chunk: TrajectoryChunk, scores: Sequence[Score], response: str) -> l
     """Return a chunk and its scores as lines; ``response`` is the text up to the chunk's end."""
     versions = " to ".join(dict.fromkeys(str(version) for version in (chunk.versions[0], chunk.versions[-1])))
     head = (
-        f"{chunk.id}: {chunk.num_tokens:,} tokens, {chunk.response_length:,} of the response so far, "
+        f"{chunk.id}: {chunk.num_tokens:,} tokens, {chunk.num_sampled:,} of the response so far, "
         f"{chunk.finish_reason}, sampled by version {versions} on {chunk.worker or 'an unknown worker'}"
     )
     texts = {
@@ -164,7 +165,7 @@ def _guidance(scores: Sequence[Score]) -> dict[str, str]:
 
 
 def _score(score: Score) -> str:
-    from protocol.trajectory import GuidanceScore, ReferenceScore, RewardScore
+    from protocol.trajectory import GuidanceScore, ReferenceScore, RewardScore, Turn
 
     if isinstance(score, RewardScore):
         parts = ", ".join(f"{name} {value + 0.0:+.2f}" for name, value in score.parts.items())
@@ -177,4 +178,7 @@ def _score(score: Score) -> str:
         counts = {"standard": score.standard_logprobs.size, "judge": score.judge_logprobs.size}
         there = " and ".join(f"{size:,} {name}" for name, size in counts.items() if size) or "no"
         return printable_line(f"guidance of {there} log-probs, by {score.guide_version}")
+    if isinstance(score, Turn):
+        ends = "" if not score.is_done else ", truncated" if score.is_truncated else ", the end"
+        return f"the environment's answer of {score.tokens.size:,} tokens{ends}, reward so far {score.reward:+.2f}"
     return f"values of {score.values.size:,} tokens, mean {score.values.mean():+.3f}, by value version {score.value_version}"

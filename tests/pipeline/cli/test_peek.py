@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,11 @@ from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
+from protocol.codec import to_blob
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field, Guidance, GuidanceScore, RewardScore
+from tests.pipeline.algorithms.conversations import converse
 from tests.pipeline.ledger.builders import GENERATOR, SCORER, make_chunk, make_spec, reference, reward
 
 FIRST, SECOND = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
@@ -152,3 +155,13 @@ def test_a_guided_response_is_shown_with_its_texts_columns_and_what_is_absent() 
     shown = "\n".join(cli.as_text(make_chunk(FIRST, 0), [lacking], "1 2"))
     assert "guidance of 4 standard log-probs, by abc" in shown
     assert "the judgment has 600 tokens" in shown
+
+
+def test_a_conversation_is_shown_up_to_the_turns_end_with_the_environments_answer() -> None:
+    talk = converse(np.random.default_rng(0), 0, 0, RewardScore(reward=1.0, accuracy=1.0), num_turns=3, replaces=0.0)
+    at: Any = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(path=Path("/no/such"))))
+    last = talk.chunks[-1]
+    shown = "\n".join(cli.described(at, [to_blob(last.chunk), *map(to_blob, last.scores.values())]))
+    assert f"{last.chunk.response_length} tokens; their text is not known" in shown, "with the environment's words"
+    assert f"{len(talk.tokens)} of the response so far" in shown
+    assert "the environment's answer of 0 tokens, the end, reward so far +0.00" in shown

@@ -13,12 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.algorithms import build
+from pipeline.config.catalogue import rule_class
 from pipeline.config.schema import RunConfig
 from pipeline.config.training import DataSection, ModelSection
+from pipeline.ledger.stored import read_chunk
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.training.update_log.records import FRAME_BYTES, pack_units, unpack_units
 from protocol.errors import ChecksumMismatch
 from protocol.trajectory import Field, Guidance, TrajectoryChunk
+from tests.pipeline.algorithms import conversations as talks
 from tests.pipeline.algorithms.value_units import (
     Response,
     chunk_units,
@@ -28,6 +31,7 @@ from tests.pipeline.algorithms.value_units import (
     with_guidance,
 )
 from tests.protocol.samples import same
+from tests.rules import make_rule
 
 Make = Callable[[list[Response], int], list[ClaimedUnit]]
 MAKES = [chunk_units, trajectory_units, group_units]
@@ -87,6 +91,23 @@ def test_the_same_samples_are_made_of_what_comes_back(name: str, make: Make, gui
         for field in one.__dataclass_fields__:
             left, right = getattr(one, field), getattr(other, field)
             assert np.array_equal(left, right) if isinstance(left, np.ndarray) else left == right
+
+
+@pytest.mark.parametrize("name", ["dapo", "vapo", "tppo"])
+@given(seed=st.integers(0, 2**16), replaces=st.sampled_from([0.0, 0.5]))
+@settings(max_examples=15, deadline=None)
+def test_of_conversations_too_and_no_context_is_kept_twice(name: str, seed: int, replaces: float) -> None:
+    make = {"dapo": talks.group_units, "vapo": talks.trajectory_units, "tppo": talks.chunk_units}[name]
+    units = make(talks.conversations(seed, replaces=replaces))
+    rule = make_rule(rule_class(name), group_size=3)
+    for one, other in zip(rule.prepare(units), rule.prepare(through(units)), strict=True):
+        for field in one.__dataclass_fields__:
+            left, right = getattr(one, field), getattr(other, field)
+            assert np.array_equal(left, right) if isinstance(left, np.ndarray) else left == right
+    data = msgspec.msgpack.encode(list(pack_units(units)))
+    assert b"told " not in data and b"said " not in data, "texts are left out"
+    logged = [chunk for record in pack_units(units) for unit in record.units for t in unit.trajectories for chunk in t]
+    assert name == "tppo" or all(one.is_context_cut or not read_chunk(one.blob).context_tokens.size for one in logged)
 
 
 def test_texts_of_guidance_are_left_out_and_its_log_probs_are_kept() -> None:
