@@ -194,7 +194,13 @@ def test_programs_run_at_once_and_none_ends_another() -> None:
 
 async def test_a_program_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    code = f"import os, time\nopen({str(file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    # the one that stays has left the group and the session of the program
+    code = f"""import os, time
+if os.fork():
+    time.sleep(60)
+os.setsid()
+open({str(file)!r}, 'w').write(str(os.getpid()))
+time.sleep(60)"""
     task = asyncio.ensure_future(python(code))  # noqa: TID251  cancelled by hand
     async with asyncio.timeout(20):
         while not (file.exists() and file.read_text()):  # noqa: ASYNC110  another process writes it
