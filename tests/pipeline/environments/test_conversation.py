@@ -80,9 +80,20 @@ def some_answer(words: Words, turn: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("keep_thinking", [False, True])
 def test_no_sampled_token_is_lost_or_tokenised_again_or_there_twice(name: str, keep_thinking: bool) -> None:
+    check_conversations(name, PER_FAMILY // 2, keep_thinking=keep_thinking)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("keep_thinking", [False, True])
+def test_nor_in_a_thousand_conversations_of_each_family(name: str, keep_thinking: bool) -> None:
+    check_conversations(name, 1_000, keep_thinking=keep_thinking)
+
+
+def check_conversations(name: str, num: int, *, keep_thinking: bool) -> None:
     tokenizer, form = family_tokenizer(name), chat_format(name, keep_thinking=keep_thinking)
     joints: set[Joint] = set()
-    for seed in range(PER_FAMILY // 2):
+    for seed in range(num):
         words = Words(seed)
         rng, tools = words.rng, [ADD] if words.rng.random() < 0.7 else []
         messages = [{"role": "user", "content": words.text()}]
