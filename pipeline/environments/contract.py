@@ -105,12 +105,6 @@ def _check_call(called: Callable[..., Any], what: str, *arguments: Any, **settin
         return  # a built-in class has no signature
 
 
-async def called(method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a method of an environment, sync or async. Raises what it raises."""
-    found = method(*arguments)
-    return await found if inspect.isawaitable(found) else found
-
-
 def keeps_state(environment: object) -> bool:
     """Return whether it is restored from its state; otherwise its earlier actions are played again."""
     return callable(getattr(environment, "state", None)) and callable(getattr(environment, "restore", None))

@@ -182,6 +182,6 @@ def _read(text: str) -> Any:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > 19 or not -(2**63) <= int(digits) < 2**63:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
         raise ValueError("a number of more than 64 bits")
     return int(digits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from pipeline.environments.contract import (
     Step,
-    called,
     checked_messages,
     checked_state,
     checked_step,
@@ -59,12 +57,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "guessing_games"
 
 
-async def test_a_class_is_loaded_by_its_path_and_made_anew_for_each_trajectory(module: str) -> None:
+def test_a_class_is_loaded_by_its_path_and_made_anew_for_each_trajectory(module: str) -> None:
     make = load_environment(f"{module}:Guess", {"secret": "5"})
     first, second = make(), make()
     assert first is not second
-    assert await called(first.reset, {}) == "Guess."
-    assert (await called(first.step, {"role": "assistant", "content": "5"})).done
+    assert first.reset({}) == "Guess."
+    assert vars(first) == vars(second) == {"secret": "5"}
 
 
 @pytest.mark.parametrize(
@@ -183,21 +181,6 @@ def test_a_state_is_plain_data_within_a_limit() -> None:
     for bad in (object(), float("inf"), "a" * (2 << 20)):
         with pytest.raises(EnvironmentFailed, match=r"^Game\.state returned a state"):
             checked_state(bad, "Game.state")
-
-
-def test_methods_may_be_sync_or_async_and_raise_what_they_raise() -> None:
-    def plain(value: int) -> int:
-        return value
-
-    async def later(value: int) -> int:
-        return value
-
-    def broken() -> None:
-        raise RuntimeError("my board is gone")
-
-    assert asyncio.run(called(plain, 1)) == asyncio.run(called(later, 1)) == 1
-    with pytest.raises(RuntimeError, match="my board"):
-        asyncio.run(called(broken))
 
 
 def test_an_environment_keeps_state_only_with_both_methods() -> None:

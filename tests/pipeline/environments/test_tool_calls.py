@@ -72,6 +72,7 @@ def test_bare_json_is_a_call_only_where_the_template_writes_calls_so() -> None:
         ('<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>', [INVALID]),
         (f'<tool_call>{{"name": "add", "arguments": {{"a": {2**64}}}}}</tool_call>', [INVALID]),
         (f'<tool_call>{{"name": "add", "arguments": {{"a": {2**63 - 1}}}}}</tool_call>', [OK]),
+        (f'<tool_call>{{"name": "add", "arguments": {{"a": {-(2**63)}}}}}</tool_call>', [OK]),
     ],
 )
 def test_every_attempt_has_a_status(text: str, statuses: list[CallStatus]) -> None:
