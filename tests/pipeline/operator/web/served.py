@@ -140,5 +140,7 @@ def sample(update: int, number: int, text: str) -> ResponseSample:
         versions=(update - 1, update),
         reward=1.0 - 2 * number,
         accuracy=1.0 - number,
-        tokens=TokenDetail((5, 6, 7, 8), (-0.1, -0.2, -0.3, -3.0), ((update - 1, 3), (update, 1)), (0.5,)),
+        tokens=TokenDetail(
+            (5, 6, 7, 8), (-0.1, -0.2, -0.3, -3.0), ((update - 1, 3), (update, 1)), (0.5,), turns=((2, HOSTILE),)
+        ),
     )

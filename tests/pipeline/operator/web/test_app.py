@@ -104,7 +104,7 @@ def test_all_runs_of_the_folder_are_listed(client: TestClient) -> None:
 
 
 def test_the_page_gets_the_roles_that_may_be_scaled_as_data_and_names_them_nowhere(client: TestClient) -> None:
-    assert read(client, "/api/session")["elastic"] == ["generator", "reward", "reference"]
+    assert read(client, "/api/session")["elastic"] == ["generator", "reward", "reference", "environment"]
     assert [path.name for path in STATIC.glob("*.js") if '"generator", "reward"' in path.read_text()] == []
 
 
@@ -165,6 +165,7 @@ def test_tokens_have_their_text_version_log_prob_and_advantage(client: TestClien
     assert tokens["advantages"] == [0.5] * 4
     assert len(tokens["pieces"]) == 4
     assert all(tokens["pieces"])
+    assert tokens["turns"] == [[2, SHOWN]], "the environment's words before the third"
 
 
 def test_a_response_of_a_dropped_group_says_why_it_has_no_tokens(tmp_path: Path) -> None:
