@@ -28,7 +28,7 @@ def check_chunk(chunk: TrajectoryChunk, fields: Collection[Field]) -> None:
             f"chunk {chunk.id} ends a turn, but the ledger's fields are {sorted(fields)}; open it with turn, or write "
             "stop or length"
         )
-    if chunk.num_tokens == 0 and not (chunk.is_opening and chunk.id.index == 0):
+    if chunk.num_tokens == 0 and not chunk.is_opening:
         raise ValueError(
             f"chunk {chunk.id} has no tokens; a chunk holds at least one: give its trajectory back instead"
         )

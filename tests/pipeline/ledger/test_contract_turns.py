@@ -203,8 +203,14 @@ async def test_the_turn_stays_with_the_last_chunk_when_that_has_left(bench):
     [again] = await lease(ledger)
     assert again.last_chunk.id == ChunkId(name, 1)
     assert again.turn.tokens.size == 5
-    await ledger.write_chunk(GENERATOR, make_chunk(name, 2))
-    await ledger.write_score(SCORER, ChunkId(name, 2), reward())
+    await ledger.write_chunk(GENERATOR, make_chunk(name, 2, final=False))
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    await ledger.give_back(GENERATOR)
+    [again] = await lease(ledger)
+    assert (again.last_chunk.id, again.turn) == (ChunkId(name, 2), None), "an older chunk's turn is no answer to it"
+    await ledger.write_chunk(GENERATOR, make_chunk(name, 3))
+    await ledger.write_score(SCORER, ChunkId(name, 3), reward())
     claim = await ledger.claim(LEARNER, policy_version=0)
     await ledger.settle(LEARNER, (claim.claim_id,))
     assert await depths(ledger) == {}, "nor are its bytes counted any more"
@@ -437,8 +443,10 @@ async def test_a_group_goes_on_without_a_member_whose_environment_failed(bench, 
     [letter] = await ledger.dead_letters()
     assert (letter.chunk, letter.role, letter.worker) == (f"{one}.{index}", "turn", str(ENVIRONMENT))
     assert await answer(ledger, one, index) is WriteStatus.UNKNOWN
+    assert (await ledger.audit()).trajectories.in_flight == {"finished": 1, "waiting": 2}
     for name, accuracy in ((two, 0.0), (three, 1.0)):
         await play(ledger, name, accuracy=accuracy)
+        assert isinstance(await ledger.claim(LEARNER, policy_version=0), ClaimRefused)
         await ledger.write_score(SCORER, ChunkId(name, 1), guidance())
     claim = await ledger.claim(LEARNER, policy_version=0)
     assert isinstance(claim, Claim)
