@@ -146,13 +146,13 @@ def as_text(chunk: TrajectoryChunk, scores: Sequence[Score], response: str) -> l
         "answer": chunk.prompt.answer,
         "verifier": chunk.prompt.verifier,
     }
-    texts |= _guidance(scores)
+    texts |= _told(scores)
     lines = textwrap.wrap(printable_line(head), 79, subsequent_indent="  ")
     return [*lines, *(f"  {_score(score)}" for score in scores), *titled(texts)]
 
 
-def _guidance(scores: Sequence[Score]) -> dict[str, str]:
-    from protocol.trajectory import GuidanceScore, RewardScore
+def _told(scores: Sequence[Score]) -> dict[str, str]:
+    from protocol.trajectory import GuidanceScore, RewardScore, Turn
 
     texts: dict[str, str] = {}
     for score in scores:
@@ -161,6 +161,8 @@ def _guidance(scores: Sequence[Score]) -> dict[str, str]:
             texts |= {"gold": given.gold_text, "judgment": given.judge_text, "absent": given.absent}
         elif isinstance(score, GuidanceScore) and score.absent:
             texts["absent"] = score.absent
+        elif isinstance(score, Turn):
+            texts["turn"] = score.text
     return {title: text for title, text in texts.items() if text}
 
 

@@ -116,6 +116,8 @@ class Waits:
     holders: tuple[Holder, ...]
     num_evaluation_open: int
     num_evaluation_unscored: int
+    num_evaluation_waiting: int = 0
+    """Evaluation responses that wait for their environment."""
     value_training: bool = False
 
 

@@ -299,9 +299,11 @@ def evaluation_chain(s: Snapshot, waits: Waits) -> Chain | None:
             worker, _, epoch = holder.who.rpartition("#")
             link = f"{count(holder.num_evaluation, 'evaluation response')} on {worker}"
             chains.append(_holder_chain(s, worker, int(epoch), holder).after(link))
-    if waits.num_evaluation_unscored:
-        link = f"{count(waits.num_evaluation_unscored, 'evaluation response')} lack a reward"
-        chains.append(role_chain(s, Role.REWARD).after(link))
+    lacking = {Role.REWARD: waits.num_evaluation_unscored, Role.ENVIRONMENT: waits.num_evaluation_waiting}
+    for role, number in lacking.items():
+        if number:
+            link = f"{count(number, 'evaluation response')} {'lack a' if role is Role.REWARD else 'wait for an'} {role}"
+            chains.append(role_chain(s, role).after(link))
     return worst(chains) if chains else None
 
 

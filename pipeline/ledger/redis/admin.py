@@ -41,11 +41,12 @@ class RedisAdmin:
     async def waits(self, *, max_units: int = 64) -> Waits:
         head, units, holders = await self._ledger.ask("waits", most=max_units)
         unit, group_size, eta, late, version, needed, ready, running, parked, claimed, opened, value = head
-        unscored = await self._ledger.num_evaluation_unscored()
+        unscored = await self._ledger.num_evaluation_lacking(Field.REWARD)
+        waiting = await self._ledger.num_evaluation_lacking(Field.TURN)
         policy = Unit(unit.decode()), group_size, eta, LatePolicy(late.decode())
         held = tuple(Holder(who.decode(), num, evaluation, float(left)) for who, num, evaluation, left in holders)
         work = needed, ready, running, parked, claimed, tuple(map(_unit, units)), held
-        return Waits(*policy, version, *work, opened, unscored, bool(value))
+        return Waits(*policy, version, *work, opened, unscored, waiting, bool(value))
 
     async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
         found = await self._ledger.ask("stored", most=max_trajectories)

@@ -369,9 +369,9 @@ class RedisLedger:
         [stored] = await self._pipelined("peek", [("HMGET", keys.chunk(self._run, key), "blob", *Field)])
         return [blob for blob in stored if blob is not None]
 
-    async def num_evaluation_unscored(self) -> int:
-        """Return how many evaluation responses wait for their score; reads in batches."""
-        found, cursor, key = set[bytes](), 0, keys.due(self._run, Field.REWARD.value)
+    async def num_evaluation_lacking(self, field: Field) -> int:
+        """Return how many evaluation responses wait for a reward or a turn; reads in batches."""
+        found, cursor, key = set[bytes](), 0, keys.due(self._run, field.value)
         while True:
             cursor, names = await self._asked(("ZSCAN", key, cursor, "MATCH", "e*", "COUNT", self.most))
             found.update(names[::2])

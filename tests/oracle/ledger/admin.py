@@ -38,7 +38,9 @@ class MemoryAdmin:
             names = sorted(s.running_age, key=lambda name: (s.running_age[name], str(name)))
         else:
             names = list(s.running)
-        unscored = [chunk for chunk in s.due[Field.REWARD] if chunk.trajectory.is_evaluation]
+        unscored, waiting = (
+            sum(chunk.trajectory.is_evaluation for chunk in s.due[field]) for field in (Field.REWARD, Field.TURN)
+        )
         holders = sorted(s.holders.items(), key=lambda item: (item[1], item[0]))
         return Waits(
             unit=s.spec.unit,
@@ -58,7 +60,8 @@ class MemoryAdmin:
                 if (held := s.held.get(who))
             ),
             num_evaluation_open=len(s.evaluation_open),
-            num_evaluation_unscored=len(unscored),
+            num_evaluation_unscored=unscored,
+            num_evaluation_waiting=waiting,
             value_training=s.spec.value_training,
         )
 

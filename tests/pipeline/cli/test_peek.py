@@ -25,9 +25,17 @@ from pipeline.ledger.redis.ledger import RedisLedger
 from protocol.codec import to_blob
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, TrajectoryId
-from protocol.trajectory import Field, Guidance, GuidanceScore, RewardScore
+from protocol.trajectory import Field, Guidance, GuidanceScore, RewardScore, Turn
 from tests.pipeline.algorithms.conversations import converse
-from tests.pipeline.ledger.builders import GENERATOR, SCORER, make_chunk, make_spec, reference, reward
+from tests.pipeline.ledger.builders import (
+    GENERATOR,
+    SCORER,
+    make_chunk,
+    make_spec,
+    make_turn_chunk,
+    reference,
+    reward,
+)
 
 FIRST, SECOND = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
 
@@ -133,6 +141,11 @@ def test_an_empty_ledger_says_so() -> None:
         _peek("--latest")
     with pytest.raises(ConfigError, match=r"t\.9\.0\.0 is not in the ledger"):
         _peek("t.9.0.0")
+
+
+def test_a_turn_is_shown_with_what_the_environment_said() -> None:
+    answered = Turn(tokens=np.zeros(4, np.int32), text="5 is too low")
+    assert cli.as_text(make_turn_chunk(FIRST, 1), [answered], "guess 5")[-1] == "  turn     5 is too low"
 
 
 def test_a_guided_response_is_shown_with_its_texts_columns_and_what_is_absent() -> None:

@@ -582,9 +582,11 @@ async def test_a_critic_learns_from_no_member_without_tokens_or_whose_environmen
 
 
 async def test_an_evaluation_response_waits_for_its_turns_and_is_scored_after_the_last(bench):
-    ledger = await bench.open(spec(Unit.CHUNK, Field.REFERENCE))
+    ledger, admin = await bench.with_admin(spec(Unit.CHUNK, Field.REFERENCE))
     await ledger.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 2, temperature=0.0))
     names = await opened(ledger, 2)
+    waits = await admin.waits()
+    assert (waits.num_evaluation_waiting, waits.num_evaluation_open, waits.num_evaluation_unscored) == (2, 0, 0)
     assert names == [TrajectoryId("e0", 0, 0), TrajectoryId("e0", 0, 1)]
     assert await depths(ledger) == {"turn": 2, "bytes": (await depths(ledger))["bytes"]}
     for name in names:

@@ -322,3 +322,7 @@ def test_a_closed_run_waits_for_its_last_evaluation():
     assert found.links[:2] == ("learner waits for the last evaluation", "5 evaluation responses on generator-2")
     assert (found.cause, found.who) == (Cause.SILENT, "generator-2")
     assert root(scene([], view, **closed, without=["reward-0"]))[:2] == (Cause.ABSENT, "reward-0")
+    view = waits(running=0, ready=0, num_evaluation_waiting=4)
+    found = explain(scene([], view, **closed, wanted=FLEET | {"environment-0": Role.ENVIRONMENT})).chains[0]
+    assert found.links[1] == "4 evaluation responses wait for an environment"
+    assert (found.cause, found.who) == (Cause.ABSENT, "environment-0")
