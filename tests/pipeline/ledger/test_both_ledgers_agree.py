@@ -252,9 +252,11 @@ class BothLedgers(PairedLedgers):
         waited = sorted(self.memory.state.due[Field.TURN])
         if not waited or not newest:
             waited = [chunk.id for _, chunk in self.written]
-        chunk = data.draw(st.sampled_from(waited))
+        self.take_turn(data.draw(st.sampled_from(waited)), is_done=is_done)
+
+    def take_turn(self, chunk, *, is_done) -> None:
         status = self.both("write_score", ENVIRONMENT, chunk, turn(is_done=is_done))
-        reached["answered"] += status is WriteStatus.STORED
+        reached["ended" if is_done else "answered"] += status is WriteStatus.STORED
 
     @rule()
     def score_all_that_is_due(self) -> None:
@@ -263,7 +265,7 @@ class BothLedgers(PairedLedgers):
             accuracy = float(group % 3 == 1 or (member + group // 2) % 2)
             if self.has_turns:
                 is_done = bool(chunk.num_tokens and (chunk.id.index + group) % 5)
-                self.both("write_score", ENVIRONMENT, chunk.id, turn(is_done=is_done))
+                self.take_turn(chunk.id, is_done=is_done)
             for score in (reward(accuracy), *(make(chunk.num_tokens) for make in (reference, value, guidance))):
                 self.both("write_score", SCORER, chunk.id, score)
 
@@ -536,5 +538,5 @@ def test_both_ledgers_give_the_same_answers_and_their_books_balance_at_every_ste
     assert reached["settled"] >= examples // 10
     assert reached["learned"] >= examples // 10
     assert reached["retried"] >= examples // 10
-    assert reached["answered"] >= examples
+    assert min(reached["answered"], reached["ended"]) >= examples // 5
     assert min(reached["repeated"], reached["copied"]) >= examples // 2
