@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pipeline.algorithms.assemble import assemble
+from pipeline.algorithms.assemble import assemble, has_verdict
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
 from pipeline.config.catalogue import Declaration
 from pipeline.config.learning import SYMMETRIC
@@ -32,9 +32,12 @@ class Ppo(CriticRule):
         pass
 
     def token_spans(self, unit: ClaimedUnit) -> list[TokenSpan]:
-        """Return each response of a unit as one span. Raises NonFiniteUnit, LedgerError."""
+        """Return each response of a unit as one span, but not a group's without a verdict. Raises
+        NonFiniteUnit, LedgerError."""
         found: list[TokenSpan] = []
         for chunks in unit.trajectories:
+            if len(unit.trajectories) > 1 and not has_verdict(chunks):
+                continue
             member = assemble(unit.name, chunks)
             if member.values is None:
                 raise LedgerError(

@@ -433,6 +433,10 @@ def test_a_trajectory_whose_environment_gave_up_has_no_verdict_and_its_group_goe
     members = (unit.trajectories[0], (*chunks[:-1], last), unit.trajectories[2])
     samples = rule_of(Dapo).prepare([ClaimedUnit(unit.name, members)])
     assert {sample.name for sample in samples} == {drawn[0].name, drawn[2].name}
+    of_critic = rule_of(Vapo, dynamic_sampling=True, group_size=3).prepare([ClaimedUnit(unit.name, members)])
+    assert [sample.name for sample in of_critic] == [sample.name for sample in samples]
+    with pytest.raises(LedgerError):
+        rule_of(Vapo).prepare([ClaimedUnit(drawn[1].name, members[1:2])])
 
 
 def test_a_window_of_a_conversation_is_finished_when_its_environment_says_so() -> None:
