@@ -92,8 +92,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=
     """It was ended by a limit: context, turns or time."""
     reward: float = 0.0
     """Of the whole trajectory up to here."""
-    accuracy: float = 0.0
-    """Raw correctness in [0, 1] of the whole trajectory up to here."""
+    accuracy: float | None = None
+    """Raw correctness in [0, 1] of the whole trajectory. None at its end leaves it to the prompt's verifier, which
+    judges the last turn."""
     counts: dict[str, int] = {}
     """What happened in this turn, to be counted, such as ``{"calls_ok": 1}``."""
 
@@ -123,8 +124,8 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     """Segments in order; their lengths sum to ``tokens.size``."""
     finish_reason: FinishReason
     response_text: str | None = None
-    """The whole response decoded without special tokens, up to the end of its stop string; only on final
-    chunks."""
+    """The whole response decoded without special tokens, up to the end of its stop string, on final chunks; the
+    turn's text on chunks that end one."""
     worker: str = ""
     """Incarnation that sampled it, for people, such as ``generator-0#3``."""
     created_s: float = 0.0

@@ -23,6 +23,7 @@ from protocol.ids import Role
 
 _CLASSES = {
     Role.GENERATOR: ("workers.generator.generator", "Generator"),
+    Role.ENVIRONMENT: ("workers.scorers.environment", "Environment"),
     Role.REWARD: ("workers.scorers.reward", "Reward"),
     Role.REFERENCE: ("workers.scorers.reference", "Reference"),
     Role.VALUE: ("workers.scorers.value", "Value"),

@@ -37,6 +37,7 @@ from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
 from workers.engines.value.seam import ValueEngine
 
 ROLES = {
+    Role.ENVIRONMENT: "workers.scorers.environment",
     Role.GENERATOR: "workers.generator.generator",
     Role.LEARNER: "workers.learner.learner",
     Role.OBSERVER: "workers.observer.observer",

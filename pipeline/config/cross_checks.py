@@ -7,12 +7,16 @@ distribution are for evaluation only."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pipeline.config.data_sets import SHAPING, EvaluationSection
+from pipeline.config.import_path import is_import_path
 from pipeline.config.learning import AlgorithmSection, Importance, Proximal, Rejection, SampledSettings
 from pipeline.config.runtime import GenerationSection
 from pipeline.config.training import DataSection, RewardSection, StalenessSection
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
 
 _LEAST_OF_VLLM: Final = 0.01
 """vLLM raises any lower temperature except 0 to this."""
@@ -97,4 +101,44 @@ def check_recorded(data: DataSection, algorithm: AlgorithmSection, staleness: St
         raise ValueError(
             f"staleness.late is {staleness.late}, which drops responses that wait too long, but a recorded response does not "
             "age; set staleness.late to wait"
+        )
+
+
+BUILT_IN_TOOLS: Final = ("calculator", "python", "search")
+TOOLS: Final = "tools"
+"""The environment that only has tools."""
+
+
+def check_environment(config: RunConfig) -> None:
+    """Raise ValueError for an environment that cannot exist, and for settings that do not work with one."""
+    environment, generation = config.environment, config.generation
+    if environment.path != TOOLS and not is_import_path(environment.path):
+        raise ValueError(
+            f"environment.path is {environment.path!r}; expected {TOOLS}, or your class as package.module:Class"
+        )
+    for tool in environment.tools:
+        if tool.partition(":")[0] not in BUILT_IN_TOOLS and not is_import_path(tool):
+            raise ValueError(
+                f"environment.tools has {tool!r}; expected {', '.join(BUILT_IN_TOOLS)}, or your function as "
+                "package.module:function"
+            )
+    if environment.path == TOOLS and not environment.tools:
+        raise ValueError(f"environment.path is {TOOLS}, but environment.tools is empty; name a tool")
+    if config.needs_guidance:
+        raise ValueError(
+            "guidance is about a single answer, and environment.path is set; choose an algorithm without guidance"
+        )
+    if config.data.responses:
+        raise ValueError("data.responses are recorded answers, which no environment answers; remove environment.path")
+    if generation.stop_strings:
+        raise ValueError(
+            f"generation.stop_strings is {list(generation.stop_strings)}, but with an environment a turn ends where the chat "
+            "template ends it; remove the stop strings"
+        )
+    own = [f"data.sets {one.name}" for one in config.data.sets if one.max_response_tokens is not None]
+    own += [what for what, one in config.evaluation.named() if one.max_response_tokens is not None]
+    if own:
+        raise ValueError(
+            f"{own[0]}.max_response_tokens is set, but an environment knows one limit of the context, "
+            "generation.max_response_tokens; remove the set's"
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.config.base import Fraction, Positive, ReadIf, Section, setting
 from pipeline.config.import_path import is_import_path
 
-TAKEN_PARTS = frozenset({"correct", "model", "overlong"})
+TAKEN_PARTS = frozenset({"correct", "environment", "model", "overlong"})
 """Names of the parts that every reward already has; see ``pipeline.rewards.verifier``."""
 
 
@@ -157,6 +157,44 @@ def _known_judgments(name: str) -> str:
 _LEARNS = ReadIf(lambda run: not run.mixes_guidance, "algorithm.guidance mix only scales advantages")
 _SHARES = ReadIf(lambda run: run.algorithm.name != "nlft-first", "nlft-first flags one token of a response")
 _CLUSTERS = ReadIf(lambda run: run.guidance.clusters, "guidance.clusters is off")
+
+
+class EnvironmentSection(Section):
+    """An environment that answers the model's turns: a class with `reset(row)` and `step(message)`. Without one, a
+    response is a single answer, which its verifier scores."""
+
+    path: str = setting(
+        "",
+        "Import path of your class as package.module:Class, or `tools`: the row's messages, with the tools below, scored by "
+        "the row's verifier. Default: none.",
+        also="environment_factory interaction_config_path",
+    )
+    arguments: dict[str, Any] = setting({}, "Keyword arguments of the class.")
+    tools: tuple[str, ...] = setting(
+        (), "Tools of `tools`: calculator, python, search:FOLDER, or your functions as package.module:function."
+    )
+    max_turns: Positive = setting(
+        16, "Most turns of the model; then the trajectory ends as truncated, with its reward so far.", unit="turns"
+    )
+    keep_thinking: bool = setting(
+        False,
+        "Keep the thinking of earlier turns in the context where the chat template would take it out. Off: the template "
+        "decides, and each time that it changes earlier turns a new training sequence begins.",
+    )
+    timeout_s: float = setting(
+        30.0,
+        "Longest time of one call of reset or step. A later one is tried again, and after ledger.max_attempts its "
+        "trajectory is left out of its group; it never counts as wrong.",
+        gt=0.0,
+    )
+    processes: Positive = setting(1, "Processes of one environment worker that run your class.", unit="processes")
+    max_in_flight: Positive = setting(
+        256, "Trajectories that one environment worker answers concurrently.", unit="trajectories"
+    )
+    memory_mb: Positive = setting(2048, "Memory of one of these processes.", unit="MiB")
+    folders: tuple[Path, ...] = setting(
+        (), "Folders with your class's modules; searched after PYTHONPATH and what is installed."
+    )
 
 
 class GuidanceSection(Section):

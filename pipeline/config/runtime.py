@@ -472,6 +472,7 @@ class FleetSection(Section):
     reference: int = setting(
         1, "Reference processes, if the algorithm needs them. 0: they join from other hosts.", ge=0, unit="processes"
     )
+    environment: int = setting(1, "Environment processes, if the run has an environment.", ge=0, unit="processes")
     value: int = setting(
         1, "The value process. It starts only if the algorithm has a critic.", ge=0, le=1, unit="processes"
     )

@@ -16,7 +16,13 @@ from pydantic import model_validator
 from pipeline.config import learning, runtime, training
 from pipeline.config.base import NumberType, ReadIf, Section, section
 from pipeline.config.catalogue import Declaration, declare, rule_class
-from pipeline.config.cross_checks import check_limits, check_punishment, check_recorded, check_sampling
+from pipeline.config.cross_checks import (
+    check_environment,
+    check_limits,
+    check_punishment,
+    check_recorded,
+    check_sampling,
+)
 from pipeline.config.data_sets import EvaluationSection
 from pipeline.config.import_path import is_import_path
 from pipeline.config.learning import rate_phases
@@ -28,7 +34,7 @@ from pipeline.config.operations import (
     SinksSection,
     TracingSection,
 )
-from pipeline.config.rewards import ENDPOINT, GuidanceSection, endpoint_verifiers
+from pipeline.config.rewards import ENDPOINT, EnvironmentSection, GuidanceSection, endpoint_verifiers
 from pipeline.ledger.types import Unit
 from protocol.trajectory import Field
 
@@ -70,6 +76,7 @@ class RunConfig(Section):
     staleness: training.StalenessSection = training.StalenessSection()
     generation: runtime.GenerationSection = runtime.GenerationSection()
     reward: training.RewardSection = training.RewardSection()
+    environment: EnvironmentSection = EnvironmentSection()
     reference: training.ReferenceSection = section(training.ReferenceSection(), read_if=training.REFERENCED)
     value: learning.ValueSection = section(learning.ValueSection(), read_if=_CRITIC)
     guidance: GuidanceSection = section(GuidanceSection(), read_if=_GUIDED)
@@ -132,6 +139,11 @@ class RunConfig(Section):
     def has_sampling(self) -> bool:
         """Whether generators sample, and so hold a model: for training, or only for evaluation."""
         return self.has_evaluation or not self.data.responses
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether an environment answers the model's turns."""
+        return bool(self.environment.path)
 
     @property
     def needs_reference(self) -> bool:
@@ -201,6 +213,7 @@ class RunConfig(Section):
             Field.REFERENCE: self.needs_reference,
             Field.VALUE: self.has_critic,
             Field.GUIDANCE: self.needs_guidance,
+            Field.TURN: self.has_environment,
         }
         return frozenset(field for field, is_needed in needed.items() if is_needed)
 
@@ -222,6 +235,8 @@ class RunConfig(Section):
         check_limits(generation, self.data, self.evaluation)
         check_punishment(reward, self.data)
         check_recorded(self.data, algorithm, self.staleness)
+        if self.has_environment:
+            check_environment(self)
         self._check_ranks()
         rate_phases(learner, self.run.num_updates)
         self._check_optimizer()
@@ -315,6 +330,8 @@ class RunConfig(Section):
         counts = {"generator": self.fleet.generator, "reward": self.fleet.reward}
         if self.has_reference:
             counts["reference"] = self.fleet.reference
+        if self.has_environment:
+            counts["environment"] = self.fleet.environment
         for role in (role for role, count in counts.items() if not count and self.wire.transport != "tcp"):
             raise ValueError(
                 f"fleet.{role} is 0, and this run needs {role} workers. Set it to 1 or more; or set wire.transport "

@@ -43,14 +43,19 @@ class Unusable:
     detail: str
 
 
-def parse_line(columns: Mapping[str, Any], default_verifier: str = "") -> PromptLine | Unusable:
-    """Check one row; ``default_verifier`` judges it if it names none. Nulls count as absent, as in Parquet."""
+def parse_line(
+    columns: Mapping[str, Any], default_verifier: str = "", *, is_for_environment: bool = False
+) -> PromptLine | Unusable:
+    """Check one row; ``default_verifier`` judges it if it names none. Nulls count as absent, as in Parquet. A row
+    for an environment needs neither prompt nor answer; without a prompt ``PromptLine.prompt`` is empty."""
     present = {name: value for name, value in columns.items() if value is not None}
-    prompt = _prompt(present)
+    has_prompt = "prompt" in present or "messages" in present
+    prompt = "" if is_for_environment and not has_prompt else _prompt(present)
     if isinstance(prompt, Unusable):
         return prompt
     answer = text_of(present.get("answer"))
-    if "answer" not in present and not needs_answer(str(present.get("verifier", default_verifier))):
+    is_needed = not is_for_environment and needs_answer(str(present.get("verifier", default_verifier)))
+    if "answer" not in present and not is_needed:
         answer = ""
     elif "answer" not in present:
         return Unusable(SkipReason.MISSING_FIELD, f"no answer; the line has {_listed(columns)}")

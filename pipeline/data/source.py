@@ -168,7 +168,8 @@ class _Reader:
         self._repeats: dict[str, int] = {}
         self._configured = config.verifier_paths
         # reward models re-render the conversation, and guided prompts wrap its question
-        self._keep_messages = config.reward.model is not None or config.needs_guidance
+        self._keep_messages = config.reward.model is not None or config.needs_guidance or config.has_environment
+        self._has_environment = config.has_environment
         self.verifiers = {config.data.verifier}
 
     def take_report(self) -> DataReport:
@@ -220,7 +221,8 @@ class _Reader:
                 if isinstance(taken, Unusable):
                     report.skip(taken.reason, where, taken.detail)
                     continue
-                line = parse_line(columns.own(taken.columns if taken else row.columns), verifier)
+                own = columns.own(taken.columns if taken else row.columns)
+                line = parse_line(own, verifier, is_for_environment=self._has_environment)
                 if with_difficulty and isinstance(line, PromptLine):
                     line = self._if_in_range(line)
                 if of and isinstance(line, PromptLine) and line.id:
@@ -285,6 +287,9 @@ class _Reader:
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from None
             self.verifiers.add(verifier)
+        if not line.prompt:
+            # its environment asks the question
+            return _PromptRecord(line.id or default_id, b"", "", line.answer, verifier, extra)
         try:
             rendered = form.render(line.prompt)
         except DataError as error:

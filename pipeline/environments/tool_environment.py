@@ -5,7 +5,7 @@ single answer.
 
 Every attempted call gets a message of the role ``tool``, in the order of the calls, and the calls of a turn run at
 once. A call that is the model's fault is told to it in the same words each time. Counts of a turn: ``calls_ok``, and
-for each other status ``calls_`` and its name (``CallStatus``); ``long_results`` that were cut, and ``out_of_turns``."""
+for each other status ``calls_`` and its name (``CallStatus``); and ``long_results`` that were cut."""
 
 from __future__ import annotations
 
@@ -36,23 +36,20 @@ class ToolEnvironment:
         self,
         tools: Sequence[str | Callable[..., Any]] = (),
         *,
-        max_turns: int = 8,
         max_tool_chars: int = 8_000,
-        tool_timeout_s: float = 30.0,
+        tool_timeout_s: float = 20.0,
     ) -> None:
-        """``tools``: names of built-in tools, import paths or functions. ``max_turns``: turns of the model, after
-        which the trajectory ends without a result of its last calls. A longer result than ``max_tool_chars`` is cut.
+        """``tools``: names of built-in tools, import paths or functions. A longer result than ``max_tool_chars`` is cut.
         Raises ConfigError if a tool cannot be used."""
         found = [load_tool(tool) for tool in tools]
         self._tools = {tool.name: tool for tool in found}
         if len(self._tools) < len(found):
             names = sorted(name for name, times in Counter(tool.name for tool in found).items() if times > 1)
             raise ConfigError(f"there are two tools {names[0]!r}; rename one of them")
-        if max_turns < 1 or max_tool_chars < 1 or tool_timeout_s <= 0:
-            raise ConfigError("max_turns, max_tool_chars and tool_timeout_s of the tools must be above 0")
+        if max_tool_chars < 1 or tool_timeout_s <= 0:
+            raise ConfigError("max_tool_chars and tool_timeout_s of the tools must be above 0")
         self.tools = [tool.schema for tool in found]
-        self._max_turns, self._max_chars, self._timeout_s = max_turns, max_tool_chars, tool_timeout_s
-        self._num_turns = 0
+        self._max_chars, self._timeout_s = max_tool_chars, tool_timeout_s
 
     def reset(self, row: dict[str, Any]) -> list[ChatMessage]:
         messages = row.get("messages")
@@ -63,19 +60,16 @@ class ToolEnvironment:
             raise EnvironmentFailed("ToolEnvironment.reset: the line has neither messages nor a prompt; add one")
         return [{"role": "user", "content": prompt}]
 
-    def state(self) -> int:
-        return self._num_turns
+    def state(self) -> None:
+        """Return nothing; but with a state, tools are not run again for earlier turns."""
 
-    def restore(self, row: dict[str, Any], data: int) -> None:
-        self._num_turns = data
+    def restore(self, row: dict[str, Any], data: None) -> None:
+        """Go on; there is nothing to remember."""
 
     async def step(self, message: ChatMessage) -> Step:
-        self._num_turns += 1
         calls = [*(message.get("tool_calls") or []), *message.get(BAD_CALLS, ())]
         if not calls:
             return Step(done=True)
-        if self._num_turns >= self._max_turns:
-            return Step(done=True, counts={"out_of_turns": 1})
         calls.sort(key=lambda call: call["id"])
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._answer(number, call)) for number, call in enumerate(calls)]

@@ -117,6 +117,7 @@ def overdue_ages(queues: Sequence[QueueStat], scoring_deadline_s: float) -> dict
         Role.REWARD: (Field.REWARD,),
         Role.REFERENCE: (Field.REFERENCE, Field.GUIDANCE),
         Role.VALUE: (Field.VALUE,),
+        Role.ENVIRONMENT: (Field.TURN,),
     }
     ages = {queue.name: queue.oldest_age_s or 0.0 for queue in queues}
     oldest = {role: [ages[field] for field in fields if field in ages] for role, fields in scored.items()}

@@ -31,7 +31,16 @@ _MAX_CLOCKS = 4
 """Maximum number of hosts named in the sentence about clocks."""
 _LEAST_SHARE = 0.02
 """Minimum share done for an estimate of the remaining time."""
-ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.OBSERVER, Role.SUPERVISOR)
+ROLE_ORDER = (
+    Role.LEARNER,
+    Role.GENERATOR,
+    Role.ENVIRONMENT,
+    Role.REWARD,
+    Role.REFERENCE,
+    Role.VALUE,
+    Role.OBSERVER,
+    Role.SUPERVISOR,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ _TOKENS: Final = {
     Role.REWARD: "scored_tokens",
     Role.REFERENCE: "scored_tokens",
     Role.VALUE: "scored_tokens",
+    Role.ENVIRONMENT: "turn_tokens",
     Role.LEARNER: "trained_tokens",
 }
 """The heartbeat counter that measures each role's work."""

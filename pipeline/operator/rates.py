@@ -148,6 +148,7 @@ _UNITS: Final = {"open": "trajectories", "parked": "trajectories", "leased": "tr
     "reference": "chunks",
     "value": "chunks",
     "guidance": "chunks",
+    "turn": "turns",
     "credit": "credits",
     "ready": "credits",
     "claimed": "credits",
@@ -159,6 +160,7 @@ _SCORED: Final = (
     ("reference", Role.REFERENCE, "scored"),
     ("value", Role.VALUE, "scored"),
     ("guidance", Role.REFERENCE, "guided"),
+    ("turn", Role.ENVIRONMENT, "scored"),
 )
 """Each scoring queue with the role that empties it and the counter of what left it."""
 

@@ -133,6 +133,7 @@ def needs(
         found.append(_trained("value", value_shape, config, is_value=True, on_cpu=on_cpu(config.value.device)))
     reward = PROCESS_BYTES if config.reward.model is not None else LIGHT_BYTES
     found += _each("reward", counts.get(Role.REWARD, 0), Need("", {"process": reward}, 0))
+    found += _each("environment", counts.get(Role.ENVIRONMENT, 0), Need("", {"process": LIGHT_BYTES}, 0))
     ledger = config.ledger.max_memory_mb << 20 if config.ledger.url is None else 0
     found.append(Need("ledger", {"data at its limit": ledger}, 0))
     if not config.learner.has_own_engine:

@@ -36,15 +36,20 @@ async def score_responses(
     *,
     groups: Sequence[Hashable] | None = None,
     on_judged: Callable[[int], None] | None = None,
+    known: Mapping[int, Verdict] | None = None,
     late_is_wrong: bool = False,
 ) -> list[VerifierOutcome]:
     """Judge responses with their verifiers, then add each function's part; returns outcomes in
     order.
 
-    ``groups`` gives each response's group; by default each is alone. Functions are not called for
-    responses without a verdict. ``on_judged`` is as in ``pool.score``. With ``late_is_wrong`` a
-    response that its verifier does not judge in time counts as wrong."""
-    outcomes = await pool.score(responses, on_judged=on_judged)
+    ``known`` are verdicts of environments, by index; the other responses are judged. ``groups`` gives each response's
+    group; by default each is alone. Functions are not called for responses without a verdict. ``on_judged`` is as in
+    ``pool.score``. With ``late_is_wrong`` a response that its verifier does not judge in time counts as wrong."""
+    known = known or {}
+    asked = [index for index in range(len(responses)) if index not in known]
+    judged = await pool.score([responses[index] for index in asked], on_judged=on_judged)
+    found: dict[int, VerifierOutcome] = {**known, **dict(zip(asked, judged, strict=True))}
+    outcomes = [found[index] for index in range(len(responses))]
     if late_is_wrong:
         outcomes = [_wrong_if_late(one) for one in outcomes]
     members: dict[Hashable, list[int]] = {}
@@ -57,8 +62,8 @@ async def score_responses(
                     tasks.create_task(_judge_group(pool, name, function, responses, indices, outcomes))
             continue
         kept = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Verdict)]
-        asked = [msgspec.structs.replace(responses[index], verifier=function.verifier) for index in kept]
-        for index, number in zip(kept, await pool.score(asked, any_number=True), strict=True):
+        again = [msgspec.structs.replace(responses[index], verifier=function.verifier) for index in kept]
+        for index, number in zip(kept, await pool.score(again, any_number=True), strict=True):
             outcomes[index] = _with_part(outcomes[index], name, function.weight, number)
     return outcomes
 

@@ -108,7 +108,7 @@ class SandboxProcess:
         if process is None:
             return
         if process.returncode is None:
-            _kill_group(process)
+            kill_group(process)
         if process.stdin is not None:
             process.stdin.close()
         async with asyncio.timeout(STARTUP_TIMEOUT_S):
@@ -126,7 +126,7 @@ class SandboxProcess:
         """Kill the child and its group during a call, which then fails with ``reason``."""
         if self._process is not None and self._process.returncode is None:
             self._overrun = reason
-            _kill_group(self._process)
+            kill_group(self._process)
 
     async def _exchange(
         self, spec: VerifierSpec, responses: tuple[Response, ...], cpu_s: float, wait_s: float
@@ -243,7 +243,7 @@ class Budget:
         return usage.cpu_s - self._before_s > self._cpu_s
 
 
-def _kill_group(process: asyncio.subprocess.Process) -> None:
+def kill_group(process: asyncio.subprocess.Process) -> None:
     """Kill an unreaped child, whose pid therefore cannot have been reused, and every process of its group."""
     # it may have just ended by itself
     with contextlib.suppress(ProcessLookupError):

@@ -72,8 +72,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> None:
     """Serve calls until the parent closes the pipe. Arguments: bytes of memory, folders with verifiers."""
     memory_bytes, *folders = sys.argv[1:]
-    calls, replies = _take_pipes()
-    _limit(int(memory_bytes))
+    calls, replies = take_pipes()
+    limit_process(int(memory_bytes))
     # at the end, so that they cannot hide installed modules
     sys.path += folders
     decoder = msgspec.msgpack.Decoder(Call)
@@ -142,7 +142,7 @@ def _encode(reply: Reply) -> bytes:
     return encode(Reply(outcomes=(failure,) * len(reply.outcomes), is_last=reply.is_last))
 
 
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Move the pipes to other descriptors, so that user code cannot read from or print to them."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -152,7 +152,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return calls, replies
 
 
-def _limit(memory_bytes: int) -> None:
+def limit_process(memory_bytes: int) -> None:
     # the default action of both signals ends the process
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

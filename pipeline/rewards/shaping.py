@@ -40,15 +40,24 @@ def shape(
     max_response_tokens: int,
     finish_reason: FinishReason,
     model_part: float | None = None,
+    environment_part: float = 0.0,
+    is_judged_by_environment: bool = False,
 ) -> RewardScore:
     """Return the score of one response. Its reward is ``wrong + accuracy * (correct - wrong)``,
     plus the verdict's own parts, plus ``model_part`` (the reward model's weighted score), plus the
     soft over-long penalty.
 
+    An environment's own reward (``environment_part``) is added; it stands in place of the first term if the environment
+    gave the verdict.
+
     With over-long filtering, a response cut at the limit is masked: it counts in its group's mean
     and std, but its tokens carry no loss. A response whose stop token is exactly at the limit is
     not cut."""
-    parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **verdict.parts}
+    parts = dict(verdict.parts)
+    if not is_judged_by_environment:
+        parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **parts}
+    if environment_part or is_judged_by_environment:
+        parts["environment"] = environment_part
     if model_part is not None:
         parts["model"] = model_part
     if "soft" in config.overlong:

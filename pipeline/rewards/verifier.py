@@ -23,7 +23,7 @@ import msgspec
 
 from protocol.trajectory import FinishReason
 
-RESERVED_PARTS = frozenset({"correct", "model", "overlong"})
+RESERVED_PARTS = frozenset({"correct", "environment", "model", "overlong"})
 """Terms that reward shaping adds; a verdict may not use these names."""
 
 

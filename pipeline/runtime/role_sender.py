@@ -37,7 +37,12 @@ _AGAIN_S = 1.0
 _MAX_NAMED = 4
 _MAX_SENT: Final = 4096
 """Newest chunks remembered per link: more than a mailbox and its worker hold."""
-_FIELDS = {Role.REWARD: Field.REWARD, Role.REFERENCE: Field.REFERENCE, Role.VALUE: Field.VALUE}
+_FIELDS = {
+    Role.REWARD: Field.REWARD,
+    Role.REFERENCE: Field.REFERENCE,
+    Role.VALUE: Field.VALUE,
+    Role.ENVIRONMENT: Field.TURN,
+}
 
 
 @dataclass(slots=True)

@@ -56,7 +56,8 @@ def open_ring(config: RunConfig, run_dir: Path, who: Incarnation, log: Filtering
 def begin_vitals(ctx: ActorContext, ledger: RedisLedger) -> HostWatch:
     """Have heartbeats report the host's figures and the ledger's response times. Returns the watch, to be
     stopped at the end."""
-    uses_gpu = ctx.who.role is not Role.REWARD or ctx.config.reward.model is not None
+    role, judge = ctx.who.role, ctx.config.reward.model
+    uses_gpu = role is not Role.ENVIRONMENT and (role is not Role.REWARD or judge is not None)
     watch = HostWatch(ctx.run_dir, uses_gpu=uses_gpu)
     signs = ctx.worker_state.signs
     signs.ledger, signs.host = ledger.connection, watch.latest

@@ -28,6 +28,8 @@ def desired_counts(config: RunConfig) -> dict[Role, int]:
     counts = {Role.LEARNER: 1, Role.GENERATOR: config.fleet.generator, Role.REWARD: config.fleet.reward}
     if config.has_reference:
         counts[Role.REFERENCE] = config.fleet.reference
+    if config.has_environment:
+        counts[Role.ENVIRONMENT] = config.fleet.environment
     if config.declaration.has_critic:
         counts[Role.VALUE] = 1
     if config.observer.enabled:

@@ -28,6 +28,7 @@ _REMEDIES: Final = {
     Role.VALUE: "value.micro_batch_tokens, or set checkpoint.snapshots to off",
     Role.GENERATOR: "generation.num_slots or generation.max_response_tokens",
     Role.REFERENCE: "reference.micro_batch_tokens",
+    Role.ENVIRONMENT: "environment.memory_mb, environment.processes or environment.max_in_flight",
     Role.REWARD: "reward.processes or reward.max_in_flight",
     Role.OBSERVER: "the worker counts in [fleet] on this host",
 }

@@ -28,8 +28,8 @@ from pipeline.runtime.retry import retry_while_full
 from pipeline.runtime.role_sender import RoleSender
 from pipeline.runtime.tracing import SAMPLE
 from protocol.codec import Encoded, encode_once
-from protocol.ids import ChunkId, Role
-from protocol.trajectory import FinishReason, TrajectoryChunk
+from protocol.ids import ChunkId, Role, TrajectoryId
+from protocol.trajectory import FinishReason, Segment, TrajectoryChunk
 from workers.engines.generation.seam import SampledWindow
 from workers.engines.generation.windows import text_to_stop
 from workers.generator.held_trajectories import Held, HeldTrajectories
@@ -161,21 +161,40 @@ class ChunkWriter:
 
         Without room in time it is left to the overdue index, from ``due_s`` on."""
         for sender in self._senders:
-            if sender.role is Role.REWARD and not chunk.finish_reason.is_final:
-                continue
-            if sender.role is not Role.REWARD and chunk.trajectory.is_evaluation:
+            if not _is_for(sender.role, chunk):
                 continue
             timeout_s = _DRAIN_SEND_S if self._ctx.draining.is_set() else self._ctx.config.wire.send_timeout_s
             if not await sender.send(encoded, timeout_s=timeout_s, chunk=chunk, due_s=due_s):
                 self._ctx.count("undelivered")
 
 
+def _is_for(role: Role, chunk: TrajectoryChunk) -> bool:
+    if role is Role.REWARD:
+        return chunk.finish_reason.is_final
+    if role is Role.ENVIRONMENT:
+        return chunk.finish_reason is FinishReason.TURN
+    return not (chunk.trajectory.is_evaluation or chunk.is_opening)
+
+
+def opening_window(trajectory: TrajectoryId, policy_version: int) -> SampledWindow:
+    """Return the window without tokens that asks the environment to begin a trajectory."""
+    nothing = (np.empty(0, np.int32), np.empty(0, np.float32))
+    return SampledWindow(trajectory, *nothing, (Segment(policy_version, 0),), FinishReason.TURN)
+
+
 def chunk_of(
     held: Held, window: SampledWindow, tokenizer: TextTokenizer, config: RunConfig, *, worker: str
 ) -> TrajectoryChunk:
-    """Return the chunk of a sampled window; a trajectory's last chunk carries the response's text."""
+    """Return the chunk of a sampled window. A trajectory's last chunk carries the response's text; with an environment,
+    one that ends a turn carries the turn's."""
     text = raw = None
-    if window.finish_reason.is_final:
+    reason = window.finish_reason
+    if config.has_environment and reason.is_final:
+        reason = FinishReason.TURN
+        begins = max((span.start + span.num_tokens for span in held.given), default=0)
+        turn = np.concatenate([held.response_tokens[begins:], window.tokens]).tolist()
+        text, raw = response_texts(turn, tokenizer, model_ends(config.model.path, tokenizer))
+    elif reason.is_final:
         tokens = np.concatenate([held.response_tokens, window.tokens]).tolist()
         text, raw = response_texts(tokens, tokenizer, model_ends(config.model.path, tokenizer))
         stop_strings = held.stop_strings(config)
@@ -190,9 +209,11 @@ def chunk_of(
         tokens=window.tokens,
         behavior_logprobs=window.behavior_logprobs,
         segments=window.segments,
-        finish_reason=window.finish_reason,
+        finish_reason=reason,
         response_text=text,
         worker=worker,
         created_s=time.time(),
         raw_text=msgspec.UNSET if raw is None or raw == text else raw,
+        given=held.given or msgspec.UNSET,
+        environment_state=held.environment_state or msgspec.UNSET,
     )

@@ -46,7 +46,7 @@ from protocol.errors import EngineDied, ParityFailed, WeightsRejected
 from protocol.ids import Role
 from workers.engines.build import build_generation_engine
 from workers.engines.generation.seam import EngineStats, GenerationEngine, SampledWindow
-from workers.generator.chunk_writer import ChunkWriter
+from workers.generator.chunk_writer import ChunkWriter, opening_window
 from workers.generator.followed_weights import FollowedWeights, VersionFollower
 from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal
 from workers.generator.self_check import NUM_PROMPTS, SelfChecker, StallDetector
@@ -145,7 +145,7 @@ class Generator(Actor):
         began_s = ctx.clock.monotonic()
         engine = await ctx.prepare("generation", build_generation_engine, config)
         ctx.log.info("model_loaded", seconds=round(ctx.clock.monotonic() - began_s, 3))
-        roles = [Role.REWARD]
+        roles = [Role.ENVIRONMENT if config.has_environment else Role.REWARD]
         if config.needs_reference:
             roles.append(Role.REFERENCE)
         if config.has_critic:
@@ -344,7 +344,12 @@ class Generator(Actor):
             asked = lease.evaluation
             at, first = (self._source.evaluation_at, asked.first_prompt) if asked else (self._source.at, 0)
             prompt = at(first + lease.prompt)
-        self._submit(self._held.add(lease, prompt))
+        held = self._held.add(lease, prompt)
+        if self.ctx.config.has_environment and lease.last_chunk is None:
+            self._held.submit(lease.trajectory)
+            await self._writer.pass_on(opening_window(lease.trajectory, self._engine.policy_version))
+        else:
+            self._submit(held)
 
     async def _can_begin(self, lease: Lease) -> bool:
         """Whether the engine serves an evaluation's version or a later one, now or after a swap."""

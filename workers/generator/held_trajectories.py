@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pipeline.config.data_sets import DataSetSection
@@ -31,7 +32,7 @@ from pipeline.data.responses import RecordedResponses
 from pipeline.ledger.types import EvaluationRequest, Lease
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
-from protocol.trajectory import Prompt
+from protocol.trajectory import FinishReason, GivenSpan, Prompt
 from workers.engines.generation.seam import SampledWindow, SamplingParams, WindowRequest
 
 
@@ -69,6 +70,29 @@ class Held:
     """When its next window was granted, on the generator's monotonic clock."""
     submitted_s: float = 0.0
     """When the engine got it, likewise."""
+    given: tuple[GivenSpan, ...] = ()
+    """The environment's tokens in ``response_tokens``."""
+    environment_state: bytes = b""
+    """``Turn.state`` of the environment's last turn; empty before the first."""
+
+    @classmethod
+    def of(cls, lease: Lease, prompt: Prompt, *, granted_s: float = 0.0) -> Held:
+        """Return a leased trajectory after its last chunk and the environment's answer to that."""
+        last, turn = lease.last_chunk, lease.turn
+        if last is None:
+            return cls(lease, prompt, np.empty(0, np.int32), lease.next_index, granted_s=granted_s)
+        tokens, given = np.concatenate([last.context_tokens, last.tokens]), last.given_spans
+        state = b"" if isinstance(last.environment_state, msgspec.UnsetType) else last.environment_state
+        if turn is not None:
+            state = turn.state
+            if last.is_opening:
+                prompt = msgspec.structs.replace(prompt, tokens=turn.tokens, text=turn.text)
+            elif turn.replaces:
+                tokens, given = turn.tokens, (GivenSpan(0, turn.tokens.size),)
+            else:
+                given = (*given, GivenSpan(tokens.size, turn.tokens.size))
+                tokens = np.concatenate([tokens, turn.tokens])
+        return cls(lease, prompt, tokens, lease.next_index, granted_s=granted_s, given=given, environment_state=state)
 
     @property
     def trajectory(self) -> TrajectoryId:
@@ -155,9 +179,7 @@ class HeldTrajectories:
         if before is not None and before.stage in (Stage.SAMPLING, Stage.SAMPLED):
             self._held[lease.trajectory] = before
             raise RuntimeError(_impossible(lease.trajectory, before, "LEASED or WRITING", "check `renewal` first"))
-        last = lease.last_chunk
-        tokens = np.empty(0, np.int32) if last is None else np.concatenate([last.context_tokens, last.tokens])
-        held = self._held[lease.trajectory] = Held(lease, prompt, tokens, lease.next_index, granted_s=self._monotonic())
+        held = self._held[lease.trajectory] = Held.of(lease, prompt, granted_s=self._monotonic())
         return held
 
     def submit(self, trajectory: TrajectoryId) -> Held:
@@ -172,7 +194,8 @@ class HeldTrajectories:
         held = self._held.get(window.trajectory)
         if held is None or held.stage is not Stage.SAMPLING:
             raise EngineError(_impossible(window.trajectory, held, "SAMPLING", "the engine returned it unasked"))
-        self._move(held, Stage.SAMPLED, is_ended=held.is_ended or window.finish_reason.is_final)
+        reason = window.finish_reason
+        self._move(held, Stage.SAMPLED, is_ended=held.is_ended or reason.is_final or reason is FinishReason.TURN)
 
     def start_writing(self, trajectory: TrajectoryId) -> Held:
         """Hand a sampled window's trajectory to a writer; SAMPLED becomes WRITING."""

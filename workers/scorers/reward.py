@@ -32,7 +32,6 @@ deadline), and those of ``pipeline.rewards.endpoint``."""
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -60,10 +59,10 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, standing
 from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import ChunkId, Role
-from protocol.trajectory import Field, TrajectoryChunk
+from protocol.trajectory import Field, FinishReason, TrajectoryChunk
 from workers.engines.build import build_reward_model
 from workers.scorers.guided_passes import GuidanceSource, Scored
-from workers.scorers.scorer import RECEIVE_TIMEOUT_S, Scorer
+from workers.scorers.scorer import ConcurrentScorer
 
 if TYPE_CHECKING:
     from workers.engines.scoring.torch import TorchRewardModel
@@ -141,7 +140,7 @@ Piece = Sequence[tuple[TrajectoryChunk, float | None]]
 """Responses that are judged together, each with the reward model's centred score or None."""
 
 
-class Reward(Scorer):
+class Reward(ConcurrentScorer):
     role: ClassVar[Role] = Role.REWARD
     field: ClassVar[Field] = Field.REWARD
 
@@ -163,36 +162,7 @@ class Reward(Scorer):
         self.max_batch = config.max_batch
         self._guidance = GuidanceSource(self.ctx, self._pool) if self.ctx.config.needs_guidance else None
         self._judges_groups = any(function.whole_group for function in config.functions.values())
-        self._in_flight: set[ChunkId] = set()
-        self._freed = asyncio.Event()
         await super().setup()
-
-    async def run(self) -> None:
-        self.ctx.spawn("deadlines", self._extend_deadlines())
-        await super().run()
-
-    async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
-        """Start judging responses that arrive, and overdue ones; without room, wait. Returns how
-        many."""
-        room = self._room()
-        if room <= 0:
-            await self._wait_for_end(timeout_s)
-            return 0
-        batch = await self.receive_chunks(timeout_s, room)
-        await self._begin(batch)
-        return len(batch)
-
-    async def drain(self) -> None:
-        """Judge what is in the mailbox, for at most half of the drain; the rest becomes overdue."""
-        until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
-        more = not self._trial.has_failed
-        while (more or self._in_flight) and self.ctx.clock.monotonic() < until_s:
-            if more and (room := self._room()) > 0:
-                batch = await self.receive(0.0, room)
-                await self._begin(batch)
-                more = bool(batch)
-            else:
-                await self._wait_for_end(RECEIVE_TIMEOUT_S)
 
     async def teardown(self) -> None:
         await self._pool.aclose()
@@ -213,28 +183,28 @@ class Reward(Scorer):
         return chunk.response_length
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
-        return chunk.finish_reason.is_final
+        return chunk.finish_reason.is_final or has_ended(chunk)
 
     # -- in flight ---------------------------------------------------------------------------------
 
-    def _room(self) -> int:
+    def room(self) -> int:
         """With functions of whole groups, each received chunk may bring its group."""
         if self._trial.has_failed:
             return 0
         room = min(self.max_batch, self.ctx.config.reward.max_in_flight - len(self._in_flight))
         return max(min(room, 1), room // self.ctx.config.algorithm.group_size) if self._judges_groups else room
 
-    async def _begin(self, chunks: list[TrajectoryChunk]) -> None:
+    async def begin(self, chunks: list[TrajectoryChunk]) -> None:
         new = {chunk.id: chunk for chunk in chunks if chunk.id not in self._in_flight}
         if not new:
             return
         self._inbox.begun(new)
         if not self._in_flight:
             self.ctx.work.begin()
-        self._move(set(new), set())
+        self.move(set(new), set())
         pieces = await self._pieces(list(new.values()))
         judged = {chunk.id for piece in pieces for chunk, _ in piece}
-        self._move(judged, set(new))
+        self.move(judged, set(new))
         # postponed until their group has ended, or not readable
         self._inbox.ended(set(new) - judged)
         for piece in pieces:
@@ -245,26 +215,9 @@ class Reward(Scorer):
             await self._judge(piece)
         finally:
             keys = {chunk.id for chunk, _ in piece}
-            self._move(set(), keys)
+            self.move(set(), keys)
             self._inbox.ended(keys)
         self.ctx.progress(len(piece))
-
-    def _move(self, begun: set[ChunkId], ended: set[ChunkId]) -> None:
-        self._in_flight = (self._in_flight - ended) | begun
-        self.ctx.held = len(self._in_flight)
-        self._freed.set()
-
-    async def _wait_for_end(self, timeout_s: float) -> None:
-        self._freed.clear()
-        self.report_wait()
-        await self.ctx.clock.wait(self._freed, timeout_s)
-
-    async def _extend_deadlines(self) -> None:
-        """Keep responses in flight from being handed out to others."""
-        while True:
-            await self.ctx.clock.sleep(self.ctx.config.ledger.scoring_deadline_s / 3)
-            if self._in_flight:
-                await self.ctx.ledger.extend_scoring(self.ctx.who, self.field, tuple(self._in_flight))
 
     async def _take_request(self, endpoint: str, limit: int) -> bool:
         return await self.retry_while_full(
@@ -289,6 +242,8 @@ class Reward(Scorer):
         return list(found.values())
 
     def _is_quick(self, chunk: TrajectoryChunk) -> bool:
+        if told_verdict(chunk) is not None and not self.ctx.config.reward.functions:
+            return True
         quick_judgment = self._guidance is None or self._guidance.is_quick
         return quick_judgment and all(map(self._pool.is_quick, self._verifiers(chunk)))
 
@@ -329,10 +284,12 @@ class Reward(Scorer):
             shaped = shape(
                 self.ctx.config.reward,
                 verdict,
-                num_tokens=chunk.response_length,
+                num_tokens=chunk.num_sampled,
                 max_response_tokens=self.ctx.config.generation.max_response_tokens,
-                finish_reason=chunk.finish_reason,
+                finish_reason=response_of(chunk, None).finish_reason,
                 model_part=None if score is None else self._weight * score,
+                environment_part=0.0 if isinstance(chunk.turn, UnsetType) else chunk.turn.reward,
+                is_judged_by_environment=told_verdict(chunk) is not None,
             )
             scored.append((chunk, response_of(chunk, score), shaped))
             self.ctx.count("judged")
@@ -359,7 +316,8 @@ class Reward(Scorer):
         """Return the outcomes in order; the further functions judge only training responses."""
         section = self.ctx.config.reward
         responses = [response_of(chunk, score) for chunk, score in read]
-        if not section.functions and section.late == "retry":
+        known = {index: told for index, (chunk, _) in enumerate(read) if (told := told_verdict(chunk)) is not None}
+        if not section.functions and section.late == "retry" and not known:
             return await self._pool.score(responses)
         found: dict[int, VerifierOutcome] = {}
         for is_evaluation in (False, True):
@@ -369,6 +327,7 @@ class Reward(Scorer):
                 {} if is_evaluation else section.functions,
                 [responses[index] for index in indices],
                 groups=[read[index][0].trajectory.group for index in indices],
+                known={place: known[index] for place, index in enumerate(indices) if index in known},
                 late_is_wrong=section.late == "wrong" and not is_evaluation,
             )
             found.update(zip(indices, judged, strict=True))
@@ -397,6 +356,9 @@ def _is_outage(verdicts: Sequence[VerifierOutcome]) -> bool:
 
 
 def response_of(chunk: TrajectoryChunk, model_score: float | None) -> Response:
+    finish_reason = chunk.finish_reason
+    if not isinstance(chunk.turn, UnsetType):
+        finish_reason = FinishReason.LENGTH if chunk.turn.is_truncated else FinishReason.STOP
     return Response(
         prompt_text=chunk.prompt.text,
         response_text=chunk.response_text or "",
@@ -405,7 +367,19 @@ def response_of(chunk: TrajectoryChunk, model_score: float | None) -> Response:
         answer=chunk.prompt.answer,
         verifier=chunk.prompt.verifier,
         extra=chunk.prompt.extra,
-        num_tokens=chunk.response_length,
-        finish_reason=chunk.finish_reason,
+        num_tokens=chunk.num_sampled,
+        finish_reason=finish_reason,
         model_score=model_score,
     )
+
+
+def has_ended(chunk: TrajectoryChunk) -> bool:
+    """Whether an environment has ended its trajectory, and so has judged it."""
+    return not isinstance(chunk.turn, UnsetType) and chunk.turn.is_done
+
+
+def told_verdict(chunk: TrajectoryChunk) -> Verdict | None:
+    """Return the environment's verdict on its trajectory; None leaves it to the prompt's verifier."""
+    if isinstance(chunk.turn, UnsetType) or chunk.turn.accuracy is None:
+        return None
+    return Verdict(accuracy=chunk.turn.accuracy)

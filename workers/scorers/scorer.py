@@ -13,17 +13,19 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar, TypeVar
 
+import msgspec
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.ledger.types import WriteStatus
+from pipeline.ledger.types import ScoredChunk, WriteStatus
 from pipeline.process.work import TOKENS
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.context import ActorContext, WorkInHand
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.retry import retry_while_full
 from protocol.endpoints import mailbox_endpoint
+from protocol.ids import ChunkId
 from protocol.log_limiter import LogLimiter
-from protocol.trajectory import Field, Score, TrajectoryChunk, field_of
+from protocol.trajectory import Field, Score, TrajectoryChunk, Turn, field_of
 
 T = TypeVar("T")
 
@@ -141,7 +143,7 @@ class Scorer(Actor):
 
     async def _overdue(self, room: int) -> list[TrajectoryChunk]:
         given = await self.ctx.ledger.overdue(self.ctx.who, self.field, max_chunks=room)
-        chunks = [one.chunk for one in given]
+        chunks = [with_turn(one) for one in given]
         if chunks:
             self.ctx.count("overdue", len(chunks))
         for chunk in chunks:
@@ -201,6 +203,74 @@ class BatchScorer(Scorer):
                 await self.score(batch)
         finally:
             self._inbox.ended(keys)
+
+
+class ConcurrentScorer(Scorer):
+    """A scorer whose chunks wait for something outside of this process: each is judged in a task of its own, and
+    meanwhile its deadline in the ledger is extended, so that no other worker judges it too."""
+
+    async def setup(self) -> None:
+        self._in_flight: set[ChunkId] = set()
+        self._freed = asyncio.Event()
+        await super().setup()
+
+    async def run(self) -> None:
+        self.ctx.spawn("deadlines", self._extend_deadlines())
+        await super().run()
+
+    @abc.abstractmethod
+    def room(self) -> int:
+        """Return how many chunks may be taken now."""
+
+    @abc.abstractmethod
+    async def begin(self, chunks: list[TrajectoryChunk]) -> None:
+        """Start judging chunks; each is in flight (``move``) until it is written or reported as failed."""
+
+    async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
+        """Start judging chunks that arrive, and overdue ones; without room, wait. Returns how many."""
+        room = self.room()
+        if room <= 0:
+            await self._wait_for_end(timeout_s)
+            return 0
+        batch = await self.receive_chunks(timeout_s, room)
+        await self.begin(batch)
+        return len(batch)
+
+    async def drain(self) -> None:
+        """Judge what is in the mailbox, for at most half of the drain; the rest becomes overdue."""
+        until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
+        more = True
+        while (more or self._in_flight) and self.ctx.clock.monotonic() < until_s:
+            if more and (room := self.room()) > 0:
+                batch = await self.receive(0.0, room)
+                await self.begin(batch)
+                more = bool(batch)
+            elif self._in_flight:
+                await self._wait_for_end(RECEIVE_TIMEOUT_S)
+            else:
+                break
+
+    def move(self, begun: set[ChunkId], ended: set[ChunkId]) -> None:
+        self._in_flight = (self._in_flight - ended) | begun
+        self.ctx.held = len(self._in_flight)
+        self._freed.set()
+
+    async def _wait_for_end(self, timeout_s: float) -> None:
+        self._freed.clear()
+        self.report_wait()
+        await self.ctx.clock.wait(self._freed, timeout_s)
+
+    async def _extend_deadlines(self) -> None:
+        while True:
+            await self.ctx.clock.sleep(self.ctx.config.ledger.scoring_deadline_s / 3)
+            if self._in_flight:
+                await self.ctx.ledger.extend_scoring(self.ctx.who, self.field, tuple(self._in_flight))
+
+
+def with_turn(scored: ScoredChunk) -> TrajectoryChunk:
+    """Return the chunk, with the environment's answer in it if there is one."""
+    turn = scored.scores.get(Field.TURN)
+    return msgspec.structs.replace(scored.chunk, turn=turn) if isinstance(turn, Turn) else scored.chunk
 
 
 def _gist(error: str) -> str:

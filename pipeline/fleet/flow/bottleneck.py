@@ -19,7 +19,7 @@ from pipeline.fleet.status import WorkerRow, doing
 from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
 from protocol.ids import Role
 
-_SCORERS = tuple(map(str, (Role.REWARD, Role.REFERENCE, Role.VALUE)))
+_SCORERS = tuple(map(str, (Role.REWARD, Role.REFERENCE, Role.VALUE, Role.ENVIRONMENT)))
 _FEEDS = {str(Role.LEARNER): (str(Role.GENERATOR), *_SCORERS)} | dict.fromkeys(_SCORERS, (str(Role.GENERATOR),))
 """Role -> the roles whose work it waits for."""
 

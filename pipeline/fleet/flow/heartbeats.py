@@ -55,12 +55,13 @@ _SIZE_WEIGHT: Final = 0.05
 """Weight of a new size in the running average of sizes."""
 _TURNS_TO_TAKE: Final = 2
 """Two, because the first may have begun before the version was published."""
-_SCORERS: Final = frozenset({Role.REWARD, Role.REFERENCE, Role.VALUE})
+_SCORERS: Final = frozenset({Role.REWARD, Role.REFERENCE, Role.VALUE, Role.ENVIRONMENT})
 _MAIN_WORK: Final = {
     Role.GENERATOR: ("sampling",),
     Role.REWARD: ("judging",),
     Role.REFERENCE: ("scoring", "guidance"),
     Role.VALUE: ("scoring",),
+    Role.ENVIRONMENT: ("answering",),
 }
 """Kinds of work by which the workers of a role are compared."""
 _NO_WORK: Final = ServiceSums()

@@ -33,7 +33,19 @@ INCIDENT_WIDTHS: Final = (8, 13, 20)
 _BEFORE_WORDS: Final = sum(INCIDENT_WIDTHS[:2]) + len(INCIDENT_WIDTHS)
 RIGHT: Final = frozenset({"live", "depth", "in/s", "out/s", "oldest", "v", "MB"})
 """Columns of numbers, aligned to the right."""
-_QUEUE_ORDER: Final = ("credit", "open", "leased", "", "reward", "reference", "value", "guidance", "ready", "claimed")
+_QUEUE_ORDER: Final = (
+    "credit",
+    "open",
+    "leased",
+    "",
+    "turn",
+    "reward",
+    "reference",
+    "value",
+    "guidance",
+    "ready",
+    "claimed",
+)
 """Queues in the order in which a chunk passes them; "" stands for the mailboxes. Others follow."""
 _MAILBOXES: Final = _QUEUE_ORDER.index("")
 

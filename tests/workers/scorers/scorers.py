@@ -12,6 +12,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.types import LedgerSpec
 from pipeline.runtime.context import ActorContext
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import TrajectoryChunk
@@ -24,12 +25,14 @@ from workers.scorers.reward import Reward
 
 
 @asynccontextmanager
-async def scorer_context(tmp_path: Path, config: RunConfig, role: Role) -> AsyncIterator[ActorContext]:
-    """Open the surroundings of worker 0 of ``role``; one failure of a chunk makes a dead letter."""
+async def scorer_context(
+    tmp_path: Path, config: RunConfig, role: Role, spec: LedgerSpec | None = None
+) -> AsyncIterator[ActorContext]:
+    """Open the surroundings of worker 0 of ``role``; without ``spec`` one failure of a chunk makes a dead letter."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     ledger = MemoryLedger(lambda _: 1, clock.time)
-    await ledger.open(make_spec(max_attempts=1))
+    await ledger.open(spec or make_spec(max_attempts=1))
     who = Incarnation(role, f"{role.value}-0", 1)
     await registry.register(role, who.worker)
     transport = zmq_transport()

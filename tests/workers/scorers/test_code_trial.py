@@ -88,7 +88,7 @@ async def test_a_response_that_a_version_on_trial_fails_on_is_kept_for_another(t
         taken = ctx.worker_state.heartbeat().settings
         assert taken.failed == 1 and bench.worker._trial.version in taken.why
         assert ("LookupError: of the function" in taken.why) is (text == "bad")
-        assert bench.worker._room() == 0, "it takes no more work"
+        assert bench.worker.room() == 0, "it takes no more work"
         scored = int(ctx.counters.get("scored", 0))
         assert scored <= 1
         # another worker is given what is left, once its deadline has passed
@@ -120,7 +120,7 @@ async def test_after_the_trial_a_failure_is_the_responses(tmp_path: Path, is_set
         await judge_all(bench.worker, await bench.finished("bad"))
         assert await failed(ctx) == 1
         assert ctx.worker_state.heartbeat().settings.failed == 0
-        assert bench.worker._room() > 0
+        assert bench.worker.room() > 0
 
 
 async def test_a_worker_does_not_start_with_a_damaged_version(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""A run with an environment: it trains through kills between and within turns, and nothing is lost or wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.demo import products
+from pipeline.environments.contract import Step
+from pipeline.process.descendants import SANDBOX_MARK, marked
+from tests.integration.fleet import ROOT, fleet, kill
+
+pytestmark = pytest.mark.integration
+
+
+class SlowCalculator:
+    """Multiplies for the model, and takes its time."""
+
+    def reset(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        self.answer = row["answer"]
+        return row["messages"]
+
+    async def step(self, message: dict[str, Any]) -> Step:
+        import asyncio
+
+        calls = message.get("tool_calls")
+        if not calls:
+            right = message["content"].strip() == self.answer
+            return Step(reward=float(right), accuracy=float(right), done=True)
+        await asyncio.sleep(0.4)
+        first, _, second = calls[0]["function"]["arguments"].get("expression", "").partition("*")
+        is_known = first.isdigit() and second.isdigit()
+        said = str(int(first) * int(second)) if is_known else "0"
+        return Step([{"role": "tool", "content": said, "tool_call_id": calls[0]["id"]}], counts={"calls_ok": is_known})
+
+
+def settings(tmp_path: Path, *more: str) -> tuple[str, ...]:
+    data = tmp_path / "products"
+    products.main(["--out", str(data)])
+    return (
+        f"data.train=['{data / 'train.jsonl'}']",
+        f"data.evaluation=['{data / 'heldout.jsonl'}']",
+        "evaluation.num_prompts=16",
+        "environment.path=tests.integration.test_environment:SlowCalculator",
+        "environment.tools=[]",
+        f"environment.folders=['{ROOT}']",
+        "checkpoint.every_updates=2",
+        *more,
+    )
+
+
+def test_a_run_with_an_environment_goes_on_through_kills_and_its_books_balance(tmp_path: Path) -> None:
+    before = set(marked(SANDBOX_MARK, ""))
+    with fleet(tmp_path, *settings(tmp_path, "run.num_updates=12"), of=("tools", "demo")) as run:
+        run.wait_until(lambda: run.num_updates() >= 1, "an update")
+        kill(run, "environment-0")
+        run.wait_until(lambda: run.num_updates() >= 3, "updates after the environment's death")
+        kill(run, "generator-0")
+        kill(run, "environment-0")
+        assert run.finish() == 0, run.output.read_text()
+        assert run.num_updates() == 12
+        audit = run.audit()
+        assert audit["balances"]
+        groups = audit["groups"]
+        assert (groups["trained"], "dead_letter" in groups["dropped"]) == (12 * 16, False), (
+            "a killed turn is tried again"
+        )
+    assert set(marked(SANDBOX_MARK, "")) <= before, "nothing that it started is left"

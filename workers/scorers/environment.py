@@ -1,0 +1,234 @@
+"""The environment worker: answers the model's turns.
+
+Chunks that end a turn come from the mailbox, which generators fill, and overdue ones from the ledger. The user's
+class runs in processes of its own (``pipeline.environments.processes``), up to ``environment.max_in_flight``
+trajectories at once. The answer, a ``Turn``, is written to the ledger once; from then on any generator may
+continue the trajectory, and one that has ended is scored. While a turn is answered, no generator holds its
+trajectory.
+
+No state is kept here that matters: the conversation and the environment's own state travel with the chunks, so
+another worker can go on after a crash, with the same tokens.
+
+A class that raises, hangs or returns nonsense is not a wrong answer: the failure is reported to the ledger with
+its traceback, the turn is tried again, and after the allowed attempts it is a dead letter. A context that has no
+room for another turn ends the trajectory as truncated, with its reward so far.
+
+Counters in the heartbeat: ``scored`` (turns answered), ``failed`` (attempts), ``overdue``, ``duplicates``,
+``turn_tokens`` (tokens of answers), ``episodes`` (trajectories that ended), ``truncated`` (of those, by a limit),
+``clean``, ``bridged`` and ``new_segment`` (how the context of the next turn was made), and what the environment
+counts (``Step.counts``)."""
+
+from __future__ import annotations
+
+import traceback
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from pipeline.data.end_tokens import model_ends
+from pipeline.data.prompt_form import CHAT_VARIABLES, MESSAGES
+from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.environments.conversation import ChatFormat
+from pipeline.environments.host import EpisodeCall
+from pipeline.environments.processes import EnvironmentPool
+from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.role_sender import RoleSender
+from protocol.errors import ConfigError, DataError, EnvironmentFailed
+from protocol.ids import Role
+from protocol.trajectory import Field, FinishReason, Prompt, TrajectoryChunk, Turn
+from workers.scorers.scorer import ConcurrentScorer
+
+_NO_TOKENS = np.empty(0, np.int32)
+_SEND_S = 0.2
+"""How long a finished trajectory waits for room in a reward worker's mailbox; the ledger hands it out otherwise."""
+
+
+class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What travels as ``Turn.state``: all that another worker needs to take the next turn."""
+
+    messages: list[dict[str, Any]] = []
+    """The conversation, with the model's messages."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Schemas of the tools that the chat template shows."""
+    num_turns: int = 0
+    """Of the model."""
+    reward: float = 0.0
+    state: dict[str, Any] | None = None
+    """The environment's own."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Episode).decode
+
+
+class Environment(ConcurrentScorer):
+    role: ClassVar[Role] = Role.ENVIRONMENT
+    field: ClassVar[Field] = Field.TURN
+
+    async def setup(self) -> None:
+        config = self.ctx.config
+        self._section = config.environment
+        tokenizer = load_text_tokenizer(config.model.path)
+        self._tokenizer, self._ends = tokenizer, model_ends(config.model.path, tokenizer)
+        self._chat = ChatFormat(tokenizer, self._ends, keep_thinking=self._section.keep_thinking)
+        self._limit = config.generation.max_response_tokens
+        self._pool = EnvironmentPool(self._section, partial(self.ctx.spawn, "environment", endless=False))
+        self._to_reward = RoleSender(self.ctx, Role.REWARD)
+        self.max_batch = self._section.max_in_flight
+        self.ctx.starting("loading the environment")
+        await self._pool.check()
+        await super().setup()
+        self.ctx.spawn("sender-reward", self._to_reward.discover())
+
+    async def teardown(self) -> None:
+        await self._pool.aclose()
+        await super().teardown()
+
+    def wants(self, chunk: TrajectoryChunk) -> bool:
+        return chunk.finish_reason is FinishReason.TURN
+
+    def report_wait(self) -> None:
+        if self._in_flight:
+            self.ctx.waiting_for(WaitingFor.COMPUTE, f"{len(self._in_flight)} trajectories in flight")
+        else:
+            super().report_wait()
+
+    def room(self) -> int:
+        return self._section.max_in_flight - len(self._in_flight)
+
+    async def begin(self, chunks: list[TrajectoryChunk]) -> None:
+        new = {chunk.id: chunk for chunk in chunks if chunk.id not in self._in_flight}
+        if not new:
+            return
+        self._inbox.begun(new)
+        if not self._in_flight:
+            self.ctx.work.begin()
+        self.move(set(new), set())
+        for chunk in new.values():
+            self.ctx.spawn("answering", self._answer_in_flight(chunk), endless=False)
+
+    async def _answer_in_flight(self, chunk: TrajectoryChunk) -> None:
+        try:
+            await self._answer(chunk)
+        finally:
+            self.move(set(), {chunk.id})
+            self._inbox.ended({chunk.id})
+        self.ctx.progress()
+
+    async def _answer(self, chunk: TrajectoryChunk) -> None:
+        began_s = self.ctx.clock.monotonic()
+        try:
+            turn = await (self._open(chunk) if chunk.is_opening else self._step(chunk))
+        except EnvironmentFailed as error:
+            await self.fail(chunk, str(error))
+            return
+        except (ConfigError, DataError, ValueError, msgspec.MsgspecError):
+            await self.fail(chunk, traceback.format_exc())
+            return
+        seconds = self.ctx.clock.monotonic() - began_s
+        self.ctx.work.served("answering", seconds=seconds, size=turn.tokens.size, pieces=1)
+        await self.write_all([(chunk, turn)])
+        self.ctx.count("turn_tokens", turn.tokens.size)
+        for name, number in turn.counts.items():
+            self.ctx.count(name, number)
+        if turn.is_done:
+            self.ctx.count("episodes")
+            self.ctx.count("truncated", turn.is_truncated)
+            ended = msgspec.structs.replace(chunk, turn=turn)
+            due_s = self.ctx.clock.monotonic() + self.ctx.config.ledger.scoring_deadline_s
+            await self._to_reward.send(ended, timeout_s=_SEND_S, chunk=ended, due_s=due_s)
+
+    async def _open(self, chunk: TrajectoryChunk) -> Turn:
+        reply = await self._pool.answer(self._call(chunk))
+        messages = list(reply.messages)
+        opening = self._chat.opening(messages, reply.tools, self._variables(chunk))
+        longest = self.ctx.config.data.max_prompt_tokens
+        if len(opening.tokens) > longest:
+            raise EnvironmentFailed(
+                f"{self._section.path}.reset began a conversation of {len(opening.tokens)} tokens; expected at most {longest} "
+                "(data.max_prompt_tokens): shorten its messages, or raise the limit"
+            )
+        episode = Episode(messages, reply.tools, state=reply.state)
+        return Turn(
+            tokens=np.array(opening.tokens, np.int32), text=opening.text, state=_encode(episode), counts=reply.counts
+        )
+
+    async def _step(self, chunk: TrajectoryChunk) -> Turn:
+        episode = _decode(b"" if isinstance(chunk.environment_state, msgspec.UnsetType) else chunk.environment_state)
+        begins = max((span.start + span.num_tokens for span in chunk.given_spans), default=0)
+        said = [*chunk.context_tokens[begins:].tolist(), *chunk.tokens.tolist()]
+        is_cut = said[-1] not in self._ends
+        if is_cut:
+            # the context is full in the middle of a turn; what was said so far is not an action
+            return _ended(episode.reward, 0.0, is_truncated=True)
+        message = self._chat.parse(said, episode.tools, self._variables(chunk)).message
+        reply = await self._pool.answer(self._call(chunk, episode, message))
+        episode = Episode(
+            [*episode.messages, message],
+            episode.tools,
+            episode.num_turns + 1,
+            episode.reward + reply.reward,
+            reply.state,
+        )
+        if reply.is_done:
+            return _ended(episode.reward, reply.accuracy, counts=reply.counts)
+        if episode.num_turns >= self._section.max_turns:
+            return _ended(episode.reward, reply.accuracy or 0.0, is_truncated=True, counts=reply.counts)
+        following = self._chat.following(
+            episode.messages,
+            reply.messages,
+            last_token=said[-1],
+            prompt=chunk.prompt.text,
+            tools=episode.tools,
+            variables=self._variables(chunk),
+        )
+        context = 0 if following.replaces else chunk.response_length
+        if context + len(following.tokens) >= self._limit:
+            return _ended(episode.reward, reply.accuracy or 0.0, is_truncated=True, counts=reply.counts)
+        return Turn(
+            tokens=np.array(following.tokens, np.int32),
+            text=following.text,
+            state=_encode(msgspec.structs.replace(episode, messages=[*episode.messages, *reply.messages])),
+            replaces=following.replaces,
+            reward=episode.reward,
+            accuracy=reply.accuracy,
+            counts={**reply.counts, str(following.joint): 1},
+        )
+
+    def _variables(self, chunk: TrajectoryChunk) -> dict[str, Any]:
+        return chunk.prompt.extra.get(CHAT_VARIABLES) or self.ctx.config.data.chat_variables
+
+    def _call(
+        self, chunk: TrajectoryChunk, episode: Episode | None = None, action: dict[str, Any] | None = None
+    ) -> EpisodeCall:
+        messages = episode.messages if episode else []
+        return EpisodeCall(
+            number=0,
+            episode=str(chunk.trajectory),
+            row=row_of(chunk.prompt),
+            actions=tuple(message for message in messages if message["role"] == "assistant"),
+            state=episode.state if episode else None,
+            action=action,
+        )
+
+
+def _ended(
+    reward: float, accuracy: float | None, *, is_truncated: bool = False, counts: dict[str, int] | None = None
+) -> Turn:
+    return Turn(
+        tokens=_NO_TOKENS,
+        is_done=True,
+        is_truncated=is_truncated,
+        reward=reward,
+        accuracy=accuracy,
+        counts=counts or {},
+    )
+
+
+def row_of(prompt: Prompt) -> dict[str, Any]:
+    """Return the row as ``reset`` gets it: its own columns, ``messages``, ``answer`` and ``prompt_id``."""
+    columns = {name: value for name, value in prompt.extra.items() if name not in (MESSAGES, CHAT_VARIABLES)}
+    messages = prompt.extra.get(MESSAGES) or ([{"role": "user", "content": prompt.text}] if prompt.text else [])
+    return columns | {"messages": messages, "answer": prompt.answer, "prompt_id": prompt.prompt_id}
