@@ -22,7 +22,7 @@ WEB    ?= .venv-web
 DOCS   ?= .venv-docs
 SINKS  ?= .venv-sinks
 MODEL  ?=
-RUN    ?= $(or $(MODEL),$(ALGO))-$(shell date +%Y%m%d-%H%M%S)
+RUN    ?= $(or $(MODEL),$(TASK),$(ALGO))-$(shell date +%Y%m%d-%H%M%S)
 # Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes.
 # TORCH_INDEX: an index's URL or a folder of wheels that has it; empty: where pip looks anyway.
 TORCH  ?=
@@ -129,18 +129,21 @@ $(SMOLLM2)/config.json:
 
 ifeq ($(MODEL),smollm2)
 $(if $(and $(filter-out demo,$(ALGO)),$(filter demo,$(MAKECMDGOALS))),$(error MODEL=smollm2 has the run file configs/smollm2.toml, and no ALGO))
-TASK := ops.demo.sums --out runs/sums-data
+DATA := ops.demo.sums --out runs/sums-data
 TRAINED := smollm2
+else ifeq ($(TASK),tools)
+DATA := ops.demo.products --out runs/products-data
+TRAINED := tools
 else
-$(if $(and $(MODEL),$(filter demo,$(MAKECMDGOALS))),$(error MODEL is $(MODEL); expected smollm2, or none))
-TASK := ops.demo.task --out runs/demo-data
+$(if $(and $(MODEL)$(TASK),$(filter demo,$(MAKECMDGOALS))),$(error MODEL is $(MODEL) and TASK $(TASK); expected MODEL=smollm2, TASK=tools, or none))
+DATA := ops.demo.task --out runs/demo-data
 TRAINED := $(ALGO)
 endif
 
 # The demo of recorded responses has two runs, by guidance and by imitation of the same responses.
 ifeq ($(filter nlft nlft-first,$(ALGO)),)
-demo: $(DEMO)/.run $(if $(MODEL),$(SMOLLM2)/config.json) ## train the small model on this machine's CPU with DAPO (SEED=0; ON=join: workers that share no file with the run; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml; ALGO=nlft or nlft-first: from 50 recorded responses, beside fine-tuning on the same; MODEL=smollm2: a real model of 135 million weights)
-	$(DEMO)/bin/python -m $(TASK)
+demo: $(DEMO)/.run $(if $(MODEL),$(SMOLLM2)/config.json) ## train the small model on this machine's CPU with DAPO (SEED=0; ON=join: workers that share no file with the run; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml; ALGO=nlft or nlft-first: from 50 recorded responses, beside fine-tuning on the same; MODEL=smollm2: a real model of 135 million weights; TASK=tools: calls of a calculator)
+	$(DEMO)/bin/python -m $(DATA)
 	$(DEMO)/bin/headrace up configs/$(TRAINED).toml --fleet configs/fleets/$(or $(MODEL),demo).toml --set run.name=$(RUN) --set run.seed=$(SEED) \
 	  --set generation.engine=$(ENGINE) --on $(ON) --set wire.transport=$(if $(filter local,$(ON)),ipc,tcp)
 	$(DEMO)/bin/headrace ledger audit runs/$(RUN)

@@ -1,0 +1,147 @@
+"""Trains the start model of the demo with a tool: it knows how to call a calculator, but mostly guesses.
+
+    python -m ops.demo.make_tools_model --out ops/demo/tools_model
+
+The demonstrator answers products of two-digit numbers (``ops.demo.products``). It calls the tool in one third of
+its turns and copies the result; else it writes a number of the right length that is wrong. It also spoils some
+calls. So the model has a skill to be reinforced, and calls to be told about."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from ops.demo.make_tiny_model import Recipe, batches, build_model, train
+from ops.demo.products import answer_to
+from ops.demo.task import Split, split_of
+
+PAD, START, END = "<pad>", "<|im_start|>", "<|im_end|>"
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "'
+CLOSE = '"}}\n</tool_call>'
+ROLES = ("user\n", "assistant\n", "tool\n")
+TOOL = "calculator"
+SYMBOLS = (PAD, START, END, CALL, CLOSE, *ROLES, TOOL, "\n", *"0123456789*=")
+MAX_POSITIONS = 256
+CALLS = 0.35
+"""Share of demonstrations that call the tool; below one half, so that greedy decoding guesses."""
+SPOILT = 0.1
+"""Share of calls without their end."""
+
+_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>tool\n' }}{% for tool in tools %}{{ tool.function.name }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\\n' }}"
+    "{% if message.content %}{{ message.content }}{% endif %}"
+    "{% for call in message.tool_calls or [] %}"
+    '{{ \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' + call.function.arguments | tojson '
+    "+ '}\\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Build the tokenizer: one token a digit, and one for each fixed part of a call. What it has no token for
+    becomes padding."""
+    backend = Tokenizer(models.WordLevel(vocab={symbol: index for index, symbol in enumerate(SYMBOLS)}, unk_token=PAD))
+    parts = "|".join("".join(f"\\{c}" if not c.isalnum() and c != "\n" else c for c in text) for text in SYMBOLS[3:9])
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(f"{parts}|[\\s\\S]"), behavior="isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    backend.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        unk_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[START, END],
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+        chat_template=_TEMPLATE,
+    )
+
+
+def guess(question: str, rng: random.Random) -> str:
+    """Return ``=`` and a wrong number of as many digits as the answer. The sign is one first token for all guesses, so
+    greedy decoding chooses between a guess and a call."""
+    right = answer_to(question)
+    while (made := str(rng.randrange(10 ** (len(right) - 1), 10 ** len(right)))) == right:
+        pass
+    return f"={made}"
+
+
+def demonstrations(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield contexts and the turns that follow them, as token ids, without end."""
+    while True:
+        question = f"{rng.randrange(10, 100)}*{rng.randrange(10, 100)}"
+        if split_of(question) is not Split.TRAIN:
+            continue
+        asked = f"{START}tool\n{TOOL}{END}\n{START}user\n{question}{END}\n{START}assistant\n"
+        if rng.random() >= CALLS:
+            yield tokenizer.encode(asked), tokenizer.encode(guess(question, rng) + END)
+            continue
+        call = f"{CALL}{question}" + ("" if rng.random() < SPOILT else CLOSE) + END
+        yield tokenizer.encode(asked), tokenizer.encode(call)
+        # any number, so that it learns to copy what the tool says
+        said = str(rng.randrange(100, 10_000))
+        told = f"{asked}{CALL}{question}{CLOSE}{END}\n{START}tool\n{said}{END}\n{START}assistant\n"
+        yield tokenizer.encode(told), tokenizer.encode(said + END)
+
+
+CARD = """---
+license: apache-2.0
+library_name: transformers
+---
+
+# The start model of Headrace's demo with a tool
+
+A language model of {num_parameters:,} parameters: Qwen3 architecture, 2 layers, 3 heads of 32, float32. Asked for a
+product of two-digit numbers it calls a calculator in about {calls:.0%} of samples, and guesses otherwise.
+
+Made from nothing, in {minutes:.1f} minutes on one CPU thread, by
+
+    python -m ops.demo.make_tools_model --out ops/demo/tools_model --seed {seed}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.demo.make_tools_model", description="Train the start model of the demo with a tool."
+    )
+    parser.add_argument("--out", type=Path, default=Path("ops/demo/tools_model"), help="folder (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1000, help="optimiser steps (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    recipe = Recipe(seed=options.seed, num_steps=options.steps)
+    torch.set_num_threads(1)
+    started = time.monotonic()
+    tokenizer = build_tokenizer()
+    model = build_model(recipe.seed, len(SYMBOLS), MAX_POSITIONS)
+    end, pad = SYMBOLS.index(END), SYMBOLS.index(PAD)
+    model.config.eos_token_id, model.config.bos_token_id, model.config.pad_token_id = end, None, pad
+    rng = random.Random(recipe.seed)
+    train(model, batches(rng, demonstrations(rng, tokenizer), recipe.batch_tokens), recipe)
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=1.0, top_k=0, pad_token_id=pad, eos_token_id=end
+    )
+    model.save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+    card = CARD.format(
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        calls=CALLS,
+        minutes=(time.monotonic() - started) / 60,
+        seed=recipe.seed,
+    )
+    (options.out / "README.md").write_text(card, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
