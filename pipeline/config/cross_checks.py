@@ -7,16 +7,14 @@ distribution are for evaluation only."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pipeline.config.data_sets import SHAPING, EvaluationSection
 from pipeline.config.import_path import is_import_path
 from pipeline.config.learning import AlgorithmSection, Importance, Proximal, Rejection, SampledSettings
+from pipeline.config.rewards import EnvironmentSection
 from pipeline.config.runtime import GenerationSection
 from pipeline.config.training import DataSection, RewardSection, StalenessSection
-
-if TYPE_CHECKING:
-    from pipeline.config.schema import RunConfig
 
 _LEAST_OF_VLLM: Final = 0.01
 """vLLM raises any lower temperature except 0 to this."""
@@ -109,9 +107,15 @@ TOOLS: Final = "tools"
 """The environment that only has tools."""
 
 
-def check_environment(config: RunConfig) -> None:
+def check_environment(
+    environment: EnvironmentSection,
+    generation: GenerationSection,
+    data: DataSection,
+    evaluation: EvaluationSection,
+    *,
+    needs_guidance: bool,
+) -> None:
     """Raise ValueError for an environment that cannot exist, and for settings that do not work with one."""
-    environment, generation = config.environment, config.generation
     if environment.path != TOOLS and not is_import_path(environment.path):
         raise ValueError(
             f"environment.path is {environment.path!r}; expected {TOOLS}, or your class as package.module:Class"
@@ -124,19 +128,19 @@ def check_environment(config: RunConfig) -> None:
             )
     if environment.path == TOOLS and not environment.tools:
         raise ValueError(f"environment.path is {TOOLS}, but environment.tools is empty; name a tool")
-    if config.needs_guidance:
+    if needs_guidance:
         raise ValueError(
             "guidance is about a single answer, and environment.path is set; choose an algorithm without guidance"
         )
-    if config.data.responses:
+    if data.responses:
         raise ValueError("data.responses are recorded answers, which no environment answers; remove environment.path")
     if generation.stop_strings:
         raise ValueError(
             f"generation.stop_strings is {list(generation.stop_strings)}, but with an environment a turn ends where the chat "
             "template ends it; remove the stop strings"
         )
-    own = [f"data.sets {one.name}" for one in config.data.sets if one.max_response_tokens is not None]
-    own += [what for what, one in config.evaluation.named() if one.max_response_tokens is not None]
+    own = [f"data.sets {one.name}" for one in data.sets if one.max_response_tokens is not None]
+    own += [what for what, one in evaluation.named() if one.max_response_tokens is not None]
     if own:
         raise ValueError(
             f"{own[0]}.max_response_tokens is set, but an environment knows one limit of the context, "

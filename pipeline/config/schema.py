@@ -236,7 +236,9 @@ class RunConfig(Section):
         check_punishment(reward, self.data)
         check_recorded(self.data, algorithm, self.staleness)
         if self.has_environment:
-            check_environment(self)
+            check_environment(
+                self.environment, generation, self.data, self.evaluation, needs_guidance=self.needs_guidance
+            )
         self._check_ranks()
         rate_phases(learner, self.run.num_updates)
         self._check_optimizer()

@@ -1,0 +1,42 @@
+"""Claims about the settings of environments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.load import load_config
+from pipeline.supervisor.fleet_size import desired_counts
+from protocol.errors import ConfigError
+from protocol.ids import Role
+from protocol.trajectory import Field
+
+RUN = Path("configs/tools.toml")
+
+
+def test_a_run_with_an_environment_has_its_workers_and_waits_for_turns() -> None:
+    config = load_config([RUN], ["fleet.environment=3"])
+    assert desired_counts(config)[Role.ENVIRONMENT] == 3
+    assert Field.TURN in config.score_fields
+    without = load_config([Path("configs/demo.toml")], [])
+    assert Role.ENVIRONMENT not in desired_counts(without)
+    assert Field.TURN not in without.score_fields
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("environment.path=nothing", "expected tools, or your class as package.module:Class"),
+        ("environment.tools=['hammer']", "environment.tools has 'hammer'"),
+        ("environment.tools=[]", "environment.tools is empty"),
+        ("environment.timeout_s=0", "environment.timeout_s"),
+        ("generation.stop_strings=['x']", "remove the stop strings"),
+        ("algorithm.name=nlft", "without guidance"),
+        ("evaluation.max_response_tokens=9", "remove the set's"),
+        ("fleet.environment=0", "fleet.environment is 0"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_refused_in_a_sentence(given: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config([RUN], [given])
