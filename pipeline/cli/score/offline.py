@@ -232,8 +232,13 @@ class _Job:
     def _score(self, response: Response, outcome: VerifierOutcome) -> RewardScore | None:
         if isinstance(outcome, VerifierFailure):
             return None
-        size = {"num_tokens": response.num_tokens, "max_response_tokens": self.max_response_tokens}
-        return shape(self.config, outcome, **size, finish_reason=response.finish_reason)
+        return shape(
+            self.config,
+            outcome,
+            num_tokens=response.num_tokens,
+            max_response_tokens=self.max_response_tokens,
+            finish_reason=response.finish_reason,
+        )
 
     async def _guidance(
         self, pool: VerifierPool, responses: Sequence[Response], scores: Sequence[RewardScore | None]
