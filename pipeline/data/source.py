@@ -297,8 +297,11 @@ class _Reader:
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         tokens = rendered.tokens
-        if self._keep_messages and rendered.messages is not None:
-            extra = {**extra, MESSAGES: rendered.messages}
+        messages = rendered.messages
+        if messages is None and self._has_environment:
+            messages = [{"role": "user", "content": line.prompt}]
+        if self._keep_messages and messages is not None:
+            extra = {**extra, MESSAGES: messages}
             if form.variables:
                 extra[CHAT_VARIABLES] = form.variables
         if len(line.answer) > self._data.max_answer_chars:

@@ -89,8 +89,14 @@ def work_done(row: WorkerRow) -> str:
         ("late", "late"),
         ("without_verdict", "without a verdict"),
         ("not_judged", "wrong for want of a verdict"),
+        ("episodes", "trajectories ended"),
+        ("truncated", "truncated"),
+        ("new_segment", "new sequences"),
     )
     further = [f", {counters[name]:,.0f} {words}" for name, words in names if counters.get(name)]
+    calls = {name: number for name, number in counters.items() if name.startswith("calls_")}
+    if bad := sum(calls.values()) - calls.get("calls_ok", 0.0):
+        further.append(f", {bad:,.0f} of {sum(calls.values()):,.0f} calls not answered")
     failed = counters.get("failed", 0.0)
     if failed and (tries := failed + counters.get("scored", 0.0)):
         further.append(f", {failed / tries:.1%} of tries failed")

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from pipeline.data.end_tokens import model_ends
+from pipeline.data.end_tokens import end_tokens, model_ends
 from pipeline.data.prompt_form import CHAT_VARIABLES, MESSAGES
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.environments.conversation import ChatFormat
@@ -41,8 +41,8 @@ from protocol.trajectory import Field, FinishReason, Prompt, TrajectoryChunk, Tu
 from workers.scorers.scorer import ConcurrentScorer
 
 _NO_TOKENS = np.empty(0, np.int32)
-_SEND_S = 0.2
-"""How long a finished trajectory waits for room in a reward worker's mailbox; the ledger hands it out otherwise."""
+_DRAIN_SEND_S = 0.2
+"""Limit of a send while draining, since the reward worker may be draining too."""
 
 
 class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,8 +71,9 @@ class Environment(ConcurrentScorer):
         config = self.ctx.config
         self._section = config.environment
         tokenizer = load_text_tokenizer(config.model.path)
-        self._tokenizer, self._ends = tokenizer, model_ends(config.model.path, tokenizer)
-        self._chat = ChatFormat(tokenizer, self._ends, keep_thinking=self._section.keep_thinking)
+        ends = model_ends(config.model.path, tokenizer)
+        self._stops = frozenset(end_tokens(config.model.path, tokenizer, config.generation.stop_token_ids))
+        self._chat = ChatFormat(tokenizer, ends, keep_thinking=self._section.keep_thinking)
         self._limit = config.generation.max_response_tokens
         self._pool = EnvironmentPool(self._section, partial(self.ctx.spawn, "environment", endless=False))
         self._to_reward = RoleSender(self.ctx, Role.REWARD)
@@ -136,9 +137,12 @@ class Environment(ConcurrentScorer):
         if turn.is_done:
             self.ctx.count("episodes")
             self.ctx.count("truncated", turn.is_truncated)
-            ended = msgspec.structs.replace(chunk, turn=turn)
+            ended, ids = msgspec.structs.replace(chunk, turn=turn), (chunk.id,)
+            # due since it has ended; the reward worker that gets it here need not share it
+            await self.retry_while_full(lambda: self.ctx.ledger.extend_scoring(self.ctx.who, Field.REWARD, ids))
             due_s = self.ctx.clock.monotonic() + self.ctx.config.ledger.scoring_deadline_s
-            await self._to_reward.send(ended, timeout_s=_SEND_S, chunk=ended, due_s=due_s)
+            timeout_s = _DRAIN_SEND_S if self.ctx.draining.is_set() else self.ctx.config.wire.send_timeout_s
+            await self._to_reward.send(ended, timeout_s=timeout_s, chunk=ended, due_s=due_s)
 
     async def _open(self, chunk: TrajectoryChunk) -> Turn:
         reply = await self._pool.answer(self._call(chunk))
@@ -159,7 +163,7 @@ class Environment(ConcurrentScorer):
         episode = _decode(b"" if isinstance(chunk.environment_state, msgspec.UnsetType) else chunk.environment_state)
         begins = max((span.start + span.num_tokens for span in chunk.given_spans), default=0)
         said = [*chunk.context_tokens[begins:].tolist(), *chunk.tokens.tolist()]
-        is_cut = said[-1] not in self._ends
+        is_cut = said[-1] not in self._stops
         if is_cut:
             # the context is full in the middle of a turn; what was said so far is not an action
             return _ended(episode.reward, 0.0, is_truncated=True)
@@ -203,12 +207,13 @@ class Environment(ConcurrentScorer):
     def _call(
         self, chunk: TrajectoryChunk, episode: Episode | None = None, action: dict[str, Any] | None = None
     ) -> EpisodeCall:
-        messages = episode.messages if episode else []
+        said = [message for message in episode.messages if message["role"] == "assistant"] if episode else []
         return EpisodeCall(
             number=0,
             episode=str(chunk.trajectory),
             row=row_of(chunk.prompt),
-            actions=tuple(message for message in messages if message["role"] == "assistant"),
+            # without turns of an assistant that the first messages show
+            actions=tuple(said[len(said) - episode.num_turns :]) if episode else (),
             state=episode.state if episode else None,
             action=action,
         )
@@ -230,5 +235,9 @@ def _ended(
 def row_of(prompt: Prompt) -> dict[str, Any]:
     """Return the row as ``reset`` gets it: its own columns, ``messages``, ``answer`` and ``prompt_id``."""
     columns = {name: value for name, value in prompt.extra.items() if name not in (MESSAGES, CHAT_VARIABLES)}
-    messages = prompt.extra.get(MESSAGES) or ([{"role": "user", "content": prompt.text}] if prompt.text else [])
-    return columns | {"messages": messages, "answer": prompt.answer, "prompt_id": prompt.prompt_id}
+    # not of the prompt's text, which is the whole conversation's once the trajectory has begun
+    return columns | {
+        "messages": prompt.extra.get(MESSAGES, []),
+        "answer": prompt.answer,
+        "prompt_id": prompt.prompt_id,
+    }

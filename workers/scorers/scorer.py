@@ -13,10 +13,10 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar, TypeVar
 
-import msgspec
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.ledger.types import ScoredChunk, WriteStatus
+from pipeline.ledger.stored import with_turn
+from pipeline.ledger.types import WriteStatus
 from pipeline.process.work import TOKENS
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.context import ActorContext, WorkInHand
@@ -25,7 +25,7 @@ from pipeline.runtime.retry import retry_while_full
 from protocol.endpoints import mailbox_endpoint
 from protocol.ids import ChunkId
 from protocol.log_limiter import LogLimiter
-from protocol.trajectory import Field, Score, TrajectoryChunk, Turn, field_of
+from protocol.trajectory import Field, Score, TrajectoryChunk, field_of
 
 T = TypeVar("T")
 
@@ -265,12 +265,6 @@ class ConcurrentScorer(Scorer):
             await self.ctx.clock.sleep(self.ctx.config.ledger.scoring_deadline_s / 3)
             if self._in_flight:
                 await self.ctx.ledger.extend_scoring(self.ctx.who, self.field, tuple(self._in_flight))
-
-
-def with_turn(scored: ScoredChunk) -> TrajectoryChunk:
-    """Return the chunk, with the environment's answer in it if there is one."""
-    turn = scored.scores.get(Field.TURN)
-    return msgspec.structs.replace(scored.chunk, turn=turn) if isinstance(turn, Turn) else scored.chunk
 
 
 def _gist(error: str) -> str:

@@ -53,6 +53,14 @@ class Async(Countdown):
         return super().step({"content": "1"})
 
 
+class Shows(Countdown):
+    """Begins with an example."""
+
+    def reset(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        shown = [{"role": "user", "content": "1 left"}, {"role": "assistant", "content": "7"}]
+        return shown + super().reset(row)
+
+
 class Raises(Countdown):
     def step(self, message: dict[str, Any]) -> Step:
         raise ValueError("no such move")

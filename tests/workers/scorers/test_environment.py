@@ -26,7 +26,7 @@ from tests.workers.scorers.scorers import scorer_context
 from workers.engines.generation.seam import SampledWindow
 from workers.generator.chunk_writer import chunk_of, opening_window
 from workers.generator.held_trajectories import Held
-from workers.scorers.environment import Environment
+from workers.scorers.environment import Environment, row_of
 from workers.scorers.reward import has_ended, response_of
 
 MODEL = Path("ops/demo/tools_model")
@@ -139,6 +139,28 @@ async def test_another_worker_goes_on_with_the_same_tokens(tmp_path: Path) -> No
             contexts.append((await bench.said("34")).context_tokens.tolist())
     # the process's number is a part of what it says, but the model's tokenizer has no digits beyond ten
     assert contexts[0][: len(contexts[0]) - 12] == contexts[1][: len(contexts[1]) - 12]
+
+
+async def test_a_trajectory_that_is_played_again_begins_with_the_same_row(tmp_path: Path) -> None:
+    async with opened(tmp_path, "Countdown") as bench:
+        opening = await bench.opened()
+        await bench.answered(opening)
+        chunk = await bench.said("12")
+        assert chunk.prompt.text
+        assert row_of(chunk.prompt) == row_of(opening.prompt) == {
+            "start": 2, "messages": [], "answer": "156", "prompt_id": "train:0",
+        }  # fmt: skip
+
+
+async def test_turns_that_the_first_messages_show_are_not_played_again(tmp_path: Path) -> None:
+    async with opened(tmp_path, "Shows") as bench:
+        await bench.answered(await bench.opened())
+        await bench.answered(await bench.said("12"))
+        await bench.worker._pool.aclose()
+        await bench.answered(await bench.said("34"))
+        (ended,) = await bench.overdue_rewards()
+        assert isinstance(ended.turn, Turn)
+        assert ended.turn.reward == 2.0
 
 
 async def test_a_turn_without_an_end_ends_the_trajectory_as_truncated_with_its_reward_so_far(tmp_path: Path) -> None:
