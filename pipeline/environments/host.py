@@ -92,7 +92,7 @@ class Episodes:
             environment = self._make()
             said = await self._run(environment.reset, call.row)
             messages = checked_messages(said, _name(environment, "reset"), opening=True)
-            self._keep(call.episode, 0, environment)
+            await self._keep(call.episode, 0, environment)
             return EpisodeReply(
                 number=call.number,
                 messages=tuple(messages),
@@ -104,7 +104,7 @@ class Episodes:
         if step.done:
             await self._end(environment)
         else:
-            self._keep(call.episode, len(call.actions) + 1, environment)
+            await self._keep(call.episode, len(call.actions) + 1, environment)
         return EpisodeReply(
             number=call.number,
             messages=_messages(step),
@@ -143,11 +143,12 @@ class Episodes:
             return None
         return {"state": checked_state(await self._run(environment.state), _name(environment, "state"))}
 
-    def _keep(self, episode: str, num_actions: int, environment: Any) -> None:
+    async def _keep(self, episode: str, num_actions: int, environment: Any) -> None:
         self._live[episode] = (num_actions, environment)
         self._live.move_to_end(episode)
         while len(self._live) > _MAX_EPISODES:
-            self._live.popitem(last=False)
+            _, (_, oldest) = self._live.popitem(last=False)
+            await self._end(oldest)
 
     async def _end(self, environment: Any) -> None:
         if hasattr(environment, "close"):

@@ -46,85 +46,65 @@ class _Lost(Exception):
     """The process ended during a call."""
 
 
-class _Process:
-    """One child at a time, started when needed."""
+class _Child:
+    """One process, from its start to its end."""
 
-    def __init__(self, settings: HostSettings, spawn: Spawn) -> None:
-        self._spawn = spawn
-        self._command = headrace.command("pipeline.environments.host", msgspec.json.encode(settings).decode())
-        self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._mark = ""
+    def __init__(self, process: asyncio.subprocess.Process, mark: str, spawn: Spawn) -> None:
+        self._process, self._mark = process, mark
         self._waiting: dict[int, asyncio.Future[EpisodeReply]] = {}
+        self._reading = spawn(self._read())
         self._is_new = True
-        self._changing = asyncio.Lock()
+        self._is_lost = False
 
     @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it takes no more calls; it may still be ending."""
+        return self._is_lost or self._process.returncode is not None
 
     async def exchange(self, call: EpisodeCall, timeout_s: float) -> EpisodeReply:
         """Raises TimeoutError after ``timeout_s``, and _Lost when the process ended."""
-        async with self._changing:
-            if self._process is None or self._process.returncode is not None:
-                await self._start()
-        process = self._process
-        assert process is not None and process.stdin is not None
-        found = asyncio.get_running_loop().create_future()
-        self._waiting[call.number] = found
+        found = self._waiting[call.number] = asyncio.get_running_loop().create_future()
         try:
             async with patience(timeout_s + (_STARTUP_S if self._is_new else 0.0)):
-                self._send(process, call)
-                await process.stdin.drain()
+                await self._send(call)
                 reply = await asyncio.shield(found)
         except TimeoutError:
-            await self._cancel(call, found)
+            if not await self._cancels(call, found):
+                await self.end()
             raise
         except ConnectionError as error:
+            self._is_lost = True
             raise _Lost(str(error)) from error
         finally:
             self._waiting.pop(call.number, None)
+            if found.done():
+                # its process ended, but this call was over
+                found.exception()
         self._is_new = False
         return reply
 
-    async def _cancel(self, call: EpisodeCall, found: asyncio.Future[EpisodeReply]) -> None:
-        process = self._process
-        if process is None:
-            return
+    async def _cancels(self, call: EpisodeCall, found: asyncio.Future[EpisodeReply]) -> bool:
+        """Cancel a call; return whether that ended it."""
         with suppress(ConnectionError, TimeoutError, _Lost):
-            self._send(process, EpisodeCall(number=-call.number))
             async with asyncio.timeout(_GRACE_S):
+                await self._send(EpisodeCall(number=-call.number))
                 await asyncio.shield(found)
-                return
-        self._waiting.pop(call.number, None)
-        if self._process is process:
-            await self.end()
+                return True
+        return False
 
-    def _send(self, process: asyncio.subprocess.Process, call: EpisodeCall) -> None:
-        assert process.stdin is not None
+    async def _send(self, call: EpisodeCall) -> None:
+        assert self._process.stdin is not None
         body = msgspec.msgpack.encode(call)
-        process.stdin.write(HEADER.pack(len(body)) + body)
+        self._process.stdin.write(HEADER.pack(len(body)) + body)
+        await self._process.stdin.drain()
 
-    async def _start(self) -> None:
-        await self.end()
-        self._mark, self._is_new = secrets.token_hex(16), True
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            # Ctrl-C must reach only the worker, which ends its children in order
-            start_new_session=True,
-            env={
-                "OMP_NUM_THREADS": "1",
-                **without_sink_credentials(without_ledger_password(os.environ)),
-                SANDBOX_MARK: self._mark,
-            },
-        )
-        self._reading = self._spawn(self._read(process))
-
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Hand out replies until the child ends; then every call that waits has lost it."""
+    async def _read(self) -> None:
+        """Hand out replies until the process ends; then every call that waits has lost it."""
+        process = self._process
         assert process.stdout is not None
         decode = msgspec.msgpack.Decoder(EpisodeReply).decode
         how = ""
@@ -140,6 +120,7 @@ class _Process:
                     waiting.set_result(reply)
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as error:
             how = str(error)
+        self._is_lost = True
         if process.returncode is None:
             kill_group(process)
         async with asyncio.timeout(_END_S):
@@ -149,20 +130,63 @@ class _Process:
                 waiting.set_exception(_Lost(f"its process ended with code {code} ({how})"))
 
     async def end(self) -> None:
-        """Kill the child and whatever it has started, and reap it. May be called more than once."""
-        process, reading = self._process, self._reading
-        self._process = self._reading = None
-        if process is None:
-            return
-        if process.returncode is None:
-            kill_group(process)
-        if process.stdin is not None:
-            process.stdin.close()
+        """Kill the process and whatever it has started, and reap it. May be called more than once."""
+        self._is_lost = True
+        if self._process.returncode is None:
+            kill_group(self._process)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         async with asyncio.timeout(_END_S):
-            await process.wait()
-            if reading is not None:
-                await asyncio.wait({reading})
+            await self._process.wait()
+            await asyncio.wait({self._reading})
             await asyncio.to_thread(end_marked, SANDBOX_MARK, self._mark)
+
+
+class _Process:
+    """One child at a time, started when needed."""
+
+    def __init__(self, settings: HostSettings, spawn: Spawn) -> None:
+        self._spawn = spawn
+        self._command = headrace.command("pipeline.environments.host", msgspec.json.encode(settings).decode())
+        self._child: _Child | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None or self._child.has_ended else self._child.pid
+
+    async def exchange(self, call: EpisodeCall, timeout_s: float) -> EpisodeReply:
+        """Raises TimeoutError after ``timeout_s``, and _Lost when the process ended."""
+        async with self._starting:
+            child = self._child
+            if child is None or child.has_ended:
+                if child is not None:
+                    # what it has started may live on
+                    await child.end()
+                child = self._child = await self._start()
+        return await child.exchange(call, timeout_s)
+
+    async def _start(self) -> _Child:
+        mark = secrets.token_hex(16)
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            # Ctrl-C must reach only the worker, which ends its children in order
+            start_new_session=True,
+            env={
+                "OMP_NUM_THREADS": "1",
+                **without_sink_credentials(without_ledger_password(os.environ)),
+                SANDBOX_MARK: mark,
+            },
+        )
+        return _Child(process, mark, self._spawn)
+
+    async def end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end()
 
 
 class EnvironmentPool:

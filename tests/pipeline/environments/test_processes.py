@@ -137,6 +137,28 @@ async def test_a_turn_that_hangs_is_ended_with_what_it_started_and_others_are_ma
         assert environments.pids != before
 
 
+async def test_the_process_that_replaces_a_hanging_one_is_not_ended_with_it(tmp_path: Path) -> None:
+    pids: list[str] = []
+    is_over = asyncio.Event()
+
+    async def play(environments: EnvironmentPool) -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            pids.append(content(await environments.answer(call(f"t.{number}.0", "1"))).rpartition(" ")[2])
+
+    async with pool("Hangs", timeout_s=2.0) as environments, asyncio.TaskGroup() as tasks:
+        await environments.answer(call("t.0.1"))
+        tasks.create_task(play(environments))
+        with pytest.raises(EnvironmentFailed, match=r"within 2 s"):
+            await environments.answer(call("t.0.0", "hang", action={"file": str(tmp_path / "pid")}))
+        after = len(pids)
+        while len(pids) < after + 50:  # noqa: ASYNC110  other turns go on
+            await asyncio.sleep(0.01)
+        is_over.set()
+    assert len(set(pids)) == 2
+
+
 async def test_closing_ends_every_process() -> None:
     async with pool("Countdown", processes=2) as environments:
         await all_of(environments, [call(f"t.{number}.0") for number in range(8)])
