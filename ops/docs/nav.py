@@ -32,6 +32,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/docs/how-to/memory-and-disk.md",
         "ops/docs/how-to/larger-models.md",
         "ops/docs/how-to/vllm.md",
+        "ops/docs/how-to/environments.md",
         "ops/docs/how-to/learn-from-responses.md",
         "ops/docs/how-to/metrics-elsewhere.md",
         "ops/docs/how-to/replay-updates.md",
@@ -49,6 +50,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/docs/python.md",
         "pipeline/data/README.md",
         "pipeline/rewards/README.md",
+        "pipeline/environments/README.md",
         "tests/golden/README.md",
         "CHANGELOG.md",
     ),
@@ -116,6 +118,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "ops/bench/ablation/policy/README.md": "a model's card, beside the model",
     "ops/demo/guided_model/README.md": "a model's card, beside the model",
     "ops/demo/tiny_model/README.md": "a model's card, beside the model",
+    "ops/demo/tools_model/README.md": "a model's card, beside the model",
 }
 """Documents that are not pages, with the reason."""
 

@@ -5,7 +5,7 @@ encoding, and the ledger stores it as a blob. Nothing here encodes."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -51,15 +51,12 @@ def read_scored(blob: bytes, scores: Mapping[Field, bytes | None]) -> ScoredChun
     return ScoredChunk(read_chunk(blob), read_scores(scores))
 
 
-def field_beside(field: Field, fields: Container[Field]) -> Field | None:
-    """Return the score with which an overdue chunk is handed out, in a run with these fields."""
-    if field is Field.GUIDANCE:
-        return Field.REWARD
-    return Field.TURN if field is Field.REWARD and Field.TURN in fields else None
+BESIDE: Final[Mapping[Field, Field]] = {Field.GUIDANCE: Field.REWARD, Field.REWARD: Field.TURN}
+"""The score with which a chunk that lacks a field is handed out, if it has that score."""
 
 
 def read_overdue(blobs: Sequence[Any], beside: Field | None) -> list[ScoredChunk]:
-    """Decode overdue chunks. With ``beside``, each chunk's blob is followed by that score's, or None."""
+    """Decode chunks that were handed out. With ``beside``, each blob is followed by that score's, or None."""
     if beside is None:
         return [read_scored(blob, {}) for blob in blobs]
     return [read_scored(blob, {beside: score}) for blob, score in zip(blobs[::2], blobs[1::2], strict=True)]

@@ -32,8 +32,8 @@ from pipeline.ledger.redis.views import (
     totals_from,
 )
 from pipeline.ledger.stored import (
+    BESIDE,
     FIELDS,
-    field_beside,
     read_chunk,
     read_overdue,
     read_scored,
@@ -197,13 +197,12 @@ class RedisLedger:
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[ScoredChunk]:
         async with self._requests.one_at_a_time(f"overdue {field}") as number:
             blobs = await self._call("overdue", who, field=field.value, wanted=max_chunks, request=number)
-        return read_overdue(blobs, field_beside(field, self._fields))
+        return read_overdue(blobs, BESIDE.get(field))
 
     async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
         async with self._requests.one_at_a_time() as number:
             blobs = await self._call("finished_group", who, group=str(group), members=num_members, request=number)
-        beside = Field.TURN if Field.TURN in self._fields else None
-        return [with_turn(scored) for scored in read_overdue(blobs, beside)]
+        return [with_turn(scored) for scored in read_overdue(blobs, Field.TURN)]
 
     async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
         await self._call("extend_scoring", who, field=field.value, chunks=[*map(str, chunks)])

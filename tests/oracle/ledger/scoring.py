@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pipeline.ledger.stored import field_beside, read_overdue, read_scored, with_turn
+from pipeline.ledger.stored import BESIDE, read_overdue, read_scored, with_turn
 from pipeline.ledger.types import Claim, DeadLetter, DropReason, ScoredChunk, Unit, UnitLetter
 from pipeline.ledger.validation import fewest_judged
 from protocol.codec import to_blob
@@ -66,7 +66,7 @@ def overdue(s: LedgerState, field: Field, max_chunks: int, now: float) -> list[S
     for _, _, chunk in late:
         due[chunk] = now + s.spec.scoring_deadline_s
     records = [s.chunks[chunk] for _, _, chunk in late]
-    beside = field_beside(field, s.spec.fields)
+    beside = BESIDE.get(field)
     fields = () if beside is None else (beside,)
     return read_overdue([blob for c in records for blob in (c.blob, *map(c.scores.get, fields))], beside)
 

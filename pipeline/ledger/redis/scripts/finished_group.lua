@@ -6,7 +6,7 @@
 -- ARGV[4]  group    text
 -- ARGV[5]  members  integer  how many it has
 -- ARGV[6]  request  integer  its number
--- Returns  blobs of the final chunks, by member; in a run with turns, each is followed by its turn or nil.
+-- Returns  blobs of the final chunks, by member, each followed by its turn or nil.
 --          None until all members have ended, if no member lacks its reward, or while another scorer that
 --          is not fenced has the group.
 
@@ -53,7 +53,9 @@ remember('group', request, 'group:given', 1)
 local blobs = {}
 for _, cid in ipairs(last) do
   local blob = call('HGET', chunk_key(cid), 'blob')
-  if blob then blobs[#blobs + 1] = blob end
-  if blob and HAS_TURNS then blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'turn') end
+  if blob then
+    blobs[#blobs + 1] = blob
+    blobs[#blobs + 1] = HAS_TURNS and call('HGET', chunk_key(cid), 'turn') or false
+  end
 end
 return blobs

@@ -7,17 +7,18 @@
 -- ARGV[4]  field    text
 -- ARGV[5]  wanted   integer  how many at most
 -- ARGV[6]  request  integer  its number
--- Returns  blobs; for guidance, each is followed by its reward; for rewards, in a run with turns, by its
---          turn or nil
+-- Returns  blobs; for guidance, each is followed by its reward; for rewards, by its turn or nil
 
 local field, wanted, request = ARGV[4], ARGV[5], ARGV[6]
 local key, kind, blobs = P .. 'due:' .. field, 'overdue:' .. field, {}
 local order = order_of(kind, request)
 
-local beside = (field == 'guidance' and 'reward') or (field == 'reward' and HAS_TURNS and 'turn')
+local beside = (field == 'guidance' and 'reward') or (field == 'reward' and 'turn')
 local function give(cid)
   blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'blob')
-  if beside then blobs[#blobs + 1] = call('HGET', chunk_key(cid), beside) end
+  if beside then
+    blobs[#blobs + 1] = (beside == 'reward' or HAS_TURNS) and call('HGET', chunk_key(cid), beside) or false
+  end
 end
 
 if order == 'late' then return LATE end

@@ -20,7 +20,7 @@ async def test_a_copy_of_a_groups_request_after_its_scores_changes_nothing(redis
         await ledger.write_chunk(GENERATOR, make_chunk(member))
     asked = {"group": "0", "members": 2, "request": 1}
     given = await ledger._call("finished_group", SCORER, **asked)
-    assert len(given) == 2
+    assert len(given) == 4, "each with its turn or none"
     assert await ledger._call("finished_group", SCORER, **asked) == given, "the answer was lost"
     for member in members:
         await ledger.write_score(SCORER, ChunkId(member, 0), reward())
