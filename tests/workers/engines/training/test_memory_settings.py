@@ -135,15 +135,15 @@ def test_bf16_compute_has_fp32_masters_and_state_in_which_small_steps_add_up(
 def counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> int:
     """Return how many tokens went through models while ``act`` ran."""
     sizes: list[int] = []
-    of = PackedTokens.of
+    at = PackedTokens.at
 
     def count(*args: Any) -> PackedTokens:
-        packed = of(*args)
+        packed = at(*args)
         sizes.append(packed.tokens.numel())
         return packed
 
     with monkeypatch.context() as patch:
-        patch.setattr(PackedTokens, "of", count)
+        patch.setattr(PackedTokens, "at", count)
         act()
     return sum(sizes)
 
