@@ -96,6 +96,7 @@ BELOW: Final[Mapping[str, tuple[str, ...]]] = {
         "ops/results/gpu-check.md",
         "ops/results/real-size.md",
         "ops/results/smollm2.md",
+        "ops/results/environments.md",
         "ops/results/drills.md",
         "ops/results/mutants.md",
         "ops/results/trace.md",
