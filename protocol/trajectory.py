@@ -94,7 +94,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=
     """Of the whole trajectory up to here."""
     accuracy: float | None = None
     """Raw correctness in [0, 1] of the whole trajectory. None at its end leaves it to the prompt's verifier, which
-    judges the last turn."""
+    judges the last turn; one that was truncated is then wrong."""
     counts: dict[str, int] = {}
     """What happened in this turn, to be counted, such as ``{"calls_ok": 1}``."""
 

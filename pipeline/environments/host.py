@@ -66,6 +66,8 @@ class EpisodeReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     state: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] = ()
     """JSON schemas of the environment's tools (its attribute ``tools``), when it begins."""
+    is_verified: bool = False
+    """Whether the row's verifier judges its trajectories (its attribute ``judged_by_verifier``), when it begins."""
     error: str = ""
     """Why there is no answer: the end of a traceback, or a sentence."""
 
@@ -97,6 +99,7 @@ class Episodes:
                 number=call.number,
                 messages=tuple(messages),
                 tools=tuple(getattr(environment, "tools", ())),
+                is_verified=bool(getattr(environment, "judged_by_verifier", False)),
                 state=await self._state(environment),
             )
         environment = await self._take(call)

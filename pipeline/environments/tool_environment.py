@@ -32,6 +32,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class ToolEnvironment:
+    judged_by_verifier = True
+
     def __init__(
         self,
         tools: Sequence[str | Callable[..., Any]] = (),

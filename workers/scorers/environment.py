@@ -57,6 +57,13 @@ class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
     reward: float = 0.0
     state: dict[str, Any] | None = None
     """The environment's own."""
+    is_verified: bool = False
+    """Whether the row's verifier judges it, and not the environment."""
+
+    def truncated(self, counts: dict[str, int] | None = None) -> Turn:
+        """Return the end of a trajectory by a limit: not right, with its reward so far. Without an accuracy it gets
+        the reward of a wrong answer, so that not to answer never pays more."""
+        return _ended(self.reward, None if self.is_verified else 0.0, is_truncated=True, counts=counts)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -154,7 +161,7 @@ class Environment(ConcurrentScorer):
                 f"{self._section.path}.reset began a conversation of {len(opening.tokens)} tokens; expected at most {longest} "
                 "(data.max_prompt_tokens): shorten its messages, or raise the limit"
             )
-        episode = Episode(messages, reply.tools, state=reply.state)
+        episode = Episode(messages, reply.tools, state=reply.state, is_verified=reply.is_verified)
         return Turn(
             tokens=np.array(opening.tokens, np.int32), text=opening.text, state=_encode(episode), counts=reply.counts
         )
@@ -166,7 +173,7 @@ class Environment(ConcurrentScorer):
         is_cut = said[-1] not in self._stops
         if is_cut:
             # the context is full in the middle of a turn; what was said so far is not an action
-            return _ended(episode.reward, 0.0, is_truncated=True)
+            return episode.truncated()
         message = self._chat.parse(said, episode.tools, self._variables(chunk)).message
         reply = await self._pool.answer(self._call(chunk, episode, message))
         episode = Episode(
@@ -175,11 +182,12 @@ class Environment(ConcurrentScorer):
             episode.num_turns + 1,
             episode.reward + reply.reward,
             reply.state,
+            episode.is_verified,
         )
         if reply.is_done:
             return _ended(episode.reward, reply.accuracy, counts=reply.counts)
         if episode.num_turns >= self._section.max_turns:
-            return _ended(episode.reward, reply.accuracy or 0.0, is_truncated=True, counts=reply.counts)
+            return episode.truncated(reply.counts)
         following = self._chat.following(
             episode.messages,
             reply.messages,
@@ -190,7 +198,7 @@ class Environment(ConcurrentScorer):
         )
         context = 0 if following.replaces else chunk.response_length
         if context + len(following.tokens) >= self._limit:
-            return _ended(episode.reward, reply.accuracy or 0.0, is_truncated=True, counts=reply.counts)
+            return episode.truncated(reply.counts)
         return Turn(
             tokens=np.array(following.tokens, np.int32),
             text=following.text,

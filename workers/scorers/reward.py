@@ -289,7 +289,7 @@ class Reward(ConcurrentScorer):
                 finish_reason=response_of(chunk, None).finish_reason,
                 model_part=None if score is None else self._weight * score,
                 environment_part=0.0 if isinstance(chunk.turn, UnsetType) else chunk.turn.reward,
-                is_judged_by_environment=told_verdict(chunk) is not None,
+                is_judged_by_environment=not isinstance(chunk.turn, UnsetType) and chunk.turn.accuracy is not None,
             )
             scored.append((chunk, response_of(chunk, score), shaped))
             self.ctx.count("judged")
@@ -379,7 +379,10 @@ def has_ended(chunk: TrajectoryChunk) -> bool:
 
 
 def told_verdict(chunk: TrajectoryChunk) -> Verdict | None:
-    """Return the environment's verdict on its trajectory; None leaves it to the prompt's verifier."""
-    if isinstance(chunk.turn, UnsetType) or chunk.turn.accuracy is None:
+    """Return the environment's verdict on its trajectory, or that on one that a limit ended; None leaves it to the
+    prompt's verifier."""
+    if isinstance(chunk.turn, UnsetType):
         return None
+    if chunk.turn.accuracy is None:
+        return Verdict(accuracy=0.0, reason="ended by a limit") if chunk.turn.is_truncated else None
     return Verdict(accuracy=chunk.turn.accuracy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +14,21 @@ import numpy as np
 import pytest
 
 from pipeline.config.rewards import EnvironmentSection
+from pipeline.data.prompt_form import MESSAGES
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.ledger.contract import Ledger
 from pipeline.ledger.types import Lease
 from protocol.ids import Role
-from protocol.trajectory import Field, FinishReason, Prompt, TrajectoryChunk, Turn
+from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Score, TrajectoryChunk, Turn
 from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import GENERATOR, make_spec
 from tests.pipeline.runtime.fakes import small_config
-from tests.workers.scorers.scorers import scorer_context
+from tests.workers.scorers.scorers import judge_all, scorer_context
 from workers.engines.generation.seam import SampledWindow
 from workers.generator.chunk_writer import chunk_of, opening_window
 from workers.generator.held_trajectories import Held
 from workers.scorers.environment import Environment, row_of
-from workers.scorers.reward import has_ended, response_of
+from workers.scorers.reward import Reward, has_ended, response_of
 
 MODEL = Path("ops/demo/tools_model")
 USERS = "tests.pipeline.environments.user_environments"
@@ -172,6 +173,30 @@ async def test_a_turn_without_an_end_ends_the_trajectory_as_truncated_with_its_r
         assert isinstance(ended.turn, Turn)
         assert (ended.turn.reward, ended.turn.accuracy, ended.turn.is_truncated) == (1.0, 0.0, True)
         assert response_of(ended, None).finish_reason is FinishReason.LENGTH
+
+
+async def test_without_an_answer_a_trajectory_that_its_verifier_judges_is_as_wrong_as_a_wrong_one(
+    tmp_path: Path,
+) -> None:
+    row = msgspec.structs.replace(ROW, extra={MESSAGES: [{"role": "user", "content": "12*13"}]})
+    async with opened(tmp_path, "tools", tools=["calculator"]) as bench:
+        await bench.answered(await bench.opened(row))
+        await bench.answered(await bench.said("3", ends=False))
+        (ended,) = await bench.overdue_rewards()
+    async with scorer_context(tmp_path, small_config(tmp_path), Role.REWARD) as ctx:
+        judge = Reward(ctx)
+        await judge.setup()
+        written: list[Score] = []
+
+        async def keep(scored: Iterable[tuple[TrajectoryChunk, Score]]) -> None:
+            written.extend(score for _, score in scored)
+
+        judge.write_all = keep  # type: ignore[method-assign, assignment]
+        await judge_all(judge, [ended])
+        await judge.teardown()
+    (score,) = written
+    assert isinstance(score, RewardScore)
+    assert (score.accuracy, score.reward) == (0.0, ctx.config.reward.wrong)
 
 
 async def test_too_many_turns_end_the_trajectory_as_truncated(tmp_path: Path) -> None:
