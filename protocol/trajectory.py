@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from protocol.arrays import Float32Vector, Int32Vector
 from protocol.ids import ChunkId, TrajectoryId
@@ -172,6 +173,18 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     def num_sampled(self) -> int:
         """Response tokens up to and including this chunk that the policy sampled in this sequence."""
         return self.response_length - sum(span.num_tokens for span in self.given_spans)
+
+    def context_after(self, turn: Turn | None) -> tuple[Int32Vector, tuple[GivenSpan, ...]]:
+        """Return the next chunk's ``context_tokens`` and ``given`` after the environment's ``turn``, if one came. After
+        an opening both are empty: its turn is the prompt."""
+        if self.is_opening:
+            return self.context_tokens, ()
+        tokens = np.concatenate([self.context_tokens, self.tokens])
+        if turn is None:
+            return tokens, self.given_spans
+        if turn.replaces:
+            return turn.tokens, (GivenSpan(0, turn.tokens.size),)
+        return np.concatenate([tokens, turn.tokens]), (*self.given_spans, GivenSpan(tokens.size, turn.tokens.size))
 
     @property
     def versions(self) -> tuple[int, ...]:

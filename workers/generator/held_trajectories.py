@@ -81,17 +81,12 @@ class Held:
         last, turn = lease.last_chunk, lease.turn
         if last is None:
             return cls(lease, prompt, np.empty(0, np.int32), lease.next_index, granted_s=granted_s)
-        tokens, given = np.concatenate([last.context_tokens, last.tokens]), last.given_spans
+        tokens, given = last.context_after(turn)
         state = b"" if isinstance(last.environment_state, msgspec.UnsetType) else last.environment_state
         if turn is not None:
             state = turn.state
             if last.is_opening:
                 prompt = msgspec.structs.replace(prompt, tokens=turn.tokens, text=turn.text)
-            elif turn.replaces:
-                tokens, given = turn.tokens, (GivenSpan(0, turn.tokens.size),)
-            else:
-                given = (*given, GivenSpan(tokens.size, turn.tokens.size))
-                tokens = np.concatenate([tokens, turn.tokens])
         return cls(lease, prompt, tokens, lease.next_index, granted_s=granted_s, given=given, environment_state=state)
 
     @property

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -27,7 +26,7 @@ from pipeline.ledger.stored import read_chunk, read_scores
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from protocol.codec import to_blob
 from protocol.errors import DataError
-from protocol.trajectory import Field, GivenSpan, Prompt, RewardScore, Score, TrajectoryChunk, Turn
+from protocol.trajectory import Field, GivenSpan, Prompt, RewardScore, Score, Turn
 
 FORMAT: Final = 1
 FRAME_BYTES: Final = 1 << 20
@@ -198,10 +197,14 @@ class _Packer:
 
     def _trajectory(self, chunks: Sequence[ScoredChunk]) -> tuple[LoggedChunk, ...]:
         stored: list[LoggedChunk] = []
-        before = _START
+        before, given = _NOTHING, tuple[GivenSpan, ...]()
         for scored in chunks:
             chunk = scored.chunk
-            is_cut = chunk.context_tokens.size > 0 and _Context.of(chunk).is_same(before)
+            is_cut = (
+                chunk.context_tokens.size > 0
+                and chunk.given_spans == given
+                and np.array_equal(chunk.context_tokens, before)
+            )
             slim = msgspec.structs.replace(
                 chunk,
                 prompt=_NO_PROMPT,
@@ -214,7 +217,7 @@ class _Packer:
             scores = {field: to_blob(_without_texts(score)) for field, score in scored.scores.items()}
             stored.append(LoggedChunk(to_blob(slim), self._place(chunk.prompt), is_cut, scores))
             self.num_bytes += len(stored[-1].blob) + sum(map(len, scores.values()))
-            before = before.after(scored)
+            before, given = _context_after(scored)
         return tuple(stored)
 
     def _place(self, prompt: Prompt) -> int:
@@ -233,53 +236,31 @@ def _without_texts(score: Score) -> Score:
     return score
 
 
-@dataclass(frozen=True)
-class _Context:
-    """What comes before a chunk."""
-
-    tokens: np.ndarray
-    given: tuple[GivenSpan, ...]
-
-    @classmethod
-    def of(cls, chunk: TrajectoryChunk) -> _Context:
-        return cls(chunk.context_tokens, chunk.given_spans)
-
-    def is_same(self, other: _Context) -> bool:
-        return self.given == other.given and np.array_equal(self.tokens, other.tokens)
-
-    def after(self, scored: ScoredChunk) -> _Context:
-        """Return what comes before the next chunk."""
-        turn, tokens = scored.scores.get(Field.TURN), np.concatenate([self.tokens, scored.chunk.tokens])
-        if not isinstance(turn, Turn) or scored.chunk.is_opening:
-            return _Context(tokens, self.given)
-        if turn.replaces:
-            return _Context(turn.tokens, (GivenSpan(0, turn.tokens.size),))
-        given = (*self.given, GivenSpan(tokens.size, turn.tokens.size))
-        return _Context(np.concatenate([tokens, turn.tokens]), given)
-
-
-_START = _Context(_NOTHING, ())
+def _context_after(scored: ScoredChunk) -> tuple[np.ndarray, tuple[GivenSpan, ...]]:
+    turn = scored.scores.get(Field.TURN)
+    return scored.chunk.context_after(turn if isinstance(turn, Turn) else None)
 
 
 def _unpack_trajectory(unit: str, chunks: Sequence[LoggedChunk], prompts: Sequence[Prompt]) -> tuple[ScoredChunk, ...]:
     found: list[ScoredChunk] = []
-    before = _START
+    before, given = _NOTHING, tuple[GivenSpan, ...]()
     for stored in chunks:
         if not 0 <= stored.prompt < len(prompts):
             raise DataError(
                 f"unit {unit} names prompt {stored.prompt} of {len(prompts)}; the update log was not written by this release"
             )
         chunk = read_chunk(stored.blob)
-        context = before if stored.is_context_cut else _Context.of(chunk)
+        if not stored.is_context_cut:
+            before, given = chunk.context_tokens, chunk.given_spans
         scores = read_scores(stored.scores)
         whole = msgspec.structs.replace(
             chunk,
             prompt=prompts[stored.prompt],
-            context_tokens=context.tokens,
-            given=context.given or msgspec.UNSET,
+            context_tokens=before,
+            given=given or msgspec.UNSET,
         )
         found.append(ScoredChunk(whole, scores))
-        before = before.after(found[-1])
+        before, given = _context_after(found[-1])
     return tuple(found)
 
 
