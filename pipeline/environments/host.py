@@ -171,19 +171,24 @@ class Episodes:
 
 
 def main() -> None:
-    """Serve calls until the parent closes the pipe. The argument is HostSettings as JSON."""
-    settings = msgspec.json.decode(sys.argv[1], type=HostSettings)
-    calls, replies = take_pipes()
-    limit_process(settings.memory_bytes)
-    # at the end, so that they cannot hide installed modules
-    sys.path += settings.folders
-    asyncio.run(_serve(settings, calls, replies))
+    """Serve calls until the parent closes the pipe. HostSettings come first: arguments of a process are no place for
+    what may be a key."""
+    asyncio.run(_serve(*take_pipes()))
 
 
-async def _serve(settings: HostSettings, calls: BinaryIO, replies: BinaryIO) -> None:
+async def _serve(calls: BinaryIO, replies: BinaryIO) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 20)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), calls)
+
+    async def next_frame() -> bytes:
+        (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+        return await reader.readexactly(length)
+
+    settings = msgspec.msgpack.decode(await next_frame(), type=HostSettings)
+    limit_process(settings.memory_bytes)
+    # at the end, so that they cannot hide installed modules
+    sys.path += settings.folders
     decode = msgspec.msgpack.Decoder(EpisodeCall).decode
     running: dict[int, asyncio.Task[None]] = {}
     episodes: Episodes | None = None
@@ -211,8 +216,7 @@ async def _serve(settings: HostSettings, calls: BinaryIO, replies: BinaryIO) -> 
     async with asyncio.TaskGroup() as tasks:
         with suppress(asyncio.IncompleteReadError):
             while True:
-                (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                call = decode(await reader.readexactly(length))
+                call = decode(await next_frame())
                 if call.number >= 0:
                     running[call.number] = tasks.create_task(answer(call))
                 elif (task := running.get(-call.number)) is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import secrets
 import zlib
 from collections.abc import Callable, Coroutine
@@ -20,11 +19,9 @@ import msgspec
 
 from pipeline.config.rewards import EnvironmentSection
 from pipeline.environments.host import MAX_REPLY_BYTES, EpisodeCall, EpisodeReply, HostSettings
-from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import SANDBOX_MARK, end_marked
-from pipeline.process.environment import without_sink_credentials
 from pipeline.rewards.patience import patience
-from pipeline.rewards.process import kill_group
+from pipeline.rewards.process import kill_group, start_marked
 from pipeline.rewards.sandbox import HEADER
 from protocol import headrace
 from protocol.errors import ConfigError, EnvironmentFailed
@@ -98,8 +95,7 @@ class _Child:
 
     async def _send(self, call: EpisodeCall) -> None:
         assert self._process.stdin is not None
-        body = msgspec.msgpack.encode(call)
-        self._process.stdin.write(HEADER.pack(len(body)) + body)
+        self._process.stdin.write(_framed(call))
         await self._process.stdin.drain()
 
     async def _read(self) -> None:
@@ -147,7 +143,7 @@ class _Process:
 
     def __init__(self, settings: HostSettings, spawn: Spawn) -> None:
         self._spawn = spawn
-        self._command = headrace.command("pipeline.environments.host", msgspec.json.encode(settings).decode())
+        self._settings = _framed(settings)
         self._child: _Child | None = None
         self._starting = asyncio.Lock()
 
@@ -168,19 +164,9 @@ class _Process:
 
     async def _start(self) -> _Child:
         mark = secrets.token_hex(16)
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            # Ctrl-C must reach only the worker, which ends its children in order
-            start_new_session=True,
-            env={
-                "OMP_NUM_THREADS": "1",
-                **without_sink_credentials(without_ledger_password(os.environ)),
-                SANDBOX_MARK: mark,
-            },
-        )
+        process = await start_marked(headrace.command("pipeline.environments.host"), mark)
+        assert process.stdin is not None
+        process.stdin.write(self._settings)
         return _Child(process, mark, self._spawn)
 
     async def end(self) -> None:
@@ -237,6 +223,11 @@ class EnvironmentPool:
         """End every process. May be called more than once."""
         for process in self._processes:
             await process.end()
+
+
+def _framed(sent: EpisodeCall | HostSettings) -> bytes:
+    body = msgspec.msgpack.encode(sent)
+    return HEADER.pack(len(body)) + body
 
 
 def arguments_of(section: EnvironmentSection) -> dict[str, object]:

@@ -18,7 +18,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -171,20 +171,8 @@ class SandboxProcess:
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._mark, self._overrun = secrets.token_hex(16), ""
-        self._process = await asyncio.create_subprocess_exec(
-            *headrace.command("pipeline.rewards.sandbox", str(self._memory_bytes), *map(str, self._path)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            # Ctrl-C must reach only the worker, which ends its children in order
-            start_new_session=True,
-            env={
-                "OMP_NUM_THREADS": "1",
-                **without_sink_credentials(without_ledger_password(os.environ)),
-                **self._code_first(),
-                SANDBOX_MARK: self._mark,
-            },
-        )
+        command = headrace.command("pipeline.rewards.sandbox", str(self._memory_bytes), *map(str, self._path))
+        self._process = await start_marked(command, self._mark, self._code_first())
         return self._process
 
     def _code_first(self) -> dict[str, str]:
@@ -241,6 +229,27 @@ class Budget:
             self._is_seen = True
             self._before_s += usage.others_cpu_s
         return usage.cpu_s - self._before_s > self._cpu_s
+
+
+async def start_marked(
+    command: Sequence[str], mark: str, further: Mapping[str, str] | None = None
+) -> asyncio.subprocess.Process:
+    """Start a process for the user's code, between pipes, without the run's secrets. ``mark`` names it and its
+    descendants; ``further`` are variables of its environment."""
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        # Ctrl-C must reach only the worker, which ends its children in order
+        start_new_session=True,
+        env={
+            "OMP_NUM_THREADS": "1",
+            **without_sink_credentials(without_ledger_password(os.environ)),
+            **(further or {}),
+            SANDBOX_MARK: mark,
+        },
+    )
 
 
 def kill_group(process: asyncio.subprocess.Process) -> None:

@@ -159,6 +159,12 @@ async def test_the_process_that_replaces_a_hanging_one_is_not_ended_with_it(tmp_
     assert len(set(pids)) == 2
 
 
+async def test_a_class_sees_no_password_and_its_arguments_are_not_a_processs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://:LEDGER-SECRET@127.0.0.1/0")
+    async with pool("Tells", arguments={"key": "a-key-of-mine"}) as environments:
+        assert content(await environments.answer(call())) == "False False"
+
+
 async def test_closing_ends_every_process() -> None:
     async with pool("Countdown", processes=2) as environments:
         await all_of(environments, [call(f"t.{number}.0") for number in range(8)])

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.cross_checks import BUILT_IN_TOOLS
+from pipeline.environments import tools
 from pipeline.environments.contract import checked_messages, checked_step, keeps_state, load_environment
 from pipeline.environments.conversation import BAD_CALLS, ChatFormat, call_id
 from pipeline.environments.tool_environment import ToolEnvironment
@@ -130,6 +132,10 @@ def test_it_begins_with_the_lines_messages_or_prompt() -> None:
     assert environment.reset({"prompt": "add"}) == [{"role": "user", "content": "add"}]
     with pytest.raises(EnvironmentFailed, match=r"ToolEnvironment\.reset: the line has neither"):
         environment.reset({})
+
+
+def test_the_configuration_knows_the_built_in_tools() -> None:
+    assert {*tools._BUILT_IN, "search"} == set(BUILT_IN_TOOLS)
 
 
 def test_it_is_built_in_and_its_settings_are_checked() -> None:

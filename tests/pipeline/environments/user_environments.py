@@ -61,6 +61,18 @@ class Shows(Countdown):
         return shown + super().reset(row)
 
 
+class Tells(Countdown):
+    """Says what it can see of secrets."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self._key = key
+
+    def reset(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        shown = Path("/proc/self/cmdline").read_bytes() + Path("/proc/self/environ").read_bytes()
+        return [{"role": "user", "content": f"{self._key in shown.decode()} {'LEDGER-SECRET' in shown.decode()}"}]
+
+
 class Raises(Countdown):
     def step(self, message: dict[str, Any]) -> Step:
         raise ValueError("no such move")
