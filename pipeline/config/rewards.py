@@ -159,6 +159,9 @@ _SHARES = ReadIf(lambda run: run.algorithm.name != "nlft-first", "nlft-first fla
 _CLUSTERS = ReadIf(lambda run: run.guidance.clusters, "guidance.clusters is off")
 
 
+ENVIRONMENT = ReadIf(lambda run: run.has_environment, "environment.path is empty")
+
+
 class EnvironmentSection(Section):
     """An environment that answers the model's turns: a class with `reset(row)` and `step(message)`. Without one, a
     response is a single answer, which its verifier scores."""

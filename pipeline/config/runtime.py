@@ -23,6 +23,7 @@ from pipeline.config.base import (
 )
 from pipeline.config.catalogue import GenerationEngineName
 from pipeline.config.import_path import is_import_path
+from pipeline.config.rewards import ENVIRONMENT
 
 
 def _has_own_engine(run: Any) -> bool:
@@ -472,7 +473,7 @@ class FleetSection(Section):
     reference: int = setting(
         1, "Reference processes, if the algorithm needs them. 0: they join from other hosts.", ge=0, unit="processes"
     )
-    environment: int = setting(1, "Environment processes, if the run has an environment.", ge=0, unit="processes")
+    environment: int = setting(1, "Environment processes.", ge=0, unit="processes", read_if=ENVIRONMENT)
     value: int = setting(
         1, "The value process. It starts only if the algorithm has a critic.", ge=0, le=1, unit="processes"
     )

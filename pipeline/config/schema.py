@@ -34,7 +34,7 @@ from pipeline.config.operations import (
     SinksSection,
     TracingSection,
 )
-from pipeline.config.rewards import ENDPOINT, EnvironmentSection, GuidanceSection, endpoint_verifiers
+from pipeline.config.rewards import ENDPOINT, ENVIRONMENT, EnvironmentSection, GuidanceSection, endpoint_verifiers
 from pipeline.ledger.types import Unit
 from protocol.trajectory import Field
 
@@ -76,7 +76,7 @@ class RunConfig(Section):
     staleness: training.StalenessSection = training.StalenessSection()
     generation: runtime.GenerationSection = runtime.GenerationSection()
     reward: training.RewardSection = training.RewardSection()
-    environment: EnvironmentSection = EnvironmentSection()
+    environment: EnvironmentSection = section(EnvironmentSection(), read_if=ENVIRONMENT)
     reference: training.ReferenceSection = section(training.ReferenceSection(), read_if=training.REFERENCED)
     value: learning.ValueSection = section(learning.ValueSection(), read_if=_CRITIC)
     guidance: GuidanceSection = section(GuidanceSection(), read_if=_GUIDED)

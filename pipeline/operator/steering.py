@@ -194,7 +194,8 @@ def _resized(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) ->
         if role not in counts:
             raise ConfigError(
                 f"this run has no {role} workers: its roles are {', '.join(counts)}. "
-                "A reference worker needs algorithm.kl_coefficient above 0, or reference.always"
+                "A reference worker needs algorithm.kl_coefficient above 0, or reference.always; an environment worker "
+                "environment.path"
             )
     numbers = {role: count for role, count in wanted.items() if count is not None}
     follows_demand = at.config.fleet.max_generators is not None

@@ -60,7 +60,7 @@ class Ending:
         if num_failed := unusable[DropReason.DEAD_LETTER]:
             return cls(
                 f"{unusable.total()} groups in a row could not be trained on {after}, {num_failed} of them because a response "
-                f"could not be scored: mend the verifier, its tracebacks are in {logs} ({_AUDIT_HINT})"
+                f"could not be scored: mend the verifier or environment, its tracebacks are in {logs} ({_AUDIT_HINT})"
             )
         return cls(
             f"{unusable.total()} groups in a row were all right or all wrong, or masked as over-long, so none had anything to "

@@ -84,7 +84,6 @@ class Environment(ConcurrentScorer):
         self._limit = config.generation.max_response_tokens
         self._pool = EnvironmentPool(self._section, partial(self.ctx.spawn, "environment", endless=False))
         self._to_reward = RoleSender(self.ctx, Role.REWARD)
-        self.max_batch = self._section.max_in_flight
         self.ctx.starting("loading the environment")
         await self._pool.check()
         await super().setup()
