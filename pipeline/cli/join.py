@@ -21,7 +21,7 @@ import click
 
 from pipeline.cli.common import PATH, echo_json, json_option
 from protocol.errors import ConfigError
-from protocol.ids import Role, is_worker_name
+from protocol.ids import ELASTIC_ROLES, Role, is_worker_name
 from protocol.printable import printable
 from protocol.private import user_state
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.supervisor.joining.joined_folder import JoinedFolder
     from pipeline.supervisor.joining.joined_supervisor import JoinOutcome
 
-_ROLES = ("generator", "reward", "reference")
+_ROLES = tuple(map(str, ELASTIC_ROLES))
 _EPILOG = """\b
 Examples:
   headrace fleet join rediss://host:6379/0 --token generator.token --count 4

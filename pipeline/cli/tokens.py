@@ -16,13 +16,14 @@ import click
 from pipeline.cli.common import PATH, aligned, answer, json_option, run_among, run_argument
 from pipeline.operator.attached import Attached, attach, look_at, workers_of
 from protocol.errors import ConfigError
+from protocol.ids import ELASTIC_ROLES, Role
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.ledger.redis.tokens import TokenRow
     from pipeline.ledger.token import Token
 
-_ROLES = ("generator", "reward", "reference", "value", "learner")
+_ROLES = tuple(map(str, (*ELASTIC_ROLES, Role.VALUE, Role.LEARNER)))
 _OVERLAP_S = 600.0
 
 
@@ -51,8 +52,6 @@ Any number of hosts may use one token."""
 @json_option
 def create(run: Path | None, role: str, out: Path | None, as_json: bool) -> None:
     """Create a token for workers of one role."""
-    from protocol.ids import Role
-
     if out is not None and out.exists():
         raise ConfigError(
             f"--out {out} exists already; expected a new file, since a token's secret is kept nowhere else"

@@ -105,6 +105,8 @@ def check_recorded(data: DataSection, algorithm: AlgorithmSection, staleness: St
 BUILT_IN_TOOLS: Final = ("calculator", "python", "search")
 TOOLS: Final = "tools"
 """The environment that only has tools."""
+SEARCH: Final = "search:"
+"""Begins the name of a tool; the folder follows."""
 
 
 def check_environment(

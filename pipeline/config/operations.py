@@ -11,18 +11,16 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, StringConstraints
 
 from pipeline.config.base import Positive, ReadIf, Section, setting
+from protocol.ids import ELASTIC_ROLES
 
 _WANDB = ReadIf(lambda run: run.sinks.wandb, "sinks.wandb is not set")
 _MLFLOW = ReadIf(lambda run: run.sinks.mlflow, "sinks.mlflow is not set")
 _TRACES = ReadIf(lambda run: run.tracing.otlp, "tracing.otlp is not set")
 
 
-SCALING_ROLES: Final = ("generator", "reward", "reference")
-
-
 def _scaling_role(name: str) -> str:
-    if name not in SCALING_ROLES:
-        raise ValueError(f"{name!r} cannot be launched; expected {', '.join(SCALING_ROLES)}")
+    if name not in ELASTIC_ROLES:
+        raise ValueError(f"{name!r} cannot be launched; expected {', '.join(ELASTIC_ROLES)}")
     return name
 
 
@@ -107,9 +105,10 @@ class RaySection(Section):
     generator: RayRoleSection = RayRoleSection()
     reward: RayRoleSection = RayRoleSection()
     reference: RayRoleSection = RayRoleSection()
+    environment: RayRoleSection = RayRoleSection()
 
     def role(self, role: str) -> RayRoleSection:
-        return {"generator": self.generator, "reward": self.reward, "reference": self.reference}[role]
+        return getattr(self, role)
 
 
 class LaunchSection(Section):
@@ -122,7 +121,9 @@ class LaunchSection(Section):
         "local: processes on this host. join: also on this host, but each is a `headrace fleet join` in its own "
         "folder, as it would be elsewhere.",
     )
-    roles: tuple[ScalingRole, ...] = setting(SCALING_ROLES, "Roles that are launched there; others run on this host.")
+    roles: tuple[ScalingRole, ...] = setting(
+        tuple(map(str, ELASTIC_ROLES)), "Roles that are launched there; others run on this host."
+    )
     program: tuple[str, ...] = setting(("headrace",), "Command that runs Headrace there.")
     ledger_url: str | None = setting(
         None, "The ledger's address as seen from there, without user and password. Default: ledger.url."
@@ -136,6 +137,7 @@ class LaunchSection(Section):
     generator: ResourcesSection = ResourcesSection()
     reward: ResourcesSection = ResourcesSection()
     reference: ResourcesSection = ResourcesSection()
+    environment: ResourcesSection = ResourcesSection()
     learner: ResourcesSection = ResourcesSection()
 
     @property
@@ -149,8 +151,7 @@ class LaunchSection(Section):
         return self.launched if self.on != "join" else frozenset()
 
     def resources(self, role: str) -> ResourcesSection:
-        found = {"generator": self.generator, "reward": self.reward, "reference": self.reference}
-        return found.get(role, ResourcesSection())
+        return getattr(self, role) if role in ELASTIC_ROLES else ResourcesSection()
 
 
 class RecoverySection(Section):

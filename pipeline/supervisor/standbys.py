@@ -48,7 +48,7 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.supervisor.fleet_plan import Intervention, Verb
 from pipeline.supervisor.processes import Processes
 from protocol import headrace
-from protocol.ids import Role
+from protocol.ids import ELASTIC_ROLES, Role
 
 # Estimates a standby's memory until one has reported it.
 #
@@ -156,7 +156,7 @@ class StandbyKind(StrEnum):
     """Which workers a standby can become."""
 
     GENERIC = "standby"
-    """A generator, reward, reference or value worker."""
+    """Any worker but the learner and the observer."""
     LEARNER = "learner-standby"
 
 
@@ -371,7 +371,7 @@ def _ending(standby: Standby, reason: str) -> Intervention:
 
 WORTH_S: Final = 10.0
 """A start must take at least this long to justify a standby."""
-GENERIC_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE)
+GENERIC_ROLES: Final = (*ELASTIC_ROLES, Role.VALUE)
 _GPUS = "nvidia[0-9]*"
 _ROOM = "-" * 80
 """Padding argument that reserves space for the longer command line of the worker it becomes."""
@@ -394,6 +394,7 @@ def standby_roles(config: RunConfig, kind: StandbyKind) -> tuple[Role, ...]:
         Role.GENERATOR: bool(fleet.generator),
         Role.REWARD: bool(fleet.reward),
         Role.REFERENCE: bool(fleet.reference) and config.has_reference,
+        Role.ENVIRONMENT: bool(fleet.environment) and config.has_environment,
         Role.VALUE: config.has_critic and config.value.ranks == 1,
     }
     return tuple(role for role in GENERIC_ROLES if is_wanted[role] and role not in config.launch.launched)

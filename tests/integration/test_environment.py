@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,24 @@ def test_a_run_with_an_environment_goes_on_through_kills_and_its_books_balance(t
             "a killed turn is tried again"
         )
     assert set(marked(SANDBOX_MARK, "")) <= before, "nothing that it started is left"
+
+
+def test_environment_workers_join_as_from_other_hosts_and_are_scaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    joined = ("run.num_updates=1000", "wire.transport=tcp", "launch.on=join", "launch.roles=['environment']")
+    with fleet(tmp_path, *settings(tmp_path, *joined), of=("tools", "demo")) as run:
+        run.wait_until(lambda: run.num_updates() >= 1, "an update")
+        run.command("scale", "environment=2", "--run", str(run.run_dir))
+        killed = run.workers()["environment-0"]["pid"]
+        os.kill(killed, signal.SIGKILL)
+
+        def both_answer() -> bool:
+            workers = run.workers()
+            found = [workers.get(name, {}) for name in ("environment-0", "environment-1")]
+            return all(row.get("counters", {}).get("scored") and row["pid"] != killed for row in found)
+
+        run.wait_until(both_answer, "answers of both")
+        assert list((tmp_path / "cache").rglob("environment-1-*")), "it has a joined host's folder"
+        assert run.audit()["balances"]

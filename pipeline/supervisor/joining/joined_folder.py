@@ -30,6 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from pipeline.config import RESOLVED_NAME
+from pipeline.config.cross_checks import SEARCH
 from pipeline.config.load import settings_to_toml
 from pipeline.files import write_private
 from pipeline.ledger.address import LedgerAddress, write_address
@@ -132,7 +133,8 @@ def _settings(manifest: Manifest, folder: JoinedFolder) -> dict[str, Any]:
     settings: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest.settings))
     for setting in manifest.places:
         place = setting_at(settings, setting)
-        put_setting(settings, setting, str(folder.files / place))
+        tool = SEARCH if place.startswith(SEARCH) else ""
+        put_setting(settings, setting, f"{tool}{folder.files / place.removeprefix(tool)}")
     settings["run"]["dir"] = str(folder.path.parent)
     wire = settings["wire"]
     wire["host"], wire["advertise_host"] = _listening(wire["host"]), None

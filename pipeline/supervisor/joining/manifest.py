@@ -5,8 +5,8 @@ size, digest and roles. A place is a path below the joined host's folder of file
 their names, because prompt ids begin with them.
 
 A generator needs prompts, and the model's folder without weights, which come from the learner. A
-reward worker needs the reward model, a reference worker its model. All need the code folders that
-the configuration names."""
+reward worker needs the reward model, a reference worker its model, an environment worker the tokenizer and
+the folders that its tools search. All need the code folders that the configuration names."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from typing import Any, Final
 
 import msgspec
 
+from pipeline.config.cross_checks import SEARCH
 from pipeline.config.public import kept_settings
 from pipeline.config.schema import RunConfig
 from pipeline.data.places import local_file
 from pipeline.files.code_copies import digest_of
 from protocol.errors import ConfigError
 from protocol.headrace import PACKAGES
-from protocol.ids import Role
+from protocol.ids import ELASTIC_ROLES, Role
 
 # The version of Headrace, and a digest of its sources. All hosts of a run must have the same, since
 # messages, scripts and sampling must agree.
@@ -62,8 +63,6 @@ def check_same(theirs: CodeVersion, ours: CodeVersion) -> None:
     raise ConfigError(f"this host has Headrace {ours}, and the run was started with {theirs}; {remedy}")
 
 
-JOINING_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
-"""Roles that may have workers on other hosts."""
 MAX_CODE_FILES: Final = 5_000
 MAX_CODE_BYTES: Final = 256 << 20
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
@@ -145,10 +144,21 @@ def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
     if config.reward.model is not None:
         place = "reward_model"
         put(("reward", "model", "path"), place, _folder(config.reward.model.path, place, (Role.REWARD,)))
-    for section, folders in (("reward", config.reward.path), ("algorithm", config.algorithm.path)):
+    code = (
+        ("reward", "path", config.reward.path),
+        ("algorithm", "path", config.algorithm.path),
+        ("environment", "folders", config.environment.folders),
+    )
+    for section, name, folders in code:
         for index, folder in enumerate(folders):
             place = f"code/{section}-{index}/{folder.name}"
-            put((section, "path", index), place, _code(folder, place, f"{section}.path"))
+            put((section, name, index), place, _code(folder, place, f"{section}.{name}"))
+    for index, tool in enumerate(config.environment.tools):
+        if tool.startswith(SEARCH):
+            folder = Path(tool.removeprefix(SEARCH)).resolve()
+            place = f"searched/{index}/{folder.name}"
+            files = _code(folder, place, "environment.tools", (Role.ENVIRONMENT,))
+            put(("environment", "tools", index), SEARCH + place, files)
     files, served = _digested(needed)
     return Manifest(
         code=own_version(), settings=settings, places=tuple(places), files=files, has_reference=config.has_reference
@@ -194,11 +204,11 @@ def _prompt_files(config: RunConfig) -> Iterator[tuple[Setting, Path | str]]:
 
 
 def _model_files(config: RunConfig) -> Iterator[_Needed]:
-    """Yield the start model's files: weights only for a reference, the tokenizer also for guidance."""
+    """Yield the start model's files: weights only for a reference, the tokenizer also for guidance and environments."""
     is_reference = config.has_reference and config.model.reference_path is None
     weighing = (Role.REFERENCE,) if is_reference else ()
     reading = (Role.REFERENCE,) if config.needs_guidance else weighing
-    for file in _folder(config.model.path, "model", (Role.GENERATOR, *reading)):
+    for file in _folder(config.model.path, "model", (Role.GENERATOR, Role.ENVIRONMENT, *reading)):
         if not file.path.name.endswith(_WEIGHTS):
             yield file
         elif weighing:
@@ -211,8 +221,8 @@ def _folder(folder: Path, place: str, roles: tuple[Role, ...]) -> Iterator[_Need
             yield _Needed(path, f"{place}/{path.relative_to(folder).as_posix()}", roles)
 
 
-def _code(folder: Path, place: str, setting: str) -> Iterator[_Needed]:
-    """Yield the files of a code folder without caches and hidden files. Raises ConfigError if it is
+def _code(folder: Path, place: str, setting: str, roles: tuple[Role, ...] = ELASTIC_ROLES) -> Iterator[_Needed]:
+    """Yield the files of a folder without caches and hidden files. Raises ConfigError if it is
     too large."""
     num_files = num_bytes = 0
     for path in _walk(folder):
@@ -220,10 +230,10 @@ def _code(folder: Path, place: str, setting: str) -> Iterator[_Needed]:
         if num_files > MAX_CODE_FILES or num_bytes > MAX_CODE_BYTES:
             raise ConfigError(
                 f"{setting} names {folder}, which has more than {MAX_CODE_FILES} files or {MAX_CODE_BYTES >> 20} MiB, and "
-                "joining hosts would fetch all of it; expected a folder of code only: move the modules into a "
+                "joining hosts would fetch all of it; expected a folder of what workers read only: move that into a "
                 "separate folder"
             )
-        yield _Needed(path, f"{place}/{path.relative_to(folder).as_posix()}", JOINING_ROLES)
+        yield _Needed(path, f"{place}/{path.relative_to(folder).as_posix()}", roles)
 
 
 def _walk(folder: Path) -> Iterator[Path]:

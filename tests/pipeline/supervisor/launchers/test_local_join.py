@@ -128,7 +128,7 @@ def test_a_run_that_takes_no_links_by_tcp_has_no_joined_workers(tmp_path: Path) 
     assert isinstance(launcher_of(config, tmp_path), LocalJoinLauncher)
     assert dry_run(config).startswith("# joined workers of this host: generator-0")
     assert not config.launch.elsewhere, "they count as workers of this host"
-    assert LaunchSection(on="ssh").elsewhere == {"generator", "reward", "reference"}
+    assert LaunchSection(on="ssh").elsewhere == {"generator", "reward", "reference", "environment"}
 
 
 def test_runs_of_one_name_in_different_folders_have_different_jobs(tmp_path: Path) -> None:
