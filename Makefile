@@ -21,6 +21,7 @@ AWAY   ?= .venv-away
 WEB    ?= .venv-web
 DOCS   ?= .venv-docs
 SINKS  ?= .venv-sinks
+BRIDGES ?= .venv-bridges
 MODEL  ?=
 RUN    ?= $(or $(MODEL),$(TASK),$(ALGO))-$(shell date +%Y%m%d-%H%M%S)
 # Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes.
@@ -44,7 +45,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-web test-sinks vllm ray trl static types check format drill bench fuzz soak mutants docs clean
+.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-web test-sinks test-bridges vllm ray trl bridges static types check format drill bench fuzz soak mutants docs clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -237,6 +238,17 @@ $(SINKS)/.run: $(VENV)/.dev
 test-sinks: $(SINKS)/.run ## TensorBoard, Weights & Biases offline and MLflow by their own readers, in an environment of its own: .venv-sinks
 	$(SINKS)/bin/python -m pytest -q tests/sinks
 
+$(BRIDGES)/.run: $(VENV)/.dev
+	@echo "Installing reasoning-gym into $(BRIDGES), on top of $(VENV): about 40 MB"
+	$(call layer,$(BRIDGES))
+	$(BRIDGES)/bin/$(INSTALL) --editable '.[reasoning-gym]'
+	@touch $@
+
+bridges: $(BRIDGES)/.run ## an environment with the packages whose tasks and environments Headrace can train on, in .venv-bridges
+
+test-bridges: $(BRIDGES)/.run ## those packages' own tasks and environments, in an environment of its own: .venv-bridges
+	$(BRIDGES)/bin/python -m pytest -q tests/bridges
+
 $(WEB)/.run: $(VENV)/.dev
 	@echo "Installing playwright into $(WEB), on top of $(VENV): about 130 MB; the browser is the system's own chromium"
 	$(call layer,$(WEB))
@@ -291,4 +303,4 @@ mutants: $(VENV)/.dev ## learning mutants: which tests notice that a run would l
 	$(BIN)/python -m ops.checks.mutants --jobs $(JOBS) $(MUTANTS)
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) $(LORA) $(GGUF) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) $(SINKS) $(WEB) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LORA) $(GGUF) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) $(SINKS) $(WEB) $(BRIDGES) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -22,10 +22,13 @@ SHAPING: Final = {
 """Settings that shape the sampling distribution, allowed only in evaluation, each with the value
 that switches it off."""
 HUB_PREFIX = "hf://datasets/"
+GENERATED_PREFIX = "reasoning-gym://"
 
 
 def _data_path(given: Any) -> Path | str:
     """Return a name on the hub or a URL as text, and any other path as Path."""
+    if isinstance(given, str) and given.startswith(GENERATED_PREFIX):
+        return given
     if isinstance(given, str) and given.startswith("hf:"):
         if given.startswith(HUB_PREFIX):
             return given
@@ -55,7 +58,7 @@ _TAKEN_VARIABLES: Final = frozenset(
 )
 ChatVariables = Annotated[dict[str, Any], AfterValidator(_chat_variables)]
 DataPath = Annotated[Path | str, PlainValidator(_data_path)]
-"""A file or a glob pattern (Path), or a file on the hub or in an object store (str)."""
+"""A file or a glob pattern (Path); or a file on the hub or in an object store, or a generated set (str)."""
 
 
 RECORDED: Final = ReadIf(lambda run: run.data.responses, "data.responses is empty")

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,19 @@ def import_object(what: str, path: str, remedy: str) -> Any:
             raise ConfigError(f"{what} {path!r}: {module_name} has no {attribute!r}{hint}")
         found = getattr(found, attribute)
     return found
+
+
+def import_extra(module: str, extra: str, what: str) -> Any:
+    """Return a module of an optional package. Raises ConfigError, beginning with ``what``, if it is not installed."""
+    try:
+        with warnings.catch_warnings():
+            # of the package's own code
+            warnings.simplefilter("ignore")
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{what}: {module.partition('.')[0]} cannot be imported ({error}); pip install 'headrace[{extra}]'"
+        ) from error
 
 
 def import_own(setting: str, path: str) -> Any:

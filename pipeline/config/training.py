@@ -54,7 +54,8 @@ class DataSection(Section):
     train: tuple[DataPath, ...] = setting(
         (),
         "JSONL or Parquet files in the format of Headrace, GSM8K, TRL, verl or OpenRLHF. Other columns are kept. A path "
-        "may contain * and ?, or be hf://datasets/OWNER/NAME/FILE, s3://BUCKET/FILE or gs://BUCKET/FILE.",
+        "may contain * and ?, or be hf://datasets/OWNER/NAME/FILE, s3://BUCKET/FILE, gs://BUCKET/FILE or "
+        "reasoning-gym://DATASET?SETTING=VALUE.",
         also="dataset dataset_name prompt_data prompt_dataset train_files train_dataset",
     )
     sets: tuple[DataSetSection, ...] = setting((), "Several data sets with weights, in place of train.")

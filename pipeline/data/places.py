@@ -1,5 +1,5 @@
-"""Turns the paths of a configuration into local files: globs, hub names, and URLs of object stores,
-whose files are cached by digest."""
+"""Turns the paths of a configuration into local files: globs, hub names, and URLs of object stores and of generated
+sets, whose files are cached by digest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from pipeline.config.data_sets import HUB_PREFIX, DataSetSection, EvaluationSetSection
+from pipeline.config.data_sets import GENERATED_PREFIX, HUB_PREFIX, DataSetSection, EvaluationSetSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.hub import fetch, parse_hub_name, pin
+from pipeline.data.reasoning_gym import parse_generated
 from pipeline.files.object_store import ObjectStore
 from pipeline.files.urls import join
 from protocol.errors import DataError, StorageFailed
@@ -29,9 +30,11 @@ def pin_url(entry: str) -> list[str]:
     :class:`ObjectStore`."""
     if _PINNED.fullmatch(entry):
         return [entry]
-    folder, _, name = entry.rpartition("/")
+    if entry.startswith(GENERATED_PREFIX):
+        entry = str(parse_generated(entry).checked())
+        return [_pinned(entry, _fetch(entry))]
     if not any(letter in entry for letter in "*?["):
-        return [_pinned(entry, _fetch(folder, name))]
+        return [_pinned(entry, _fetch(entry))]
     # list only the folder before the first wildcard
     parts = PurePosixPath(entry.partition("://")[2]).parts
     fixed = next(number for number, part in enumerate(parts) if any(letter in part for letter in "*?["))
@@ -39,7 +42,7 @@ def pin_url(entry: str) -> list[str]:
     found = ObjectStore(base).matching("/".join(parts[fixed:]))
     if not found:
         raise DataError(f"{entry}: no object matches; correct the pattern")
-    return [_pinned(join(base, one), _fetch(base, one)) for one in found]
+    return [_pinned(url, _fetch(url)) for url in (join(base, one) for one in found)]
 
 
 def fetched(entry: str) -> Path:
@@ -50,13 +53,13 @@ def fetched(entry: str) -> Path:
         [entry] = pin_url(entry)
         return fetched(entry)
     url, digest = found["url"], found["digest"]
-    folder, _, name = url.rpartition("/")
-    cache = user_cache("data")
-    cached = cache / digest / name
+    is_generated = url.startswith(GENERATED_PREFIX)
+    name = parse_generated(url).checked().file_name if is_generated else url.rpartition("/")[2]
+    cached = user_cache("data") / digest / name
     if cached.is_file():
         private_cache("data")
         return cached
-    got = _fetch(folder, name)
+    got = _fetch(url)
     if got != digest:
         raise DataError(
             f"{url} has changed since the run began: it has digest sha256:{got}, expected sha256:{digest}. Restore the "
@@ -65,26 +68,30 @@ def fetched(entry: str) -> Path:
     return cached
 
 
-def _fetch(base: str, name: str) -> str:
-    """Copy an object into the cache; return its digest."""
+def _fetch(url: str) -> str:
+    """Copy an object, or write a generated set, into the cache; return its digest."""
     cache = user_cache("data")
     partial = cache / f".partial-{os.getpid()}"
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         private_cache("data")
-        ObjectStore(base).get(name, partial)
+        if url.startswith(GENERATED_PREFIX):
+            generated = parse_generated(url)
+            name = generated.file_name
+            generated.write(partial)
+        else:
+            folder, _, name = url.rpartition("/")
+            ObjectStore(folder).get(name, partial)
         digest = _sha256(partial)
         (cache / digest).mkdir(mode=0o700, exist_ok=True)
-        partial.replace(cache / digest / name.rpartition("/")[2])
+        partial.replace(cache / digest / name)
     except StorageFailed:
         raise
     except OSError as error:
         # the object store's own errors already have a full message, and no errno
         if error.errno is None:
             raise
-        raise StorageFailed(
-            f"{cache} cannot hold {join(base, name)}: {error.strerror}; make room, or set XDG_CACHE_HOME"
-        ) from error
+        raise StorageFailed(f"{cache} cannot hold {url}: {error.strerror}; make room, or set XDG_CACHE_HOME") from error
     finally:
         partial.unlink(missing_ok=True)
     return digest

@@ -43,7 +43,7 @@ _RUN_PROGRAMS = frozenset({"code", "code_share"})
 """Verifiers that run programs and tests, which the data alone must not choose."""
 RECORDED = "recorded"
 """The verifier for response files, whose lines have the verdict."""
-_ANSWERLESS = BY_MODEL | _RUN_PROGRAMS | {RECORDED}
+_ANSWERLESS = BY_MODEL | _RUN_PROGRAMS | {RECORDED, "reasoning-gym"}
 
 _SPECS: dict[str, VerifierSpec] = {}
 _JUDGMENTS = {
@@ -155,3 +155,5 @@ register("reward_model_sigmoid", "pipeline.rewards.by_model:sigmoid", sandboxed=
 register(RECORDED, "pipeline.rewards.recorded:verify", sandboxed=False)
 register("code", "pipeline.rewards.programs:verify", sound=True)
 register("code_share", "pipeline.rewards.programs:verify_share", sound=True)
+# its module also generates the data
+register("reasoning-gym", "pipeline.data.reasoning_gym:verify")

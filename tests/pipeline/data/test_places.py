@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,10 @@ def test_a_full_disk_is_named_with_the_folder_that_lacks_room(
     with pytest.raises(StorageFailed, match=rf"{cache} cannot hold .*make room"):
         pin_data(config_of(f"{bucket}/train-0.jsonl"))
     assert not list(cache.glob(".partial*"))
+
+
+def test_a_generated_set_without_its_package_is_told_with_the_extra_to_install() -> None:
+    if find_spec("reasoning_gym") is not None:
+        pytest.skip("reasoning-gym is installed here")
+    with pytest.raises(ConfigError, match=r"^reasoning-gym://chain_sum.*pip install 'headrace\[reasoning-gym\]'"):
+        pin_data(config_of("reasoning-gym://chain_sum"))
