@@ -105,6 +105,7 @@ def check_recorded(data: DataSection, algorithm: AlgorithmSection, staleness: St
 BUILT_IN_TOOLS: Final = ("calculator", "python", "search")
 TOOLS: Final = "tools"
 """The environment that only has tools."""
+BUILT_IN_ENVIRONMENTS: Final = (TOOLS, "gymnasium")
 SEARCH: Final = "search:"
 """Begins the name of a tool; the folder follows."""
 
@@ -118,9 +119,10 @@ def check_environment(
     needs_guidance: bool,
 ) -> None:
     """Raise ValueError for an environment that cannot exist, and for settings that do not work with one."""
-    if environment.path != TOOLS and not is_import_path(environment.path):
+    if environment.path not in BUILT_IN_ENVIRONMENTS and not is_import_path(environment.path):
         raise ValueError(
-            f"environment.path is {environment.path!r}; expected {TOOLS}, or your class as package.module:Class"
+            f"environment.path is {environment.path!r}; expected {', '.join(BUILT_IN_ENVIRONMENTS)}, or your class as "
+            "package.module:Class"
         )
     for tool in environment.tools:
         if tool.partition(":")[0] not in BUILT_IN_TOOLS and not is_import_path(tool):

@@ -168,8 +168,8 @@ class EnvironmentSection(Section):
 
     path: str = setting(
         "",
-        "Import path of your class as package.module:Class, or `tools`: the row's messages, with the tools below, scored by "
-        "the row's verifier. Default: none.",
+        "Import path of your class as package.module:Class; or `tools`: the row's messages, with the tools below, scored by "
+        "the row's verifier; or an environment of the package `gymnasium`. Default: none.",
         also="environment_factory interaction_config_path",
     )
     arguments: dict[str, Any] = setting({}, "Keyword arguments of the class.")

@@ -62,7 +62,10 @@ class Environment(Protocol):
         ...
 
 
-BUILT_IN: Final = {"tools": "pipeline.environments.tool_environment:ToolEnvironment"}
+BUILT_IN: Final = {
+    "tools": "pipeline.environments.tool_environment:ToolEnvironment",
+    "gymnasium": "pipeline.environments.bridges.gymnasium:GymnasiumEnvironment",
+}
 MAX_TURN_CHARS: Final = 1_000_000
 """Longest messages of one turn, as JSON."""
 MAX_STATE_BYTES: Final = 1 << 20

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pipeline.config.cross_checks import BUILT_IN_ENVIRONMENTS
 from pipeline.environments.contract import (
+    BUILT_IN,
     Step,
     checked_messages,
     checked_state,
@@ -85,6 +88,15 @@ def test_what_cannot_be_an_environment_is_refused_by_name(
     with pytest.raises(ConfigError) as caught:
         load_environment(path.format(module), settings)
     assert wanted in str(caught.value)
+
+
+def test_a_built_in_name_is_accepted_and_names_the_package_that_it_needs() -> None:
+    assert set(BUILT_IN) == set(BUILT_IN_ENVIRONMENTS)
+    for name, settings in {"gymnasium": {"id": "FrozenLake-v1"}}.items():
+        make = load_environment(name, settings)
+        if find_spec(name) is None:
+            with pytest.raises(ConfigError, match=rf"^{name} .*: {name} cannot be imported .*'headrace\[{name}\]'"):
+                make()
 
 
 def test_a_text_is_one_user_message() -> None:
