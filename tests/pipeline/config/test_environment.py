@@ -27,7 +27,7 @@ def test_a_run_with_an_environment_has_its_workers_and_waits_for_turns() -> None
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("environment.path=nothing", "expected tools, or your class as package.module:Class"),
+        ("environment.path=nothing", "or your class as package.module:Class"),
         ("environment.tools=['hammer']", "environment.tools has 'hammer'"),
         ("environment.tools=[]", "environment.tools is empty"),
         ("environment.timeout_s=0", "environment.timeout_s"),
