@@ -63,11 +63,11 @@ def import_extra(module: str, extra: str, what: str) -> Any:
         ) from error
 
 
-def import_own(setting: str, path: str) -> Any:
+def import_own(setting: str, path: str, folders: str = "algorithm.path") -> Any:
     """Return the object that a setting names. Every error becomes a ConfigError that names the
-    setting."""
+    setting; ``folders`` is the setting with further folders of modules."""
     try:
-        return import_object(setting, path, "install it, or name its folder in algorithm.path")
+        return import_object(setting, path, f"install it, or name its folder in {folders}")
     except ConfigError:
         raise
     except Exception as error:

@@ -81,7 +81,7 @@ def load_environment(path: str, settings: Mapping[str, Any] | None = None) -> Ca
         raise ConfigError(
             f"environment {path!r}: expected one of {', '.join(BUILT_IN)}, or your own class as package.module:Class"
         )
-    found: Any = import_own("environment", BUILT_IN.get(path, path))
+    found: Any = import_own("environment", BUILT_IN.get(path, path), "environment.folders")
     if not callable(found):
         raise ConfigError(f"environment {path!r} is a {type(found).__name__}; expected a class with reset and step")
     methods = {"reset": "row", "step": "message"}
@@ -95,6 +95,8 @@ def load_environment(path: str, settings: Mapping[str, Any] | None = None) -> Ca
     given = dict(settings or {})
     _check_call(found, f"environment {path!r}", **given)
     make = cast("Callable[..., Environment]", found)
+    if path in BUILT_IN:
+        make(**given)  # a wrong tool or id is found at the start
     return lambda: make(**given)
 
 

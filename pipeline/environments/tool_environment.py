@@ -40,10 +40,12 @@ class ToolEnvironment:
         *,
         max_tool_chars: int = 8_000,
         tool_timeout_s: float = 20.0,
+        allow_network: bool = False,
     ) -> None:
         """``tools``: names of built-in tools, import paths or functions. A longer result than ``max_tool_chars`` is cut.
+        ``allow_network``: programs of the tool ``python`` may use the network.
         Raises ConfigError if a tool cannot be used."""
-        found = [load_tool(tool) for tool in tools]
+        found = [load_tool(tool, allow_network=allow_network) for tool in tools]
         self._tools = {tool.name: tool for tool in found}
         if len(self._tools) < len(found):
             names = sorted(name for name, times in Counter(tool.name for tool in found).items() if times > 1)

@@ -5,7 +5,8 @@ the same types check its arguments.
 
 The docstring's ``Args:`` describe the parameters, and its first part the tool, as in ``calculator`` below.
 
-Built in: ``calculator``, ``python`` (a program in a process of its own) and ``search:FOLDER`` (text files)."""
+Built in: ``calculator``, ``python`` (a program in a process of its own, without network) and ``search:FOLDER`` (text
+files)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from typing import Annotated, Any, Final, get_type_hints
 import msgspec
 
 from pipeline.config.import_path import import_own, is_import_path
-from pipeline.rewards.programs import run_program
+from pipeline.rewards.programs import network_refusal, run_program
 from protocol.errors import ConfigError
 
 _PLAIN_DEFAULTS = (str, int, float, bool, type(None))
@@ -43,8 +44,9 @@ class Tool:
         """Raises ConfigError, naming function and parameter, if its signature is no schema."""
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self._function = function
-        described, arguments = _documented(inspect.getdoc(function) or "")
-        self._parameters = _parameters(function, self.name, arguments)
+        called = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+        described, arguments = _documented(inspect.getdoc(called) or inspect.getdoc(function) or "")
+        self._parameters = _parameters(function, called, self.name, arguments)
         try:
             (reference,), known = msgspec.json.schema_components([self._parameters])
         except (TypeError, msgspec.ValidationError) as error:
@@ -81,26 +83,32 @@ class Tool:
         return partial(self._function, **{name: getattr(given, name) for name in arguments})
 
 
-def load_tool(named: str | Callable[..., Any]) -> Tool:
-    """Return a tool by built-in name, as a function, or by its ``package.module:function``. Raises ConfigError."""
+def load_tool(named: str | Callable[..., Any], *, allow_network: bool = False) -> Tool:
+    """Return a tool by built-in name, as a function, or by its ``package.module:function``. Raises ConfigError.
+    ``allow_network`` is for programs of ``python``."""
     if not isinstance(named, str):
         return Tool(named)
     kind, _, rest = named.partition(":")
     if kind == "search" and rest:
         return Tool(Search(Path(rest)), "search")
-    if named in _BUILT_IN:
-        return Tool(_BUILT_IN[named])
+    if named == "calculator":
+        return Tool(calculator)
+    if named == "python":
+        return Tool(Python(allow_network=allow_network), "python")
     if not is_import_path(named):
-        names = ", ".join([*_BUILT_IN, "search:FOLDER"])
-        raise ConfigError(f"tool {named!r}: expected one of {names}, or your own function as package.module:function")
-    found: Any = import_own("tool", named)
+        raise ConfigError(
+            f"tool {named!r}: expected one of calculator, python, search:FOLDER, or your own function as "
+            "package.module:function"
+        )
+    found: Any = import_own("tool", named, "environment.folders")
     if not callable(found):
         raise ConfigError(f"tool {named!r} is a {type(found).__name__}; expected a function with type hints")
     return Tool(found)
 
 
-def _parameters(function: Callable[..., Any], name: str, described: Mapping[str, str]) -> type[msgspec.Struct]:
-    called = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+def _parameters(
+    function: Callable[..., Any], called: Callable[..., Any], name: str, described: Mapping[str, str]
+) -> type[msgspec.Struct]:
     try:
         hints = get_type_hints(called, include_extras=True)
     except (NameError, TypeError) as error:
@@ -238,18 +246,30 @@ def _bounded(value: Any) -> Any:
 _PROGRAM_S: Final = 5.0
 
 
-async def python(code: str) -> str:
-    """Run a Python program and return what it prints. Each call starts anew.
+class Python:
+    """Runs programs, each in a process with limits and a network namespace of its own."""
 
-    Args:
-        code: The program. Use print to see results.
-    """
-    printed, reason = await run_program(code, limit_s=_PROGRAM_S)
-    said = printed.rstrip("\n")
-    return f"{said}\nthe program {reason}".lstrip("\n") if reason else said or "(it printed nothing)"
+    def __init__(self, *, allow_network: bool = False) -> None:
+        """Raises ConfigError if a program could reach the network here, unless ``allow_network``."""
+        self._network = allow_network
+        if not allow_network and (reason := network_refusal()):
+            raise ConfigError(
+                f"tool 'python': programs that the model writes would reach the network: {reason}; permit user namespaces on "
+                "this host or in its container (sysctl user.max_user_namespaces, the seccomp profile), or accept it with "
+                "environment.arguments.allow_network = true"
+            )
+
+    async def __call__(self, code: str) -> str:
+        """Run a Python program and return what it prints. Each call starts anew.
+
+        Args:
+            code: The program. Use print to see results.
+        """
+        printed, reason = await run_program(code, limit_s=_PROGRAM_S, network=self._network)
+        said = printed.rstrip("\n")
+        return f"{said}\nthe program {reason}".lstrip("\n") if reason else said or "(it printed nothing)"
 
 
-_BUILT_IN: Final[dict[str, Callable[..., Any]]] = {"calculator": calculator, "python": python}
 _WORD = re.compile(r"\w+")
 _MAX_FILES, _MAX_FILE_BYTES, _MAX_RESULTS, _EXCERPT_CHARS = 10_000, 1 << 20, 10, 600
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.operations import REWARDS
+from pipeline.config.rewards import EnvironmentSection
 from pipeline.config.schema import RunConfig
 from pipeline.config.training import RewardModelSection
 from pipeline.config.unread import in_words
@@ -24,6 +25,7 @@ from pipeline.data.guided_prompts import GuidedPrompts
 from pipeline.data.prompt_form import conversation_tokens
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
+from pipeline.environments.processes import EnvironmentPool
 from pipeline.files.code_copies import checked_code
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import external_url
@@ -57,6 +59,7 @@ from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts, mos
 from protocol.endpoints import Endpoint
 from protocol.errors import ConfigError, DataError, LedgerRefused, LedgerUnavailable
 from protocol.hosts import advertised, numeric, wants_ipv6
+from protocol.ids import Role
 
 _ANSWER_S = 5.0
 _MAX_NAMED = 3
@@ -258,6 +261,16 @@ def _guidance(subject: _Subject) -> list[CheckFinding]:
     return check_guidance(config, GuidedPrompts(subject.tokenizer, config.guidance))
 
 
+def _environment(subject: _Subject) -> list[CheckFinding]:
+    section = subject.config.environment
+    if not section.path or Role.ENVIRONMENT in subject.config.launch.elsewhere:
+        return []
+    asyncio.run(_check_environment(section))
+    with_network = "python" in section.tools and section.arguments.get("allow_network")
+    risk = "; the model's programs may use the network (environment.arguments.allow_network)" if with_network else ""
+    return [fine("environment", f"environment: {section.path}{risk}")]
+
+
 def _address(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
     if config.wire.transport != "tcp":
@@ -304,7 +317,7 @@ def _enough_prompts(subject: _Subject) -> list[CheckFinding]:
 
 CHECKS: Final[tuple[Callable[[_Subject], list[CheckFinding]], ...]] = (
     _fleet, _models, _data, _prompts, _length, _memory, _devices, _learner, _settings, _ledger_size, _sinks, _tracing,
-    _reward_model, _guidance, _address, _ledger, _verifiers, _enough_prompts, _engines, _vllm,
+    _reward_model, _guidance, _address, _ledger, _verifiers, _environment, _enough_prompts, _engines, _vllm,
 )  # fmt: skip
 """All checks, in display order; the last two may import torch or vLLM. Each returns findings, or raises an error
 with a remedy."""
@@ -376,6 +389,24 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
     fleet = config.fleet
     num_workers = 1 + fleet.generator + fleet.reward + fleet.reference + fleet.value
     return judge_terms(terms, hide_password(url), num_workers=num_workers)
+
+
+async def _check_environment(section: EnvironmentSection) -> None:
+    """Load the class as an environment worker would. Raises ConfigError."""
+    for folder in section.folders:
+        if not folder.is_dir():
+            raise ConfigError(f"environment.folders names {folder}, which is not a folder; correct or remove it")
+    failed: ConfigError | None = None
+    async with asyncio.TaskGroup() as tasks:
+        pool = EnvironmentPool(section, tasks.create_task)
+        try:
+            await pool.check()
+        except ConfigError as error:
+            failed = error
+        finally:
+            await pool.aclose()
+    if failed is not None:
+        raise failed
 
 
 async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None:

@@ -35,6 +35,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,6 +56,8 @@ _WITHOUT_BUDGET_S = 5.0
 _STEP_S = 0.05
 _MARK = "HEADRACE_PROGRAM"
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_PROBE_S = 30.0
 _MAX_PRINTED_CHARS = 1_000_000
 _BLOCK = re.compile(r"```[ \t]*([A-Za-z0-9+#.-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _LANGUAGES = frozenset({"", "python", "python3", "py"})
@@ -195,9 +198,23 @@ def _tidy(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-async def run_program(source: str, *, limit_s: float) -> tuple[str, str]:
+@cache
+def network_refusal() -> str:
+    """Return why programs cannot be kept from the network on this host, or "". Asks once, and takes a moment."""
+    given = json.dumps(["", _PROBE_S, os.getpid(), False]).encode()
+    command = headrace.command("pipeline.rewards.programs")
+    try:
+        ended = subprocess.run(
+            command, input=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_PROBE_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return str(json.loads(ended.stdout)[1])
+
+
+async def run_program(source: str, *, limit_s: float, network: bool = True) -> tuple[str, str]:
     """Run a program by itself; return the beginning of what it printed, its errors too, and why it failed in words,
-    "" if it did not.
+    "" if it did not. Without ``network`` it reaches nothing, not even this host's ports, or it is not run.
 
     Only one program may run in a process, because what it leaves behind is found among the process's children.
     So each has a process that runs it, which dies with the caller."""
@@ -211,7 +228,7 @@ async def run_program(source: str, *, limit_s: float) -> tuple[str, str]:
         start_new_session=True,
     )
     try:
-        found, _ = await process.communicate(json.dumps([source, limit_s, os.getpid()]).encode())
+        found, _ = await process.communicate(json.dumps([source, limit_s, os.getpid(), network]).encode())
         printed, reason = json.loads(found) if found else ("", "ended with the process that runs it")
         return str(printed), str(reason)
     finally:
@@ -223,13 +240,32 @@ async def run_program(source: str, *, limit_s: float) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Run one program: its source, seconds and the caller's process id on standard input as JSON."""
-    source, limit_s, caller = json.load(sys.stdin)
+    """Run one program: its source, seconds, the caller's process id and whether it may use the network, on standard
+    input as JSON."""
+    source, limit_s, caller, network = json.load(sys.stdin)
+    refusal = "" if network else _leave_network()
     _die_with_parent()
     if os.getppid() != caller:
         return
-    printed, reason = _run(source, "", _Budget(limit_s), stderr=subprocess.STDOUT)
+    printed, reason = ("", refusal) if refusal else _run(source, "", _Budget(limit_s), stderr=subprocess.STDOUT)
     json.dump([printed[:_MAX_PRINTED_CHARS], reason], sys.stdout)
+
+
+def _leave_network() -> str:
+    """Move this process, and what it starts, into a network namespace that has nothing in it; return why that is
+    impossible, or "". In a user namespace any account may, if the host permits these."""
+    if sys.platform != "linux":
+        return "only Linux has network namespaces"
+    unshare, user, group = ctypes.CDLL(None, use_errno=True).unshare, os.geteuid(), os.getegid()
+    if unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0:
+        # the same ids inside; without them the process would be nobody, and as well isolated
+        with contextlib.suppress(OSError):
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+            Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+    elif unshare(_CLONE_NEWNET) != 0:
+        return f"this host refuses network namespaces ({os.strerror(ctypes.get_errno())})"
+    return ""
 
 
 def _run(source: str, given: str, budget: _Budget, *, stderr: int = subprocess.DEVNULL) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,8 +135,9 @@ def test_it_begins_with_the_lines_messages_or_prompt() -> None:
         environment.reset({})
 
 
-def test_the_configuration_knows_the_built_in_tools() -> None:
-    assert {*tools._BUILT_IN, "search"} == set(BUILT_IN_TOOLS)
+def test_the_configuration_knows_the_built_in_tools(tmp_path: Path) -> None:
+    for name in BUILT_IN_TOOLS:
+        assert tools.load_tool(f"{name}:{tmp_path}" if name == "search" else name).name == name
 
 
 def test_it_is_built_in_and_its_settings_are_checked() -> None:

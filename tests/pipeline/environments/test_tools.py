@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
+import socket
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +15,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeline.environments.tools import BadArguments, Search, Tool, calculator, load_tool, python
+from pipeline.environments.tools import BadArguments, Search, Tool, calculator, load_tool
 from protocol.errors import ConfigError
 
 
@@ -166,6 +170,40 @@ def test_the_calculator_refuses_at_once_what_is_not_arithmetic(expression: str) 
     with pytest.raises(BadArguments):
         calculator(expression)
     assert time.process_time() - began_s < 1.0
+
+
+def python(code: str, *, allow_network: bool = False) -> Any:
+    return load_tool("python", allow_network=allow_network).bound({"code": code})()
+
+
+def test_a_programs_network_has_nothing_in_it_unless_that_is_allowed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.0)
+        code = f"""import socket
+try:
+    socket.create_connection(("127.0.0.1", {listener.getsockname()[1]}), timeout=2)
+    print("connected")
+except OSError as error:
+    print(type(error).__name__)"""
+        assert asyncio.run(python(code)) == "OSError"
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        assert asyncio.run(python(code, allow_network=True)) == "connected"
+        listener.accept()[0].close()
+    assert asyncio.run(python("import os\nprint(os.getuid(), os.getgid())")) == f"{os.getuid()} {os.getgid()}"
+
+
+def test_where_namespaces_are_refused_python_is_no_tool_unless_its_network_is_allowed() -> None:
+    load = "from pipeline.environments.contract import load_environment as load\nload('tools', {'tools': ['python']%s})"
+    refuse = "cd /proc/sys/user && echo 0 > max_user_namespaces && echo 0 > max_net_namespaces && cd / && exec "
+    for further, wanted in (("", "environment.arguments.allow_network = true"), (", 'allow_network': True", "")):
+        command = refuse + shlex.join([sys.executable, "-c", load % further])
+        ended = subprocess.run(
+            ["unshare", "--user", "--map-root-user", "sh", "-c", command],
+            env={**os.environ, "PYTHONPATH": str(Path.cwd())}, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (ended.returncode != 0) is bool(wanted), ended.stderr
+        assert wanted in ended.stderr.rstrip().rpartition("ConfigError")[2]
 
 
 def test_python_returns_what_a_program_prints_and_how_it_ended() -> None:

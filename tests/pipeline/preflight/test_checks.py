@@ -71,6 +71,24 @@ def test_what_is_missing_or_wrong_is_said_in_a_sentence(
     assert message in str(caught.value)
 
 
+def test_an_environment_is_loaded_with_its_tools_before_anything_starts(tmp_path: Path) -> None:
+    own = ("environment.path=tools", "environment.tools=['python']")
+    assert "environment: tools" in preflight(op_config(tmp_path, *own)).findings
+    risk = "environment: tools; the model's programs may use the network (environment.arguments.allow_network)"
+    assert risk in preflight(op_config(tmp_path, *own, "environment.arguments={allow_network=true}")).findings
+    for override, message in (
+        (
+            "environment.path=no_such_module:Game",
+            "no module named 'no_such_module'; install it, or name its folder in environment.folders",
+        ),
+        ("environment.tools=['pipeline.environments.tools:calculater']", "did you mean 'calculator'"),
+        ("environment.folders=['/no/such']", "environment.folders names /no/such, which is not a folder"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            preflight(op_config(tmp_path, "environment.path=tools", "environment.tools=['calculator']", override))
+        assert message in str(caught.value)
+
+
 def test_evaluation_prompts_in_training_data_are_counted_and_refused_unless_allowed(tmp_path: Path) -> None:
     held_out = tmp_path / "heldout.jsonl"
     # the training prompts of op_config are all 1+1=, ids 0 to 63
