@@ -65,6 +65,7 @@ class Environment(Protocol):
 BUILT_IN: Final = {
     "tools": "pipeline.environments.tool_environment:ToolEnvironment",
     "gymnasium": "pipeline.environments.bridges.gymnasium:GymnasiumEnvironment",
+    "textarena": "pipeline.environments.bridges.textarena:TextArenaEnvironment",
 }
 MAX_TURN_CHARS: Final = 1_000_000
 """Longest messages of one turn, as JSON."""

@@ -18,8 +18,9 @@ from typing import Any, Final
 import numpy as np
 
 from pipeline.config.import_path import import_extra, import_own
+from pipeline.environments.bridges.rows import seed_of
 from pipeline.environments.contract import ChatMessage, Step
-from protocol.errors import ConfigError, EnvironmentFailed
+from protocol.errors import ConfigError
 
 _KNOWN: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "FrozenLake": (
@@ -76,7 +77,9 @@ class GymnasiumEnvironment:
                 f"{what} has no reward_threshold; say from which total reward an episode is right: arguments.threshold"
             )
         self._threshold = float(found)
-        self._describe = import_own("environment.arguments.describe", describe) if describe else None
+        self._describe = (
+            import_own("environment.arguments.describe", describe, "environment.folders") if describe else None
+        )
         seen, self._space = self._env.observation_space, self._env.action_space
         self._is_drawn = self._env.render_mode == "ansi"
         is_array = isinstance(seen, gym.spaces.Box) and np.prod(seen.shape) > _MAX_NUMBERS
@@ -101,11 +104,7 @@ class GymnasiumEnvironment:
         self._total = 0.0
 
     def reset(self, row: dict[str, Any]) -> str:
-        seed = row.get("seed")
-        if type(seed) is not int or seed < 0:
-            raise EnvironmentFailed(
-                f"GymnasiumEnvironment.reset: seed is {seed!r:.40}; give each line a column seed with a whole number"
-            )
+        seed = seed_of(row, "GymnasiumEnvironment.reset")
         observation, _ = self._env.reset(seed=seed, options=row.get("options"))
         return f"{self._begins}\n\n{self._seen(observation)}"
 

@@ -93,11 +93,11 @@ def test_what_cannot_be_an_environment_is_refused_by_name(
 
 def test_a_built_in_name_is_accepted_and_names_the_package_that_it_needs() -> None:
     assert set(BUILT_IN) == set(BUILT_IN_ENVIRONMENTS)
-    for name, settings in {"gymnasium": {"id": "FrozenLake-v1"}}.items():
+    for name, known in {"gymnasium": "FrozenLake-v1", "textarena": "GuessTheNumber-v0"}.items():
         is_missing = find_spec(name) is None
         words = rf"^{name} .*: {name} cannot be imported .*'headrace\[{name}\]'"
         with pytest.raises(ConfigError, match=words) if is_missing else nullcontext():
-            load_environment(name, settings)
+            load_environment(name, {"id": known})
 
 
 def test_a_text_is_one_user_message() -> None:
