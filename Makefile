@@ -239,9 +239,9 @@ test-sinks: $(SINKS)/.run ## TensorBoard, Weights & Biases offline and MLflow by
 	$(SINKS)/bin/python -m pytest -q tests/sinks
 
 $(BRIDGES)/.run: $(VENV)/.dev
-	@echo "Installing reasoning-gym, gymnasium and textarena into $(BRIDGES), on top of $(VENV): about 75 MB"
+	@echo "Installing reasoning-gym, gymnasium, textarena and verifiers into $(BRIDGES), on top of $(VENV): about 160 MB"
 	$(call layer,$(BRIDGES))
-	$(BRIDGES)/bin/$(INSTALL) --editable '.[reasoning-gym,gymnasium,textarena]'
+	$(BRIDGES)/bin/$(INSTALL) --editable '.[reasoning-gym,gymnasium,textarena,verifiers]'
 	@touch $@
 
 bridges: $(BRIDGES)/.run ## an environment with the packages whose tasks and environments Headrace can train on, in .venv-bridges

@@ -105,7 +105,7 @@ def check_recorded(data: DataSection, algorithm: AlgorithmSection, staleness: St
 BUILT_IN_TOOLS: Final = ("calculator", "python", "search")
 TOOLS: Final = "tools"
 """The environment that only has tools."""
-BUILT_IN_ENVIRONMENTS: Final = (TOOLS, "gymnasium", "textarena")
+BUILT_IN_ENVIRONMENTS: Final = (TOOLS, "gymnasium", "textarena", "verifiers")
 SEARCH: Final = "search:"
 """Begins the name of a tool; the folder follows."""
 

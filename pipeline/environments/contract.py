@@ -66,6 +66,7 @@ BUILT_IN: Final = {
     "tools": "pipeline.environments.tool_environment:ToolEnvironment",
     "gymnasium": "pipeline.environments.bridges.gymnasium:GymnasiumEnvironment",
     "textarena": "pipeline.environments.bridges.textarena:TextArenaEnvironment",
+    "verifiers": "pipeline.environments.bridges.verifiers:VerifiersEnvironment",
 }
 MAX_TURN_CHARS: Final = 1_000_000
 """Longest messages of one turn, as JSON."""
