@@ -2,7 +2,8 @@
 
 Calls arrive on standard input in any number, and run at once: async methods on one event loop, others on
 threads. Each gets one reply on the original standard output, under its number. Frames are a 4-byte big-endian
-length and MessagePack. The process ends when the parent closes the pipe, and dies with its parent.
+length and MessagePack. The process ends when the parent closes the pipe, and dies with its parent; what it has started
+dies with it.
 
 It keeps the episodes that it has answered last, so that the next turn costs nothing. Any other episode is made
 again: from its state, if the environment has ``restore``, else by playing its earlier actions."""
@@ -29,6 +30,7 @@ from pipeline.environments.contract import (
     keeps_state,
     load_environment,
 )
+from pipeline.process.descendants import go_on_below_keeper
 from pipeline.rewards.sandbox import HEADER, limit_process, take_pipes
 from protocol.errors import ConfigError, EnvironmentFailed
 
@@ -173,6 +175,7 @@ class Episodes:
 def main() -> None:
     """Serve calls until the parent closes the pipe. HostSettings come first: arguments of a process are no place for
     what may be a key."""
+    go_on_below_keeper()
     asyncio.run(_serve(*take_pipes()))
 
 

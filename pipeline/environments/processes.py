@@ -115,12 +115,18 @@ class _Child:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(reply)
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as error:
-            how = str(error)
+            how, self._is_lost = str(error), True
+            # when it has ended by itself, its keeper cleans up and ends as it did
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GRACE_S):
+                    await process.wait()
         self._is_lost = True
         if process.returncode is None:
             kill_group(process)
         async with asyncio.timeout(_END_S):
             code = await process.wait()
+            # what it has started may live on
+            await asyncio.to_thread(end_marked, SANDBOX_MARK, self._mark)
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(_Lost(f"its process ended with code {code} ({how})"))
@@ -135,7 +141,6 @@ class _Child:
         async with asyncio.timeout(_END_S):
             await self._process.wait()
             await asyncio.wait({self._reading})
-            await asyncio.to_thread(end_marked, SANDBOX_MARK, self._mark)
 
 
 class _Process:
@@ -157,7 +162,6 @@ class _Process:
             child = self._child
             if child is None or child.has_ended:
                 if child is not None:
-                    # what it has started may live on
                     await child.end()
                 child = self._child = await self._start()
         return await child.exchange(call, timeout_s)

@@ -27,7 +27,7 @@ SANDBOX_MARK = "HEADRACE_SANDBOX"
 """Environment variable of a verifier's sandbox and its descendants; its value is a random name."""
 
 _PROC = Path("/proc")
-_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _ROUNDS = 100
 """Maximum number of searches for processes that start during the killing."""
 _KERNEL_THREAD = 0x00200000
@@ -168,6 +168,45 @@ def adopting() -> Generator[None, None, None]:
         end_descendants(os.getpid(), before)
         prctl(_PR_SET_CHILD_SUBREAPER, former.value)
         _reap(before)
+
+
+def go_on_below_keeper() -> None:
+    """Return in a child of this process, which stays as its keeper (Linux only).
+
+    When the child has ended, the keeper kills whatever it has started, daemons and processes without the mark
+    too, and ends as the child did. When this process's parent dies, the child is killed. So nothing outlives a
+    parent that is killed together with all who would clean up after it."""
+    if sys.platform != "linux":
+        return
+    prctl, parent = ctypes.CDLL(None).prctl, os.getppid()
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    child = os.fork()
+    if child == 0:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+
+    def end_child(*_: object) -> None:
+        # it may just have ended by itself
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end_child)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        end_child()
+    # the parent is to see that the child closes its pipes
+    os.closerange(0, 3)
+    pid = status = 0
+    while pid != child:
+        pid, status = os.wait()
+    end_descendants(os.getpid())
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        with suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def _reap(but: AbstractSet[int]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from ops.demo import products
 from pipeline.environments.contract import Step
 from pipeline.process.descendants import SANDBOX_MARK, marked
+from pipeline.process.records import process_runs
 from tests.integration.fleet import ROOT, fleet, kill
 
 pytestmark = pytest.mark.integration
@@ -36,6 +39,22 @@ class SlowCalculator:
         is_known = first.isdigit() and second.isdigit()
         said = str(int(first) * int(second)) if is_known else "0"
         return Step([{"role": "tool", "content": said, "tool_call_id": calls[0]["id"]}], counts={"calls_ok": is_known})
+
+
+class StartsProcesses(SlowCalculator):
+    """Starts a child in each of its processes, and a daemon without the marks that a search finds; writes their pids."""
+
+    has_started = False
+
+    def __init__(self, file: str) -> None:
+        if not StartsProcesses.has_started:
+            StartsProcesses.has_started = True
+            child = subprocess.Popen(["sleep", "600"])
+            daemon = subprocess.check_output(
+                ["/bin/sh", "-c", "setsid sleep 600 >/dev/null & echo $!"], env={}, text=True
+            )
+            with Path(file).open("a") as written:
+                written.write(f"{child.pid} {daemon}")
 
 
 def settings(tmp_path: Path, *more: str) -> tuple[str, ...]:
@@ -91,3 +110,35 @@ def test_environment_workers_join_as_from_other_hosts_and_are_scaled(
         run.wait_until(both_answer, "answers of both")
         assert list((tmp_path / "cache").rglob("environment-1-*")), "it has a joined host's folder"
         assert run.audit()["balances"]
+
+
+def test_what_a_class_has_started_ends_with_its_worker_also_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    own = (
+        "run.num_updates=1000",
+        "environment.path=tests.integration.test_environment:StartsProcesses",
+        f"environment.arguments={{file='{file}'}}",
+    )
+
+    def started() -> list[int]:
+        return [int(pid) for pid in file.read_text().split()] if file.exists() else []
+
+    def ended(pids: list[int]) -> bool:
+        return not any(process_runs(pid) for pid in pids)
+
+    with fleet(tmp_path, *settings(tmp_path, *own), of=("tools", "demo")) as run:
+        run.wait_until(lambda: run.num_updates() >= 1, "an update")
+        first = started()
+        assert first and not ended(first)
+        kill(run, "environment-0")
+        run.wait_until(lambda: ended(first), "the end of what it had started", 5.0)
+        run.wait_until(lambda: len(started()) > len(first), "those of the next worker")
+        second = started()[len(first) :]
+        assert not ended(second)
+        pid = run.workers()["environment-0"]["pid"]
+        run.process.kill()
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 5.0
+        while not ended(second) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert ended(second), "without a command"

@@ -89,6 +89,42 @@ class Hangs(Countdown):
         return super().step(message)
 
 
+class StartsMore(Countdown):
+    """Starts a child, and a daemon in a session of its own."""
+
+    def reset(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        child = subprocess.Popen(["sleep", "600"])
+        starts = """import subprocess
+print(subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL).pid)"""
+        daemon = subprocess.run(
+            [sys.executable, "-c", starts], stdout=subprocess.PIPE, env=None if row["is_marked"] else {}, check=True
+        ).stdout
+        return [{"role": "user", "content": f"{os.getppid()} {os.getpid()} {child.pid} {int(daemon)}"}]
+
+    async def step(self, message: dict[str, Any]) -> Step:  # type: ignore[override]
+        time.sleep(600)  # noqa: ASYNC251  so that its process does not notice what happens
+        raise AssertionError
+
+
+def play_and_wait(*, is_marked: bool) -> None:
+    """Be a worker that ends only by a kill; print the pids of its environment."""
+    from pipeline.config.rewards import EnvironmentSection
+    from pipeline.environments.host import EpisodeCall
+    from pipeline.environments.processes import EnvironmentPool
+
+    async def play() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            pool = EnvironmentPool(EnvironmentSection(path=f"{__name__}:StartsMore"), tasks.create_task)
+            reply = await pool.answer(EpisodeCall(number=0, episode="t.0.0", row={"is_marked": is_marked}))
+            action = {"role": "assistant", "content": ""}
+            tasks.create_task(pool.answer(EpisodeCall(number=0, episode="t.0.0", action=action)))
+            await asyncio.sleep(0.3)
+            print(reply.messages[0]["content"], flush=True)
+            await asyncio.sleep(600)
+
+    asyncio.run(play())
+
+
 class Dies(Countdown):
     def step(self, message: dict[str, Any]) -> Step:
         os._exit(3)
