@@ -106,6 +106,7 @@ BUILT_IN_TOOLS: Final = ("calculator", "python", "search")
 TOOLS: Final = "tools"
 """The environment that only has tools."""
 BUILT_IN_ENVIRONMENTS: Final = (TOOLS, "gymnasium", "textarena", "verifiers")
+TOOL_TIMEOUT_S: Final = 20.0
 SEARCH: Final = "search:"
 """Begins the name of a tool; the folder follows."""
 
@@ -132,6 +133,13 @@ def check_environment(
             )
     if environment.path == TOOLS and not environment.tools:
         raise ValueError(f"environment.path is {TOOLS}, but environment.tools is empty; name a tool")
+    tool_s = environment.arguments.get("tool_timeout_s", TOOL_TIMEOUT_S)
+    if environment.path == TOOLS and isinstance(tool_s, int | float) and tool_s >= environment.timeout_s:
+        raise ValueError(
+            f"environment.timeout_s is {environment.timeout_s:g}, and a tool may take {tool_s:g} s "
+            "(environment.arguments.tool_timeout_s), so the turn would be given up before the model is told that its tool "
+            "is late; raise environment.timeout_s above that, or lower tool_timeout_s"
+        )
     if needs_guidance:
         raise ValueError(
             "guidance is about a single answer, and environment.path is set; choose an algorithm without guidance"

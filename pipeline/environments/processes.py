@@ -19,6 +19,7 @@ import msgspec
 
 from pipeline.config.rewards import EnvironmentSection
 from pipeline.environments.host import MAX_REPLY_BYTES, EpisodeCall, EpisodeReply, HostSettings
+from pipeline.process import work
 from pipeline.process.descendants import SANDBOX_MARK, end_marked
 from pipeline.rewards.patience import patience
 from pipeline.rewards.process import kill_group, start_marked
@@ -208,7 +209,8 @@ class EnvironmentPool:
         for left in reversed(range(_MOST_TRIES)):
             numbered = msgspec.structs.replace(call, number=next(self._numbers))
             try:
-                reply = await process.exchange(numbered, self._timeout_s)
+                async with work.within_its_limit():
+                    reply = await process.exchange(numbered, self._timeout_s)
             except TimeoutError:
                 what = "reset" if call.action is None else "step"
                 raise EnvironmentFailed(

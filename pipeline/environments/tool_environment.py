@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipeline.config.cross_checks import TOOL_TIMEOUT_S
 from pipeline.environments.contract import ChatMessage, Step
 from pipeline.environments.conversation import BAD_CALLS
 from pipeline.environments.tool_calls import CallStatus
@@ -39,7 +40,7 @@ class ToolEnvironment:
         tools: Sequence[str | Callable[..., Any]] = (),
         *,
         max_tool_chars: int = 8_000,
-        tool_timeout_s: float = 20.0,
+        tool_timeout_s: float = TOOL_TIMEOUT_S,
         allow_network: bool = False,
     ) -> None:
         """``tools``: names of built-in tools, import paths or functions. A longer result than ``max_tool_chars`` is cut.

@@ -277,17 +277,15 @@ async def within_its_limit() -> AsyncGenerator[None]:
     # imported late: commands that only read reports do not need it
     import asyncio
 
-    async with asyncio.TaskGroup() as tasks:
-        beat = tasks.create_task(_beat())
-        try:
-            yield
-        finally:
-            beat.cancel()
+    loop = asyncio.get_running_loop()
 
-
-async def _beat() -> None:
-    import asyncio
-
-    while True:
-        await asyncio.sleep(_BEAT_S)
+    def beat() -> None:
+        nonlocal timer
         step()
+        timer = loop.call_later(_BEAT_S, beat)
+
+    timer = loop.call_later(_BEAT_S, beat)
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -31,6 +31,7 @@ def test_a_run_with_an_environment_has_its_workers_and_waits_for_turns() -> None
         ("environment.tools=['hammer']", "environment.tools has 'hammer'"),
         ("environment.tools=[]", "environment.tools is empty"),
         ("environment.timeout_s=0", "environment.timeout_s"),
+        ("environment.timeout_s=20", "a tool may take 20 s"),
         ("generation.stop_strings=['x']", "remove the stop strings"),
         ("algorithm.name=nlft", "without guidance"),
         ("evaluation.max_response_tokens=9", "remove the set's"),

@@ -18,6 +18,7 @@ import pytest
 from pipeline.config.rewards import EnvironmentSection
 from pipeline.environments.host import EpisodeCall, EpisodeReply
 from pipeline.environments.processes import EnvironmentPool
+from pipeline.process.work import Meter, listening
 from protocol.errors import ConfigError, EnvironmentFailed
 
 HERE = "tests.pipeline.environments.user_environments"
@@ -127,6 +128,19 @@ async def test_a_class_that_cannot_be_loaded_is_an_error_of_the_configuration() 
     async with pool("NotAnEnvironment") as environments:
         with pytest.raises(ConfigError, match="has no method step"):
             await environments.check()
+
+
+async def test_a_turn_within_its_limit_is_no_hang_of_its_worker() -> None:
+    meter, longest_s = Meter(), 0.0
+    with listening(meter):
+        async with pool("Async", timeout_s=20.0) as environments, asyncio.TaskGroup() as tasks:
+            await environments.answer(call())
+            turn = tasks.create_task(environments.answer(call(said="3.5")))
+            meter.begin()
+            while not turn.done():
+                await asyncio.sleep(0.1)
+                longest_s = max(longest_s, time.monotonic() - meter.moved_s)
+    assert longest_s < 2.5
 
 
 async def test_a_turn_that_hangs_is_ended_with_what_it_started_and_others_are_made_again(tmp_path: Path) -> None:
