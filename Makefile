@@ -22,6 +22,7 @@ WEB    ?= .venv-web
 DOCS   ?= .venv-docs
 SINKS  ?= .venv-sinks
 BRIDGES ?= .venv-bridges
+VERIFIERS ?= .venv-verifiers-v0
 MODEL  ?=
 RUN    ?= $(or $(MODEL),$(TASK),$(ALGO))-$(shell date +%Y%m%d-%H%M%S)
 # Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes.
@@ -244,10 +245,17 @@ $(BRIDGES)/.run: $(VENV)/.dev
 	$(BRIDGES)/bin/$(INSTALL) --editable '.[reasoning-gym,gymnasium,textarena,verifiers]'
 	@touch $@
 
-bridges: $(BRIDGES)/.run ## an environment with the packages whose tasks and environments Headrace can train on, in .venv-bridges
+$(VERIFIERS)/.run: $(VENV)/.dev
+	@echo "Installing verifiers below 0.4, which has environments of the old form, into $(VERIFIERS), on top of $(VENV): about 160 MB"
+	$(call layer,$(VERIFIERS))
+	$(VERIFIERS)/bin/$(INSTALL) --editable '.[verifiers-v0]'
+	@touch $@
 
-test-bridges: $(BRIDGES)/.run ## those packages' own tasks and environments, in an environment of its own: .venv-bridges
+bridges: $(BRIDGES)/.run $(VERIFIERS)/.run ## an environment with the packages whose tasks and environments Headrace can train on, in .venv-bridges and .venv-verifiers-v0
+
+test-bridges: $(BRIDGES)/.run $(VERIFIERS)/.run ## those packages' own tasks and environments, in environments of their own: .venv-bridges, .venv-verifiers-v0
 	$(BRIDGES)/bin/python -m pytest -q tests/bridges
+	$(VERIFIERS)/bin/python -m pytest -q tests/bridges/test_verifiers_v0.py
 
 $(WEB)/.run: $(VENV)/.dev
 	@echo "Installing playwright into $(WEB), on top of $(VENV): about 130 MB; the browser is the system's own chromium"
@@ -303,4 +311,4 @@ mutants: $(VENV)/.dev ## learning mutants: which tests notice that a run would l
 	$(BIN)/python -m ops.checks.mutants --jobs $(JOBS) $(MUTANTS)
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) $(LORA) $(GGUF) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) $(SINKS) $(WEB) $(BRIDGES) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LORA) $(GGUF) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) $(SINKS) $(WEB) $(BRIDGES) $(VERIFIERS) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -105,7 +105,7 @@ def check_recorded(data: DataSection, algorithm: AlgorithmSection, staleness: St
 BUILT_IN_TOOLS: Final = ("calculator", "python", "search")
 TOOLS: Final = "tools"
 """The environment that only has tools."""
-BUILT_IN_ENVIRONMENTS: Final = (TOOLS, "gymnasium", "textarena", "verifiers")
+BUILT_IN_ENVIRONMENTS: Final = (TOOLS, "gymnasium", "textarena", "verifiers", "verifiers-v0")
 TOOL_TIMEOUT_S: Final = 20.0
 SEARCH: Final = "search:"
 """Begins the name of a tool; the folder follows."""

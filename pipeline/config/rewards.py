@@ -169,7 +169,7 @@ class EnvironmentSection(Section):
     path: str = setting(
         "",
         "Import path of your class as package.module:Class; or `tools`: the row's messages, with the tools below, scored by "
-        "the row's verifier; or `gymnasium`, `textarena` or `verifiers`, environments of these packages. Default: none.",
+        "the row's verifier; or of another package: `gymnasium`, `textarena`, `verifiers`, `verifiers-v0`. Default: none.",
         also="environment_factory interaction_config_path",
     )
     arguments: dict[str, Any] = setting({}, "Keyword arguments of the class.")

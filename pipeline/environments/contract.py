@@ -67,6 +67,7 @@ BUILT_IN: Final = {
     "gymnasium": "pipeline.environments.bridges.gymnasium:GymnasiumEnvironment",
     "textarena": "pipeline.environments.bridges.textarena:TextArenaEnvironment",
     "verifiers": "pipeline.environments.bridges.verifiers:VerifiersEnvironment",
+    "verifiers-v0": "pipeline.environments.bridges.verifiers_v0:VerifiersV0Environment",
 }
 MAX_TURN_CHARS: Final = 1_000_000
 """Longest messages of one turn, as JSON."""

@@ -16,3 +16,11 @@ def seed_of(row: Mapping[str, Any], who: str) -> int:
             f"{who}: seed is {seed!r:.40}; give each line a column seed with a whole number from 0, below 2**32"
         )
     return seed
+
+
+def index_of(row: Mapping[str, Any], who: str, of_what: str) -> int:
+    """Return the row's index. Raises EnvironmentFailed, beginning with ``who``, if it has none."""
+    index = row.get("index")
+    if type(index) is not int or index < 0:
+        raise EnvironmentFailed(f"{who}: index is {index!r:.40}; give each line a column index, {of_what}")
+    return index

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.config.import_path import import_extra, import_own, is_import_path
+from pipeline.environments.bridges.rows import index_of
 from pipeline.environments.contract import ChatMessage, Step
 from protocol.errors import ConfigError, EnvironmentFailed
 
@@ -30,7 +31,7 @@ class VerifiersEnvironment:
         self._threshold = threshold
 
     def reset(self, row: dict[str, Any]) -> list[ChatMessage]:
-        self._task = self._tasks.at(row.get("index"))
+        self._task = self._tasks.at(index_of(row, "VerifiersEnvironment.reset", "the task's place in load()"))
         data = self._task.data
         asked = data.prompt if isinstance(data.prompt, list) else [{"role": "user", "content": data.prompt}]
         opening = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
@@ -69,12 +70,8 @@ class _Tasks:
         self._what, self._more = what, iter(taskset)
         self._found: list[Any] = []
 
-    def at(self, index: Any) -> Any:
+    def at(self, index: int) -> Any:
         """Return a task. Raises EnvironmentFailed if there is none, or it needs more than an answer."""
-        if type(index) is not int or index < 0:
-            raise EnvironmentFailed(
-                f"VerifiersEnvironment.reset: index is {index!r:.40}; give each line a column index, the task's place in load()"
-            )
         self._found += itertools.islice(self._more, max(0, index + 1 - len(self._found)))
         if index >= len(self._found):
             raise EnvironmentFailed(

@@ -93,11 +93,17 @@ def test_what_cannot_be_an_environment_is_refused_by_name(
 
 def test_a_built_in_name_is_accepted_and_names_the_package_that_it_needs() -> None:
     assert set(BUILT_IN) == set(BUILT_IN_ENVIRONMENTS)
-    known = {"gymnasium": {"id": "FrozenLake-v1"}, "textarena": {"id": "Nim-v0", "opponent": "random"}}
-    for name, settings in (known | {"verifiers": {"taskset": "none"}}).items():
-        is_missing = find_spec(name) is None
-        words = rf"^{name} .*: {name} cannot be imported .*'headrace\[{name}\]'"
-        with pytest.raises(ConfigError, match=words) if is_missing else suppress(ConfigError):
+    known: dict[str, dict[str, Any]] = {
+        "gymnasium": {"id": "FrozenLake-v1"},
+        "textarena": {"id": "Nim-v0", "opponent": "random"},
+        "verifiers": {"taskset": "none"},
+        "verifiers-v0": {"environment": "none"},
+    }
+    assert known.keys() == BUILT_IN.keys() - {"tools", "agent"}
+    for name, settings in known.items():
+        package = name.partition("-")[0]
+        words = rf"^{package} .*: {package} cannot be imported .*'headrace\[{name}\]'"
+        with pytest.raises(ConfigError, match=words) if find_spec(package) is None else suppress(ConfigError):
             load_environment(name, settings)
 
 
