@@ -165,7 +165,8 @@ async def ours(name: str, index: int, turns: list[dict[str, Any]]) -> tuple[list
         if step.done:
             assert step.accuracy == float(step.reward >= 1.0)
             return conversation, step.reward
-        conversation += [(message["role"], message["content"]) for message in step.messages]
+        messages: Any = step.messages
+        conversation += [(message["role"], message["content"]) for message in messages]
     raise AssertionError("it has not ended")
 
 
@@ -231,7 +232,9 @@ async def test_an_episode_that_a_limit_ends_is_cleaned_up() -> None:
 
 
 async def test_rows_name_examples_of_training_or_evaluation_and_arguments_reach_the_environment() -> None:
-    environment = load_environment("verifiers-v0", {"environment": "sums-v0", "arguments": {"system_prompt": "Go."}})()
+    environment: Any = load_environment(
+        "verifiers-v0", {"environment": "sums-v0", "arguments": {"system_prompt": "Go."}}
+    )()
     assert await environment.reset({"index": 0, "split": "eval"}) == [
         {"role": "system", "content": "Go."},
         {"role": "user", "content": "3 + 1 ="},
