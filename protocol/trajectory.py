@@ -74,6 +74,19 @@ class Segment(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
+class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an environment asks of the model's next turn; it travels with the turn's chunks."""
+
+    state: bytes = b""
+    """The environment's own, opaque to everyone else; it comes back with the turn."""
+    sequence: int = 0
+    """Number of the sequence within its trajectory; each has a random stream of its own."""
+    max_tokens: int = 0
+    """Most tokens of the turn; 0 for no limit but the context's."""
+    stop_strings: tuple[str, ...] = ()
+    """The turn ends with the first token after which its text contains one of them."""
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True):
     """An environment's answer to the model's turn, or to the start of a trajectory."""
 
@@ -82,11 +95,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=
     the chunk's tokens. The answer to a trajectory's opening chunk has its prompt."""
     text: str = ""
     """What the tokens say."""
-    state: bytes = b""
-    """The environment's own, opaque to everyone else; it comes back with the next turn's chunk."""
+    asks: TurnRequest | msgspec.UnsetType = msgspec.UNSET
+    """Left out if the trajectory has ended."""
     replaces: bool = False
-    """``tokens`` take the place of everything after the prompt, because the chat template renders earlier turns
-    in another way now. The next chunk begins a new sequence, in which nothing before it is trained on."""
+    """``tokens`` take the place of the whole context: they are the prompt of a new sequence, in which nothing before
+    it is trained on. The chat template renders earlier turns in another way now, or another conversation begins."""
     is_done: bool = False
     """The trajectory has ended; the reward worker scores it."""
     is_truncated: bool = False
@@ -137,8 +150,8 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     given: tuple[GivenSpan, ...] | msgspec.UnsetType = msgspec.UNSET
     """The environment's tokens in ``context_tokens``, in order and apart: state without loss. Left out of the
     bytes if there are none."""
-    environment_state: bytes | msgspec.UnsetType = msgspec.UNSET
-    """``Turn.state`` of the turn before this one; left out when there was none."""
+    asked: TurnRequest | msgspec.UnsetType = msgspec.UNSET
+    """``Turn.asks`` of the environment's turn before this one; left out when there was none."""
     turn: Turn | msgspec.UnsetType = msgspec.UNSET
     """The environment's last word, in a chunk that it sends to the reward worker; never in the ledger's chunk."""
 
@@ -170,20 +183,23 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
         return int(self.context_tokens.size + self.tokens.size)
 
     @property
+    def turn_start(self) -> int:
+        """Index of the first token of the model's turn, in ``context_tokens`` followed by ``tokens``."""
+        return max((span.start + span.num_tokens for span in self.given_spans), default=0)
+
+    @property
     def num_sampled(self) -> int:
         """Response tokens up to and including this chunk that the policy sampled in this sequence."""
         return self.response_length - sum(span.num_tokens for span in self.given_spans)
 
     def context_after(self, turn: Turn | None) -> tuple[Int32Vector, tuple[GivenSpan, ...]]:
-        """Return the next chunk's ``context_tokens`` and ``given`` after the environment's ``turn``, if one came. After
-        an opening both are empty: its turn is the prompt."""
-        if self.is_opening:
-            return self.context_tokens, ()
+        """Return the next chunk's ``context_tokens`` and ``given`` after the environment's ``turn``, if one came. Both are
+        empty after an opening, and after a turn that replaces the context: the turn is the prompt."""
+        if self.is_opening or (turn is not None and turn.replaces):
+            return self.tokens[:0], ()
         tokens = np.concatenate([self.context_tokens, self.tokens])
         if turn is None:
             return tokens, self.given_spans
-        if turn.replaces:
-            return turn.tokens, (GivenSpan(0, turn.tokens.size),)
         return np.concatenate([tokens, turn.tokens]), (*self.given_spans, GivenSpan(tokens.size, turn.tokens.size))
 
     @property

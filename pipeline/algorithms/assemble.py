@@ -220,14 +220,19 @@ def _sequences(unit: str, name: str, chunks: Sequence[ScoredChunk]) -> tuple[Sam
         parts.append(scored)
         turn = turn_of(scored)
         if scored is chunks[-1] or (turn is not None and turn.replaces):
-            _check_tokens(unit, name, parts, begin)
+            if begin is not None and not np.array_equal(begin.tokens, parts[0].chunk.prompt.tokens):
+                raise LedgerError(
+                    f"unit {unit}: chunk {parts[0].chunk.id} does not begin with the context that the environment gave; "
+                    "expected the turn's tokens as its prompt: run `headrace ledger audit`"
+                )
+            _check_tokens(unit, name, parts)
             found.append(SampledSequence.of(scored.chunk))
             parts, begin = [], turn
     return tuple(found)
 
 
-def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], begin: Turn | None) -> None:
-    """Check that the last chunk has every token of a sequence: those of ``begin``, of the chunks, and of turns."""
+def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk]) -> None:
+    """Check that the last chunk has every token of a sequence: those of the chunks, and of the turns between them."""
     last = chunks[-1].chunk
     whole = np.concatenate([last.context_tokens, last.tokens])
     given: list[GivenSpan] = []
@@ -244,8 +249,6 @@ def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], begin: Tu
         given.append(GivenSpan(start, int(turn.tokens.size)))
         start = end
 
-    if begin is not None:
-        skip(begin)
     for scored in chunks:
         chunk = scored.chunk
         end = start + chunk.num_tokens

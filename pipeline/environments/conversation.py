@@ -6,7 +6,7 @@
 
 ``given`` comes from a small made-up conversation whose assistant's turn is known, so it needs no look at the sampled
 text. Where the template would now write earlier turns in another way, most often without their thinking, the turns so
-far are written again by the template and take the place of everything after the prompt (``replaces``).
+far are written again by the template and take the place of the whole context (``replaces``).
 
 Templates differ in more than marks: whether they strip thinking, know the role ``tool``, write tool calls and the
 tools' schemas, and want arguments as JSON. A probe with made-up conversations finds out, once for each combination of
@@ -50,7 +50,7 @@ class Joint(StrEnum):
     """after the template's end of a turn, which the model did not write, or although the template would write
     earlier turns in another way now"""
     NEW_SEGMENT = "new_segment"
-    """they replace everything after the prompt"""
+    """they replace the whole context"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Given:
 
     @property
     def replaces(self) -> bool:
-        """Whether the tokens take the place of everything after the prompt."""
+        """Whether the tokens take the place of the whole context."""
         return self.joint is Joint.NEW_SEGMENT
 
 
@@ -191,50 +191,30 @@ class ChatFormat:
         new: Messages,
         *,
         last_token: int | None,
-        prompt: str,
         tools: Schemas = (),
         variables: Variables | None = None,
     ) -> Given:
         """Return what comes after the model's turn.
 
         ``messages`` is the conversation so far, which ends with the parsed turn of the model; ``new`` what the
-        environment says. ``last_token`` is the last one that the model sampled in its turn, None if there was none;
-        ``prompt`` the prompt's text. Raises DataError if the template rejects the messages, or would write the
-        prompt in another way now."""
+        environment says. ``last_token`` is the last one that the model sampled in its turn, None if there was none.
+        Raises DataError if the template rejects the messages."""
         facts = self.facts(tools, variables)
         kind = "tool" if all(message["role"] == "tool" for message in new) else "user"
         key = f"{kind}+thinking" if _has_thinking(messages) else kind
         if key in facts.drops and not self._keep_thinking:
-            return self._again([*messages, *new], prompt, tools, variables, facts)
+            return self._again([*messages, *new], tools, variables, facts)
         lead, end, rest = self._after_turn(new, tools, variables, facts)
         given = self._joined(lead, end, rest, last_token)
         return replace(given, joint=Joint.BRIDGED) if key in facts.drops | facts.shifts else given
 
-    def _again(
-        self, messages: Messages, prompt: str, tools: Schemas, variables: Variables | None, facts: TemplateFacts
-    ) -> Given:
+    def _again(self, messages: Messages, tools: Schemas, variables: Variables | None, facts: TemplateFacts) -> Given:
         try:
             text = self._render(messages, tools, variables, facts)
         except DataError:
             # such as two calls in one turn (Llama)
             text = self._render(messages, tools, variables, replace(facts, writes_calls=False))
-        found = _NO_THINKING.search(prompt)
-        if text.startswith(prompt):
-            text, before = text[len(prompt) :], self._encode(prompt)
-            tokens = self._encode(prompt + text)
-            # only if the prompt has the same tokens there
-            tokens = tokens[len(before) :] if tokens[: len(before)] == before else self._encode(text)
-            return Given(text, tokens, Joint.NEW_SEGMENT)
-        if found and text.startswith(prompt[: found.start()]):
-            # the prompt opens the thinking that the template no longer writes: it stays, empty
-            rest = text[found.start() :]
-            text = rest if found[1] else f"{_END_THINKING}\n\n{rest.lstrip()}"
-            return Given(text, self._encode(text), Joint.NEW_SEGMENT)
-        raise DataError(
-            f"the chat template writes the prompt in another way once there are further messages, from "
-            f"{prompt[_num_common(prompt, text) :]!r:.60} on; a trajectory's prompt cannot change: set "
-            "keep_thinking, which leaves earlier turns as they were"
-        )
+        return Given(text, self._encode(text), Joint.NEW_SEGMENT)
 
     def _joined(self, lead: str, end: str, rest: str, last_token: int | None) -> Given:
         end_id = self._end_texts.get(end)

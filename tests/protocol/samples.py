@@ -22,6 +22,7 @@ from protocol.trajectory import (
     Segment,
     TrajectoryChunk,
     Turn,
+    TurnRequest,
     ValueScore,
 )
 
@@ -54,7 +55,7 @@ def opening_chunk(**changes: Any) -> TrajectoryChunk:
 
 
 def ended_turn() -> Turn:
-    return Turn(tokens=np.empty(0, np.int32), state=b"\x80", is_done=True, is_truncated=True, reward=0.5, accuracy=0.25)
+    return Turn(tokens=np.empty(0, np.int32), is_done=True, is_truncated=True, reward=0.5, accuracy=0.25)
 
 
 def request(offset: int = 0) -> WeightsRequest:
@@ -74,7 +75,7 @@ def samples() -> dict[str, Storable]:
         "opening_chunk": opening_chunk(),
         "environment_chunk": chunk(
             given=(GivenSpan(0, 4), GivenSpan(50, 10)),
-            environment_state=b"\x81\xa1n\x02",
+            asked=TurnRequest(state=b"\x81\xa1n\x02", sequence=1),
             finish_reason=FinishReason.TURN,
         ),
         "ended_chunk": chunk(finish_reason=FinishReason.TURN, turn=ended_turn()),
@@ -123,8 +124,8 @@ def samples() -> dict[str, Storable]:
         "turn": Turn(
             tokens=np.arange(9, dtype=np.int32),
             text="<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n",
-            state=b"\x81\xa1n\x03",
             replaces=True,
+            asks=TurnRequest(state=b"\x81\xa1n\x03", sequence=2, max_tokens=50, stop_strings=("\n\n",)),
             counts={"calls_ok": 1},
         ),
         "turn_that_ends": ended_turn(),

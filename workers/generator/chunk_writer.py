@@ -191,8 +191,7 @@ def chunk_of(
     reason = window.finish_reason
     if config.has_environment and reason.is_final:
         reason = FinishReason.TURN
-        begins = max((span.start + span.num_tokens for span in held.given), default=0)
-        turn = np.concatenate([held.response_tokens[begins:], window.tokens]).tolist()
+        turn = np.concatenate([held.response_tokens[held.turn_start :], window.tokens]).tolist()
         text, raw = response_texts(turn, tokenizer, model_ends(config.model.path, tokenizer))
     elif reason.is_final:
         tokens = np.concatenate([held.response_tokens, window.tokens]).tolist()
@@ -215,5 +214,5 @@ def chunk_of(
         created_s=time.time(),
         raw_text=msgspec.UNSET if raw is None or raw == text else raw,
         given=held.given or msgspec.UNSET,
-        environment_state=held.environment_state or msgspec.UNSET,
+        asked=held.asked or msgspec.UNSET,
     )

@@ -32,7 +32,7 @@ from pipeline.data.responses import RecordedResponses
 from pipeline.ledger.types import EvaluationRequest, Lease
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
-from protocol.trajectory import FinishReason, GivenSpan, Prompt
+from protocol.trajectory import FinishReason, GivenSpan, Prompt, TurnRequest
 from workers.engines.generation.seam import SampledWindow, SamplingParams, WindowRequest
 
 
@@ -72,8 +72,8 @@ class Held:
     """When the engine got it, likewise."""
     given: tuple[GivenSpan, ...] = ()
     """The environment's tokens in ``response_tokens``."""
-    environment_state: bytes = b""
-    """``Turn.state`` of the environment's last turn; empty before the first."""
+    asked: TurnRequest | None = None
+    """``Turn.asks`` of the environment's last turn; None before the first."""
 
     @classmethod
     def of(cls, lease: Lease, prompt: Prompt, *, granted_s: float = 0.0) -> Held:
@@ -82,19 +82,34 @@ class Held:
         if last is None:
             return cls(lease, prompt, np.empty(0, np.int32), lease.next_index, granted_s=granted_s)
         tokens, given = last.context_after(turn)
-        state = b"" if isinstance(last.environment_state, msgspec.UnsetType) else last.environment_state
+        asked = last.asked
         if turn is not None:
-            state = turn.state
-            if last.is_opening:
+            asked = turn.asks
+            if last.is_opening or turn.replaces:
                 prompt = msgspec.structs.replace(prompt, tokens=turn.tokens, text=turn.text)
-        return cls(lease, prompt, tokens, lease.next_index, granted_s=granted_s, given=given, environment_state=state)
+        return cls(
+            lease,
+            prompt,
+            tokens,
+            lease.next_index,
+            granted_s=granted_s,
+            given=given,
+            asked=None if isinstance(asked, msgspec.UnsetType) else asked,
+        )
+
+    @property
+    def turn_start(self) -> int:
+        """Index in ``response_tokens`` of the first token after the environment's; 0 without an environment."""
+        return max((span.start + span.num_tokens for span in self.given), default=0)
 
     @property
     def trajectory(self) -> TrajectoryId:
         return self.lease.trajectory
 
     def stop_strings(self, config: RunConfig) -> tuple[str, ...]:
-        """Return the strings that end the response: the data set's, else the run's."""
+        """Return the strings that end the response or the turn: the environment's, the data set's, or the run's."""
+        if config.has_environment:
+            return self.asked.stop_strings if self.asked else ()
         own = self._own(config)
         return config.generation.stop_strings if own is None or own.stop_strings is None else own.stop_strings
 
@@ -117,15 +132,23 @@ class Held:
             presence_penalty=of.presence_penalty,
             frequency_penalty=of.frequency_penalty,
         )
+        longest = (own and own.max_response_tokens) or generation.max_response_tokens
+        if config.has_environment:
+            # a prompt that took the place of the context may be longer than one of the data
+            longest = min(longest, config.data.max_prompt_tokens + longest - self.prompt.tokens.size)
+            if self.asked and self.asked.max_tokens:
+                longest = min(longest, self.turn_start + self.asked.max_tokens)
         return WindowRequest(
             trajectory=self.trajectory,
             prompt_tokens=self.prompt.tokens,
             response_tokens=self.response_tokens,
             window_tokens=generation.window_tokens,
-            max_response_tokens=(own and own.max_response_tokens) or generation.max_response_tokens,
+            max_response_tokens=longest,
             sampling=sampling,
             seed=config.run.seed,
             stop_strings=self.stop_strings(config),
+            text_start=self.turn_start,
+            sequence=self.asked.sequence if self.asked else 0,
             recorded=responses.at(self.prompt.prompt_id) if responses is not None and evaluation is None else None,
         )
 

@@ -37,7 +37,7 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.role_sender import RoleSender
 from protocol.errors import ConfigError, DataError, EnvironmentFailed
 from protocol.ids import Role
-from protocol.trajectory import Field, FinishReason, Prompt, TrajectoryChunk, Turn
+from protocol.trajectory import Field, FinishReason, Prompt, TrajectoryChunk, Turn, TurnRequest
 from workers.scorers.scorer import ConcurrentScorer
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -46,7 +46,7 @@ _DRAIN_SEND_S = 0.2
 
 
 class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What travels as ``Turn.state``: all that another worker needs to take the next turn."""
+    """What travels as ``TurnRequest.state``: all that another worker needs to take the next turn."""
 
     messages: list[dict[str, Any]] = []
     """The conversation, with the model's messages."""
@@ -54,6 +54,7 @@ class Episode(msgspec.Struct, frozen=True, omit_defaults=True):
     """Schemas of the tools that the chat template shows."""
     num_turns: int = 0
     """Of the model."""
+    num_sequences: int = 1
     reward: float = 0.0
     state: dict[str, Any] | None = None
     """The environment's own."""
@@ -82,6 +83,7 @@ class Environment(ConcurrentScorer):
         self._stops = frozenset(end_tokens(config.model.path, tokenizer, config.generation.stop_token_ids))
         self._chat = ChatFormat(tokenizer, ends, keep_thinking=self._section.keep_thinking)
         self._limit = config.generation.max_response_tokens
+        self._longest = config.data.max_prompt_tokens + self._limit
         self._pool = EnvironmentPool(self._section, partial(self.ctx.spawn, "environment", endless=False))
         self._to_reward = RoleSender(self.ctx, Role.REWARD)
         self.ctx.starting("loading the environment")
@@ -162,26 +164,28 @@ class Environment(ConcurrentScorer):
             )
         episode = Episode(messages, reply.tools, state=reply.state, is_verified=reply.is_verified)
         return Turn(
-            tokens=np.array(opening.tokens, np.int32), text=opening.text, state=_encode(episode), counts=reply.counts
+            tokens=np.array(opening.tokens, np.int32),
+            text=opening.text,
+            asks=TurnRequest(state=_encode(episode)),
+            counts=reply.counts,
         )
 
     async def _step(self, chunk: TrajectoryChunk) -> Turn:
-        episode = _decode(b"" if isinstance(chunk.environment_state, msgspec.UnsetType) else chunk.environment_state)
-        begins = max((span.start + span.num_tokens for span in chunk.given_spans), default=0)
-        said = [*chunk.context_tokens[begins:].tolist(), *chunk.tokens.tolist()]
+        assert not isinstance(chunk.asked, msgspec.UnsetType)
+        episode = _decode(chunk.asked.state)
+        said = [*chunk.context_tokens[chunk.turn_start :].tolist(), *chunk.tokens.tolist()]
         is_cut = said[-1] not in self._stops
         if is_cut:
             # the context is full in the middle of a turn; what was said so far is not an action
             return episode.truncated()
         message = self._chat.parse(said, episode.tools, self._variables(chunk)).message
         reply = await self._pool.answer(self._call(chunk, episode, message))
-        episode = Episode(
-            [*episode.messages, message],
-            episode.tools,
-            episode.num_turns + 1,
-            episode.reward + reply.reward,
-            reply.state,
-            episode.is_verified,
+        episode = msgspec.structs.replace(
+            episode,
+            messages=[*episode.messages, message],
+            num_turns=episode.num_turns + 1,
+            reward=episode.reward + reply.reward,
+            state=reply.state,
         )
         if reply.is_done:
             return _ended(episode.reward, reply.accuracy, counts=reply.counts)
@@ -191,22 +195,33 @@ class Environment(ConcurrentScorer):
             episode.messages,
             reply.messages,
             last_token=said[-1],
-            prompt=chunk.prompt.text,
             tools=episode.tools,
             variables=self._variables(chunk),
         )
-        context = 0 if following.replaces else chunk.response_length
-        if context + len(following.tokens) >= self._limit:
+        if following.replaces:
+            is_full = len(following.tokens) >= self._longest
+        else:
+            is_full = chunk.response_length + len(following.tokens) >= self._room(chunk)
+        if is_full:
             return episode.truncated(reply.counts)
+        episode = msgspec.structs.replace(
+            episode,
+            messages=[*episode.messages, *reply.messages],
+            num_sequences=episode.num_sequences + following.replaces,
+        )
         return Turn(
             tokens=np.array(following.tokens, np.int32),
             text=following.text,
-            state=_encode(msgspec.structs.replace(episode, messages=[*episode.messages, *reply.messages])),
+            asks=TurnRequest(state=_encode(episode), sequence=episode.num_sequences - 1),
             replaces=following.replaces,
             reward=episode.reward,
             accuracy=reply.accuracy,
             counts={**reply.counts, str(following.joint): 1},
         )
+
+    def _room(self, chunk: TrajectoryChunk) -> int:
+        """Return the most tokens that a context may have after the chunk's prompt."""
+        return min(self._limit, self._longest - chunk.prompt.tokens.size)
 
     def _variables(self, chunk: TrajectoryChunk) -> dict[str, Any]:
         return chunk.prompt.extra.get(CHAT_VARIABLES) or self.ctx.config.data.chat_variables

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from pipeline.algorithms.assemble import SampledSequence
@@ -356,7 +357,7 @@ def sample_of(finished: FinishedTrajectory) -> ValueSample:
     chunk = finished.chunk
     sequence = SampledSequence.of(chunk)
     values = np.concatenate([score.values for score in finished.values])
-    if chunk.given_spans and chunk.given_spans[0].start == 0:
+    if not isinstance(chunk.asked, msgspec.UnsetType) and chunk.asked.sequence:
         values = values[-sequence.num_sampled :]
     return ValueSample(
         name=str(chunk.trajectory),

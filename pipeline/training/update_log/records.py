@@ -212,7 +212,7 @@ class _Packer:
                 given=msgspec.UNSET if is_cut else chunk.given,
                 response_text=None,
                 raw_text=msgspec.UNSET,
-                environment_state=msgspec.UNSET,
+                asked=msgspec.UNSET,
             )
             scores = {field: to_blob(_without_texts(score)) for field, score in scored.scores.items()}
             stored.append(LoggedChunk(to_blob(slim), self._place(chunk.prompt), is_cut, scores))
@@ -228,11 +228,11 @@ class _Packer:
 
 
 def _without_texts(score: Score) -> Score:
-    """Drop what training does not read: the texts of guidance, and an environment's text and state."""
+    """Drop what training does not read: the texts of guidance, and an environment's text and request."""
     if isinstance(score, RewardScore) and score.guidance is not None:
         return msgspec.structs.replace(score, guidance=None)
     if isinstance(score, Turn):
-        return msgspec.structs.replace(score, text="", state=b"")
+        return msgspec.structs.replace(score, text="", asks=msgspec.UNSET)
     return score
 
 

@@ -21,6 +21,7 @@ from protocol.trajectory import (
     Segment,
     TrajectoryChunk,
     Turn,
+    TurnRequest,
     ValueScore,
 )
 
@@ -94,7 +95,7 @@ def converse(
     prompt = msgspec.structs.replace(PLACEHOLDER, tokens=np.array(made.prompt, np.int32), text="Q: ")
     context: list[int] = []
     given: list[GivenSpan] = []
-    num_earlier = 0
+    num_earlier = sequence = 0
     for turn in range(num_turns):
         num_windows = int(draw.integers(1, 3))
         for window in range(num_windows):
@@ -102,7 +103,9 @@ def converse(
             numbers = draw.normal(-1.5, 0.4, (3, len(tokens))).astype(np.float32)
             made.windows.append(
                 [
-                    SampledToken((*made.prompt, *context, *tokens[:place]), token, *map(float, numbers[:, place]))
+                    SampledToken(
+                        (*prompt.tokens.tolist(), *context, *tokens[:place]), token, *map(float, numbers[:, place])
+                    )
                     for place, token in enumerate(tokens)
                 ]
             )
@@ -121,6 +124,7 @@ def converse(
                 finish_reason=FinishReason.TURN if ends_turn else FinishReason.WINDOW,
                 response_text=f"said {turn}. " if ends_turn else None,
                 given=tuple(given) or msgspec.UNSET,
+                asked=TurnRequest(sequence=sequence),
             )
             made.chunks.append(ScoredChunk(chunk, scores))
             context += tokens
@@ -132,7 +136,9 @@ def converse(
         answer = some()
         is_replaced = bool(draw.random() < replaces)
         if is_replaced:
-            context, given, num_earlier = answer, [GivenSpan(0, len(answer))], 0
+            prompt = msgspec.structs.replace(prompt, tokens=np.array(answer, np.int32))
+            context, given, num_earlier = [], [], 0
+            sequence += 1
         else:
             given = [*given, GivenSpan(len(context), len(answer))]
             context = context + answer

@@ -99,7 +99,6 @@ def check_conversations(name: str, num: int, *, keep_thinking: bool) -> None:
         messages = [{"role": "user", "content": words.text()}]
         if rng.random() < 0.3 and name not in ("gemma", "mistral"):
             messages.insert(0, {"role": "system", "content": words.text()})
-        prompt = form.opening(messages, tools)
         context: list[int] = []
         # what the model has sampled, with its place in the context
         sampled: list[tuple[int, list[int]]] = []
@@ -116,7 +115,7 @@ def check_conversations(name: str, num: int, *, keep_thinking: bool) -> None:
             parsed = form.parse(tokens, tools)
             messages = [*messages, parsed.message]
             new = some_answer(words, turn)
-            given = form.following(messages, new, last_token=tokens[-1], prompt=prompt.text, tools=tools)
+            given = form.following(messages, new, last_token=tokens[-1], tools=tools)
             joints.add(given.joint)
             messages = [*messages, *new]
             assert given.tokens
@@ -205,9 +204,7 @@ def test_turns_are_joined_as_the_template_writes_the_whole_conversation(name: st
         assert parsed.message["content"] == message["content"]
         assert parsed.message.get(THINKING) == message.get(THINKING)
         assert parsed.message.get("tool_calls") == message.get("tool_calls")
-        given = form.following(
-            [*messages, parsed.message], new, last_token=sampled[-1], prompt=prompt.text, tools=tools
-        )
+        given = form.following([*messages, parsed.message], new, last_token=sampled[-1], tools=tools)
         assert given.joint in ((Joint.CLEAN, Joint.BRIDGED) if name in ("mistral", "deepseek-v3") else (Joint.CLEAN,))
         whole = tokenizer.encode(full, add_special_tokens=False)
         assert [*prompt.tokens, *sampled, *given.tokens] == whole
@@ -222,13 +219,13 @@ def told_text(prompt: str, content: str) -> str:
 def test_a_turn_that_was_cut_gets_the_end_that_it_lacks() -> None:
     tokenizer, form = family_tokenizer("qwen2.5"), chat_format("qwen2.5")
     asked = [{"role": "user", "content": "add"}]
-    prompt, new = form.opening(asked), [{"role": "user", "content": "and?"}]
+    new = [{"role": "user", "content": "and?"}]
     said = tokenizer.encode("the sum", add_special_tokens=False)
     messages = [*asked, form.parse(said).message]
     end = end_of("qwen2.5", "user")
 
     def following(last: int | None) -> Given:
-        return form.following(messages, new, last_token=last, prompt=prompt.text)
+        return form.following(messages, new, last_token=last)
 
     cut, whole = following(said[-1]), following(end)
     assert (cut.joint, whole.joint) == (Joint.BRIDGED, Joint.CLEAN)
@@ -249,28 +246,24 @@ def test_thinking_that_the_template_strips_is_replaced_only_before_a_user_messag
     messages, prompt = qwen3_conversation(form)
     end = end_of("qwen3", "user")
     assert messages[1] == {"role": "assistant", "content": "five", THINKING: "I add"}
-    stripped = form.following(messages, [{"role": "user", "content": "and?"}], last_token=end, prompt=prompt)
+    stripped = form.following(messages, [{"role": "user", "content": "and?"}], last_token=end)
     assert stripped.replaces
-    assert stripped.text.startswith("five<|im_end|>\n<|im_start|>user\nand?")
+    assert stripped.text.startswith(prompt + "five<|im_end|>\n<|im_start|>user\nand?")
     assert "I add" not in stripped.text
-    kept = form.following(messages, some_answer(Words(1), "tool"), last_token=end, prompt=prompt)
+    kept = form.following(messages, some_answer(Words(1), "tool"), last_token=end)
     assert kept.joint is Joint.CLEAN
     # a turn without thinking has nothing to strip
     plain = [messages[0], {"role": "assistant", "content": "five"}]
-    assert (
-        form.following(plain, [{"role": "user", "content": "and?"}], last_token=end, prompt=prompt).joint is Joint.CLEAN
-    )
+    assert form.following(plain, [{"role": "user", "content": "and?"}], last_token=end).joint is Joint.CLEAN
     # and what was stripped before is not stripped again
     later = [*messages, {"role": "user", "content": "and?"}, {"role": "assistant", "content": "six"}]
-    assert not form.following(later, [{"role": "user", "content": "so"}], last_token=end, prompt=prompt).replaces
+    assert not form.following(later, [{"role": "user", "content": "so"}], last_token=end).replaces
 
 
 def test_thinking_stays_where_a_setting_keeps_it() -> None:
     form = chat_format("qwen3", keep_thinking=True)
-    messages, prompt = qwen3_conversation(form)
-    given = form.following(
-        messages, [{"role": "user", "content": "and?"}], last_token=end_of("qwen3", "user"), prompt=prompt
-    )
+    messages, _ = qwen3_conversation(form)
+    given = form.following(messages, [{"role": "user", "content": "and?"}], last_token=end_of("qwen3", "user"))
     assert given.joint is Joint.BRIDGED
     assert given.text == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -285,7 +278,6 @@ def test_empty_thinking_that_a_prompt_writes_is_no_reason_to_replace() -> None:
             [*asked, {"role": "assistant", "content": "five"}],
             new,
             last_token=end_of("qwen3", "user"),
-            prompt=prompt.text,
             variables=variables,
         )
         assert not given.replaces
@@ -300,11 +292,9 @@ def test_thinking_that_the_prompt_opens_is_read_and_closed_when_it_is_stripped()
     said = tokenizer.encode("I add\n</think>\n\nfive", add_special_tokens=False)
     message = form.parse(said).message
     assert message == {"role": "assistant", "content": "five", THINKING: "I add"}
-    given = form.following(
-        [*asked, message], [{"role": "user", "content": "so"}], last_token=said[-1], prompt=prompt.text
-    )
+    given = form.following([*asked, message], [{"role": "user", "content": "so"}], last_token=said[-1])
     assert given.replaces
-    assert (prompt.text + given.text).startswith(prompt.text + "</think>\n\nfive<｜end▁of▁sentence｜><｜User｜>so")
+    assert given.text.startswith(prompt.text.removesuffix("<think>\n") + "\n\nfive<｜end▁of▁sentence｜><｜User｜>so")
     unended = form.parse(tokenizer.encode("I think", add_special_tokens=False)).message
     assert unended == {"role": "assistant", "content": "", THINKING: "I think"}
 
@@ -313,18 +303,17 @@ DATED = """{% for m in messages %}{% if m.role == 'assistant' and not loop.last 
 {%- else %}[{{ m.role[0] }}{{ messages | length }}]{{ m.content }}[e]{% endif %}{% endfor %}[a]"""
 
 
-def test_a_prompt_that_the_template_would_change_is_refused_and_may_be_kept() -> None:
+def test_a_prompt_that_the_template_would_change_is_written_again_and_may_be_kept() -> None:
     from pipeline.data.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer(family_tokenizer("qwen3")._tokenizer, {}, DATED, "dated")  # pyright: ignore[reportPrivateUsage]
     asked = [{"role": "user", "content": "add"}]
     messages = [*asked, {"role": "assistant", "content": "five", THINKING: "I add"}]
     new = [{"role": "user", "content": "so"}]
-    form = ChatFormat(tokenizer)
-    with pytest.raises(DataError, match=r"writes the prompt in another way .* from '1\]add.* set keep_thinking"):
-        form.following(messages, new, last_token=None, prompt=form.opening(asked).text)
+    given = ChatFormat(tokenizer).following(messages, new, last_token=None)
+    assert (given.text, given.replaces) == ("[u3]add[e][a]\n\nfive[e][u3]so[e][a]", True)
     kept = ChatFormat(tokenizer, keep_thinking=True)
-    assert kept.following(messages, new, last_token=None, prompt=kept.opening(asked).text).text == "[e][u3]so[e][a]"
+    assert kept.following(messages, new, last_token=None).text == "[e][u3]so[e][a]"
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
@@ -353,7 +342,6 @@ def test_results_become_a_user_message_where_the_template_knows_no_tools(name: s
         [*asked, said],
         [*results, {"role": "user", "content": "go on"}],
         last_token=None,
-        prompt=form.opening(asked, [ADD]).text,
         tools=[ADD],
     )
     assert "five\nsix\ngo on" in given.text
@@ -365,8 +353,7 @@ def test_several_results_follow_where_the_template_takes_one_call_a_turn() -> No
     calls = [{"id": call_id(n), "type": "function", "function": {"name": "add", "arguments": {}}} for n in range(2)]
     turn = {"role": "assistant", "content": "", "tool_calls": calls}
     results = [{"role": "tool", "content": text, "tool_call_id": call_id(n)} for n, text in enumerate(("five", "six"))]
-    prompt = form.opening(asked, [ADD]).text
-    given = form.following([*asked, turn], results, last_token=None, prompt=prompt, tools=[ADD])
+    given = form.following([*asked, turn], results, last_token=None, tools=[ADD])
     assert given.text.count("ipython") == 2
 
 

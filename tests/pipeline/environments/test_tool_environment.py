@@ -156,7 +156,6 @@ async def test_a_call_in_a_familys_own_format_is_run_and_its_result_follows_in_i
     tokenizer, form = family_tokenizer(name), ChatFormat(family_tokenizer(name), family_ends(name))
     environment = ToolEnvironment(["calculator"])
     opening = environment.reset({"prompt": "add"})
-    prompt = form.opening(opening, environment.tools)
     call = {"expression": "2+3"}
     text = {
         "llama3": f'{{"name": "calculator", "parameters": {json.dumps(call)}}}',
@@ -173,7 +172,6 @@ async def test_a_call_in_a_familys_own_format_is_run_and_its_result_follows_in_i
         [*opening, turned.message],
         list(step.messages),  # pyright: ignore[reportArgumentType]
         last_token=sampled[-1],
-        prompt=prompt.text,
         tools=environment.tools,
     )
     assert "5" in given.text

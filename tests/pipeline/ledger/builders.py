@@ -17,6 +17,7 @@ from protocol.trajectory import (
     Segment,
     TrajectoryChunk,
     Turn,
+    TurnRequest,
     ValueScore,
 )
 
@@ -69,7 +70,9 @@ def make_turn_chunk(trajectory: TrajectoryId, index: int = 0, *, version: int = 
 
 
 def turn(*, is_done: bool = False, tokens: int = 2) -> Turn:
-    return Turn(tokens=np.arange(0 if is_done else tokens, dtype=np.int32), state=b"s", is_done=is_done)
+    return Turn(
+        tokens=np.arange(0 if is_done else tokens, dtype=np.int32), asks=TurnRequest(state=b"s"), is_done=is_done
+    )
 
 
 def reward(accuracy: float = 1.0) -> RewardScore:

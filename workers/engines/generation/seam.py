@@ -52,9 +52,13 @@ class WindowRequest:
     """Maximum length of the response, earlier tokens included."""
     sampling: SamplingParams
     seed: int
-    """The run's; the token at response position p is drawn from stream (seed, trajectory, p)."""
+    """The run's; the token at response position p is drawn from stream (seed, trajectory, sequence, p)."""
     stop_strings: tuple[str, ...] = ()
-    """The response ends with the first token after which its text contains one of them."""
+    """The response ends with the first token after which its text from ``text_start`` on contains one of them."""
+    text_start: int = 0
+    """Response position; after the last token of an environment."""
+    sequence: int = 0
+    """Number of the sequence within its trajectory."""
     recorded: RecordedResponse | None = None
     """A whole response whose next window is read instead of sampling."""
 

@@ -84,7 +84,7 @@ def stop_search(request: WindowRequest, tokenizer: TextTokenizer | None) -> Stop
             f"{request.trajectory} has stop strings {', '.join(map(repr, request.stop_strings))}, but the engine has no "
             "tokenizer; build it with one, or request no stop strings"
         )
-    return StopSearch(request.stop_strings, tokenizer, request.response_tokens.tolist())
+    return StopSearch(request.stop_strings, tokenizer, request.response_tokens[request.text_start :].tolist())
 
 
 def text_to_stop(text: str, stop_strings: Iterable[str]) -> str:

@@ -21,9 +21,10 @@ _UNIFORM_BITS = 40
 _DROPPED_BITS = np.uint64(64 - _UNIFORM_BITS)
 
 
-def stream_key(seed: int, trajectory: TrajectoryId) -> int:
-    """Return the 64-bit key of a trajectory's random stream; the same on every machine."""
-    digest = hashlib.blake2b(f"{seed}/{trajectory}".encode(), digest_size=8, person=b"headrace-rng").digest()
+def stream_key(seed: int, trajectory: TrajectoryId, sequence: int = 0) -> int:
+    """Return the 64-bit key of the random stream of a trajectory's sequence; the same on every machine."""
+    name = f"{seed}/{trajectory}/{sequence}" if sequence else f"{seed}/{trajectory}"
+    digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"headrace-rng").digest()
     return int.from_bytes(digest, "little")
 
 

@@ -167,7 +167,7 @@ class SlotTable:
         self.num_live += 1
         self._reserve(context.size + 1)
         self.arrays.tokens[row, : context.size] = context
-        self.arrays.keys[row] = stream_key(request.seed, request.trajectory)
+        self.arrays.keys[row] = stream_key(request.seed, request.trajectory, request.sequence)
         self.arrays.offsets[row] = request.prompt_tokens.size
         return self._begin(occupant, context.size)
 
@@ -179,7 +179,7 @@ class SlotTable:
         self.cache.max_length = max(self.cache.max_length, longest)
         self.arrays.lengths[row] = length
         self.arrays.ends[row] = length + window
-        self.arrays.keys[row] = stream_key(request.seed, request.trajectory)
+        self.arrays.keys[row] = stream_key(request.seed, request.trajectory, request.sequence)
         occupant.start = length
         self._touch(occupant)
         return occupant

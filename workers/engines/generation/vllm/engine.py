@@ -188,7 +188,7 @@ class VllmEngine(TorchWeights):
                     max_tokens=min(request.window_tokens, request.max_response_tokens - used),
                     sampling=request.sampling,
                     stop_token_ids=self._stop,
-                    stream=stream_key(request.seed, request.trajectory),
+                    stream=stream_key(request.seed, request.trajectory, request.sequence),
                     salt=self._salt(request.trajectory),
                 )
             )
